@@ -1,0 +1,48 @@
+"""The contract of an attack: from what was observed to the images and labels behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.update import Observation
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What an attack believes about one observation."""
+
+    images: Tensor
+    """(N, C, H, W) in [0, 1], N = the observation's batch size; the order is the attack's own."""
+    labels: Tensor
+    """(N,) int64, the attack's own estimate (equal to the observation's where those were given)."""
+    loss: float = float("nan")
+    """The attack's own final objective, by which restarts are compared; NaN for closed forms."""
+    trace: list[tuple[int, float]] = field(default_factory=list)
+    """(iteration, objective) along the way."""
+    iterations: int = 0
+    seconds: float = 0.0
+    """Wall time of the batched call divided by its observations."""
+    status: Literal["ok", "diverged", "not applicable"] = "ok"
+    message: str = ""
+    """Why the status is not ok, in words for the report."""
+
+
+@runtime_checkable
+class Attack(Protocol):
+    """A frozen dataclass whose fields are the scenario's parameters."""
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation, in order.
+
+        `model` is the architecture (its own weights carry no meaning; its training or evaluation mode is the
+        clients'). All observations were sent the same weights; batch sizes may differ. `generators[i]` is the only
+        source of randomness for observation i, so a result does not depend on what else is in the call.
+        """
+        ...

@@ -1,0 +1,123 @@
+"""Name -> component, for every kind of component a scenario can name.
+
+A component is a frozen dataclass whose fields are the parameters that the scenario sets. It is named by its short
+name, by the entry point of another installed package (group `rayfed.attacks`, `rayfed.defences`, ...), or by a
+dotted path such as `my_module:MyDefence`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, TypeVar, dataclass_transform
+
+import pydantic
+from pydantic import ConfigDict, TypeAdapter
+
+from rayfed.errors import UserError, nearest
+
+T = TypeVar("T")
+
+KINDS = ("attacks", "defences", "aggregations", "models", "datasets", "partitions")
+_ROOMS = {"aggregations": "aggregation", "datasets": "data.sets", "partitions": "data.partitions"}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def component(cls: type[T]) -> type[T]:
+    """Make a class a component: a frozen dataclass whose arguments are checked wherever it is built.
+
+    Ranges are written as `Annotated[float, Field(gt=0)]`; a string under a field describes it. Building it with an
+    unknown name or a value out of range raises `pydantic.ValidationError`.
+    """
+    config = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
+    return pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One field of a component, as `rayfed describe` shows it."""
+
+    name: str
+    type: str
+    default: str
+    doc: str
+
+
+def table(kind: str) -> Mapping[str, str]:
+    """Short name -> `module:Class` of everything of one kind, our own and what other packages register."""
+    if kind not in KINDS:
+        raise UserError(f"'{kind}' is no kind of component: {nearest(kind, KINDS)}")
+    own: dict[str, str] = dict(import_module(f"rayfed.{_ROOMS.get(kind, kind)}").TABLE)
+    for entry in entry_points(group=f"rayfed.{kind}"):
+        if entry.name in own:
+            raise UserError(
+                f"two {kind} are called '{entry.name}': {own[entry.name]} and {entry.value}; "
+                f"name the second by its dotted path instead, or uninstall one"
+            )
+        own[entry.name] = entry.value
+    return own
+
+
+def find(kind: str, name: str) -> Any:
+    """The class or function behind a name.
+
+    Raises `UserError` for a name that is neither in the table nor an importable `module:attribute`.
+    """
+    known = table(kind)
+    path = known.get(name, name)
+    module, colon, attribute = path.partition(":")
+    if not colon:
+        raise UserError(
+            f"unknown {kind.rstrip('s')} '{name}': {nearest(name, known)}, or a dotted path `my_module:Name`"
+        )
+    try:
+        return getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise UserError(
+            f"cannot import '{module}' for {kind.rstrip('s')} '{name}': {error}; "
+            f"is its folder on PYTHONPATH or beside the scenario?"
+        ) from error
+    except AttributeError as error:
+        raise UserError(f"module '{module}' has no '{attribute}' (asked for as {kind.rstrip('s')} '{name}')") from error
+
+
+def build(kind: str, name: str, parameters: Mapping[str, Any]) -> Any:
+    """Build a component; raises `UserError` for its name, `pydantic.ValidationError` for its parameters."""
+    return TypeAdapter(find(kind, name)).validate_python(dict(parameters))
+
+
+def parameters(target: Callable[..., Any]) -> list[Parameter]:
+    """The parameters of a component with types, defaults and descriptions, in the order of definition."""
+    schema = TypeAdapter(target).json_schema() if inspect.isclass(target) else {}
+    described = schema.get("properties", {})
+    return [
+        Parameter(
+            name=name,
+            type=_type_name(described.get(name, {})) or str(parameter.annotation),
+            default="required"
+            if parameter.default is inspect.Parameter.empty
+            else repr(described.get(name, {}).get("default", parameter.default)),
+            doc=described.get(name, {}).get("description", ""),
+        )
+        for name, parameter in inspect.signature(target).parameters.items()
+    ]
+
+
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+
+
+def _type_name(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(_type_name(option) for option in schema["anyOf"])
+    if "enum" in schema:
+        return " | ".join(map(repr, schema["enum"]))
+    if "const" in schema:
+        return repr(schema["const"])
+    bounds = ", ".join(f"{sign} {schema[key]:g}" for key, sign in _BOUNDS.items() if key in schema)
+    name = schema.get("type", "")
+    if name == "array":
+        name = f"list of {_type_name(schema.get('items', {})) or 'anything'}"
+    return f"{name} {bounds}".strip()

@@ -1,0 +1,86 @@
+"""The contract of a defence: middleware around the four places where a client's data meets its update.
+
+A defence is a frozen dataclass whose fields are the scenario's parameters. It overrides the hooks that it needs; every
+hook takes the next inner function and returns a new one, so defences compose in the order written: the first one
+in the scenario is the innermost, the last one sees the update last before it is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.update import Named, Update
+
+
+class Batch(NamedTuple):
+    """Samples with their labels, and which of them count."""
+
+    images: Tensor
+    """(N, C, H, W) float in [0, 1]."""
+    labels: Tensor
+    """(N,) int64, or (N, K) probabilities where a defence mixed them."""
+    mask: Tensor | None = None
+    """(N,) 1 for a sample, 0 for padding; None when all count."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One client's work in one round, as its defences see it."""
+
+    client: int
+    round: int
+    model: nn.Module
+    """The architecture, as adapted by `adapt_model`; its stored weights carry no meaning."""
+    weights: Named
+    """The global weights that the client was sent."""
+    buffers: Named
+    data: Batch
+    """All of the client's own data."""
+    generator: torch.Generator
+    """The defences' only source of randomness, seeded by (seed, round, client)."""
+    order: int
+    """Seed of the order in which the data are batched, from (seed, round, client) too."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """The client's own memory across rounds (keys, error feedback). A hook may write to it; it never leaves the
+    client's side, and survives the death of an actor and a resume. Tensors, numbers, strings, containers of them."""
+
+    def replace(self, **changes: Any) -> Task:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+DataMethod = Callable[[Task], Batch]
+"""The data that a client trains on this round."""
+GradientMethod = Callable[[Task, Named, Batch], tuple[Named, Tensor]]
+"""The gradient at some weights for one batch, by name, and the batch's loss (a scalar)."""
+UpdateMethod = Callable[[Task], Update]
+"""The whole local round: what is sent."""
+
+
+class Defence:
+    """Base of every defence: all hooks pass through."""
+
+    vectorises: ClassVar[bool] = True
+    """Whether `wrap_gradient` works inside `torch.func.vmap` (no generator, no data-dependent branch) and `wrap_update`
+    calls `next` exactly once with the task that it was given. A defence that cannot promise it says False."""
+
+    def adapt_model(self, model: nn.Module) -> nn.Module:
+        """Change the architecture, once, before any weights are drawn from it."""
+        return model
+
+    def wrap_data(self, next: DataMethod) -> DataMethod:
+        """Change the client's data of a round."""
+        return next
+
+    def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
+        """Change the gradient of one batch."""
+        return next
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        """Change the update that is sent."""
+        return next

@@ -1,0 +1,38 @@
+"""Errors that are written for the person at the keyboard.
+
+A `UserError` says what is wrong, where, and what to do; the command line prints it without a traceback and
+ends with exit code 2. Anything else is a defect of ours: exit code 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """Something that the user can mend: a scenario, a file, a resource request."""
+
+
+class ScenarioError(UserError):
+    """A scenario that does not hold together; carries every problem found, not the first only."""
+
+
+class DataError(UserError):
+    """A data set that is missing, truncated or mislabelled; names the file and what was expected."""
+
+
+class ResourceError(UserError):
+    """A request for actors that the cluster cannot satisfy."""
+
+
+class RunError(UserError):
+    """A run folder that cannot be written, read or resumed."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Say which names are valid, the nearest first: `did you mean 'sigma'? (clip, sigma)`."""
+    names = sorted(valid)
+    close = get_close_matches(name, names, n=1, cutoff=0.6)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}(valid: {', '.join(names) or 'none'})"

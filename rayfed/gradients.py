@@ -1,0 +1,89 @@
+"""The gradient of a loss in a model's weights: named, with graph, per sample, and for many problems at once.
+
+Attacks and defences both stand on this file. All functions are pure: they read the weights that they are given, not
+those stored in `model`, and leave the model as it was (buffers that are passed in may be updated, as batch norm
+in training mode does).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+from rayfed.update import Named
+
+
+def weights_of(model: nn.Module) -> Named:
+    """Copies of the trainable parameters, detached, by name."""
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def buffers_of(model: nn.Module) -> Named:
+    """Copies of the buffers, by name."""
+    return {name: b.detach().clone() for name, b in model.named_buffers()}
+
+
+def batch_loss(
+    model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Mean cross entropy of a batch, a scalar.
+
+    `images` is (N, C, H, W) in [0, 1]; `labels` is (N,) int64 or (N, K) probabilities; `mask` is (N,) weights of the
+    samples, 0 for padding.
+    """
+    logits = functional_call(model, {**weights, **buffers}, (images,))
+    if mask is None:
+        return F.cross_entropy(logits, labels)
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+
+def gradient(
+    model: nn.Module,
+    weights: Named,
+    buffers: Named,
+    images: Tensor,
+    labels: Tensor,
+    mask: Tensor | None = None,
+    create_graph: bool = False,
+) -> tuple[Named, Tensor]:
+    """The gradient of `batch_loss` in the weights, by name, and the loss (a detached scalar).
+
+    With `create_graph` the gradient can be differentiated again in `images` and `labels`.
+    """
+    leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+    loss = batch_loss(model, leaves, buffers, images, labels, mask)
+    grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph, materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True)), loss.detach()
+
+
+def many_gradients(model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor) -> Named:
+    """The gradients of P batches at the same weights, in one vectorised call that can be differentiated again.
+
+    `images` is (P, N, C, H, W), `labels` (P, N) int64 or (P, N, K) probabilities; the result has a leading dimension P.
+    """
+    one = grad(lambda w, x, y: batch_loss(model, w, buffers, x, y))
+    return vmap(one, in_dims=(None, 0, 0))({k: w.detach() for k, w in weights.items()}, images, labels)
+
+
+def per_sample_gradients(model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor) -> Named:
+    """The gradient of every sample's own loss: each tensor has a leading dimension N."""
+    return many_gradients(model, weights, buffers, images.unsqueeze(1), labels.unsqueeze(1))
+
+
+def flatten(tensors: Named) -> Tensor:
+    """All tensors in one vector, in the order of the dictionary."""
+    return torch.cat([t.reshape(-1) for t in tensors.values()])
+
+
+def unflatten(vector: Tensor, like: Named) -> Named:
+    """The inverse of `flatten`: views of `vector` with the names and shapes of `like`."""
+    pieces = vector.split([t.numel() for t in like.values()])
+    return {name: piece.view_as(t) for (name, t), piece in zip(like.items(), pieces, strict=True)}
+
+
+def norm(tensors: Named) -> Tensor:
+    """The Euclidean norm over all tensors together, a scalar."""
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in tensors.values()]))

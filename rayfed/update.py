@@ -1,0 +1,94 @@
+"""What crosses a boundary: from a client to the server, and from the server to an attacker.
+
+An `Update` is all that leaves a client. An `Observation` is all that an attacker ever sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Named = dict[str, Tensor]
+"""Tensors by the name that they have in the model's `named_parameters()` (or `named_buffers()`)."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one client sends after one round.
+
+    `tensors` points the way a gradient does: the server *subtracts* it. Under FedSGD it is the gradient of the
+    mean loss of one batch, under FedAvg the weights received minus the weights after local training.
+    """
+
+    client: int
+    round: int
+    tensors: Named
+    """Parameter name -> tensor of the parameter's shape."""
+    buffers: Named
+    """Floating-point buffers (batch-norm statistics) as they are after local training: values, not differences."""
+    samples: int
+    """How many samples the client trained on: its weight in a sample-weighted mean."""
+    loss: float
+    """Mean training loss over the round's local steps."""
+    bits: int = 32
+    """Bits of one sent value: 32 for floats, fewer after a quantiser. A defence that changes the values sets it."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes on the wire: each tensor dense, or, where that is shorter, a bit mask and its non-zero values.
+
+        Buffers travel as dense 32-bit floats; headers and the quantiser's one scale a tensor are not counted.
+        """
+        total_bits = 32 * sum(b.numel() for b in self.buffers.values())
+        for tensor in self.tensors.values():
+            sparse = tensor.numel() + self.bits * int(torch.count_nonzero(tensor))
+            total_bits += min(self.bits * tensor.numel(), sparse)
+        return (total_bits + 7) // 8
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an attacker sees of one victim. The truth is not in it; scoring happens elsewhere."""
+
+    victim: int
+    round: int
+    weights: Named
+    """The parameters that the client was sent."""
+    buffers: Named
+    """The model's buffers as they were sent."""
+    update: Named
+    """The update that the client returned, after its defences."""
+    scale: float
+    """`update / scale` estimates the mean gradient: 1 for FedSGD, lr * local steps for FedAvg."""
+    batch_size: int
+    """How many samples are behind the update (clients report it for weighted averaging)."""
+    image_shape: tuple[int, int, int]
+    """(channels, height, width); images are in [0, 1]."""
+    classes: int
+    labels: Tensor | None = None
+    """(batch_size,) int64, only under `knowledge: [labels]`."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What else the scenario's threat model grants, by the name of the knowledge."""
+
+    def to(self, device: torch.device) -> Observation:
+        """The same on another device."""
+
+        def moved(tensors: Named) -> Named:
+            return {name: t.to(device) for name, t in tensors.items()}
+
+        return replace(
+            self,
+            weights=moved(self.weights),
+            buffers=moved(self.buffers),
+            update=moved(self.update),
+            labels=None if self.labels is None else self.labels.to(device),
+        )
+
+    @property
+    def gradient(self) -> Named:
+        """The attacker's estimate of the mean gradient at `weights`."""
+        return {name: tensor / self.scale for name, tensor in self.update.items()}

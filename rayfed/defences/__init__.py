@@ -1,0 +1,8 @@
+"""Defences, one a file; `TABLE` is what a scenario can name."""
+
+TABLE: dict[str, str] = {
+    "gaussian": "rayfed.defences.gaussian:Gaussian",
+    "laplace": "rayfed.defences.laplace:Laplace",
+    "prune": "rayfed.defences.prune:Prune",
+    "quantise": "rayfed.defences.quantise:Quantise",
+}

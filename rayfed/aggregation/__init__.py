@@ -1,0 +1,6 @@
+"""Aggregation rules, one a file; `TABLE` is what a scenario can name."""
+
+TABLE: dict[str, str] = {
+    "fedavg": "rayfed.aggregation.fedavg:FedAvg",
+    "median": "rayfed.aggregation.median:Median",
+}

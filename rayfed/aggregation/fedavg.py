@@ -1,0 +1,62 @@
+"""FedAvg: the mean of the updates (McMahan 2017, 'Communication-efficient learning of deep networks', algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from rayfed.aggregation.base import Aggregation
+from rayfed.catalogue import component
+from rayfed.update import Named, Update
+
+
+@dataclass(frozen=True)
+class WeightedSum:
+    """Some clients' updates, weighted and summed."""
+
+    tensors: Named
+    buffers: Named
+    weight: float
+
+
+@component
+class FedAvg(Aggregation):
+    """Mean of the updates, each weighted by its client's samples.
+
+    Source: McMahan et al. 2017, algorithm 1; under fedsgd the same mean of gradients.
+    """
+
+    weights: Literal["samples", "uniform"] = "samples"
+    """Weigh a client by its samples, or every client alike."""
+
+    def partial(self, updates: Iterable[Update]) -> WeightedSum:
+        """The weighted sum over one cohort, in the order of its clients."""
+        total: WeightedSum | None = None
+        for update in updates:
+            weight = float(update.samples) if self.weights == "samples" else 1.0
+            term = WeightedSum(_scaled(update.tensors, weight), _scaled(update.buffers, weight), weight)
+            total = term if total is None else self.merge(total, term)
+        if total is None:
+            raise ValueError("a cohort has at least one client")
+        return total
+
+    def merge(self, left: WeightedSum, right: WeightedSum) -> WeightedSum:
+        """The sum of two sums."""
+        return WeightedSum(
+            _added(left.tensors, right.tensors), _added(left.buffers, right.buffers), left.weight + right.weight
+        )
+
+    def combine(self, total: WeightedSum) -> tuple[Named, Named]:
+        """The weighted mean."""
+        return _scaled(total.tensors, 1 / total.weight), _scaled(total.buffers, 1 / total.weight)
+
+
+def _scaled(tensors: Named, factor: float) -> Named:
+    return {name: t * factor for name, t in tensors.items()}
+
+
+def _added(left: Named, right: Named) -> Named:
+    return {name: torch.add(t, right[name]) for name, t in left.items()}

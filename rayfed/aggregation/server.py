@@ -1,0 +1,66 @@
+"""The server's side of a run: global weights, and the fold of a round's partial results into one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from rayfed import gradients
+from rayfed.aggregation.base import Aggregation
+from rayfed.aggregation.server_optimiser import ServerOptimiser
+from rayfed.update import Named
+
+
+class TreeFold:
+    """Merges numbered partial results in a binary tree fixed by their numbers, in whatever order they come.
+
+    Floating-point sums depend on the order of summation; the tree makes it the same always, and holds at most the
+    logarithm of the number of results for every gap in what has come so far.
+    """
+
+    def __init__(self, aggregation: Aggregation, count: int) -> None:
+        self._aggregation, self._count = aggregation, count
+        self._nodes: dict[tuple[int, int], Any] = {}
+
+    def add(self, index: int, partial: Any) -> None:
+        """Take partial result number `index` (0 .. count - 1), each once."""
+        level = 0
+        while (level, index ^ 1) in self._nodes:
+            sibling = self._nodes.pop((level, index ^ 1))
+            left, right = (sibling, partial) if index & 1 else (partial, sibling)
+            partial = self._aggregation.merge(left, right)
+            level, index = level + 1, index >> 1
+        self._nodes[level, index] = partial
+
+    def total(self) -> Any:
+        """The whole, when all have come; subtrees of an uneven count are joined from the left."""
+        if sum(1 << level for level, _ in self._nodes) < self._count:
+            raise ValueError(f"not all of the {self._count} partial results have been added")
+        ordered = sorted(self._nodes, key=lambda node: node[1] << node[0])
+        total = self._nodes[ordered[0]]
+        for node in ordered[1:]:
+            total = self._aggregation.merge(total, self._nodes[node])
+        return total
+
+
+@dataclass
+class GlobalModel:
+    """One arm's global weights and the optimiser that moves them."""
+
+    weights: Named
+    buffers: Named
+    optimiser: ServerOptimiser
+    state: dict[str, Named] = field(default_factory=dict)
+    """The optimiser's own."""
+
+    @classmethod
+    def untrained(cls, model: nn.Module, optimiser: ServerOptimiser) -> GlobalModel:
+        """The weights that the model was initialised with."""
+        return cls(gradients.weights_of(model), gradients.buffers_of(model), optimiser)
+
+    def apply(self, step: Named, buffers: Named) -> None:
+        """Take one step; `buffers` replaces those that clients average (others stay)."""
+        self.weights, self.state = self.optimiser.step(self.weights, step, self.state)
+        self.buffers = {**self.buffers, **buffers}

@@ -1,0 +1,184 @@
+"""The clients' side of a run: hosts every virtual client's data and does their work, with or without Ray around it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from rayfed import seeds
+from rayfed.aggregation.base import Aggregation
+from rayfed.data.base import Dataset
+from rayfed.defences.base import Batch, Task
+from rayfed.errors import UserError
+from rayfed.scenario import AttackSpec, Scenario, Training
+from rayfed.training.arm import Arm, build_arm
+from rayfed.training.cohort import cohort_updates
+from rayfed.training.local import batches, update_method, update_scale
+from rayfed.update import Named, Observation, Update
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What the server sends in one round of one arm."""
+
+    round: int
+    weights: Named
+    buffers: Named
+
+
+@dataclass(frozen=True)
+class CohortReport:
+    """What the simulator, and nobody in the federation, learns of a cohort's work."""
+
+    rows: list[dict[str, Any]]
+    """A row of the clients' table for each client."""
+    states: dict[int, State] = field(default_factory=dict)
+    """The clients' own memories, to be handed back to them next time."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What lies behind an observation; for scoring alone."""
+
+    images: Tensor
+    """(N, C, H, W) in [0, 1]."""
+    labels: Tensor
+    """(N,) int64."""
+
+
+class Host:
+    """Does the local rounds of any client of a scenario."""
+
+    def __init__(self, scenario: Scenario, data: Dataset, parts: Sequence[np.ndarray], device: torch.device) -> None:
+        """`parts[i]` are the training indices of client i."""
+        self.scenario, self.data, self.parts, self.device = scenario, data, parts, device
+        self.aggregation: Aggregation = scenario.federation.aggregation.build()
+        self._arms: dict[str, Arm] = {}
+
+    def arm(self, name: str) -> Arm:
+        """An arm, built when it is first asked for."""
+        if name not in self._arms:
+            s, d = self.scenario, self.data
+            arm = build_arm(s.model, s.stacks[name], d.image_shape, len(d.classes), s.seed)
+            self._arms[name] = replace(arm, model=arm.model.to(self.device))
+        return self._arms[name]
+
+    def cohort(
+        self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]
+    ) -> tuple[Any, CohortReport]:
+        """The cohort's partial result for the aggregation, and the report on its clients.
+
+        Raises `UserError` when a client's update is not finite.
+        """
+        sent = self._here(sent)
+        tasks = [self._task(arm, sent, c, self.parts[c], states.get(c, {})) for c in clients]
+        rows: list[dict[str, Any]] = []
+        updates = cohort_updates(tasks, self.scenario.training, self.arm(arm).defences)
+        partial = self.aggregation.partial(_recorded(arm, updates, rows))
+        return partial, CohortReport(rows, {t.client: t.state for t in tasks if t.state})
+
+    def observe(self, arm: str, sent: Sent, client: int, attack: AttackSpec, state: State) -> tuple[Observation, Truth]:
+        """What the attack sees of one client in this round, and the truth behind it.
+
+        The client's work is done again from the same keys, so under `observes: update` this is the very update that it
+        sent, and nothing has to be kept for attackers while a round is played.
+        """
+        sent = self._here(sent)
+        training, indices = self.scenario.training, self.parts[client]
+        if attack.observes == "gradient":
+            training = Training(algorithm="fedsgd", batch_size=None)
+            draw = seeds.numpy_generator(self.scenario.seed, "victim", sent.round, client)
+            indices = draw.choice(indices, attack.batch_size, replace=False)
+        task = self._task(arm, sent, client, indices, copy.deepcopy(state))
+        update = update_method(training, self.arm(arm).defences)(task)
+        used = torch.cat(list(batches(len(indices), training, task.order))).unique().to(self.device)
+        truth = Truth(task.data.images[used], task.data.labels[used])
+        observation = Observation(
+            victim=client,
+            round=sent.round,
+            weights=sent.weights,
+            buffers=sent.buffers,
+            update=update.tensors,
+            scale=update_scale(len(indices), training),
+            batch_size=len(truth.labels),
+            image_shape=self.data.image_shape,
+            classes=len(self.data.classes),
+            # sorted: which labels is knowledge, which image has which is not
+            labels=truth.labels.sort().values if "labels" in attack.knowledge else None,
+        )
+        return observation, truth
+
+    @torch.no_grad()
+    def evaluate(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[float, int]:
+        """Summed loss and correct predictions on a slice of the test set."""
+        sent, model = self._here(sent), self.arm(arm).model
+        loss, correct = 0.0, 0
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        for low in range(start, stop, 500):
+            rows = np.arange(low, min(low + 500, stop))
+            images, labels = self._tensors(self.data.test_images, self.data.test_labels, rows)
+            logits = functional_call(model, {**sent.weights, **sent.buffers}, (images,))
+            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
+            correct += int((logits.argmax(dim=1) == labels).sum())
+        for module, mode in modes:
+            module.training = mode
+        return loss, correct
+
+    def _task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
+        key = (self.scenario.seed, "client", sent.round, client)
+        return Task(
+            client=client,
+            round=sent.round,
+            model=self.arm(arm).model,
+            weights=sent.weights,
+            buffers=sent.buffers,
+            data=Batch(*self._tensors(self.data.train_images, self.data.train_labels, indices)),
+            generator=seeds.torch_generator(*key, "defences"),
+            order=seeds.torch_generator(*key, "order").initial_seed(),
+            state=state,
+        )
+
+    def _tensors(self, images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        pixels = torch.from_numpy(images[rows]).to(self.device)
+        return pixels.float().div_(255), torch.from_numpy(labels[rows]).to(self.device)
+
+    def _here(self, sent: Sent) -> Sent:
+        weights = {name: w.to(self.device) for name, w in sent.weights.items()}
+        return Sent(sent.round, weights, {name: b.to(self.device) for name, b in sent.buffers.items()})
+
+
+def _recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]]) -> Iterator[Update]:
+    """The updates as they come, each checked and noted in `rows`."""
+    began = perf_counter()
+    for update in updates:
+        if not all(bool(torch.isfinite(t).all()) for t in update.tensors.values()):
+            raise UserError(
+                f"client {update.client} sent an update that is not finite in round {update.round} of arm '{arm}': "
+                f"training has diverged; lower training.lr, or look at the arm's defences"
+            )
+        now = perf_counter()
+        rows.append(
+            {
+                "arm": arm,
+                "round": update.round,
+                "client": update.client,
+                "samples": update.samples,
+                "loss": update.loss,
+                "seconds": now - began,
+                "sent_bytes": update.sent_bytes,
+            }
+        )
+        yield update
+        began = perf_counter()

@@ -1,0 +1,36 @@
+"""What a scenario stands for: its data, dealt to its clients, and the promise that every arm's model fits them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayfed import seeds
+from rayfed.data.base import Dataset
+from rayfed.scenario import Scenario
+from rayfed.training import plan
+from rayfed.training.arm import build_arm
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A scenario's data, loaded and dealt."""
+
+    data: Dataset
+    parts: list[np.ndarray]
+    """Training indices of each client."""
+
+
+def prepare(scenario: Scenario) -> Inputs:
+    """Load the data, deal it to the clients and try every arm's model, so that mistakes show before a cluster starts.
+
+    Raises `UserError` for what does not fit.
+    """
+    data: Dataset = scenario.data.build().load()
+    generator = seeds.numpy_generator(scenario.seed, "partition")
+    parts = scenario.partition.build().split(data.train_labels, scenario.federation.clients, generator)
+    for stack in scenario.stacks.values():
+        build_arm(scenario.model, stack, data.image_shape, len(data.classes), scenario.seed)
+    plan.check_victims(scenario, [len(part) for part in parts])
+    return Inputs(data, parts)

@@ -1,0 +1,130 @@
+"""One client's round: local training with its defences wrapped around it (McMahan 2017, algorithm 1, ClientUpdate)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from rayfed import gradients
+from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task, UpdateMethod
+from rayfed.models.build import is_stochastic
+from rayfed.scenario import Training
+from rayfed.update import Named, Update
+
+
+def update_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
+    """The whole local round of a client, its defences wrapped around it in the order written."""
+    data, gradient = data_method(defences), gradient_method(defences)
+    return wrap_updates(lambda task: _train(task, training, data, gradient), defences)
+
+
+def wrap_updates(inner: UpdateMethod, defences: Sequence[Defence]) -> UpdateMethod:
+    """An update method inside the defences' `wrap_update`."""
+    return reduce(lambda next, defence: defence.wrap_update(next), defences, inner)
+
+
+def data_method(defences: Sequence[Defence]) -> DataMethod:
+    """The client's own data inside the defences' `wrap_data`."""
+    own: DataMethod = _own_data
+    return reduce(lambda next, defence: defence.wrap_data(next), defences, own)
+
+
+def gradient_method(defences: Sequence[Defence], inner: GradientMethod | None = None) -> GradientMethod:
+    """A batch's gradient (by default the plain one) inside the defences' `wrap_gradient`."""
+    return reduce(lambda next, defence: defence.wrap_gradient(next), defences, inner or _plain_gradient)
+
+
+def _own_data(task: Task) -> Batch:
+    return task.data
+
+
+def _plain_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+    return gradients.gradient(task.model, weights, task.buffers, *batch)
+
+
+def _train(task: Task, training: Training, data: DataMethod, gradient: GradientMethod) -> Update:
+    """Local SGD (fedavg) or one gradient (fedsgd) from the weights in `task`, which are left as they are."""
+    if is_stochastic(task.model):  # dropout knows the global stream only
+        with torch.random.fork_rng():
+            torch.manual_seed(task.order)
+            return _descent(task, training, data, gradient)
+    return _descent(task, training, data, gradient)
+
+
+def _descent(task: Task, training: Training, data: DataMethod, gradient: GradientMethod) -> Update:
+    task = task.replace(buffers={name: b.clone() for name, b in task.buffers.items()})
+    local = data(task)
+    weights = {name: w.clone() for name, w in task.weights.items()}
+    velocity: Named = {}
+    losses, sent = [], Named()
+    for index in batches(len(local.labels), training, task.order):
+        sent, loss = gradient(task, weights, Batch(local.images[index], local.labels[index]))
+        losses.append(loss)
+        if training.algorithm == "fedavg":
+            descend(weights, sent, velocity, training)
+    if training.algorithm == "fedavg":
+        sent = {name: w - weights[name] for name, w in task.weights.items()}
+    return Update(
+        client=task.client,
+        round=task.round,
+        tensors=sent,
+        buffers=float_buffers(task.buffers),
+        samples=trained_samples(len(task.data.labels), training),
+        loss=float(torch.stack(losses).mean()),
+    )
+
+
+@torch.no_grad()
+def descend(weights: Named, step: Named, velocity: Named, training: Training) -> None:
+    """One step of SGD with momentum, in place on `weights` and `velocity`."""
+    for name, g in step.items():
+        if training.momentum:
+            g = velocity[name] = velocity[name].mul_(training.momentum).add_(g) if name in velocity else g.clone()
+        weights[name].sub_(g, alpha=training.lr)
+
+
+def float_buffers(buffers: Named) -> Named:
+    """The buffers that can be averaged: batch-norm statistics, not counters."""
+    return {name: b for name, b in buffers.items() if b.is_floating_point()}
+
+
+def batches(samples: int, training: Training, order: int) -> Iterator[Tensor]:
+    """The indices of every local step's batch, in order: a fresh permutation each epoch.
+
+    `order` seeds the permutations; the same value gives the same batches, which is how the truth behind an update is
+    known when an attack on it is scored.
+    """
+    generator = torch.Generator().manual_seed(order)
+    size = min(training.batch_size or samples, samples)
+    steps = _steps(samples, size, training)
+    while steps > 0:
+        for index in torch.randperm(samples, generator=generator).split(size)[:steps]:
+            yield index
+            steps -= 1
+
+
+def _steps(samples: int, size: int, training: Training) -> int:
+    if training.algorithm == "fedsgd":
+        return 1
+    return training.steps or (training.epochs or 1) * -(-samples // size)
+
+
+def trained_samples(samples: int, training: Training) -> int:
+    """How many of its samples a client trains on in one round."""
+    size = min(training.batch_size or samples, samples)
+    return min(samples, size * _steps(samples, size, training))
+
+
+def update_scale(samples: int, training: Training) -> float:
+    """What an update must be divided by to estimate the mean gradient: 1 for fedsgd, lr * steps for fedavg.
+
+    With momentum m a gradient that stays the same counts 1 + m + ... + m^(k-1) times in step k.
+    """
+    if training.algorithm == "fedsgd":
+        return 1.0
+    steps = _steps(samples, min(training.batch_size or samples, samples), training)
+    m = training.momentum
+    return training.lr * sum((1 - m**k) / (1 - m) for k in range(1, steps + 1))

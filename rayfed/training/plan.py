@@ -1,0 +1,58 @@
+"""Who does what in a round: drawn clients, cohorts, victims. From the scenario alone, so every process agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rayfed import seeds
+from rayfed.errors import ScenarioError
+from rayfed.scenario import AttackSpec, Scenario
+
+
+def drawn_clients(scenario: Scenario, round: int) -> list[int]:
+    """The clients of a round, uniformly without replacement, in ascending order."""
+    generator = seeds.numpy_generator(scenario.seed, "clients", round)
+    chosen = generator.choice(scenario.federation.clients, scenario.clients_per_round, replace=False)
+    return sorted(chosen.tolist())
+
+
+def cohorts(scenario: Scenario, round: int) -> list[list[int]]:
+    """The round's clients in slices of the scenario's cohort size."""
+    clients, size = drawn_clients(scenario, round), scenario.cohort_size
+    return [clients[i : i + size] for i in range(0, len(clients), size)]
+
+
+def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: Sequence[int]) -> list[int]:
+    """The clients that one attack observes in one round; `samples[i]` is how many client i holds.
+
+    Raises `ScenarioError` when the scenario asks for a client that cannot be observed.
+    """
+    drawn = drawn_clients(scenario, round)
+    need = attack.batch_size if attack.observes == "gradient" else 1
+    if isinstance(attack.victims, int):
+        able = [c for c in drawn if samples[c] >= need]
+        if len(able) < attack.victims:
+            raise ScenarioError(
+                f"attack '{attack.title}' wants {attack.victims} victims with {need} samples or more in round {round}, "
+                f"but {len(able)} of the {len(drawn)} drawn clients have so many: ask for fewer or a smaller batch_size"
+            )
+        return able[: attack.victims]
+    for client in attack.victims:
+        if attack.observes == "update" and client not in drawn:
+            raise ScenarioError(
+                f"attack '{attack.title}' wants client {client} in round {round}, which sends nothing then "
+                f"(drawn: {', '.join(map(str, drawn))}): choose among these, or `observes: gradient`"
+            )
+        if samples[client] < need:
+            raise ScenarioError(
+                f"attack '{attack.title}' wants {need} samples of client {client}, which has {samples[client]}: "
+                f"choose another victim or a smaller batch_size"
+            )
+    return list(attack.victims)
+
+
+def check_victims(scenario: Scenario, samples: Sequence[int]) -> None:
+    """Find every victim of the whole run, so that a wish that cannot be met is known before the first round."""
+    for attack in scenario.attacks:
+        for round in attack.rounds:
+            victims(scenario, attack, round, samples)

@@ -1,0 +1,1 @@
+"""The Ray layer: who runs where. No algorithm lives here."""

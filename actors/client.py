@@ -1,0 +1,59 @@
+"""ClientActor: hosts virtual clients. It alone holds data, so reconstructions are scored here too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from actors.process import Share, set_up
+from rayfed.attacks.base import Reconstruction
+from rayfed.data.base import Dataset
+from rayfed.metrics.score import Scorer
+from rayfed.results.images import encode_png
+from rayfed.scenario import AttackSpec, Scenario
+from rayfed.training.host import CohortReport, Host, Sent, State, Truth
+from rayfed.update import Observation
+
+
+class ClientActor:
+    """Runs the local rounds of any client; keeps nothing between calls, so any actor can do any call."""
+
+    def __init__(self, scenario: Scenario, data: Dataset, parts: Sequence[np.ndarray], share: Share) -> None:
+        self._host = Host(scenario, data, parts, set_up(share))
+        self._scorer = Scorer(tuple(scenario.metrics.names), scenario.metrics.lpips_weights)
+
+    def cohort(
+        self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]
+    ) -> tuple[CohortReport, Any]:
+        """The report for the driver, and the partial result for the server."""
+        partial, report = self._host.cohort(arm, sent, clients, states)
+        return report, partial
+
+    def observe(
+        self, arm: str, sent: Sent, victims: Sequence[int], attack: AttackSpec, states: Mapping[int, State]
+    ) -> tuple[None, list[Observation], list[Truth]]:
+        """A sign that it is done; what attackers see; and the truth, which goes to `score` alone."""
+        seen = [self._host.observe(arm, sent, v, attack, states.get(v, {})) for v in victims]
+        return None, [observation for observation, _ in seen], [truth for _, truth in seen]
+
+    def evaluate(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[float, int]:
+        """Summed loss and correct predictions on a slice of the test set."""
+        return self._host.evaluate(arm, sent, start, stop)
+
+    def score(
+        self, truths: Sequence[Truth], reconstructions: Sequence[Reconstruction]
+    ) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+        """For each victim, its rows for the attacks' table and for the images' table, less the columns of the call."""
+        return [self._scored(t, r) for t, r in zip(truths, reconstructions, strict=True)]
+
+    def _scored(self, truth: Truth, guess: Reconstruction) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        true = truth.images.cpu()
+        rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
+        orders = [row.pop("order") for row in rows]
+        images = [
+            {"sample": row["sample"], "true": encode_png(image), "reconstructed": encode_png(guess.images[order])}
+            for row, image, order in zip(rows, true, orders, strict=True)
+        ]
+        return rows, images

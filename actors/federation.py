@@ -1,0 +1,294 @@
+"""The journey of one round over the actors: cohorts out, partial results to the server, evaluation, attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError
+
+from actors.attacker import AttackerActor
+from actors.client import ClientActor
+from actors.cluster import Allotment
+from actors.pool import Call, Pool
+from actors.process import Share
+from actors.progress import Progress
+from actors.server import ArmState, ServerActor
+from rayfed import seeds
+from rayfed.attacks.base import Reconstruction
+from rayfed.data.base import Dataset
+from rayfed.scenario import AttackSpec, Scenario
+from rayfed.training import plan
+from rayfed.training.host import Sent, State
+
+EVALUATION_SLICE = 1000
+"""Test samples in one call; fixed, so that the sum of losses does not depend on the cluster."""
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass
+class RoundTables:
+    """One round's rows, by table."""
+
+    rounds: Rows = field(default_factory=list)
+    clients: Rows = field(default_factory=list)
+    attacks: Rows = field(default_factory=list)
+    traces: Rows = field(default_factory=list)
+    images: Rows = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class AttackCall:
+    """Some victims of one attack in one arm."""
+
+    arm: str
+    attack: AttackSpec
+    victims: tuple[int, ...]
+
+
+def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
+    """The most calls that a round has for clients and for attackers at once: more actors would never work."""
+    arms = len(scenario.stacks)
+    slices = -(-test_samples // EVALUATION_SLICE)
+    cohorts = -(-scenario.clients_per_round // scenario.cohort_size)
+    due: dict[int, int] = {}
+    for attack in scenario.attacks:
+        victims = attack.victims if isinstance(attack.victims, int) else len(attack.victims)
+        for round in attack.rounds:
+            due[round] = due.get(round, 0) + arms * -(-victims // attack.victims_per_call)
+    return arms * max(cohorts, slices), max(due.values(), default=0)
+
+
+class Federation:
+    """The actors of one run, and what is needed to play any round on them."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        data: Dataset,
+        parts: Sequence[np.ndarray],
+        allotment: Allotment,
+        progress: Progress,
+        saved: dict[str, ArmState],
+        states: dict[str, dict[int, State]],
+    ) -> None:
+        """`saved` and `states` are the server's and the clients' side of a checkpoint, or empty."""
+        self._scenario, self._data, self._allotment, self._progress = scenario, data, allotment, progress
+        self._samples = [len(part) for part in parts]
+        self._saved, self.states = saved, {arm: dict(states.get(arm, {})) for arm in scenario.stacks}
+        data_ref, parts_ref = ray.put(data), ray.put(list(parts))
+        make = _remote(ClientActor, allotment.client)
+        self._server = self._start_server()
+        self._clients = Pool(lambda: make.remote(scenario, data_ref, parts_ref, allotment.client), allotment.clients)
+        self._attackers: Pool | None = None
+
+    def play(self, round: int) -> RoundTables:
+        """Play one round; when the server dies, start it from the last finished round and play again."""
+        for _ in range(Pool.RETRIES):
+            try:
+                return self._play(round)
+            except RayActorError as error:
+                self._progress.note(f"the server died in round {round} and the round is played again ({error})")
+                self._server = self._start_server()
+        return self._play(round)
+
+    @property
+    def saved(self) -> dict[str, ArmState]:
+        """The server's state after the last finished round."""
+        return self._saved
+
+    def close(self) -> None:
+        """End all actors."""
+        self._clients.close()
+        if self._attackers:
+            self._attackers.close()
+        ray.kill(self._server)
+
+    def _start_server(self) -> Any:
+        make = _remote(ServerActor, self._allotment.server)
+        shape, classes = self._data.image_shape, len(self._data.classes)
+        return make.remote(self._scenario, shape, classes, self._allotment.server, self._saved)
+
+    def _play(self, round: int) -> RoundTables:
+        tables = RoundTables()
+        arms = list(self._scenario.stacks)
+        cohorts = plan.cohorts(self._scenario, round)
+        before = {arm: self._server.begin.remote(arm, round, len(cohorts)) for arm in arms}
+        states = self._train(round, cohorts, before, tables)
+        after = {arm: self._server.finish.remote(arm, round) for arm in arms}
+        evaluations = self._evaluate(round, after)
+        for row in tables.rounds:
+            row.update(evaluations.get(row["arm"], {}))
+        self._attack(round, before, tables)
+        self._saved = ray.get(self._server.state.remote())
+        for arm, changed in states.items():
+            self.states[arm].update(changed)
+        return tables
+
+    def _train(
+        self, round: int, cohorts: list[list[int]], sent: dict[str, ray.ObjectRef], tables: RoundTables
+    ) -> dict[str, dict[int, State]]:
+        """All arms' cohorts, the largest first so that the last to finish is a small one; the clients' new states."""
+        calls = [
+            Call("cohort", (arm, sent[arm], clients, self._states_of(arm, clients)), (arm, index), returns=2)
+            for arm in sent
+            for index, clients in enumerate(cohorts)
+        ]
+        calls.sort(key=lambda call: -sum(self._samples[c] for c in call.args[2]))
+        states: dict[str, dict[int, State]] = {arm: {} for arm in sent}
+        added: list[ray.ObjectRef] = []
+        began, ended = perf_counter(), dict.fromkeys(sent, 0.0)
+        for call, report, [partial] in self._run_clients(calls):
+            arm, index = call.tag
+            added.append(self._server.add.remote(arm, index, partial))
+            tables.clients += report.rows
+            states[arm].update(report.states)
+            ended[arm] = perf_counter() - began
+            self._progress.clients_done(round, len(tables.clients), sum(map(len, cohorts)) * len(sent))
+        ray.get(added)
+        order = {arm: i for i, arm in enumerate(sent)}
+        tables.clients.sort(key=lambda row: (order[row["arm"]], row["client"]))
+        size = _bytes_of(ray.get(next(iter(sent.values()))))
+        for arm in sent:
+            tables.rounds.append(
+                _round_row(arm, round, [r for r in tables.clients if r["arm"] == arm], ended[arm], size)
+            )
+        return states
+
+    def _evaluate(self, round: int, sent: dict[str, ray.ObjectRef]) -> dict[str, dict[str, float]]:
+        """Loss and accuracy on the test set, arm by arm, when the scenario wants them in this round."""
+        federation, samples = self._scenario.federation, len(self._data.test_labels)
+        if ((round + 1) % federation.evaluate_every and round + 1 < federation.rounds) or not samples:
+            return {}
+        starts = range(0, samples, EVALUATION_SLICE)
+        calls = [
+            Call("evaluate", (arm, ref, start, min(start + EVALUATION_SLICE, samples)), (arm, start))
+            for arm, ref in sent.items()
+            for start in starts
+        ]
+        found = {call.tag: result for call, result, _ in self._run_clients(calls)}
+        return {
+            arm: {
+                "test_loss": sum(found[arm, start][0] for start in starts) / samples,
+                "test_accuracy": sum(found[arm, start][1] for start in starts) / samples,
+            }
+            for arm in sent
+        }
+
+    def _attack(self, round: int, sent: dict[str, ray.ObjectRef], tables: RoundTables) -> None:
+        """Observe, attack, score: each in its own place, the observations and truths passed by reference."""
+        due = [
+            AttackCall(arm, attack, victims)
+            for attack in self._scenario.attacks
+            if round in attack.rounds
+            for victims in self._chunks(attack, round)
+            for arm in sent
+        ]
+        if not due:
+            return
+        observe = [
+            Call("observe", (d.arm, sent[d.arm], d.victims, d.attack, self._states_of(d.arm, d.victims)), i, returns=3)
+            for i, d in enumerate(due)
+        ]
+        observed = {call.tag: refs for call, _, refs in self._run_clients(observe)}
+        attack = [
+            Call("attack", (d.attack, self._scenario.stacks[d.arm], observed[i][0], self._keys(d, round)), i, returns=2)
+            for i, d in enumerate(due)
+        ]
+        attacked = {}
+        for call, outcomes, [reconstructions] in self._run_attackers(attack):
+            attacked[call.tag] = outcomes, reconstructions
+            self._progress.attacks_done(round, len(attacked), len(due))
+        score = [Call("score", (observed[i][1], attacked[i][1]), i) for i in range(len(due))]
+        scored = {call.tag: result for call, result, _ in self._run_clients(score)}
+        for i, d in enumerate(due):
+            _note_attack(tables, d, round, attacked[i][0], scored[i])
+
+    def _chunks(self, attack: AttackSpec, round: int) -> Iterable[tuple[int, ...]]:
+        victims = plan.victims(self._scenario, attack, round, self._samples)
+        size = attack.victims_per_call
+        return [tuple(victims[i : i + size]) for i in range(0, len(victims), size)]
+
+    def _keys(self, d: AttackCall, round: int) -> list[int]:
+        key = (self._scenario.seed, "attack", d.attack.title, round)
+        return [seeds.torch_generator(*key, victim).initial_seed() for victim in d.victims]
+
+    def _states_of(self, arm: str, clients: Sequence[int]) -> dict[int, State]:
+        return {c: self.states[arm][c] for c in clients if c in self.states[arm]}
+
+    def _run_clients(self, calls: Sequence[Call]) -> Iterable[tuple[Call, Any, list[ray.ObjectRef]]]:
+        return self._noting_losses(self._clients, calls, "client actor")
+
+    def _run_attackers(self, calls: Sequence[Call]) -> Iterable[tuple[Call, Any, list[ray.ObjectRef]]]:
+        if self._attackers is None:
+            make, s, d, a = (
+                _remote(AttackerActor, self._allotment.attacker),
+                self._scenario,
+                self._data,
+                self._allotment,
+            )
+            arguments = (s.model, d.image_shape, len(d.classes), a.attacker)
+            self._attackers = Pool(lambda: make.remote(*arguments), a.attackers)
+        return self._noting_losses(self._attackers, calls, "attacker")
+
+    def _noting_losses(
+        self, pool: Pool, calls: Sequence[Call], what: str
+    ) -> Iterable[tuple[Call, Any, list[ray.ObjectRef]]]:
+        known = pool.losses
+        for result in pool.run(calls):
+            if pool.losses > known:
+                self._progress.note(f"{pool.losses - known} {what} died; another does its work again")
+                known = pool.losses
+            yield result
+
+
+def _remote(cls: type, share: Share) -> Any:
+    return ray.remote(cls).options(num_cpus=share.num_cpus, num_gpus=share.num_gpus)
+
+
+def _bytes_of(sent: Sent) -> int:
+    return sum(t.numel() * t.element_size() for t in [*sent.weights.values(), *sent.buffers.values()])
+
+
+def _round_row(arm: str, round: int, clients: Rows, seconds: float, sent_size: int) -> dict[str, Any]:
+    samples = sum(row["samples"] for row in clients)
+    return {
+        "arm": arm,
+        "round": round,
+        "train_loss": sum(row["loss"] * row["samples"] for row in clients) / samples,
+        "clients": len(clients),
+        "samples": samples,
+        "seconds": seconds,
+        "bytes_up": sum(row["sent_bytes"] for row in clients),
+        "bytes_down": sent_size * len(clients),
+    }
+
+
+def _note_attack(
+    tables: RoundTables,
+    d: AttackCall,
+    round: int,
+    outcomes: Sequence[Reconstruction],
+    scored: Sequence[tuple[Rows, Rows]],
+) -> None:
+    """Add one call's rows to the tables of attacks, traces and images."""
+    for victim, outcome, (rows, images) in zip(d.victims, outcomes, scored, strict=True):
+        key = {"arm": d.arm, "round": round, "attack": d.attack.title, "victim": victim}
+        result = {
+            "batch_size": len(rows),
+            "observes": d.attack.observes,
+            "knowledge": ",".join(d.attack.knowledge),
+            "objective": outcome.loss,
+            "iterations": outcome.iterations,
+            "seconds": outcome.seconds,
+            "status": outcome.status,
+            "message": outcome.message,
+        }
+        tables.attacks += [key | row | result for row in rows]
+        tables.images += [key | image for image in images]
+        tables.traces += [key | {"iteration": i, "objective": o} for i, o in outcome.trace]

@@ -1,0 +1,187 @@
+"""One run, from a scenario to a finished folder: load, check, play the rounds, write tables and checkpoint, report."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from io import StringIO
+
+import numpy as np
+import ray
+
+from actors import transport
+from actors.cluster import Allotment, allot, connected
+from actors.federation import Federation, RoundTables, count_calls
+from actors.progress import Progress
+from rayfed import scenario as scenarios
+from rayfed.data.partitions.base import label_mix
+from rayfed.errors import RunError, UserError
+from rayfed.results import checkpoint, report
+from rayfed.results.folder import RunFolder
+from rayfed.scenario import Scenario
+from rayfed.training.inputs import Inputs, prepare
+
+_PACKAGES = ("rayfed", "torch", "torchvision", "ray", "numpy", "pyarrow", "scikit-learn", "scikit-image", "lpips")
+
+
+def launch(scenario: Scenario, out: str | None, address: str | None, progress: Progress) -> RunFolder:
+    """Run a scenario into a new folder under `out` (by default the scenario's own) and return it finished.
+
+    Raises `UserError` for what the user can mend; whatever is raised, the folder says how far the run came.
+    """
+    inputs = prepare(scenario)
+    folder = RunFolder.create(out or scenario.output.folder, scenario.name)
+    folder.write_text("scenario.yaml", scenario.dump())
+    folder.write_part("partition", 0, _partition_rows(inputs))
+    _play(scenario, inputs, folder, address, progress, None)
+    return folder
+
+
+def resume(path: str, address: str | None, progress: Progress) -> RunFolder:
+    """Continue a run after its last complete round; a finished one is left as it is.
+
+    Raises `RunError` where there is nothing to resume.
+    """
+    folder = RunFolder.open(path)
+    scenario = scenarios.parse(folder.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
+    saved = checkpoint.load(folder)
+    if saved and saved.round + 1 >= scenario.federation.rounds and folder.exists("report.html"):
+        raise RunError(f"{folder.url}: all {scenario.federation.rounds} rounds are played; nothing to resume")
+    folder.drop_after(saved.round if saved else -1)
+    inputs = prepare(scenario)
+    folder.write_part("partition", 0, _partition_rows(inputs))
+    _play(scenario, inputs, folder, address, progress, saved)
+    return folder
+
+
+def _play(
+    scenario: Scenario,
+    inputs: Inputs,
+    folder: RunFolder,
+    address: str | None,
+    progress: Progress,
+    saved: checkpoint.Checkpoint | None,
+) -> None:
+    """The rounds after the checkpoint, then the report; the folder's status and log follow along."""
+    first = saved.round + 1 if saved else 0
+    with _recorded(folder, first, scenario.federation.rounds) as log, connected(address):
+        transport.register()
+        allotment = allot(scenario, *count_calls(scenario, len(inputs.data.test_labels)))
+        folder.write_text("environment.json", json.dumps(_environment(scenario, allotment), indent=2))
+        federation = Federation(
+            scenario,
+            inputs.data,
+            inputs.parts,
+            allotment,
+            progress,
+            saved.server if saved else {},
+            saved.clients if saved else {},
+        )
+        progress.started(scenario, folder, allotment, first)
+        for round in range(first, scenario.federation.rounds):
+            tables = federation.play(round)
+            _write(folder, round, tables)
+            checkpoint.save(folder, checkpoint.Checkpoint(round, federation.saved, federation.states))
+            log.round_done(round, tables)
+            progress.round_done(tables.rounds, tables.attacks)
+        federation.close()
+
+
+def _write(folder: RunFolder, round: int, tables: RoundTables) -> None:
+    for table in ("rounds", "clients", "attacks", "traces", "images"):
+        rows = getattr(tables, table)
+        if rows:
+            folder.write_part(table, round, rows)
+
+
+class _Log:
+    """log.txt and status.json of a run: what happened, and how it stands."""
+
+    def __init__(self, folder: RunFolder, rounds: int) -> None:
+        self._folder, self._rounds, self._text = folder, rounds, StringIO()
+        if folder.exists("log.txt"):
+            self._text.write(folder.read_text("log.txt"))
+
+    def line(self, message: str) -> None:
+        self._text.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {message}\n")
+        self._folder.write_text("log.txt", self._text.getvalue())
+
+    def status(self, state: str, done: int, error: str | None = None) -> None:
+        status = {"state": state, "rounds_done": done, "rounds": self._rounds, "error": error}
+        self._folder.write_text("status.json", json.dumps(status, indent=2))
+
+    def round_done(self, round: int, tables: RoundTables) -> None:
+        self.status("running", round + 1)
+        for row in tables.rounds:
+            accuracy = "" if row.get("test_accuracy") is None else f", test accuracy {row['test_accuracy']:.4f}"
+            self.line(f"round {round}, arm {row['arm']}: training loss {row['train_loss']:.4f}{accuracy}")
+
+
+@contextmanager
+def _recorded(folder: RunFolder, first: int, rounds: int) -> Iterator[_Log]:
+    """Keep status, log and report true however the run ends."""
+    log = _Log(folder, rounds)
+    log.status("running", first)
+    log.line(f"run starts at round {first} of {rounds}")
+    try:
+        yield log
+    except BaseException as error:
+        done = _rounds_done(folder)
+        interrupted = isinstance(error, KeyboardInterrupt)
+        message = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
+        log.line(message if isinstance(error, UserError | KeyboardInterrupt) else traceback.format_exc())
+        log.status("interrupted" if interrupted else "failed", done, message)
+        report.write_report(folder)
+        raise
+    log.line("run finished")
+    log.status("finished", rounds)
+    report.write_report(folder)
+
+
+def _rounds_done(folder: RunFolder) -> int:
+    saved = checkpoint.load(folder)
+    return saved.round + 1 if saved else 0
+
+
+def _partition_rows(inputs: Inputs) -> list[dict[str, object]]:
+    counts = label_mix(inputs.data.train_labels, inputs.parts, len(inputs.data.classes))
+    return [
+        {
+            "client": client,
+            "label": label,
+            "class_name": inputs.data.classes[label],
+            "count": int(counts[client, label]),
+        }
+        for client, label in np.ndindex(counts.shape)
+    ]
+
+
+def _environment(scenario: Scenario, a: Allotment) -> dict[str, object]:
+    """What it takes to repeat the run and to read its timings."""
+    have = ray.cluster_resources()
+    return {
+        "started": f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}",
+        "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+        "seed": scenario.seed,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{name: _version(name) for name in _PACKAGES},
+        "cpus": have.get("CPU", 0),
+        "gpus": have.get("GPU", 0),
+        "nodes": len(ray.nodes()),
+        "actors": f"{a.clients} clients ({a.client}), {a.attackers} attackers ({a.attacker}), 1 server ({a.server})",
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,98 @@
+"""Calls to actors: as many at once as there are actors, results as they finish, and again elsewhere when one dies.
+
+Every call is a pure function of its arguments, so a call that was lost with its actor is simply made again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
+
+from rayfed.errors import UserError
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a method on whichever actor is free."""
+
+    method: str
+    args: tuple[Any, ...]
+    tag: Any = None
+    """Whose result it is; for the caller alone."""
+    returns: int = 1
+    """How many objects it returns. The first is brought to the driver, the others stay references."""
+
+
+class ActorsLost(RuntimeError):
+    """One call took several actors with it, one after another."""
+
+
+class Pool:
+    """A fixed number of equal actors; dead ones are replaced."""
+
+    RETRIES = 3
+    """Actors that one call may lose before the fault is taken to be the call's own."""
+
+    def __init__(self, make: Callable[[], ActorHandle], size: int) -> None:
+        self._make = make
+        self._idle = deque(make() for _ in range(size))
+        self.losses = 0
+        """Actors that have died so far."""
+
+    def run(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Any, list[ray.ObjectRef]]]:
+        """Each call with its first result and references to the others, in the order in which they finish.
+
+        Raises the call's own exception when it fails, `ActorsLost` when it keeps killing actors.
+        """
+        waiting = deque((call, 0) for call in calls)
+        running: dict[ray.ObjectRef, tuple[ActorHandle, Call, int, list[ray.ObjectRef]]] = {}
+        try:
+            while waiting or running:
+                while waiting and self._idle:
+                    call, losses = waiting.popleft()
+                    actor = self._idle.popleft()
+                    done, *rest = self._start(actor, call)
+                    running[done] = actor, call, losses, rest
+                [done], _ = ray.wait(list(running), num_returns=1)
+                actor, call, losses, rest = running.pop(done)
+                try:
+                    result = ray.get(done)
+                except RayActorError as error:
+                    self._replace()
+                    if losses + 1 > self.RETRIES:
+                        raise ActorsLost(f"{call.method} lost {losses + 1} actors in a row: {error}") from error
+                    waiting.appendleft((call, losses + 1))
+                    continue
+                except RayTaskError as error:
+                    self._idle.append(actor)
+                    raise _original(error) from None
+                self._idle.append(actor)
+                yield call, result, rest
+        finally:
+            # an abandoned run leaves busy actors behind: they queue further calls, so they count as idle
+            self._idle.extend(actor for actor, *_ in running.values())
+
+    @staticmethod
+    def _start(actor: ActorHandle, call: Call) -> list[ray.ObjectRef]:
+        refs = getattr(actor, call.method).options(num_returns=call.returns).remote(*call.args)
+        return refs if call.returns > 1 else [refs]
+
+    def _replace(self) -> None:
+        self.losses += 1
+        self._idle.append(self._make())
+
+    def close(self) -> None:
+        """End the actors that are not working."""
+        while self._idle:
+            ray.kill(self._idle.pop())
+
+
+def _original(error: RayTaskError) -> Exception:
+    """A user's error as the actor raised it; anything else with the actor's traceback."""
+    return error.cause if isinstance(error.cause, UserError) else error

@@ -1,0 +1,38 @@
+"""What every actor process does first: its threads, its device, its way of sending tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+
+from actors import transport
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one actor may use of its node."""
+
+    num_cpus: float
+    num_gpus: float
+
+    def __str__(self) -> str:
+        return f"{self.num_cpus:g} CPU" + (f" and {self.num_gpus:g} GPU" if self.num_gpus else "")
+
+
+def set_up(share: Share) -> torch.device:
+    """Bind this process to its share and return the device to compute on.
+
+    The number of threads follows the scenario and not the machine, for it changes the order of sums inside a
+    convolution. A fraction of a GPU is a scheduling hint to Ray alone, so the memory is capped here.
+    """
+    transport.register()
+    torch.set_num_threads(max(1, ceil(share.num_cpus)))
+    if not (share.num_gpus and torch.cuda.is_available()):
+        return torch.device("cpu")
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    if share.num_gpus < 1:
+        torch.cuda.set_per_process_memory_fraction(share.num_gpus)
+    return torch.device("cuda")

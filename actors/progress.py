@@ -1,0 +1,48 @@
+"""What a run tells whoever watches it; the command line draws it, tests record it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from actors.cluster import Allotment
+from rayfed.results.folder import RunFolder
+from rayfed.scenario import Scenario
+
+
+class Progress(Protocol):
+    """Called by the driver as a run goes on."""
+
+    def started(self, scenario: Scenario, folder: RunFolder, allotment: Allotment, first_round: int) -> None:
+        """The actors have been asked for; rounds begin."""
+
+    def clients_done(self, round: int, done: int, total: int) -> None:
+        """So many of the round's client updates (over all arms) are in."""
+
+    def attacks_done(self, round: int, done: int, total: int) -> None:
+        """So many of the round's attacks (a call of some victims each) are scored."""
+
+    def round_done(self, rows: Sequence[dict[str, Any]], attacks: Sequence[dict[str, Any]]) -> None:
+        """A round is over and its tables are written: its rows of `rounds` and of `attacks`."""
+
+    def note(self, message: str) -> None:
+        """Something that the user should know: an actor died and its work is done again."""
+
+
+class Silent:
+    """Watches nothing."""
+
+    def started(self, scenario: Scenario, folder: RunFolder, allotment: Allotment, first_round: int) -> None:
+        """Nothing."""
+
+    def clients_done(self, round: int, done: int, total: int) -> None:
+        """Nothing."""
+
+    def attacks_done(self, round: int, done: int, total: int) -> None:
+        """Nothing."""
+
+    def round_done(self, rows: Sequence[dict[str, Any]], attacks: Sequence[dict[str, Any]]) -> None:
+        """Nothing."""
+
+    def note(self, message: str) -> None:
+        """Nothing."""

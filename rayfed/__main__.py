@@ -1,0 +1,5 @@
+"""`python -m rayfed` is `rayfed`."""
+
+from rayfed.cli import main
+
+main()

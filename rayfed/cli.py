@@ -1,0 +1,260 @@
+"""The commands that a user types: `rayfed launch scenarios/noniid.yaml` and what stands beside it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rayfed import __version__
+from rayfed.errors import UserError
+
+app = typer.Typer(
+    help="Measure how much federated learning leaks, what each defence buys and what it costs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    add_completion=False,
+)
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and notes.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Ray cluster to run on (`auto`, `ray://host:10001`); a local one is started when not given."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="Change a field, for example `training.lr=0.05`. May be repeated."
+    ),
+]
+ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario's YAML file.", show_default=False)]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its URL.", show_default=False)]
+Kind = Annotated[
+    str,
+    typer.Argument(
+        metavar="KIND", help="attacks, defences, aggregations, models, datasets or partitions.", show_default=False
+    ),
+]
+
+INTERRUPTED = 130
+"""The shell's convention for a program that Ctrl-C ended."""
+
+
+@app.command()
+def launch(
+    scenario: ScenarioFile,
+    changes: Set = None,
+    out: Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")] = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run a scenario: train, attack, score, and write tables and a report."""
+    with _errors_for_people(debug):
+        loaded = _load(scenario, changes)
+        from actors import launch as runs
+
+        with _watched(quiet) as view:
+            folder = runs.launch(loaded, out, address, view)
+            view.finished(f"{folder.url}/report.html")
+
+
+@app.command()
+def resume(run: Run, address: Address = None, quiet: Quiet = False, debug: Debug = False) -> None:
+    """Continue a run after its last complete round; the result is the same as without the break."""
+    with _errors_for_people(debug):
+        from actors import launch as runs
+
+        _importable(Path.cwd())
+        with _watched(quiet) as view:
+            folder = runs.resume(run, address, view)
+            view.finished(f"{folder.url}/report.html")
+
+
+@app.command()
+def report(run: Run, debug: Debug = False) -> None:
+    """Make a run's `report.html` again from its tables."""
+    with _errors_for_people(debug):
+        from rayfed.results.folder import RunFolder
+        from rayfed.results.report import write_report
+
+        print(write_report(RunFolder.open(run)))
+
+
+@app.command()
+def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) -> None:
+    """Check a scenario, its data and its models without running it."""
+    with _errors_for_people(debug):
+        loaded = _load(scenario, changes)
+        from rayfed.training.inputs import prepare
+
+        inputs = prepare(loaded)
+        sizes = sorted(len(part) for part in inputs.parts)
+        shape = "x".join(map(str, inputs.data.image_shape))
+        print(f"{scenario}: valid")
+        print(
+            f"  data: {loaded.data.name}, {len(inputs.data.train_labels)} training and "
+            f"{len(inputs.data.test_labels)} test images of {shape}, {len(inputs.data.classes)} classes"
+        )
+        print(f"  clients: {len(sizes)}, with {sizes[0]} to {sizes[-1]} samples ({loaded.partition.name})")
+        print(f"  arms: {', '.join(loaded.stacks)}")
+        print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
+        foreign = sorted({spec.name for spec in _components(loaded) if ":" in spec.name})
+        if foreign:
+            print(f"  your own code that a run imports: {', '.join(foreign)}")
+
+
+@app.command("list")
+def list_(kind: Kind, debug: Debug = False) -> None:
+    """Name every component of a kind."""
+    with _errors_for_people(debug):
+        from rayfed import catalogue
+
+        rows = Table(box=None, show_header=False, pad_edge=False)
+        for name in sorted(catalogue.table(kind)):
+            rows.add_row(f"[bold]{escape(name)}[/bold]", escape(_first_line(catalogue.find(kind, name))))
+        Console().print(rows)
+
+
+@app.command()
+def describe(
+    kind: Kind,
+    name: Annotated[str, typer.Argument(help="Its name, for example gaussian.", show_default=False)],
+    debug: Debug = False,
+) -> None:
+    """Describe one component: what it does, its fields, types, defaults and source."""
+    with _errors_for_people(debug):
+        import inspect
+
+        from rayfed import catalogue
+
+        plural = next((k for k in catalogue.KINDS if kind in (k, k.rstrip("s"))), kind)
+        catalogue.table(plural)
+        target = catalogue.find(plural, name)
+        console = Console()
+        console.print(f"[bold]{escape(name)}[/bold]  ({target.__module__}:{target.__qualname__})")
+        console.print(escape(inspect.getdoc(target) or "no description"), highlight=False)
+        table = Table("field", "type", "default", "meaning")
+        for p in catalogue.parameters(target):
+            table.add_row(p.name, escape(p.type), escape(p.default), escape(" ".join(p.doc.split())))
+        console.print(table)
+
+
+@app.command()
+def schema(debug: Debug = False) -> None:
+    """Print the JSON schema of a scenario, for completion in an editor."""
+    with _errors_for_people(debug):
+        from rayfed.scenario import json_schema
+
+        print(json.dumps(json_schema(), indent=2))
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the scenario; NAME.yaml is written.", show_default=False)],
+    debug: Debug = False,
+) -> None:
+    """Write a commented scenario to start from."""
+    with _errors_for_people(debug):
+        path = Path(name).with_suffix(".yaml")
+        text = files("rayfed").joinpath("new_scenario.yaml").read_text(encoding="utf-8")
+        try:
+            with open(path, "x", encoding="utf-8") as file:
+                file.write(text.replace("NAME", path.stem))
+        except FileExistsError:
+            raise UserError(f"{path} is there already; choose another name or remove it") from None
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error}") from error
+        print(f"wrote {path}; run it with: rayfed launch {path}")
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"rayfed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The entry point of the `rayfed` command."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is told to stop leaves a readable folder
+    app()
+
+
+@contextmanager
+def _errors_for_people(debug: bool) -> Iterator[None]:
+    """Exit code 2 and one message for the user's mistakes, 1 for ours, 130 for an interruption."""
+    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        yield
+    except UserError as error:
+        if debug:
+            raise
+        errors.print(f"[red]error:[/red] {escape(str(error))}")
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        errors.print("interrupted; what is complete is kept: `rayfed resume RUN` continues")
+        raise typer.Exit(INTERRUPTED) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        errors.print(f"[red]internal error:[/red] {escape(f'{type(error).__name__}: {error}')}")
+        errors.print("This is a defect of rayfed. Please report it with what --debug prints.")
+        raise typer.Exit(1) from None
+
+
+def _load(path: Path, changes: list[str] | None) -> Any:
+    from rayfed import scenario
+
+    for folder in (Path.cwd(), path.resolve().parent):
+        _importable(folder)
+    return scenario.load(path, changes or [])
+
+
+def _importable(folder: Path) -> None:
+    """Let dotted paths of a scenario name modules beside it or in the working directory."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _components(scenario: Any) -> Iterator[Any]:
+    yield from (scenario.data, scenario.partition, scenario.model, scenario.federation.aggregation, *scenario.attacks)
+    for stack in scenario.stacks.values():
+        yield from stack
+
+
+@contextmanager
+def _watched(quiet: bool) -> Iterator[Any]:
+    from rayfed.console import RunView
+
+    view = RunView(Console(), quiet)
+    try:
+        yield view
+    finally:
+        view.close()
+
+
+def _first_line(target: Any) -> str:
+    return (target.__doc__ or "").strip().partition("\n")[0]

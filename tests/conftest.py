@@ -1,0 +1,33 @@
+"""What several test files share: real data at hand, one Ray for the whole session, small federations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with real data sets; tests that need one are skipped, with this reason, where it is not there."""
+    folder = Path(os.environ.get("RAYFED_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no data sets at {folder}; set RAYFED_DATA to their folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One Ray of this machine with four pretended CPUs, so that runs of 1, 2 and 4 actors can be compared."""
+    import ray
+
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()

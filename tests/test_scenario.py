@@ -1,0 +1,121 @@
+"""The scenario's schema: what it accepts, and what it says when it does not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from rayfed import scenario
+from rayfed.errors import ScenarioError
+
+MINIMAL = "name: x\nfederation: {rounds: 2, clients: 4}\n"
+
+
+def problems(text: str, *changes: str) -> str:
+    with pytest.raises(ScenarioError) as caught:
+        scenario.parse(text, "s.yaml", changes)
+    return str(caught.value)
+
+
+def test_minimal_scenario_takes_the_defaults() -> None:
+    s = scenario.parse(MINIMAL)
+    assert (s.data.name, s.federation.aggregation.name, s.clients_per_round, s.server_lr) == (
+        "digits",
+        "fedavg",
+        4,
+        1.0,
+    )
+    assert s.stacks == {"none": []}
+
+
+def test_dump_loads_to_the_same_scenario() -> None:
+    text = MINIMAL + "arms: {a: [], b: [{name: gaussian, sigma: 0.5}]}\nattacks: [{name: dlg, knowledge: [labels]}]\n"
+    first = scenario.parse(text)
+    assert scenario.parse(first.dump()) == first
+
+
+def test_all_errors_at_once_with_line_and_path() -> None:
+    text = """\
+name: x
+trainning: {lr: 1}
+training: {lr: fast}
+federation: {rounds: 0, clients: 10}
+defences:
+  - {name: gaussian, sigma: -0.1}
+  - {name: gausian}
+"""
+    message = problems(text)
+    assert "5 problems" in message
+    assert "line 2: trainning: unknown key; did you mean 'training'?" in message
+    assert "line 3: training.lr: found 'fast'" in message
+    assert "line 4: federation.rounds: found 0; input should be greater than or equal to 1" in message
+    assert "line 6: defences.0.sigma: found -0.1; input should be greater than or equal to 0" in message
+    assert "line 7: defences.1.name: unknown defence 'gausian': did you mean 'gaussian'?" in message
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ("defences: [{name: gaussian, sigma: 1, clp: 2}]", "did you mean 'clip'"),
+        ("defences: [{name: gaussian}]", "defences.0.sigma: required, but not given"),
+        ("attacks: [{name: dlg, victms: 2}]", "did you mean 'victims'"),
+        ("attacks: [{name: dlg, rounds: [2]}]", "round 2 is never played"),
+        ("attacks: [{name: dlg, victims: 5}]", "only 4 clients are drawn in a round"),
+        ("attacks: [{name: dlg, victims: [4]}]", "there is no client 4"),
+        ("attacks: [{name: dlg}, {name: dlg}]", "give this one a `label`"),
+        ("attacks: [{name: dlg, knowledge: [lables]}]", "attacks.0.knowledge.0"),
+        ("training: {epochs: 1, steps: 1}", "either `epochs` or `steps`"),
+        ("training: {algorithm: fedsgd, epochs: 1}", "fedsgd sends the gradient of one batch"),
+        ("arms: {a: []}\ndefences: [{name: prune, ratio: 0.5}]", "not both"),
+        ("defences: [{name: prune, ratio: 1.0}]", "less than 1"),
+        ("defences: [{name: quantise, bits: 40}]", "less than or equal to 28"),
+        ("model: {name: no.such.module:Net}", "cannot import 'no.such.module'"),
+        ("model: {name: json:Net}", "module 'json' has no 'Net'"),
+    ],
+)
+def test_one_error(extra: str, expected: str) -> None:
+    assert expected in problems(MINIMAL + extra)
+
+
+def test_not_yaml_and_not_a_mapping() -> None:
+    assert "not valid YAML" in problems("name: [x")
+    assert "expected `key: value` lines" in problems("- a\n- b\n")
+
+
+def test_changes_are_yaml_and_reach_into_lists() -> None:
+    text = MINIMAL + "defences: [{name: gaussian, sigma: 1}]\n"
+    s = scenario.parse(text, changes=["training.lr=0.5", "defences.0.sigma=0.25", "federation.aggregation=median"])
+    assert s.training.lr == 0.5
+    assert s.defences[0].parameters == {"sigma": 0.25}
+    assert s.federation.aggregation.name == "median"
+
+
+@pytest.mark.parametrize("change", ["training.lr", "attacks.0=1", "name.deeper=1", "federation.0=1"])
+def test_a_change_that_fits_nowhere(change: str) -> None:
+    assert f"--set {change}" in problems(MINIMAL, change)
+
+
+def test_attack_fields_do_not_hide_an_attacks_own_parameters() -> None:
+    from rayfed import catalogue
+
+    for spec in (scenario.AttackSpec, scenario.ModelSpec, scenario.DefenceSpec, scenario.DataSpec):
+        for name in catalogue.table(spec.kind):
+            own = {p.name for p in catalogue.parameters(catalogue.find(spec.kind, name))}
+            assert not own & set(spec.model_fields), f"{spec.kind} {name}"
+
+
+def test_json_schema_knows_components_and_their_fields() -> None:
+    schema = json.loads(json.dumps(scenario.json_schema()))
+    gaussian = next(o for o in schema["$defs"]["DefenceSpec"]["anyOf"] if o.get("title") == "gaussian")
+    assert gaussian["properties"]["sigma"]["minimum"] == 0
+    assert gaussian["required"] == ["name", "sigma"]
+
+
+def test_template_of_new_is_valid() -> None:
+    from importlib.resources import files
+
+    text = files("rayfed").joinpath("new_scenario.yaml").read_text()
+    assert scenario.parse(text.replace("NAME", "mine")).name == "mine"
+    assert yaml.safe_load(text)["arms"]["none"] == []

@@ -1,0 +1,317 @@
+"""Local training, cohorts and the host, on real digits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rayfed import scenario as scenarios
+from rayfed import seeds
+from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task
+from rayfed.defences.gaussian import Gaussian
+from rayfed.errors import ScenarioError, UserError
+from rayfed.gradients import buffers_of, weights_of
+from rayfed.models.build import build_model
+from rayfed.scenario import AttackSpec, Scenario, Training
+from rayfed.training import plan
+from rayfed.training.cohort import cohort_updates
+from rayfed.training.host import Host, Sent
+from rayfed.training.inputs import prepare
+from rayfed.training.local import batches, trained_samples, update_method, update_scale
+from rayfed.update import Named, Update
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(labels)
+
+
+def task(digits: tuple[torch.Tensor, torch.Tensor], model: nn.Module, client: int = 0, samples: int = 21) -> Task:
+    rows = torch.arange(samples) + 50 * client
+    return Task(
+        client=client,
+        round=0,
+        model=model,
+        weights=weights_of(model),
+        buffers=buffers_of(model),
+        data=Batch(digits[0][rows], digits[1][rows]),
+        generator=torch.Generator().manual_seed(client),
+        order=client,
+    )
+
+
+def mlp() -> nn.Module:
+    return build_model("mlp", {"hidden": [16]}, (1, 8, 8), 10, seed=0)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_local_training_is_torchs_sgd(digits, momentum: float) -> None:  # type: ignore[no-untyped-def]
+    training = Training(epochs=2, batch_size=8, lr=0.1, momentum=momentum)
+    work = task(digits, mlp())
+    update = update_method(training, [])(work)
+    reference = mlp()
+    optimiser = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=momentum)
+    for index in batches(21, training, work.order):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(reference(work.data.images[index]), work.data.labels[index]).backward()
+        optimiser.step()
+    for name, p in reference.named_parameters():
+        torch.testing.assert_close(work.weights[name] - update.tensors[name], p.detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_fedsgd_sends_the_gradient_of_one_batch(digits) -> None:  # type: ignore[no-untyped-def]
+    work = task(digits, model := mlp())
+    update = update_method(Training(algorithm="fedsgd", batch_size=None), [])(work)
+    nn.functional.cross_entropy(model(work.data.images), work.data.labels).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(update.tensors[name], p.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_training_leaves_its_task_as_it_was(digits) -> None:  # type: ignore[no-untyped-def]
+    model = build_model("resnet10", {}, (1, 8, 8), 10, seed=0)
+    work = task(digits, model, samples=6)
+    before = {n: t.clone() for n, t in {**work.weights, **work.buffers}.items()}
+    update = update_method(Training(batch_size=3), [])(work)
+    assert all(torch.equal(t, before[n]) for n, t in {**work.weights, **work.buffers}.items())
+    assert any(not torch.equal(b, work.buffers[n]) for n, b in update.buffers.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "last"),
+    [({"epochs": 2, "batch_size": 8}, 6, 5), ({"steps": 4, "batch_size": 8}, 4, 8), ({"batch_size": None}, 1, 21)],
+)
+def test_batches_cover_each_epoch_once(settings: dict[str, int], steps: int, last: int) -> None:
+    found = list(batches(21, Training(**settings), order=3))  # type: ignore[arg-type]
+    assert (len(found), len(found[-1])) == (steps, last)
+    assert sorted(torch.cat(found)[:21].tolist()) == list(range(21))
+    assert all(torch.equal(a, b) for a, b in zip(found, batches(21, Training(**settings), 3), strict=True))  # type: ignore[arg-type]
+
+
+def test_scale_of_an_update_under_a_constant_gradient() -> None:
+    """An update of k momentum steps along a constant gradient, by running them."""
+    training = Training(steps=5, batch_size=4, lr=0.1, momentum=0.9)
+    w, v = 0.0, 0.0
+    for _ in range(5):
+        v = 0.9 * v + 1.0
+        w -= 0.1 * v
+    assert update_scale(20, training) == pytest.approx(-w)
+    assert update_scale(20, Training(algorithm="fedsgd")) == 1.0
+    assert trained_samples(20, Training(steps=2, batch_size=4)) == 8
+    assert trained_samples(20, Training(epochs=3)) == 20
+
+
+@pytest.mark.parametrize(
+    "settings", [{"epochs": 2, "batch_size": 8, "momentum": 0.9}, {"algorithm": "fedsgd", "batch_size": 8}]
+)
+@pytest.mark.parametrize("model", ["mlp", "lenet"])
+def test_vmapped_cohort_gives_the_loops_numbers(digits, settings: dict[str, int], model: str) -> None:  # type: ignore[no-untyped-def]
+    net = build_model(model, {}, (1, 8, 8), 10, seed=0)
+    defences = [Gaussian(sigma=0.01)]
+    sent: dict[str, list[Update]] = {}
+    for how in ("loop", "vmap"):
+        tasks = [task(digits, net, c, samples=s) for c, s in enumerate((21, 5, 16))]  # unlike steps, unlike batches
+        sent[how] = list(cohort_updates(tasks, Training(vectorise=how, lr=0.05, **settings), defences))  # type: ignore[arg-type]
+    for a, b in zip(sent["loop"], sent["vmap"], strict=True):
+        assert (a.client, a.samples) == (b.client, b.samples)
+        assert a.loss == pytest.approx(b.loss, abs=1e-5)
+        for name in a.tensors:
+            torch.testing.assert_close(a.tensors[name], b.tensors[name], atol=1e-5, rtol=0)
+
+
+def test_vmap_says_what_stands_in_its_way(digits) -> None:  # type: ignore[no-untyped-def]
+    with_norm = build_model("resnet10", {}, (1, 8, 8), 10, seed=0)
+    with pytest.raises(UserError, match="batch norm in training mode"):
+        cohort_updates([task(digits, with_norm)], Training(vectorise="vmap"), [])
+    with pytest.raises(UserError, match="the defence Tracing works client by client"):
+        cohort_updates([task(digits, mlp())], Training(vectorise="vmap"), [Tracing("a", [])])
+
+
+class Tracing(Defence):
+    """Notes which of its hooks is called when."""
+
+    vectorises = False
+
+    def __init__(self, name: str, seen: list[str]) -> None:
+        self.name, self.seen = name, seen
+
+    def wrap_data(self, next: DataMethod) -> DataMethod:
+        def data(task: Task) -> Batch:
+            batch = next(task)
+            self.seen.append(f"{self.name}.data")
+            return batch
+
+        return data
+
+    def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
+        def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, torch.Tensor]:
+            grads, loss = next(task, weights, batch)
+            self.seen.append(f"{self.name}.gradient")
+            return {n: 2 * g for n, g in grads.items()}, loss
+
+        return gradient
+
+    def wrap_update(self, next):  # type: ignore[no-untyped-def]
+        def update(task: Task) -> Update:
+            sent = next(task)
+            self.seen.append(f"{self.name}.update")
+            task.state["rounds"] = task.state.get("rounds", 0) + 1
+            return sent
+
+        return update
+
+
+def test_every_hook_is_called_innermost_first(digits) -> None:  # type: ignore[no-untyped-def]
+    seen: list[str] = []
+    training = Training(algorithm="fedsgd", batch_size=None)
+    stack = [Tracing("first", seen), Tracing("second", seen)]
+    update = update_method(training, stack)(task(digits, mlp()))
+    assert seen == [f"{n}.{hook}" for hook in ("data", "gradient", "update") for n in ("first", "second")]
+    plain = update_method(training, [])(task(digits, mlp()))
+    torch.testing.assert_close(update.tensors["layers.0.weight"] if "layers.0.weight" in update.tensors
+                               else next(iter(update.tensors.values())),
+                               4 * next(iter(plain.tensors.values())))  # fmt: skip
+
+
+def scenario(extra: str = "") -> Scenario:
+    text = """
+name: t
+data: {name: digits, size: 8, train_samples: 200, test_samples: 100}
+partition: {name: dirichlet, alpha: 1}
+model: {name: mlp, hidden: [16]}
+training: {batch_size: 8}
+federation: {rounds: 3, clients: 8, clients_per_round: 5, cohort_size: 2}
+"""
+    return scenarios.parse(text + extra)
+
+
+def host(s: Scenario) -> tuple[Host, Sent]:
+    inputs = prepare(s)
+    found = Host(s, inputs.data, inputs.parts, CPU)
+    model = found.arm(next(iter(s.stacks))).model
+    return found, Sent(0, weights_of(model), buffers_of(model))
+
+
+def test_a_client_sends_the_same_whoever_its_neighbours_are() -> None:
+    s = scenario()
+    h, sent = host(s)
+    alone, _ = h.cohort("none", sent, [3], {})
+    together, report = h.cohort("none", sent, [1, 3], {})
+    first, _ = h.cohort("none", sent, [1], {})
+    for name, total in together.tensors.items():
+        assert torch.equal(total, first.tensors[name] + alone.tensors[name])
+    assert [row["client"] for row in report.rows] == [1, 3]
+
+
+def test_plan_follows_from_the_scenario() -> None:
+    s = scenario()
+    drawn = [plan.drawn_clients(s, r) for r in range(20)]
+    assert all(len(set(d)) == 5 and d == sorted(d) for d in drawn)
+    assert set(np.concatenate(drawn)) == set(range(8))
+    assert [len(c) for c in plan.cohorts(s, 0)] == [2, 2, 1]
+    assert drawn[0] == plan.drawn_clients(s, 0)
+
+
+def test_victims_are_clients_that_can_be_observed() -> None:
+    s = scenario()
+    samples = [len(p) for p in prepare(s).parts]
+    drawn = plan.drawn_clients(s, 0)
+    chosen = plan.victims(s, AttackSpec(name="dlg", victims=2), 0, samples)
+    assert chosen == drawn[:2]
+    absent = next(c for c in range(8) if c not in drawn)
+    with pytest.raises(ScenarioError, match=f"client {absent} in round 0, which sends nothing then"):
+        plan.victims(s, AttackSpec(name="dlg", victims=[absent]), 0, samples)
+    assert plan.victims(s, AttackSpec(name="dlg", victims=[absent], observes="gradient"), 0, samples) == [absent]
+    with pytest.raises(ScenarioError, match="choose another victim or a smaller batch_size"):
+        plan.victims(s, AttackSpec(name="dlg", victims=[0], observes="gradient", batch_size=201), 0, samples)
+
+
+def test_an_observed_update_is_the_one_that_was_sent() -> None:
+    s = scenario("defences: [{name: gaussian, sigma: 0.1}]\n")
+    h, sent = host(s)
+    partial, _ = h.cohort("gaussian", sent, [2], {})
+    seen, truth = h.observe("gaussian", sent, 2, AttackSpec(name="dlg"), {})
+    for name, tensor in seen.update.items():
+        assert torch.equal(tensor * partial.weight, partial.tensors[name])
+    assert seen.batch_size == len(truth.labels) == len(h.parts[2])
+    assert seen.labels is None
+
+
+def test_an_observed_gradient_is_that_of_its_truth() -> None:
+    s = scenario()
+    h, sent = host(s)
+    attack = AttackSpec(name="dlg", observes="gradient", batch_size=3, knowledge=["labels"])
+    seen, truth = h.observe("none", sent, 2, attack, {})
+    model = h.arm("none").model
+    nn.functional.cross_entropy(model(truth.images), truth.labels).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(seen.gradient[name], p.grad, atol=1e-6, rtol=1e-5)
+    assert seen.labels is not None
+    assert torch.equal(seen.labels, truth.labels.sort().values)
+
+
+def test_the_gradient_estimate_of_one_local_step_is_exact() -> None:
+    s = scenario()
+    s = s.model_copy(update={"training": Training(steps=1, batch_size=None, lr=0.01)})
+    h, sent = host(s)
+    seen, truth = h.observe("none", sent, 2, AttackSpec(name="dlg"), {})
+    model = h.arm("none").model
+    nn.functional.cross_entropy(model(truth.images), truth.labels).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(seen.gradient[name], p.grad, atol=1e-5, rtol=1e-3)
+
+
+def test_a_clients_state_comes_back_and_an_attacker_does_not_change_it() -> None:
+    s = scenario()
+    h, sent = host(s)
+    h._arms["none"] = replace(h.arm("none"), defences=(Tracing("t", []),))
+    state = {"rounds": 4}
+    h.observe("none", sent, 1, AttackSpec(name="dlg"), state)
+    assert state == {"rounds": 4}
+    _, report = h.cohort("none", sent, [1], {1: state})
+    assert report.states == {1: {"rounds": 5}}
+
+
+def test_evaluation_counts_what_the_model_gets_right() -> None:
+    s = scenario()
+    h, sent = host(s)
+    parts: Sequence[tuple[float, int]] = [h.evaluate("none", sent, i, min(i + 60, 100)) for i in range(0, 100, 60)]
+    model = h.arm("none").model
+    with torch.no_grad():
+        logits = model(torch.from_numpy(h.data.test_images).float() / 255)
+    labels = torch.from_numpy(h.data.test_labels)
+    assert sum(p[1] for p in parts) == int((logits.argmax(1) == labels).sum())
+    assert sum(p[0] for p in parts) == pytest.approx(
+        float(nn.functional.cross_entropy(logits, labels, reduction="sum")), rel=1e-5
+    )
+
+
+def test_a_diverged_client_is_named() -> None:
+    s = scenario()
+    s = s.model_copy(update={"training": Training(lr=1e30, batch_size=8)})
+    h, sent = host(s)
+    with pytest.raises(UserError, match="client 1 sent an update that is not finite in round 0 of arm 'none'"):
+        h.cohort("none", sent, [1], {})
+
+
+def test_dropout_draws_the_same_for_the_same_client(digits) -> None:  # type: ignore[no-untyped-def]
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+    before = torch.get_rng_state()
+    first, again = (update_method(Training(), [])(task(digits, model)) for _ in range(2))
+    assert torch.equal(first.tensors["2.weight"], again.tensors["2.weight"])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_generators_depend_on_the_whole_key() -> None:
+    draws = {tuple(torch.rand(2, generator=seeds.torch_generator(*key)).tolist())
+             for key in [(0, "a", 1), (0, "a", 2), (0, "b", 1), (1, "a", 1)]}  # fmt: skip
+    assert len(draws) == 4

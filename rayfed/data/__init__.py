@@ -1,0 +1,1 @@
+"""Data sets in memory, and how their samples are dealt to clients."""

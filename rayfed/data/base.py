@@ -1,0 +1,156 @@
+"""What a data set is once loaded, and the contract of a component that loads one.
+
+Images stay uint8 everywhere; whoever trains on a batch turns that batch into floats.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from pydantic import Field
+
+from rayfed.catalogue import component
+from rayfed.data.images import Encoded, decode, resize
+from rayfed.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A train and a test split in memory; building one that does not hold together raises `DataError`."""
+
+    train_images: np.ndarray
+    """(N, C, H, W) uint8."""
+    train_labels: np.ndarray
+    """(N,) int64, indices into `classes`."""
+    test_images: np.ndarray
+    """(M, C, H, W) uint8, of the same C, H and W."""
+    test_labels: np.ndarray
+    """(M,) int64."""
+    classes: tuple[str, ...]
+    """Names of the classes, in the order of their labels."""
+
+    def __post_init__(self) -> None:
+        _check_split("train", self.train_images, self.train_labels, len(self.classes))
+        _check_split("test", self.test_images, self.test_labels, len(self.classes))
+        if self.train_images.shape[1:] != self.test_images.shape[1:]:
+            raise DataError(
+                f"train_images are {self.train_images.shape[1:]} and test_images "
+                f"{self.test_images.shape[1:]} (channels, height, width); both splits must have one shape"
+            )
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of every image."""
+        channels, height, width = self.train_images.shape[1:]
+        return channels, height, width
+
+
+def _check_split(split: str, images: np.ndarray, labels: np.ndarray, classes: int) -> None:
+    if images.dtype != np.uint8 or images.ndim != 4 or not images.size:
+        raise DataError(f"{split}_images is {images.dtype} {images.shape}, expected uint8 (N, C, H, W) with N >= 1")
+    if labels.dtype != np.int64 or labels.shape != images.shape[:1]:
+        raise DataError(f"{split}_labels is {labels.dtype} {labels.shape}, expected int64 ({len(images)},)")
+    check_labels(f"{split}_labels", labels, classes)
+
+
+def check_labels(where: str, labels: np.ndarray, classes: int) -> None:
+    """Raise `DataError`, naming `where` and the first such row, unless all labels (N,) are in 0 .. classes - 1."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        raise DataError(
+            f"{where}, row {wrong[0]} (from 0): label {labels[wrong[0]]}, expected 0 to {classes - 1} "
+            f"({len(wrong)} such rows in all)"
+        )
+
+
+class Split(NamedTuple):
+    """One split as its source has it: images not yet resized, and not yet decoded where they lie in files."""
+
+    images: np.ndarray | Sequence[Encoded]
+    """(N, C, H, W) uint8, or N encoded images."""
+    labels: np.ndarray
+    """(N,) int64."""
+
+    def take(self, indices: np.ndarray) -> Split:
+        """The samples at some indices, in that order."""
+        images = self.images
+        chosen = images[indices] if isinstance(images, np.ndarray) else [images[i] for i in indices]
+        return Split(chosen, self.labels[indices])
+
+
+@component
+class Source:
+    """Base of every data set component: a subclass reads, this class chooses samples and resizes."""
+
+    size: Annotated[int, Field(ge=1)] | None = None
+    """Height and width of the images in pixels: images of another size are resized (bilinear with antialias,
+    proportions not kept). None keeps the size that the source has."""
+    train_samples: Annotated[int, Field(ge=1)] | None = None
+    """Use only this many training samples: always the same ones, each class in its share. None uses all."""
+    test_samples: Annotated[int, Field(ge=1)] | None = None
+    """Use only this many test samples, chosen likewise. None uses all."""
+
+    def load(self) -> Dataset:
+        """The data set in memory. Raises `DataError` for missing, truncated or mislabelled files."""
+        train, test, classes = self.read()
+        train = _at_most(self.train_samples, train, "train_samples")
+        test = _at_most(self.test_samples, test, "test_samples")
+        train_images, test_images = _pixels(train.images, test.images, self.size)
+        return Dataset(train_images, train.labels, test_images, test.labels, classes)
+
+    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+        """The train split, the test split and the names of the classes, as the source has them."""
+        raise NotImplementedError
+
+
+def _at_most(samples: int | None, split: Split, field: str) -> Split:
+    if samples is None:
+        return split
+    if samples > len(split.labels):
+        raise DataError(
+            f"{field} is {samples}, but there are only {len(split.labels)} samples; lower it or leave it out"
+        )
+    return split.take(stratified(split.labels, samples))
+
+
+def _pixels(
+    train: np.ndarray | Sequence[Encoded], test: np.ndarray | Sequence[Encoded], size: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    if isinstance(train, np.ndarray) and isinstance(test, np.ndarray):
+        return resize(train, size), resize(test, size)
+    # Together, because one colour image in either split makes both splits RGB.
+    images = decode([*train, *test], size)
+    return images[: len(train)], images[len(train) :]
+
+
+def stratified(labels: np.ndarray, samples: int) -> np.ndarray:
+    """Indices (samples,) of a subset in which each class has its share, rounded up or down; ascending.
+
+    Systematic sampling: evenly spaced positions in the samples sorted by class; nothing is drawn at random.
+    """
+    by_class = np.argsort(labels, kind="stable")
+    positions = (2 * np.arange(samples) + 1) * len(labels) // (2 * samples)
+    return np.sort(by_class[positions])
+
+
+def hold_out_fifth(split: Split, where: str) -> tuple[Split, Split]:
+    """Cut one split into train and test: a stratified fifth, always the same one, is the test split.
+
+    Raises `DataError`, naming `where`, for fewer than 5 samples.
+    """
+    count = len(split.labels)
+    if count < 5:
+        raise DataError(f"{where} has {count} images, at least 5 are needed to hold out a fifth as the test split")
+    test = stratified(split.labels, count // 5)
+    train = np.setdiff1d(np.arange(count), test, assume_unique=True)
+    return split.take(train), split.take(test)
+
+
+def local_path(path: str) -> Path:
+    """A path as a scenario writes it, with `~` and environment variables expanded."""
+    return Path(os.path.expandvars(path)).expanduser()

@@ -1,0 +1,8 @@
+"""Partitions: how samples are dealt to clients, each a component with `split(labels, clients, rng)`."""
+
+TABLE: dict[str, str] = {
+    "iid": "rayfed.data.partitions.iid:IID",
+    "dirichlet": "rayfed.data.partitions.dirichlet:Dirichlet",
+    "shards": "rayfed.data.partitions.shards:Shards",
+    "quantity": "rayfed.data.partitions.quantity:Quantity",
+}

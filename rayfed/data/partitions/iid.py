@@ -1,0 +1,18 @@
+"""Samples dealt evenly at random: the IID setting of McMahan et al., arXiv:1602.05629, section 3."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rayfed.catalogue import component
+from rayfed.data.partitions.base import require
+
+
+@component
+class IID:
+    """Every client gets an equal share (to within one sample) of all samples, whatever their labels."""
+
+    def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """See `Partition.split`."""
+        require(len(labels), clients, 1, "one a client")
+        return np.array_split(rng.permutation(len(labels)), clients)

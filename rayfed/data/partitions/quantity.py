@@ -1,0 +1,30 @@
+"""Quantity skew: clients differ in how much data they have, not in which.
+
+Li, Diao, Chen and He, "Federated Learning on Non-IID Data Silos", arXiv:2102.02079, section IV-C.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from rayfed.catalogue import component
+from rayfed.data.partitions.base import require
+
+
+@component
+class Quantity:
+    """Every client gets one sample; shares of all others ~ Dir(alpha, ..., alpha), whatever their labels."""
+
+    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    """Concentration: near 0 one client has nearly all samples, above about 100 all have about equally many."""
+
+    def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """See `Partition.split`."""
+        require(len(labels), clients, 1, "one a client")
+        order = rng.permutation(len(labels))
+        shares = rng.dirichlet(np.full(clients, self.alpha))
+        sizes = 1 + rng.multinomial(len(labels) - clients, shares)
+        return np.split(order, np.cumsum(sizes)[:-1])

@@ -1,0 +1,29 @@
+"""Label shards: the pathological non-IID setting of McMahan et al., arXiv:1602.05629, section 3."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from rayfed.catalogue import component
+from rayfed.data.partitions.base import require
+
+
+@component
+class Shards:
+    """Samples sorted by label and cut into equal shards, as many of which are dealt to each client at random."""
+
+    shards_per_client: Annotated[int, Field(ge=1)] = 2
+    """Shards a client: roughly how many classes each client has."""
+
+    def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """See `Partition.split`; shards are equal to within one sample."""
+        each = self.shards_per_client
+        require(len(labels), clients, each, f"one for each of {each} shards a client")
+        order = rng.permutation(len(labels))
+        by_label = order[np.argsort(labels[order], kind="stable")]
+        shards = np.array_split(by_label, clients * each)
+        dealt = rng.permutation(len(shards)).reshape(clients, each)
+        return [rng.permutation(np.concatenate([shards[i] for i in hand])) for hand in dealt]

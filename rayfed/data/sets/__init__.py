@@ -1,0 +1,13 @@
+"""Data sets: one a file, or one family a file, each a component with `load() -> Dataset`."""
+
+TABLE: dict[str, str] = {
+    "digits": "rayfed.data.sets.digits:Digits",
+    "photos": "rayfed.data.sets.photos:Photos",
+    "mnist": "rayfed.data.sets.mnist:MNIST",
+    "fashion_mnist": "rayfed.data.sets.mnist:FashionMNIST",
+    "cifar10": "rayfed.data.sets.cifar:CIFAR10",
+    "cifar100": "rayfed.data.sets.cifar:CIFAR100",
+    "svhn": "rayfed.data.sets.svhn:SVHN",
+    "image_folder": "rayfed.data.sets.image_folder:ImageFolder",
+    "parquet": "rayfed.data.sets.parquet:Parquet",
+}

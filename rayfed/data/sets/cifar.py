@@ -1,0 +1,73 @@
+"""CIFAR-10 and CIFAR-100, as torchvision unpacks them or as Parquet files in the Hugging Face layout.
+
+Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from torchvision import datasets
+
+from rayfed.catalogue import component
+from rayfed.data.base import Split
+from rayfed.data.sets.parquet import read_parquet
+from rayfed.data.sets.torchvision_sets import TorchvisionSource
+
+_SHARDS = "Parquet files *train*.parquet and *test*.parquet (or *val*.parquet) in root or one folder below"
+
+
+@component
+class CIFAR10(TorchvisionSource):
+    """60,000 colour images of 32x32 in 10 classes (or as many as the Parquet files hold)."""
+
+    original: ClassVar[Any] = datasets.CIFAR10
+    layout: ClassVar[str] = f"torchvision's folder cifar-10-batches-py in root, or {_SHARDS}"
+    label_columns: ClassVar[tuple[str, ...]] = ("label",)
+
+    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+        """Torchvision's batches where its folder is there, else all Parquet files; in the order stored."""
+        train, test = self._shards("train"), self._shards("test", "val")
+        if (train or test) and not self._batches.is_dir():
+            return self._read_parquet(train, test)
+        return self._read_batches()
+
+    @property
+    def _batches(self) -> Path:
+        return self.folder / self.original.base_folder
+
+    def _shards(self, *splits: str) -> list[Path]:
+        patterns = [f"{below}*{split}*.parquet" for split in splits for below in ("", "*/")]
+        return sorted({path for pattern in patterns for path in self.folder.glob(pattern)})
+
+    def _read_parquet(self, train: list[Path], test: list[Path]) -> tuple[Split, Split, tuple[str, ...]]:
+        for split, files in (("train", train), ("test", test)):
+            if not files:
+                raise self.missing(f"{self.folder} has Parquet files, but none of the {split} split")
+        return read_parquet(train, test, ("image", "img"), self.label_columns)
+
+    def _read_batches(self) -> tuple[Split, Split, tuple[str, ...]]:
+        if self.download:
+            with self.downloading():
+                self.original(self.folder, download=True)
+        meta = (self.original.meta["filename"], self.original.meta["md5"])
+        for name, md5 in (*self.original.train_list, *self.original.test_list, meta):
+            self.check_md5(self._batches / name, md5)
+        train, test = self.original(self.folder, train=True), self.original(self.folder, train=False)
+        return _split(train), _split(test), tuple(train.classes)
+
+
+@component
+class CIFAR100(CIFAR10):
+    """60,000 colour images of 32x32 in 100 classes (the fine labels)."""
+
+    original: ClassVar[Any] = datasets.CIFAR100
+    layout: ClassVar[str] = f"torchvision's folder cifar-100-python in root, or {_SHARDS}"
+    label_columns: ClassVar[tuple[str, ...]] = ("fine_label", "label")
+
+
+def _split(data: Any) -> Split:
+    images = np.ascontiguousarray(data.data.transpose(0, 3, 1, 2))
+    return Split(images, np.array(data.targets, dtype=np.int64))

@@ -1,0 +1,60 @@
+"""Your own images: a folder for each class, as torchvision's ImageFolder and most tools lay them out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from rayfed.catalogue import component
+from rayfed.data.base import Source, Split, hold_out_fifth, local_path
+from rayfed.data.images import Encoded
+from rayfed.errors import DataError
+
+ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+"""A file of another kind inside a class folder is passed over, as tools leave thumbnails and notes there."""
+
+
+@component
+class ImageFolder(Source):
+    """`root/train/CLASS/*` and `root/test/CLASS/*`, or `root/CLASS/*` with a stratified fifth as test split."""
+
+    root: str
+    """Folder of the classes or of `train` and `test`; `~` and environment variables are expanded."""
+
+    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+        """Classes in alphabetical order, and the images of a class in the order of their names."""
+        root = local_path(self.root)
+        if not root.is_dir():
+            raise DataError(f"{root} is no folder; expected one with CLASS/*.png (or .jpg, ...) in it")
+        train, test = root / "train", root / "test"
+        if not train.is_dir() and not test.is_dir():
+            classes = _classes(root)
+            return *hold_out_fifth(_split(root, classes), str(root)), classes
+        for folder, other in ((train, test), (test, train)):
+            if not folder.is_dir():
+                raise DataError(f"{folder} is missing, but {other} is there; expected both or neither")
+        classes = _classes(train)
+        return _split(train, classes), _split(test, classes), classes
+
+
+def _classes(folder: Path) -> tuple[str, ...]:
+    folders = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    if not folders:
+        raise DataError(f"{folder} has no class folder; expected {folder}/CLASS/*.png (or .jpg, ...)")
+    return tuple(sorted(path.name for path in folders))
+
+
+def _split(folder: Path, classes: tuple[str, ...]) -> Split:
+    unknown = sorted(set(_classes(folder)) - set(classes))
+    if unknown:
+        raise DataError(f"{folder / unknown[0]} is no class of the training split; expected {', '.join(classes)}")
+    images: list[Encoded] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        paths = sorted(path for path in (folder / name).glob("*") if path.suffix.lower() in ENDINGS)
+        if not paths:
+            raise DataError(f"{folder / name} has no image; expected files ending in {', '.join(sorted(ENDINGS))}")
+        images += [Encoded(str(path), path) for path in paths]
+        labels += [label] * len(paths)
+    return Split(images, np.array(labels, dtype=np.int64))

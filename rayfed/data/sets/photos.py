@@ -1,0 +1,61 @@
+"""Patches of natural colour photographs that ship in the wheels of scikit-learn and scikit-image.
+
+Label = the photograph that a patch is cut from. Left out are the grey, medical and synthetic pictures, the deep
+field of the Hubble telescope (nearly all of it black) and the second of the two stereo views (the same scene).
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from rayfed.catalogue import component
+from rayfed.data.base import Source, Split, hold_out_fifth
+from rayfed.data.images import Encoded, decode
+from rayfed.errors import DataError
+
+PHOTOGRAPHS: dict[str, tuple[str, str]] = {
+    "astronaut": ("skimage.data", "astronaut.png"),
+    "cat": ("skimage.data", "chelsea.png"),
+    "coffee": ("skimage.data", "coffee.png"),
+    "flower": ("sklearn.datasets.images", "flower.jpg"),
+    "motorcycle": ("skimage.data", "motorcycle_left.png"),
+    "rocket": ("skimage.data", "rocket.jpg"),
+    "temple": ("sklearn.datasets.images", "china.jpg"),
+}
+"""Class name -> package and file."""
+
+
+@component
+class Photos(Source):
+    """Seven RGB photographs cut on a grid: no two patches share a pixel. A stratified fifth is the test split."""
+
+    size: Annotated[int, Field(ge=8)] = 32
+    """Height and width of a patch in pixels; the photographs are cut, not resized."""
+
+    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+        """All whole patches of the grid, photograph by photograph, row by row: 1,723 at the default size."""
+        patches = [_patches(package, name, self.size) for package, name in PHOTOGRAPHS.values()]
+        labels = np.repeat(np.arange(len(patches)), [len(p) for p in patches])
+        train, test = hold_out_fifth(Split(np.concatenate(patches), labels), f"photos at size {self.size}")
+        return train, test, tuple(PHOTOGRAPHS)
+
+
+def _patches(package: str, name: str, size: int) -> np.ndarray:
+    """(N, 3, size, size) uint8."""
+    path = Path(str(files(package) / name))
+    if not path.is_file():
+        raise DataError(f"{path} is missing: the wheel of {package.partition('.')[0]} ships it; install that again")
+    photo = decode([Encoded(str(path), path)], None)[0]
+    down, across = photo.shape[1] // size, photo.shape[2] // size
+    if not down * across:
+        raise DataError(
+            f"size {size} is more than {path} has: {photo.shape[1]}x{photo.shape[2]} (height x width); "
+            f"use a smaller size"
+        )
+    grid = photo[:, : down * size, : across * size].reshape(3, down, size, across, size)
+    return grid.transpose(1, 3, 0, 2, 4).reshape(-1, 3, size, size)

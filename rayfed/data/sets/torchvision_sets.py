@@ -1,0 +1,61 @@
+"""What the data sets that torchvision knows have in common: a local root, and a download only when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import file_digest
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rayfed.catalogue import component
+from rayfed.data.base import Source, local_path
+from rayfed.errors import DataError
+
+
+@component
+class TorchvisionSource(Source):
+    """Base of a data set that lies under `root` in the layout that torchvision gives it."""
+
+    original: ClassVar[Any]
+    """torchvision's class."""
+    layout: ClassVar[str]
+    """Which files belong under `root`, in words for errors."""
+
+    root: str
+    """Folder of the files, relative to the working directory; `~` and environment variables are expanded."""
+    download: bool = False
+    """Let torchvision download files that are missing into `root`."""
+
+    @property
+    def folder(self) -> Path:
+        """The root as a path."""
+        return local_path(self.root)
+
+    def missing(self, found: str) -> DataError:
+        """The error for files that are not there."""
+        return DataError(f"{found}; expected {self.layout}, or set `download: true`")
+
+    @contextmanager
+    def downloading(self) -> Iterator[None]:
+        """Turn a failed download by torchvision into a `DataError` that says what to put where."""
+        try:
+            yield
+        except (OSError, RuntimeError, HTTPException) as error:
+            raise DataError(
+                f"the download into {self.folder} failed: {' '.join(str(error).split())}; "
+                f"fetch the files elsewhere and put there {self.layout}"
+            ) from error
+
+    def check_md5(self, path: Path, expected: str) -> None:
+        """Raise `DataError` unless the file is there and is the one that torchvision knows."""
+        if not path.is_file():
+            raise self.missing(f"{path} is missing")
+        with path.open("rb") as stream:
+            found = file_digest(stream, "md5").hexdigest()
+        if found != expected:
+            raise DataError(
+                f"{path} is truncated or altered: expected MD5 {expected}, found {found} "
+                f"({path.stat().st_size} bytes); delete it and fetch it again"
+            )

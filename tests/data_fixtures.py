@@ -1,0 +1,63 @@
+"""Small files in the formats that data sets come in, written by hand so that they are independent of the readers."""
+
+import gzip
+import io
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+
+def random_images(count: int, *shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+
+
+def write_idx_set(folder: Path, count: int = 20, packed: bool = False, seed: int = 0) -> dict[str, np.ndarray]:
+    """The four files of an MNIST-like set in `folder`; returns what is in them, by file name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {}
+    for split, n in (("train", count), ("t10k", count // 2)):
+        content[f"{split}-images-idx3-ubyte"] = random_images(n, 6, 5, seed=seed)
+        content[f"{split}-labels-idx1-ubyte"] = np.arange(n, dtype=np.uint8) % 10
+    for name, array in content.items():
+        if packed:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(idx_bytes(array)))
+        else:
+            (folder / name).write_bytes(idx_bytes(array))
+    return content
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """(H, W) grey or (H, W, 3) colour."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def write_parquet(
+    path: Path,
+    images: list[bytes | None],
+    labels: list[object],
+    names: list[str] | None = None,
+    image_column: str = "image",
+    label_column: str = "label",
+    label_type: pa.DataType | None = None,
+) -> Path:
+    """A Parquet file in the Hugging Face image layout."""
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    rows = pa.array([{"bytes": data, "path": None} for data in images], kind)
+    table = pa.table({image_column: rows, label_column: pa.array(labels, label_type or pa.int64())})
+    if names is not None:
+        features = {image_column: {"_type": "Image"}, label_column: {"names": names, "_type": "ClassLabel"}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path)
+    return path

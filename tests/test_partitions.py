@@ -1,0 +1,183 @@
+"""Partitions: every sample dealt once, nobody empty, and the skew that each name promises."""
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from rayfed import catalogue
+from rayfed.data.partitions import TABLE
+from rayfed.data.partitions.base import Partition, label_mix
+from rayfed.errors import UserError
+
+PARAMETERS = [
+    ("iid", {}),
+    ("dirichlet", {"alpha": 0.01}),
+    ("dirichlet", {"alpha": 1.0}),
+    ("dirichlet", {"alpha": 1000.0}),
+    ("shards", {}),
+    ("shards", {"shards_per_client": 1}),
+    ("quantity", {"alpha": 0.05}),
+    ("quantity", {"alpha": 10.0}),
+]
+
+
+def split(name, parameters, labels, clients, seed=0):
+    return catalogue.build("partitions", name, parameters).split(labels, clients, np.random.default_rng(seed))
+
+
+def shares(labels, parts, classes):
+    mix = label_mix(labels, parts, classes)
+    return mix / mix.sum(1, keepdims=True)
+
+
+def test_every_name_is_tested():
+    assert {name for name, _ in PARAMETERS} == TABLE.keys()
+    for name, parameters in PARAMETERS:
+        assert isinstance(catalogue.build("partitions", name, parameters), Partition)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("samples", "clients"), [(1003, 10), (997, 100), (50, 25), (7, 1)])
+@pytest.mark.parametrize(("name", "parameters"), PARAMETERS)
+def test_every_sample_is_dealt_exactly_once_and_nobody_is_empty(name, parameters, samples, clients, seed):
+    labels = np.random.default_rng(100 + seed).choice(5, size=samples, p=[0.6, 0.2, 0.1, 0.05, 0.05])
+    parts = split(name, parameters, labels, clients, seed)
+    assert len(parts) == clients
+    assert all(part.dtype == np.int64 and part.ndim == 1 and len(part) for part in parts)
+    assert np.sort(np.concatenate(parts)).tolist() == list(range(samples))
+
+
+@pytest.mark.parametrize(("name", "parameters"), PARAMETERS)
+def test_the_generator_is_the_only_source_of_randomness(name, parameters):
+    labels = np.arange(400) % 4
+    one, again, other = (split(name, parameters, labels, 10, seed) for seed in (3, 3, 4))
+    assert all(np.array_equal(a, b) for a, b in zip(one, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize(("name", "parameters"), PARAMETERS)
+def test_more_clients_than_samples_are_refused_with_both_numbers(name, parameters):
+    with pytest.raises(UserError, match=r"9 samples to 10 clients.*fewer clients or more samples"):
+        split(name, parameters, np.arange(9) % 3, 10)
+
+
+def test_limits_beyond_one_sample_a_client():
+    with pytest.raises(UserError, match=r"29 samples to 10 clients: one for each of 3 shards .* at least 30"):
+        split("shards", {"shards_per_client": 3}, np.zeros(29, np.int64), 10)
+    with pytest.raises(UserError, match=r"29 samples to 10 clients: 3 a client needs at least 30"):
+        split("dirichlet", {"alpha": 1.0, "min_samples": 3}, np.zeros(29, np.int64), 10)
+
+
+def test_label_mix_counts():
+    labels = np.array([0, 2, 2, 1, 0])
+    parts = [np.array([0, 4, 1]), np.array([2, 3])]
+    assert label_mix(labels, parts, 4).tolist() == [[2, 0, 1, 0], [0, 1, 1, 0]]
+
+
+@pytest.mark.parametrize("name", ["iid", "dirichlet"])
+def test_equal_sizes(name):
+    parts = split(name, {"alpha": 0.1} if name == "dirichlet" else {}, np.arange(1003) % 10, 10)
+    assert sorted(len(part) for part in parts) == [100] * 7 + [101] * 3
+
+
+def worst_deviation(labels, parts, classes):
+    """The largest distance of a client's class counts from random draws, in standard deviations."""
+    p = np.bincount(labels, minlength=classes) / len(labels)
+    sizes = np.array([len(part) for part in parts])[:, None]
+    return np.abs((label_mix(labels, parts, classes) - sizes * p) / np.sqrt(sizes * p * (1 - p))).max()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("iid", {}), ("quantity", {"alpha": 1.0}), ("dirichlet", {"alpha": 1e5})]
+)
+def test_labels_are_as_if_drawn_at_random(name, parameters, seed):
+    labels = np.random.default_rng(seed).choice(4, size=20_000, p=[0.4, 0.3, 0.2, 0.1])
+    parts = [part for part in split(name, parameters, labels, 20, seed) if len(part) >= 50]
+    assert worst_deviation(labels, parts, 4) < 5  # 80 counts; beyond 5 once in 20,000 such tests
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_dirichlet_skew_grows_as_alpha_falls(seed):
+    labels = np.arange(20_000) % 10
+    largest = [
+        shares(labels, split("dirichlet", {"alpha": alpha}, labels, 50, seed), 10).max(1).mean()
+        for alpha in (100.0, 10.0, 1.0, 0.1, 0.01)
+    ]
+    assert largest == sorted(largest)
+    assert largest[0] < 0.2
+    assert largest[-1] > 0.5
+
+
+def test_dirichlet_near_zero_gives_each_client_one_class_as_far_as_classes_last():
+    # In the limit every client wants one of K classes; B ~ Bin(clients, 1/K) want the same one, which suffices for
+    # clients / K of them, so on average K E[min(B, clients / K)] / clients of a client's samples are of its class.
+    classes, clients = 10, 50
+    labels = np.arange(5000) % classes
+    largest = [
+        shares(labels, split("dirichlet", {"alpha": 1e-6}, labels, clients, seed), classes).max(1).mean()
+        for seed in range(50)
+    ]
+    wants = binom(clients, 1 / classes)
+    expected = classes * wants.expect(lambda b: np.minimum(b, clients / classes)) / clients
+    # Seeds differ by about 0.05, so their mean by 0.007; where more than twice too many want a class, what they
+    # get instead may be the larger part.
+    assert np.mean(largest) == pytest.approx(expected, abs=0.03)
+
+
+@pytest.mark.parametrize("alpha", [3.0, 10.0, 30.0])
+def test_dirichlet_shares_vary_as_the_distribution_says(alpha):
+    # Var of a share of Dir(a, .., a) over K classes is (1/K)(1 - 1/K) / (K a + 1); drawing n samples from it gives
+    # (1/K)(1 - 1/K) (1 + (n - 1) / (K a + 1)) / n. Classes that run out touch few clients at these alphas.
+    classes, clients, size = 10, 100, 400
+    labels = np.arange(clients * size) % classes
+    squares = [
+        ((shares(labels, split("dirichlet", {"alpha": alpha}, labels, clients, seed), classes) - 0.1) ** 2).mean()
+        for seed in range(10)
+    ]
+    expected = 0.09 * (1 + (size - 1) / (classes * alpha + 1)) / size
+    assert np.mean(squares) == pytest.approx(expected, rel=0.1)
+
+
+def test_dirichlet_deals_with_every_client_wanting_the_same_class():
+    # Two classes, one of them rare: at this alpha nearly every mix is the common class alone.
+    labels = (np.arange(1000) < 10).astype(np.int64)
+    mix = label_mix(labels, split("dirichlet", {"alpha": 1e-3}, labels, 10), 2)
+    assert mix.sum(0).tolist() == [990, 10]
+    assert mix.sum(1).tolist() == [100] * 10
+
+
+def test_shards_give_each_client_two_classes():
+    # McMahan et al.: 60,000 digits, 200 shards of 300, 100 clients; here a tenth of that.
+    labels = np.random.default_rng(0).permutation(np.arange(6000) % 10)
+    parts = split("shards", {}, labels, 100)
+    assert {len(part) for part in parts} == {60}
+    held = (label_mix(labels, parts, 10) > 0).sum(1)
+    assert set(held) <= {1, 2}
+    assert (held == 2).mean() > 0.7
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_quantity_skew_grows_as_alpha_falls(seed):
+    labels = np.arange(20_000) % 10
+    largest = [
+        max(len(part) for part in split("quantity", {"alpha": alpha}, labels, 50, seed)) / len(labels)
+        for alpha in (1000.0, 1.0, 0.001)
+    ]
+    assert largest == sorted(largest)
+    assert largest[0] < 0.03
+    assert largest[-1] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("dirichlet", {"alpha": 0.0}),
+        ("quantity", {"alpha": -1.0}),
+        ("shards", {"shards_per_client": 0}),
+        ("iid", {"a": 1}),
+    ],
+)
+def test_parameters_out_of_range_are_refused(name, parameters):
+    with pytest.raises(ValueError, match="validation error"):
+        catalogue.build("partitions", name, parameters)

@@ -1,0 +1,114 @@
+"""Learned perceptual image patch similarity, from weights on this machine.
+
+Source: Zhang et al. 2018, "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric"; the `lpips`
+package, version 0.1 of its linear heads, which it brings along. The backbone's ImageNet weights it would download; here
+they come from a file, a folder or torch's hub cache, and the network is never asked.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rayfed.errors import UserError
+
+if TYPE_CHECKING:
+    from lpips import LPIPS
+
+Net = Literal["alex", "vgg"]
+
+# The name in torch's hub cache first.
+_FILES: dict[Net, tuple[str, ...]] = {
+    "alex": ("alexnet-owt-7be5be79.pth", "alexnet_features.pth", "alexnet_features_f16.pth"),
+    "vgg": ("vgg16-397923af.pth", "vgg16_features.pth", "vgg16_features_f16.pth"),
+}
+# Below it, the last pooling that the metric looks behind has nothing left to pool.
+_SMALLEST: dict[Net, int] = {"alex": 31, "vgg": 16}
+_ENLARGED = 64
+_CHUNK = 16
+
+
+class LpipsUnavailable(UserError):
+    """The backbone's weights are not on this machine, or are not what they should be."""
+
+
+class Lpips:
+    """The distance between images as a network of one kind sees them.
+
+    `weights` is a file, or a folder that is searched for the usual names; None searches torch's hub cache. Both
+    whole torchvision state dicts (`features.0.weight`) and those of `features` alone (`0.weight`) are understood,
+    in any precision. Raises `LpipsUnavailable`, which names the files that would do.
+    """
+
+    def __init__(self, net: Net, weights: str | Path | None = None) -> None:
+        self.net = net
+        path = _find(net, weights)
+        backbone = _read(net, path)
+        self._network = _network(net)
+        _fill(self._network, backbone, path)
+
+    def __call__(self, a: Tensor, b: Tensor) -> Tensor:
+        """(N, C, H, W) in [0, 1] twice, C = 1 or 3, to (N,) distances: 0 for equal images.
+
+        Grey images are repeated to three channels. Images too small for the network (AlexNet: under 31 pixels, VGG:
+        under 16) are enlarged bilinearly until their shorter side has 64.
+        """
+        network = self._network.to(a.device)
+        with torch.no_grad():
+            chunks = zip(self._prepare(a).split(_CHUNK), self._prepare(b).split(_CHUNK), strict=True)
+            return torch.cat([network(x, y).flatten() for x, y in chunks])
+
+    def _prepare(self, images: Tensor) -> Tensor:
+        images = images.float().expand(-1, 3, -1, -1)
+        side = min(images.shape[-2:])
+        if side < _SMALLEST[self.net]:
+            images = F.interpolate(images, scale_factor=_ENLARGED / side, mode="bilinear", align_corners=False)
+        return images * 2 - 1
+
+
+def _find(net: Net, weights: str | Path | None) -> Path:
+    place = Path(torch.hub.get_dir(), "checkpoints") if weights is None else Path(weights).expanduser()
+    for path in [place] if place.is_file() else [place / name for name in _FILES[net]]:
+        if path.is_file():
+            return path
+    raise LpipsUnavailable(
+        f"no weights for LPIPS ({net}) in '{place}': put torchvision's '{_FILES[net][0]}' there, or set "
+        f"metrics.lpips_weights to the file or to a folder with one of {', '.join(_FILES[net])}"
+    )
+
+
+def _read(net: Net, path: Path) -> dict[str, Tensor]:
+    """The backbone's convolutions by their name in torchvision's `features`, as float32."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise LpipsUnavailable(f"cannot read '{path}' as weights for LPIPS ({net}): {error}") from error
+    if not isinstance(state, Mapping):
+        raise LpipsUnavailable(f"'{path}' holds a {type(state).__name__}, not a state dict for LPIPS ({net})")
+    return {key.removeprefix("features."): tensor.float() for key, tensor in state.items()}
+
+
+def _network(net: Net) -> LPIPS:
+    """The package's network with its own heads and random backbone."""
+    from lpips import LPIPS  # here, because it takes seconds and few runs ask for it
+
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*'(pretrained|weights)'")  # the package's old spelling
+        return LPIPS(net=net, pnet_rand=True, verbose=False).requires_grad_(False)
+
+
+def _fill(network: LPIPS, backbone: dict[str, Tensor], path: Path) -> None:
+    """Put the backbone's weights in: `slice2.3.weight` of the package is `3.weight` of torchvision."""
+    names = {name: name.split(".", 1)[1] for name in network.net.state_dict()}
+    try:
+        network.net.load_state_dict({name: backbone[source] for name, source in names.items()})
+    except (KeyError, RuntimeError) as error:
+        raise LpipsUnavailable(
+            f"'{path}' does not hold the backbone of LPIPS ({network.pnet_type}): {error}"
+        ) from error

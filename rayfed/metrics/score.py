@@ -1,0 +1,85 @@
+"""The score of a reconstruction: every image against the truth that it was matched to.
+
+Scoring happens where the truth is, never where the attack is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from rayfed.errors import UserError, nearest
+from rayfed.metrics.assignment import assign
+from rayfed.metrics.images import mse, psnr, ssim
+from rayfed.metrics.labels import label_accuracy
+from rayfed.metrics.lpips import Lpips, LpipsUnavailable, Net
+
+Metric = Callable[[Tensor, Tensor], Tensor]
+
+_PIXELS: dict[str, Metric] = {"mse": mse, "psnr": psnr, "ssim": ssim}
+_LPIPS: dict[str, Net] = {"lpips_alex": "alex", "lpips_vgg": "vgg"}
+METRICS = (*_PIXELS, *_LPIPS, "label_accuracy")
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores reconstructed batches by the named metrics; raises `UserError` for a name that is not in `METRICS`."""
+
+    names: tuple[str, ...]
+    lpips_weights: str | None = None
+    """As `Lpips` takes it. Without usable weights the LPIPS columns stay empty, with one warning."""
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if name not in METRICS:
+                raise UserError(f"metrics: unknown metric '{name}': {nearest(name, METRICS)}")
+
+    def score(self, true_images: Tensor, true_labels: Tensor, images: Tensor, labels: Tensor) -> list[dict[str, Any]]:
+        """One row for each true image, in order.
+
+        Images are (N, C, H, W) in [0, 1], labels (N,) int64; the reconstruction may be in any order and on any
+        device. A row holds `sample` (index of the true image), `order` (index of the reconstruction matched to it),
+        `true_label`, `label` (the one found with that reconstruction) and the named metrics: None where the
+        reconstruction is not finite, or where LPIPS has no weights.
+        """
+        images, labels = images.to(true_images), labels.to(true_labels)
+        order = assign(true_images, images)
+        guess = images[order]
+        columns = {
+            "sample": list(range(len(order))),
+            "order": order.tolist(),
+            "true_label": true_labels.tolist(),
+            "label": labels[order].tolist(),
+        }
+        for name in self.names:
+            if name == "label_accuracy":
+                columns[name] = [label_accuracy(true_labels, labels)] * len(order)
+            else:
+                columns[name] = _column(self._metric(name), true_images, guess)
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _metric(self, name: str) -> Metric | None:
+        return _PIXELS[name] if name in _PIXELS else _lpips(_LPIPS[name], self.lpips_weights)
+
+
+def _column(metric: Metric | None, true: Tensor, guess: Tensor) -> list[float | None]:
+    finite = guess.flatten(1).isfinite().all(1)
+    if metric is None or not finite.any():
+        return [None] * len(guess)
+    values = iter(metric(true[finite], guess[finite]).tolist())
+    return [next(values) if usable else None for usable in finite.tolist()]
+
+
+@lru_cache
+def _lpips(net: Net, weights: str | None) -> Lpips | None:
+    """One network a process; what fails once is not tried, nor warned about, again."""
+    try:
+        return Lpips(net, weights)
+    except LpipsUnavailable as error:
+        warnings.warn(f"the column lpips_{net} stays empty: {error}", stacklevel=2)
+        return None

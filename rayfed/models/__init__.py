@@ -1,0 +1,14 @@
+"""Architectures: one a file, each a component with `build(image_shape, classes) -> nn.Module`.
+
+A model takes images (N, C, H, W) in [0, 1] and gives logits (N, classes).
+"""
+
+TABLE: dict[str, str] = {
+    "lenet": "rayfed.models.lenet:LeNet",
+    "convnet": "rayfed.models.convnet:ConvNet",
+    "mlp": "rayfed.models.mlp:Mlp",
+    "small_cnn": "rayfed.models.small_cnn:SmallCnn",
+    "resnet10": "rayfed.models.resnet:ResNet10",
+    "resnet18": "rayfed.models.resnet:ResNet18",
+    "torchvision": "rayfed.models.torchvision_models:Torchvision",
+}

@@ -1,0 +1,17 @@
+"""The activations that the papers' networks come with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+Activation = Literal["relu", "sigmoid"]
+"""ReLU trains well; sigmoid is smooth, as the attacks that match gradients by second-order methods need."""
+
+_MODULES: dict[Activation, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}
+
+
+def activation(name: Activation) -> nn.Module:
+    """A fresh activation module."""
+    return _MODULES[name]()

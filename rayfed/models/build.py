@@ -1,0 +1,174 @@
+"""From a model's name to an initialised network that is known to fit the images."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+import pydantic
+import torch
+from torch import Tensor, nn
+
+from rayfed import catalogue
+from rayfed.errors import UserError
+
+Shape = tuple[int, int, int]
+
+
+class Normalise:
+    """Forward pre-hook: (image - mean) / std per channel, inside the model.
+
+    Images stay in [0, 1] outside, and the model keeps its parameter and buffer names.
+    """
+
+    def __init__(self, mean: list[float], std: list[float]) -> None:
+        self.mean = torch.tensor(mean).view(-1, 1, 1)
+        self.std = torch.tensor(std).view(-1, 1, 1)
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        """Normalise a batch (N, C, H, W) on the device and in the precision that it has."""
+        (images,) = inputs
+        # Not buffers, which would travel with the updates; non-blocking, so that no forward pass waits here.
+        mean, std = (t.to(images.device, images.dtype, non_blocking=True) for t in (self.mean, self.std))
+        return ((images - mean) / std,)
+
+
+def build_model(
+    name: str,
+    parameters: Mapping[str, Any],
+    image_shape: Shape,
+    classes: int,
+    seed: int,
+    normalise: tuple[list[float], list[float]] | None = None,
+) -> nn.Module:
+    """The named model for images (N, *image_shape) in [0, 1], with logits (N, classes), on the CPU.
+
+    `name` is a model of the catalogue or a dotted path to a component, an `nn.Module` subclass or a function
+    that returns a module; the latter two are called with `parameters`, and with `image_shape` and `classes`
+    (or `num_classes`) where their signature names them. The weights depend on `seed` alone, and no global
+    generator moves. `normalise` is (mean, std) per channel, applied inside the model.
+
+    Raises `UserError` where the name, the parameters or the shapes do not fit, after a trial forward pass.
+    """
+    target = catalogue.find("models", name)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        if hasattr(target, "build") and is_dataclass(target):
+            model = _from_component(name, parameters).build(image_shape, classes)
+        else:
+            model = _from_callable(name, target, parameters, image_shape, classes)
+        if normalise is not None:
+            _check_statistics(normalise, image_shape[0])
+            # First in line: what the images are normalised by refers to their own channels.
+            model.register_forward_pre_hook(Normalise(*normalise), prepend=True)
+        _check_forward(name, model, image_shape, classes)
+        if _draws_random_numbers(name, model, image_shape):
+            model.stochastic = True
+    return model
+
+
+def _from_component(name: str, parameters: Mapping[str, Any]) -> Any:
+    try:
+        return catalogue.build("models", name, parameters)
+    except pydantic.ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise UserError(f"model '{name}' does not take these parameters: {problems}") from error
+
+
+def _from_callable(
+    name: str, target: Callable[..., Any], parameters: Mapping[str, Any], image_shape: Shape, classes: int
+) -> nn.Module:
+    if not callable(target):
+        raise UserError(
+            f"model '{name}' is a {type(target).__name__}: name an nn.Module class or a function that makes one"
+        )
+    signature = inspect.signature(target)
+    known = {"image_shape": image_shape, "classes": classes, "num_classes": classes}
+    arguments = {key: value for key, value in known.items() if key in signature.parameters} | dict(parameters)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise UserError(
+            f"model '{name}' cannot be called with {sorted(arguments)}: {error}; it takes {signature}"
+        ) from error
+    try:
+        model = target(**arguments)
+    except Exception as error:
+        raise UserError(
+            f"model '{name}' failed when called with {arguments}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model '{name}' returned a {type(model).__name__}, not an nn.Module")
+    return model
+
+
+def _check_statistics(normalise: tuple[list[float], list[float]], channels: int) -> None:
+    mean, std = normalise
+    if not len(mean) == len(std) == channels or min(std) <= 0:
+        raise UserError(
+            f"normalise needs {channels} means and {channels} positive deviations for these images, "
+            f"not mean {mean} and std {std}"
+        )
+
+
+def _trial(name: str, model: nn.Module, image_shape: Shape) -> Any:
+    """What the model makes of two empty images, in the modes that its modules are in."""
+    try:
+        with torch.no_grad():
+            return model(torch.zeros(2, *image_shape))
+    except Exception as error:
+        raise UserError(
+            f"model '{name}' does not take images of {_words(image_shape)}: {type(error).__name__}: {error}; "
+            f"choose another model, or another size or number of channels for the data"
+        ) from error
+
+
+def _check_forward(name: str, model: nn.Module, image_shape: Shape, classes: int) -> None:
+    """Try the model in evaluation mode; leave the modes as they were."""
+    modes = {module: module.training for module in model.modules()}
+    logits = _trial(name, model.eval(), image_shape)
+    for module, training in modes.items():
+        module.training = training
+    if not isinstance(logits, Tensor):
+        raise UserError(f"model '{name}' answers with a {type(logits).__name__}, not with one tensor of logits")
+    if logits.shape != (2, classes):
+        raise UserError(
+            f"model '{name}' gives {tuple(logits.shape)} for 2 images of {_words(image_shape)}, where logits "
+            f"(2, {classes}) are needed: set its number of classes to {classes}"
+        )
+
+
+def _words(image_shape: Shape) -> str:
+    channels, height, width = image_shape
+    return f"{channels} channel{'s' if channels > 1 else ''} and {height}x{width} pixels"
+
+
+def _draws_random_numbers(name: str, model: nn.Module, image_shape: Shape) -> bool:
+    """Ask the generator, not the layers, so that `F.dropout` in a user's own model counts as well."""
+    before = torch.get_rng_state()
+    _trial(name, copy.deepcopy(model).train(), image_shape)
+    return not torch.equal(before, torch.get_rng_state())
+
+
+def uses_batch_statistics(model: nn.Module) -> bool:
+    """Whether batch norm, in the modes that the modules are in, lets the samples of a batch see each other."""
+    layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    return any(layer.training or not layer.track_running_stats for layer in layers)
+
+
+def is_stochastic(model: nn.Module) -> bool:
+    """Whether a forward pass, in the modes that the modules are in, draws random numbers.
+
+    True for dropout, and for any module with an attribute `stochastic = True`: `build_model` sets it on a model that
+    was seen to draw numbers, and a block that a defence adds declares it.
+    """
+    return any(
+        module.training
+        and (
+            getattr(module, "stochastic", False) or (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0)
+        )
+        for module in model.modules()
+    )

@@ -1,0 +1,88 @@
+"""Residual networks for small images: a 3x3 stem without max-pool, four stages of basic blocks.
+
+Source: He et al. 2016, "Deep Residual Learning for Image Recognition", table 1 (the stages of ResNet-18) with
+the stem of section 4.2 (CIFAR-10). 11,173,962 parameters in ResNet-18 at 3 channels and 10 classes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from rayfed.catalogue import component
+from rayfed.models.activation import Activation, activation
+
+_WIDTHS = (64, 128, 256, 512)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm and a shortcut: (N, C, H, W) to (N, width, H/stride, W/stride)."""
+
+    def __init__(self, channels: int, width: int, stride: int, activation_name: Activation) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.act1 = activation(activation_name)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.act2 = activation(activation_name)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != width:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Add the two branches."""
+        inner = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(images)))))
+        return self.act2(inner + self.shortcut(images))
+
+
+class ResNet(nn.Module):
+    """Stem, four stages that halve the resolution and double the width, global average, linear layer."""
+
+    def __init__(self, channels: int, classes: int, blocks: tuple[int, ...], activation_name: Activation) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, _WIDTHS[0], 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(_WIDTHS[0])
+        self.act1 = activation(activation_name)
+        stages = []
+        channels = _WIDTHS[0]
+        for stage, (width, count) in enumerate(zip(_WIDTHS, blocks, strict=True)):
+            strides = [1 if stage == 0 else 2] + [1] * (count - 1)
+            layers = []
+            for stride in strides:
+                layers.append(BasicBlock(channels, width, stride, activation_name))
+                channels = width
+            stages.append(nn.Sequential(*layers))
+        self.stages = nn.Sequential(*stages)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
+        self.fc = nn.Linear(channels, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (N, classes) of images (N, C, H, W)."""
+        features = self.stages(self.act1(self.bn1(self.conv1(images))))
+        return self.fc(self.flatten(self.pool(features)))
+
+
+@component
+class ResNet10:
+    """ResNet-10 for small images (one block a stage); any image size."""
+
+    blocks: ClassVar[tuple[int, ...]] = (1, 1, 1, 1)
+
+    activation: Activation = "relu"
+    """`sigmoid` as in the GRNN experiments, which need a twice differentiable network."""
+
+    def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """The network for images (N, C, H, W), with logits (N, classes)."""
+        return ResNet(image_shape[0], classes, self.blocks, self.activation)
+
+
+@component
+class ResNet18(ResNet10):
+    """ResNet-18 for small images (two blocks a stage); any image size."""
+
+    blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)

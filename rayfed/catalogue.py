@@ -16,6 +16,7 @@ from typing import Any, TypeVar, dataclass_transform
 
 import pydantic
 from pydantic import ConfigDict, TypeAdapter
+from pydantic.dataclasses import is_pydantic_dataclass
 
 from rayfed.errors import UserError, nearest
 
@@ -91,19 +92,25 @@ def build(kind: str, name: str, parameters: Mapping[str, Any]) -> Any:
 
 def parameters(target: Callable[..., Any]) -> list[Parameter]:
     """The parameters of a component with types, defaults and descriptions, in the order of definition."""
-    schema = TypeAdapter(target).json_schema() if inspect.isclass(target) else {}
-    described = schema.get("properties", {})
-    return [
-        Parameter(
-            name=name,
-            type=_type_name(described.get(name, {})) or str(parameter.annotation),
-            default="required"
-            if parameter.default is inspect.Parameter.empty
-            else repr(described.get(name, {}).get("default", parameter.default)),
-            doc=described.get(name, {}).get("description", ""),
-        )
-        for name, parameter in inspect.signature(target).parameters.items()
-    ]
+    described = _properties(target) if inspect.isclass(target) else {}
+    found = []
+    for name, parameter in inspect.signature(target).parameters.items():
+        field = described.get(name, {})
+        required = parameter.default is inspect.Parameter.empty
+        default = "required" if required else repr(field.get("default", parameter.default))
+        doc = " ".join(field.get("description", "").split())
+        found.append(Parameter(name, _type_name(field) or str(parameter.annotation), default, doc))
+    return found
+
+
+def _properties(target: type) -> dict[str, Any]:
+    """The fields' schemas; a field that a base component defines keeps the description that it has there."""
+    properties: dict[str, Any] = {}
+    for cls in reversed(target.__mro__):
+        if is_pydantic_dataclass(cls):
+            for name, schema in TypeAdapter(cls).json_schema().get("properties", {}).items():
+                properties[name] = {**properties.get(name, {}), **schema}
+    return properties
 
 
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}

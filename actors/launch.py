@@ -23,6 +23,7 @@ from actors.progress import Progress
 from rayfed import scenario as scenarios
 from rayfed.data.partitions.base import label_mix
 from rayfed.errors import RunError, UserError
+from rayfed.metrics.score import Scorer
 from rayfed.results import checkpoint, report
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
@@ -85,6 +86,9 @@ def _play(
             saved.clients if saved else {},
         )
         progress.started(scenario, folder, allotment, first)
+        if scenario.attacks:
+            for message in Scorer(tuple(scenario.metrics.names), scenario.metrics.lpips_weights).unavailable():
+                progress.note(message)
         for round in range(first, scenario.federation.rounds):
             tables = federation.play(round)
             _write(folder, round, tables)

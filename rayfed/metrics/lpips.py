@@ -48,7 +48,7 @@ class Lpips:
 
     def __init__(self, net: Net, weights: str | Path | None = None) -> None:
         self.net = net
-        path = _find(net, weights)
+        path = weights_file(net, weights)
         backbone = _read(net, path)
         self._network = _network(net)
         _fill(self._network, backbone, path)
@@ -72,7 +72,8 @@ class Lpips:
         return images * 2 - 1
 
 
-def _find(net: Net, weights: str | Path | None) -> Path:
+def weights_file(net: Net, weights: str | Path | None) -> Path:
+    """The backbone's file that `Lpips` would read; raises `LpipsUnavailable` where there is none."""
     place = Path(torch.hub.get_dir(), "checkpoints") if weights is None else Path(weights).expanduser()
     for path in [place] if place.is_file() else [place / name for name in _FILES[net]]:
         if path.is_file():

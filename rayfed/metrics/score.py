@@ -17,7 +17,7 @@ from rayfed.errors import UserError, nearest
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.images import mse, psnr, ssim
 from rayfed.metrics.labels import label_accuracy
-from rayfed.metrics.lpips import Lpips, LpipsUnavailable, Net
+from rayfed.metrics.lpips import Lpips, LpipsUnavailable, Net, weights_file
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 
@@ -38,6 +38,17 @@ class Scorer:
         for name in self.names:
             if name not in METRICS:
                 raise UserError(f"metrics: unknown metric '{name}': {nearest(name, METRICS)}")
+
+    def unavailable(self) -> list[str]:
+        """For each metric whose weights are not on this machine: why its column will stay empty."""
+        messages = []
+        for name in self.names:
+            try:
+                if name in _LPIPS:
+                    weights_file(_LPIPS[name], self.lpips_weights)
+            except LpipsUnavailable as error:
+                messages.append(f"the column {name} stays empty: {error}")
+        return messages
 
     def score(self, true_images: Tensor, true_labels: Tensor, images: Tensor, labels: Tensor) -> list[dict[str, Any]]:
         """One row for each true image, in order.

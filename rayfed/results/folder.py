@@ -1,0 +1,223 @@
+"""The folder of one run: whole files, replaced atomically, on a local disk or any fsspec file system.
+
+A local file is written beside its target, forced to the disk and renamed over it; on other file systems one put is
+one object. So a reader sees the old content or the new, never half of it, whenever a process dies.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from io import BytesIO
+from itertools import count
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from rayfed.errors import RunError, nearest
+from rayfed.results.schemas import TABLES
+
+SCENARIO = "scenario.yaml"
+"""The file that makes a folder a run folder."""
+_PART = re.compile(r"part-(\d{5,})\.parquet")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run's folder; names in all methods are relative to it (`status.json`, `checkpoint/latest.json`)."""
+
+    fs: AbstractFileSystem
+    root: str
+    """Where the folder is, as `fs` writes paths."""
+
+    @classmethod
+    def create(cls, out: str, name: str, time: datetime | None = None) -> RunFolder:
+        """Make `<out>/<name>-<YYYYmmdd-HHMMSS>`; where that exists already, `...-2`, `...-3` and so on.
+
+        `out` is a local path or an fsspec URL (`s3://bucket/runs`), `time` is now unless given. Raises `RunError`
+        where no folder can be made.
+        """
+        fs, parent = _locate(out)
+        stem = f"{parent.rstrip('/')}/{name}-{time or datetime.now():%Y%m%d-%H%M%S}"
+        for number in count(1):
+            folder = cls(fs, stem if number == 1 else f"{stem}-{number}")
+            with _explained("make the run folder", folder.url, "choose another place with --out"):
+                if fs.exists(folder.root):
+                    continue
+                try:
+                    fs.makedirs(folder.root, exist_ok=False)
+                except FileExistsError:  # another run took the name since we looked
+                    continue
+                return folder
+        raise AssertionError("unreachable: count() does not end")
+
+    @classmethod
+    def open(cls, path: str) -> RunFolder:
+        """The run folder at a local path or fsspec URL; raises `RunError` where there is none, naming those nearby."""
+        fs, root = _locate(path)
+        folder = cls(fs, root.rstrip("/") or "/")
+        if folder.exists(SCENARIO):
+            return folder
+        inside = _runs_in(fs, folder.root)
+        if inside:
+            raise RunError(f"'{path}' has no {SCENARIO} but holds run folders: name one of {', '.join(inside)}")
+        parent, _, name = folder.root.rpartition("/")
+        beside = nearest(name, _runs_in(fs, parent))
+        raise RunError(f"'{path}' is no run folder (no {SCENARIO} there); runs beside it: {beside}")
+
+    @property
+    def url(self) -> str:
+        """The folder as a user would write it: a plain path where it is local, else a URL."""
+        return self.root if isinstance(self.fs, LocalFileSystem) else str(self.fs.unstrip_protocol(self.root))
+
+    @property
+    def name(self) -> str:
+        """The folder's own name, `<name>-<time>`."""
+        return self.root.rpartition("/")[2]
+
+    def exists(self, name: str) -> bool:
+        """Whether the run has this file."""
+        with _explained("look into", self._url(name), "check the address and your rights there"):
+            return bool(self.fs.exists(self._path(name)))
+
+    def read_bytes(self, name: str) -> bytes:
+        """A whole file; raises `RunError` where it cannot be read."""
+        with _explained("read", self._url(name), "is it a complete run folder, and may you read it?"):
+            return bytes(self.fs.cat_file(self._path(name)))
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """Write a whole file atomically, replacing an older one; raises `RunError` where it cannot be written."""
+        path = self._path(name)
+        with _explained("write", self._url(name), "is the disk full or read-only?"):
+            self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            if isinstance(self.fs, LocalFileSystem):
+                _replace(Path(path), data)
+            else:
+                self.fs.pipe_file(path, data)
+
+    def read_text(self, name: str) -> str:
+        """A whole UTF-8 file."""
+        return self.read_bytes(name).decode()
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a whole UTF-8 file atomically."""
+        self.write_bytes(name, text.encode())
+
+    def remove(self, name: str) -> None:
+        """Delete a file; raises `RunError` where that fails."""
+        with _explained("remove", self._url(name), "may you write there?"):
+            self.fs.rm_file(self._path(name))
+
+    def files(self, folder: str) -> list[str]:
+        """The names of the files in a subfolder, sorted; empty where it does not exist."""
+        with _explained("list", self._url(folder), "check the address and your rights there"):
+            self.fs.invalidate_cache()  # object stores remember listings; another process may have written since
+            try:
+                entries = self.fs.ls(self._path(folder), detail=True)
+            except FileNotFoundError:
+                return []
+        return sorted(entry["name"].rpartition("/")[2] for entry in entries if entry["type"] == "file")
+
+    def write_part(self, table: str, round: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write all rows of one round as `<table>/part-<round>.parquet`, replacing that part where it exists.
+
+        A column left out is null. Raises `ValueError` for a column that the table does not have and for a null in
+        one that every row must have.
+        """
+        schema = TABLES[table]
+        for unknown in sorted({column for row in rows for column in row} - set(schema.names)):
+            raise ValueError(f"table '{table}' has no column '{unknown}': {nearest(unknown, schema.names)}")
+        buffer = BytesIO()
+        pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), buffer, compression="zstd")
+        self.write_bytes(f"{table}/part-{round:05d}.parquet", buffer.getvalue())
+
+    def read_table(self, table: str) -> pa.Table:
+        """All parts of a table in the order of their rounds; no rows where there are no parts.
+
+        Raises `RunError` for a part that is damaged or of another schema.
+        """
+        schema = TABLES[table]
+        parts = [self._read_part(name, schema) for _, name in self._parts(table)]
+        return pa.concat_tables([schema.empty_table(), *parts])
+
+    def drop_after(self, round: int) -> None:
+        """Remove the parts of later rounds from all tables, so that a resumed run can write them again."""
+        for table in TABLES:
+            for number, name in self._parts(table):
+                if number > round:
+                    self.remove(name)
+
+    def _read_part(self, name: str, schema: pa.Schema) -> pa.Table:
+        try:
+            return pq.read_table(BytesIO(self.read_bytes(name))).cast(schema)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise RunError(
+                f"cannot read '{self._url(name)}': {error}; it is damaged or of another version of rayfed: "
+                f"restore it from a copy, or move it away and do without that round"
+            ) from error
+
+    def _parts(self, table: str) -> list[tuple[int, str]]:
+        """(round, name) of a table's parts in order; temporary files that a crash left do not match."""
+        matches = [match for name in self.files(table) if (match := _PART.fullmatch(name))]
+        return sorted((int(match[1]), f"{table}/{match[0]}") for match in matches)
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def _url(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+
+def _locate(path: str) -> tuple[AbstractFileSystem, str]:
+    """The file system behind a local path or URL, and the path on it."""
+    with _explained("use", path, "give a local folder, or an fsspec URL whose package is installed (s3:// needs s3fs)"):
+        return url_to_fs(os.path.expanduser(path))
+
+
+def _runs_in(fs: AbstractFileSystem, folder: str) -> list[str]:
+    """The names of the run folders directly inside a folder; none where it does not exist."""
+    if not fs.isdir(folder):
+        return []
+    folders = [entry["name"] for entry in fs.ls(folder, detail=True) if entry["type"] == "directory"]
+    return sorted(path.rpartition("/")[2] for path in folders if fs.exists(f"{path}/{SCENARIO}"))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Put `data` at a local path in one step that survives a crash and a power cut."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    if hasattr(os, "O_DIRECTORY"):  # the rename itself is on the disk only once the directory is; not so on Windows
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+@contextmanager
+def _explained(action: str, path: str, advice: str) -> Iterator[None]:
+    """Turn what a file system raises into a `RunError`.
+
+    Any exception counts: those of object stores (missing credentials, unknown bucket) share no base class.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise RunError(f"cannot {action} '{path}': {type(error).__name__}: {error}; {advice}") from error

@@ -1,0 +1,32 @@
+"""Images as PNG bytes: how reconstructions are kept in tables and shown in the report."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+
+def encode_png(image: Tensor) -> bytes:
+    """An image as PNG, 8 bits a channel: lossless but for rounding to the nearest of 256 levels.
+
+    `image` is (1, H, W) grey or (3, H, W) RGB, in [0, 1]. What a diverged attack leaves outside that range is
+    clamped, NaN becomes 0. Raises `ValueError` for any other shape.
+    """
+    if image.ndim != 3 or image.shape[0] not in (1, 3):
+        raise ValueError(f"an image is (1, H, W) or (3, H, W), not {tuple(image.shape)}")
+    levels = (image.detach().float().nan_to_num(nan=0.0).clamp(0, 1) * 255).round().to("cpu", torch.uint8)
+    pixels = levels[0] if image.shape[0] == 1 else levels.permute(1, 2, 0)
+    buffer = BytesIO()
+    Image.fromarray(pixels.contiguous().numpy()).save(buffer, format="PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def decode_png(data: bytes) -> Tensor:
+    """The inverse of `encode_png`: (C, H, W) float32 in [0, 1]."""
+    pixels = torch.from_numpy(np.array(Image.open(BytesIO(data))))
+    channels_first = pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+    return channels_first.float() / 255

@@ -1,0 +1,106 @@
+"""The tables of a run: one Arrow schema each, with what a column means and its unit in the field's metadata.
+
+A table is a folder of Parquet parts, one part a round. Explicit schemas keep the type of a column that holds
+nothing but nulls, so the parts of one table always fit together.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+_string, _int, _long, _real, _bytes = pa.string(), pa.int32(), pa.int64(), pa.float64(), pa.binary()
+
+
+def _key(name: str, type: pa.DataType, description: str) -> pa.Field:
+    """A column that every row has."""
+    return pa.field(name, type, nullable=False, metadata={"description": description})
+
+
+def _value(name: str, type: pa.DataType, description: str) -> pa.Field:
+    """A column that may be null: not measured, or not applicable."""
+    return pa.field(name, type, nullable=True, metadata={"description": description})
+
+
+_ARM = _key("arm", _string, "the arm of the scenario: one training with its chain of defences")
+_ROUND = _key("round", _int, "communication round, as the engine counts them")
+_ATTACKED = (
+    _ARM,
+    _ROUND,
+    _key("attack", _string, "the attack's name in the scenario"),
+    _key("victim", _int, "id of the client whose update was attacked"),
+)
+_SAMPLE = _key("sample", _int, "index of the true image in the victim's batch")
+
+TABLES: dict[str, pa.Schema] = {
+    "rounds": pa.schema(
+        [
+            _ARM,
+            _ROUND,
+            _value("train_loss", _real, "mean training loss of the round's clients (nats), weighted by samples"),
+            _value("test_loss", _real, "mean cross entropy on the test set (nats); null where not evaluated"),
+            _value("test_accuracy", _real, "share of the test set classified right, 0..1; null where not evaluated"),
+            _value("clients", _int, "clients whose updates were aggregated"),
+            _value("samples", _long, "training samples behind those updates"),
+            _value("seconds", _real, "wall time of the round, without its attacks (s)"),
+            _value("bytes_up", _long, "sent by all clients to the server (bytes)"),
+            _value("bytes_down", _long, "sent by the server to all clients (bytes)"),
+        ]
+    ),
+    "clients": pa.schema(
+        [
+            _ARM,
+            _ROUND,
+            _key("client", _int, "id of the client"),
+            _value("samples", _long, "samples that the client trained on"),
+            _value("loss", _real, "mean training loss over the client's local steps (nats)"),
+            _value("seconds", _real, "wall time of the client's local round (s)"),
+            _value("sent_bytes", _long, "size of the update as sent (bytes)"),
+        ]
+    ),
+    "attacks": pa.schema(
+        [
+            *_ATTACKED,
+            _SAMPLE,
+            _value("batch_size", _int, "samples behind the attacked update"),
+            _value("observes", _string, "what the attack was given: 'gradient' or 'update'"),
+            _value("knowledge", _string, "what else the threat model grants, comma-joined; empty for nothing"),
+            _value("true_label", _int, "class of the true image"),
+            _value("label", _int, "class that the attack states for the matched reconstruction"),
+            _value("label_accuracy", _real, "share of the batch's labels found (multiset), 0..1; one value a batch"),
+            _value("mse", _real, "mean squared error of pixels in [0, 1]"),
+            _value("psnr", _real, "peak signal-to-noise ratio, peak 1 (dB); infinite for an exact copy"),
+            _value("ssim", _real, "structural similarity, at most 1"),
+            _value("lpips_alex", _real, "LPIPS distance, AlexNet features; 0 for an exact copy"),
+            _value("lpips_vgg", _real, "LPIPS distance, VGG16 features; 0 for an exact copy"),
+            _value("objective", _real, "the attack's own final objective; its unit is the attack's"),
+            _value("iterations", _int, "iterations that the attack made"),
+            _value("seconds", _real, "wall time for the whole batch (s)"),
+            _key("status", _string, "'ok', 'diverged' or 'not applicable'"),
+            _value("message", _string, "why the status is not ok"),
+        ]
+    ),
+    "traces": pa.schema(
+        [
+            *_ATTACKED,
+            _key("iteration", _int, "iteration of the attack"),
+            _value("objective", _real, "the attack's objective there"),
+        ]
+    ),
+    "images": pa.schema(
+        [
+            *_ATTACKED,
+            _SAMPLE,
+            _key("true", _bytes, "the true image (PNG)"),
+            _key("reconstructed", _bytes, "the reconstruction matched to it (PNG)"),
+        ]
+    ),
+    "partition": pa.schema(
+        [
+            _key("client", _int, "id of the client"),
+            _key("label", _int, "class"),
+            _value("class_name", _string, "the class in words"),
+            _key("count", _long, "samples of that class at that client"),
+        ]
+    ),
+}
+"""Table name -> schema. `partition` has one part, number 0; the others have one a round."""

@@ -1,0 +1,221 @@
+"""The numbers of a run, from its tables alone: what every arm reached, and what every attack got out of it.
+
+PSNR enters means at no more than `PSNR_CEILING`, because an exact copy has an infinite one. Values that were not
+measured (null or NaN) are left out, and every figure says how many values are behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isnan
+from statistics import fmean, median, stdev
+from typing import Any
+
+Row = Mapping[str, Any]
+
+PSNR_CEILING = 100.0
+"""dB; a mean squared error of 1e-10, far below the 8-bit rounding of an image. Above it, copies count as equal."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Some values in five figures."""
+
+    mean: float
+    sd: float | None
+    """Sample standard deviation (n - 1); None for a single value."""
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What one attack got out of one arm, over all images that it reconstructed; None where it was not measured.
+
+    Diverged reconstructions count like any other: they are what the attacker holds.
+    """
+
+    arm: str
+    attack: str
+    images: int
+    """Images with a reconstruction."""
+    setting: str
+    """What the attack was given, in words."""
+    psnr: Spread | None
+    ssim: Spread | None
+    lpips_alex: Spread | None
+    lpips_vgg: Spread | None
+    mse: Spread | None
+    label_accuracy: Spread | None
+    """Over attacked batches: it is one value a batch."""
+    iterations: Spread | None
+    seconds: Spread | None
+    """Over attacked batches."""
+    failures: dict[tuple[str, str], int]
+    """(status, message) -> attacked batches, where the status is not ok."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm: how its training went and its worst leak."""
+
+    name: str
+    defences: list[str]
+    """As the scenario writes them."""
+    rounds: int
+    accuracy: float | None
+    """On the test set after the last evaluated round, 0..1."""
+    accuracy_round: int | None
+    accuracy_change: float | None
+    """Against the first arm; None for the first arm itself."""
+    loss: float | None
+    """On the test set after the last evaluated round (nats)."""
+    seconds: Spread | None
+    """A round's wall time."""
+    bytes_up: int
+    bytes_down: int
+    update_bytes: Spread | None
+    """The size of one client's update."""
+    worst: Row | None
+    """The row of `attacks` with the highest PSNR."""
+
+
+@dataclass(frozen=True)
+class LabelMix:
+    """How samples and classes are spread over clients."""
+
+    clients: list[int]
+    classes: dict[int, str]
+    """Label -> the class in words."""
+    counts: list[list[int]]
+    """[class][client]."""
+    samples: tuple[int, float, int]
+    """Smallest, median and largest client, in samples."""
+    classes_held: tuple[int, float, int]
+    """Fewest, median and most classes at one client."""
+
+
+def spread(values: Iterable[float | None], ceiling: float = inf) -> Spread | None:
+    """Mean, deviation and range of the values that were measured, each at most `ceiling`; None where none was."""
+    known = [min(float(v), ceiling) for v in values if v is not None and not isnan(v)]
+    if not known:
+        return None
+    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, min(known), max(known), len(known))
+
+
+def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
+    """The arms in the order of the scenario, then any others in the order of the tables."""
+    named = dict.fromkeys(scenario.get("arms") or {})
+    return list(named | dict.fromkeys(row["arm"] for table in tables for row in table))
+
+
+def leaks(attacks: Sequence[Row], arms: Sequence[str]) -> list[Leak]:
+    """One figure set for every arm and attack that met, arms in the order given."""
+    groups = _grouped(attacks, "arm", "attack")
+    return [_leak(groups[key]) for key in sorted(groups, key=lambda key: arms.index(key[0]))]
+
+
+def _leak(rows: Sequence[Row]) -> Leak:
+    batches = [group[0] for group in _grouped(rows, "round", "victim").values()]
+    failures = Counter((b["status"], b["message"] or "") for b in batches if b["status"] != "ok")
+    return Leak(
+        arm=rows[0]["arm"],
+        attack=rows[0]["attack"],
+        images=sum(measured(row["mse"]) or measured(row["psnr"]) for row in rows),
+        setting=setting(rows),
+        psnr=spread((row["psnr"] for row in rows), PSNR_CEILING),
+        **{name: spread(row[name] for row in rows) for name in ("ssim", "lpips_alex", "lpips_vgg", "mse")},
+        **{name: spread(row[name] for row in batches) for name in ("label_accuracy", "iterations", "seconds")},
+        failures=dict(failures),
+    )
+
+
+def setting(rows: Sequence[Row]) -> str:
+    """What an attack was given, in words: `the gradient of 4 samples and the labels`, `only the update`."""
+    sizes = sorted({row["batch_size"] for row in rows if row["batch_size"] is not None})
+    count = "–".join(str(size) for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
+    samples = f" of {count} sample{'' if sizes[-1] == 1 else 's'}" if sizes else ""
+    observed = f"the {rows[0]['observes'] or 'update'}{samples}"
+    knowledge = [f"the {name}" for name in (rows[0]["knowledge"] or "").split(",") if name]
+    return " and ".join([observed, *knowledge]) if knowledge else f"only {observed}"
+
+
+def arms(
+    names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Sequence[Row], attacks: Sequence[Row]
+) -> list[Arm]:
+    """Every arm's summary, in the order of `names`."""
+    played, sent, attacked = (_grouped(table, "arm") for table in (rounds, clients, attacks))
+    result: list[Arm] = []
+    for name in names:
+        mine = sorted(played.get((name,), []), key=lambda row: row["round"])
+        last = next((row for row in reversed(mine) if measured(row["test_accuracy"])), None)
+        accuracy = last["test_accuracy"] if last else None
+        reference = result[0].accuracy if result else None
+        result.append(
+            Arm(
+                name=name,
+                defences=_defences(scenario, name),
+                rounds=len(mine),
+                accuracy=accuracy,
+                accuracy_round=last["round"] if last else None,
+                accuracy_change=None if accuracy is None or reference is None else accuracy - reference,
+                loss=last["test_loss"] if last else None,
+                seconds=spread(row["seconds"] for row in mine),
+                bytes_up=sum(row["bytes_up"] or 0 for row in mine),
+                bytes_down=sum(row["bytes_down"] or 0 for row in mine),
+                update_bytes=spread(row["sent_bytes"] for row in sent.get((name,), [])),
+                worst=worst(attacked.get((name,), [])),
+            )
+        )
+    return result
+
+
+def worst(attacks: Sequence[Row]) -> Row | None:
+    """The reconstruction nearest to its original: the highest PSNR; None where none was measured."""
+    return max((row for row in attacks if measured(row["psnr"])), key=lambda row: row["psnr"], default=None)
+
+
+def label_mix(partition: Sequence[Row]) -> LabelMix | None:
+    """The spread of samples and classes; None where no partition was written."""
+    if not partition:
+        return None
+    counts = {(row["label"], row["client"]): row["count"] for row in partition}
+    names = {row["label"]: row["class_name"] or str(row["label"]) for row in partition}
+    clients, labels = sorted({client for _, client in counts}), sorted(names)
+    table = [[counts.get((label, client), 0) for client in clients] for label in labels]
+    by_client = list(zip(*table, strict=True))
+    samples = [sum(column) for column in by_client]
+    held = [sum(count > 0 for count in column) for column in by_client]
+    return LabelMix(
+        clients=clients,
+        classes={label: names[label] for label in labels},
+        counts=table,
+        samples=(min(samples), median(samples), max(samples)),
+        classes_held=(min(held), median(held), max(held)),
+    )
+
+
+def measured(value: float | None) -> bool:
+    """Whether there is a number."""
+    return value is not None and not isnan(value)
+
+
+def _defences(scenario: Row, arm: str) -> list[str]:
+    """An arm's stack as `name (parameter value, ...)`; the only stack of a scenario without arms."""
+    stack = (scenario.get("arms") or {}).get(arm, scenario.get("defences")) or []
+    return [_defence({"name": entry} if isinstance(entry, str) else entry) for entry in stack]
+
+
+def _defence(entry: Row) -> str:
+    parameters = ", ".join(f"{key} {value}" for key, value in entry.items() if key != "name")
+    return f"{entry['name']} ({parameters})" if parameters else str(entry["name"])
+
+
+def _grouped(rows: Iterable[Row], *columns: str) -> dict[tuple[Any, ...], list[Row]]:
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return groups

@@ -1,0 +1,393 @@
+"""The report: its numbers against pyarrow's, its safety, and that it stands alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch.nn import functional as F
+
+from rayfed.errors import RunError
+from rayfed.results import formats, plots, summary
+from rayfed.results.folder import RunFolder
+from rayfed.results.images import encode_png
+from rayfed.results.report import SHOWN, write_report
+
+ARMS = {"none": [], "gaussian": [{"name": "gaussian", "sigma": 0.01}], "prune": ["prune"]}
+NOISE = {"none": 0.02, "gaussian": 0.18, "prune": 0.08}
+ATTACKS = {"idlg": 1.0, "inverting_gradients": 1.4}
+ROUNDS, CLIENTS, BATCH = 5, 6, 4
+VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+
+
+def make_run(out: str, arms: dict[str, Any] = ARMS, attacks: dict[str, float] = ATTACKS) -> RunFolder:
+    """A folder as a run leaves it: digits, and reconstructions that are the truth with noise."""
+    folder = RunFolder.create(out, "digits-example", datetime(2025, 3, 1, 12, 30, 5))
+    generator = torch.Generator().manual_seed(3)
+    listed = "".join(f"  {json.dumps(name)}: {json.dumps(stack)}\n" for name, stack in arms.items())
+    folder.write_text("scenario.yaml", f"name: digits-example\nseed: 0\narms:\n{listed}")
+    folder.write_text("environment.json", json.dumps({"seed": 0, "torch": "2.6.0", "platform": "Linux", "cpus": 2.0}))
+    status = {"state": "finished", "rounds_done": ROUNDS, "rounds": ROUNDS, "error": None}
+    folder.write_text("status.json", json.dumps(status))
+    folder.write_part("partition", 0, _partition())
+    for round in range(ROUNDS):
+        folder.write_part("rounds", round, [_round(arm, round) for arm in arms])
+        folder.write_part("clients", round, [_client(arm, round, client) for arm in arms for client in range(CLIENTS)])
+    for round in (0, 4) if attacks else ():
+        scored, images = _attacked(round, arms, attacks, generator)
+        folder.write_part("attacks", round, scored)
+        folder.write_part("images", round, images)
+    return folder
+
+
+def _partition() -> list[dict[str, Any]]:
+    shares = np.random.default_rng(3).dirichlet(np.full(10, 0.4), CLIENTS)
+    counts = [(share * (120 + 40 * client)).astype(int).tolist() for client, share in enumerate(shares)]
+    return [
+        {"client": client, "label": label, "class_name": f"digit {label}", "count": counts[client][label]}
+        for client in range(CLIENTS)
+        for label in range(10)
+    ]
+
+
+def _round(arm: str, round: int) -> dict[str, Any]:
+    noise = NOISE.get(arm, 0.1)
+    loss = 2.3 * math.exp(-0.5 * round) + noise
+    accuracy = 0.97 - noise / 2 - 0.6 * math.exp(-0.8 * round)
+    return {
+        "arm": arm, "round": round, "train_loss": loss, "test_loss": 1.1 * loss, "test_accuracy": accuracy,
+        "clients": CLIENTS, "samples": 1000, "seconds": 2.5, "bytes_up": 6 * 63176, "bytes_down": 6 * 63176,
+    }  # fmt: skip
+
+
+def _client(arm: str, round: int, client: int) -> dict[str, Any]:
+    row = {"arm": arm, "round": round, "client": client, "samples": 120 + 40 * client}
+    return row | {"loss": 0.5, "seconds": 0.4, "sent_bytes": 63176}
+
+
+def _attacked(
+    round: int, arms: dict[str, Any], attacks: dict[str, float], generator: torch.Generator
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    digits = load_digits()
+    truth = F.interpolate(torch.tensor(digits.images[:, None] / 16).float(), size=28, mode="bilinear")
+    scored, images = [], []
+    for arm in arms:
+        for attack, factor in attacks.items():
+            for victim in (1, 4):
+                for sample in range(BATCH):
+                    index = 40 * victim + 10 * round + sample
+                    key = {"arm": arm, "round": round, "attack": attack, "victim": victim, "sample": sample}
+                    spread = NOISE.get(arm, 0.1) * factor * (1 + 0.5 * sample)
+                    guess = (truth[index] + spread * torch.randn(1, 28, 28, generator=generator)).clamp(0, 1)
+                    scored.append(key | _scores(truth[index], guess, int(digits.target[index]), sample, attack))
+                    images.append(key | {"true": encode_png(truth[index]), "reconstructed": encode_png(guess)})
+    return scored, images
+
+
+def _scores(true: torch.Tensor, guess: torch.Tensor, label: int, sample: int, attack: str) -> dict[str, Any]:
+    mse = float(((true - guess) ** 2).mean())
+    return {
+        "batch_size": BATCH, "observes": "gradient", "knowledge": "labels" if attack == "idlg" else "",
+        "true_label": label, "label": label if sample or attack == "idlg" else (label + 1) % 10,
+        "label_accuracy": 1.0 if attack == "idlg" else 0.75,
+        "mse": mse, "psnr": -10 * math.log10(mse), "ssim": math.exp(-12 * mse), "objective": mse,
+        "iterations": 400, "seconds": 12.5, "status": "ok", "message": "",
+    }  # fmt: skip
+
+
+class Page(HTMLParser):
+    """The structure of a page: unbalanced tags, where it points to, its text."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.images: list[dict[str, str | None]] = []
+        self.pieces: list[str] = []
+        self.feed(source)
+        self.close()
+        self.text = re.sub(r"\s+", " ", " ".join(self.pieces))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag == "img":
+            self.images.append(dict(attrs))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.pieces.append(data)
+
+
+def read(folder: RunFolder) -> Page:
+    write_report(folder)
+    page = Page(folder.read_text("report.html"))
+    assert page.open == []
+    return page
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return make_run(str(tmp_path_factory.mktemp("runs")))
+
+
+@pytest.fixture(scope="module")
+def page(run: RunFolder) -> Page:
+    return read(run)
+
+
+def test_says_where_it_was_written(run: RunFolder) -> None:
+    assert write_report(run) == f"{run.url}/report.html"
+    assert Path(run.url, "report.html").is_file()
+
+
+def test_is_the_same_every_time(run: RunFolder) -> None:
+    write_report(run)
+    first = run.read_text("report.html")
+    write_report(run)
+    assert run.read_text("report.html") == first
+
+
+def test_every_arm_and_attack_is_in_the_page(page: Page) -> None:
+    for name in [*ARMS, *ATTACKS, "digits-example", "digit 3", "sigma 0.01", "finished"]:
+        assert name in page.text
+
+
+def test_table_agrees_with_pyarrow(run: RunFolder, page: Page) -> None:
+    attacks = run.read_table("attacks")
+    figures = [("psnr", "mean"), ("psnr", "min"), ("psnr", "max"), ("ssim", "mean"), ("psnr", "count")]
+    grouped = attacks.group_by(["arm", "attack"]).aggregate(figures).to_pylist()
+    assert len(grouped) == len(ARMS) * len(ATTACKS)
+    for row in grouped:
+        mine = attacks.filter((pc.field("arm") == row["arm"]) & (pc.field("attack") == row["attack"]))
+        deviation = pc.stddev(mine["psnr"], ddof=1).as_py()
+        expected = (
+            f"{row['psnr_mean']:.1f} ± {deviation:.1f} {row['psnr_min']:.1f} to {row['psnr_max']:.1f}, "
+            f"n = {row['psnr_count']}"
+        )
+        assert expected in page.text
+        assert f"{row['ssim_mean']:.3f} ±" in page.text
+
+
+def test_accuracy_is_the_last_round_and_its_change_is_against_the_first_arm(run: RunFolder, page: Page) -> None:
+    rounds = run.read_table("rounds")
+    last = rounds.filter(pc.field("round") == ROUNDS - 1).to_pylist()
+    final = {row["arm"]: row["test_accuracy"] for row in last}
+    for arm in ARMS:
+        assert f"{100 * final[arm]:.1f} %" in page.text
+    for arm in ("gaussian", "prune"):
+        change = f"{100 * (final[arm] - final['none']):+.1f}".replace("-", "−")
+        assert f"{change} points against none" in page.text
+
+
+def test_loads_nothing_and_runs_nothing(run: RunFolder, page: Page) -> None:
+    for name, value in page.attributes:
+        if name in {"src", "href", "xlink:href", "action", "data", "poster", "srcset"}:
+            assert value is not None
+            assert value.startswith(("data:image/png;base64,", "#")), value
+        assert not name.startswith("on")
+    assert not {"script", "link", "iframe", "object", "embed"} & set(page.tags)
+    source = run.read_text("report.html")
+    assert "@import" not in source
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", source))
+    assert "http:" not in source
+    assert "https:" not in source
+
+
+def test_images_have_descriptions(page: Page) -> None:
+    assert page.images
+    assert all(image.get("alt") for image in page.images)
+
+
+def test_shows_a_limited_number_of_images_and_says_how_many_are_left_out(page: Page) -> None:
+    pairs = len(ARMS) + len(ARMS) * len(ATTACKS) * SHOWN
+    assert len(page.images) == 2 * pairs
+    assert page.text.count(f"{2 * 2 * BATCH - SHOWN} more") == len(ARMS) * len(ATTACKS)
+
+
+def test_claims_no_guarantee(page: Page) -> None:
+    assert "empirical" in page.text
+    assert "no (ε, δ)" in page.text
+
+
+HOSTILE = "<script>alert('x')</script>"
+
+
+def test_escapes_what_users_wrote(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path), {HOSTILE: [], "a & b $x^2$": ["prune"]}, {'"><img src=x onerror=y>': 1.0})
+    status = {"state": 'failed"><script>', "error": "<script>bad</script>", "rounds_done": 1, "rounds": 5}
+    folder.write_text("status.json", json.dumps(status))
+    folder.write_text("environment.json", json.dumps({"<b>key": {"nested": "<i>value"}}))
+    page = read(folder)
+    assert not {"script", "b", "i"} & set(page.tags)
+    assert all(image["src"] != "x" for image in page.images)
+    assert HOSTILE in page.text
+    assert "<script>bad</script>" in page.text
+
+
+def test_infinite_psnr_is_exact_and_leaves_means_finite(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path), {"none": []}, {"analytic": 1.0})
+    rows = folder.read_table("attacks").to_pylist()
+    rows[0] |= {"psnr": math.inf, "mse": 0.0}
+    rows[1] |= {"psnr": 141.0, "mse": 8e-15}
+    folder.write_part("attacks", 0, [row for row in rows if row["round"] == 0])
+    page = read(folder)
+    assert "PSNR of exact" in page.text
+    assert ">100 dB" in page.text
+    values = [min(row["psnr"], 100.0) for row in rows]
+    assert f"{sum(values) / len(values):.1f} ±" in page.text
+    assert " inf" not in page.text
+    assert "nan" not in page.text
+
+
+def test_unmeasured_scores_are_not_counted() -> None:
+    assert summary.spread([None, math.nan]) is None
+    assert summary.spread([1.0, None, 3.0, math.nan]) == summary.Spread(2.0, math.sqrt(2), 1.0, 3.0, 2)
+    assert summary.spread([math.inf, 50.0], summary.PSNR_CEILING) == summary.Spread(75.0, math.sqrt(1250), 50, 100, 2)
+    assert summary.spread([5.0]) == summary.Spread(5.0, None, 5.0, 5.0, 1)
+
+
+def test_failed_attacks_are_listed_with_their_reason(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path))
+    rows = [row for row in folder.read_table("attacks").to_pylist() if row["round"] == 0]
+    scores = ("label", "label_accuracy", "mse", "psnr", "ssim", "objective")
+    for row in rows:
+        if row["attack"] == "idlg" and row["arm"] == "prune":
+            row |= dict.fromkeys(scores) | {"status": "not applicable", "message": "the update has no last bias"}
+        if row["attack"] == "idlg" and row["arm"] == "gaussian":
+            row |= {"status": "diverged", "psnr": math.nan, "mse": math.nan, "message": "objective is not finite"}
+    folder.write_part("attacks", 0, rows)
+    page = read(folder)
+    assert "not applicable 2 the update has no last bias" in page.text
+    assert "diverged 2 objective is not finite" in page.text
+
+
+def _nothing(folder: RunFolder) -> None:
+    for table in ("rounds", "clients", "attacks", "images", "partition"):
+        for name in folder.files(table):
+            folder.remove(f"{table}/{name}")
+    for name in ("status.json", "environment.json"):
+        folder.remove(name)
+
+
+def _training_only(folder: RunFolder) -> None:
+    for table in ("attacks", "images"):
+        for name in folder.files(table):
+            folder.remove(f"{table}/{name}")
+
+
+def _no_images(folder: RunFolder) -> None:
+    for name in folder.files("images"):
+        folder.remove(f"images/{name}")
+
+
+def _never_evaluated(folder: RunFolder) -> None:
+    for round in range(ROUNDS):
+        folder.write_part("rounds", round, [{"arm": arm, "round": round, "train_loss": 1.0} for arm in ARMS])
+
+
+@pytest.mark.parametrize("change", [_nothing, _training_only, _no_images, _never_evaluated])
+def test_reports_a_partial_run(tmp_path: Path, change: Any) -> None:
+    folder = make_run(str(tmp_path))
+    change(folder)
+    assert "digits-example" in read(folder).text
+
+
+def test_reports_a_failed_run_with_its_error(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path))
+    folder.drop_after(1)
+    status = {"state": "failed", "rounds_done": 2, "rounds": ROUNDS, "error": "ResourceError: no GPU left"}
+    folder.write_text("status.json", json.dumps(status))
+    page = read(folder)
+    assert "failed after 2 complete rounds" in page.text
+    assert "ResourceError: no GPU left" in page.text
+    assert "2 of 5 rounds" in page.text
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_one_arm_and_many(tmp_path: Path, count: int) -> None:
+    page = read(make_run(str(tmp_path), {f"arm-{i}": [] for i in range(count)}, {"idlg": 1.0}))
+    assert f"arm-{count - 1}" in page.text
+    assert ("the reference" in page.text) == (count > 1)
+
+
+def test_many_classes_and_clients(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path), attacks={})
+    cells = ({"client": c, "label": k, "class_name": f"k{k}", "count": k} for c in range(80) for k in range(100))
+    rows = list(cells)
+    folder.write_part("partition", 0, rows)
+    page = read(folder)
+    assert "90 other classes" in page.text
+    assert "The first 60 of 80 clients" in page.text
+    mix = summary.label_mix(rows)
+    assert mix is not None
+    assert mix.samples == (4950, 4950, 4950)
+    assert mix.classes_held == (99, 99, 99)
+    assert sum(sum(counts) for _, counts in plots.drawn_classes(mix)) == 80 * 4950
+
+
+def test_a_damaged_status_names_the_file(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path), attacks={})
+    folder.write_text("status.json", "{")
+    with pytest.raises(RunError, match=r"status\.json"):
+        write_report(folder)
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    yield "memory://report-test"
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    MemoryFileSystem().rm("/report-test", recursive=True)
+
+
+def test_reports_into_other_file_systems(memory: str) -> None:
+    folder = make_run(memory)
+    assert write_report(folder).startswith("memory://")
+    assert "digits-example" in read(folder).text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (formats.decibel(math.inf), "exact"),
+        (formats.decibel(100.1), ">100"),
+        (formats.decibel(-3.14), "−3.1"),
+        (formats.decibel(None), "–"),
+        (formats.decibel_mean(100.0), "≥100"),
+        (formats.share(0.9126), "91.3 %"),
+        (formats.share(math.nan), "–"),
+        (formats.points(-0.0131), "−1.3"),
+        (formats.points(0.00001), "±0.0"),
+        (formats.size(999), "999 B"),
+        (formats.size(1_234_567), "1.23 MB"),
+        (formats.duration(0.1234), "0.12 s"),
+        (formats.duration(185), "3 min 05 s"),
+        (formats.duration(7800), "2 h 10 min"),
+    ],
+)
+def test_numbers_as_people_read_them(text: str, expected: str) -> None:
+    assert text == expected

@@ -1,0 +1,379 @@
+"""The run folder, its tables, images and checkpoint: round trips, and what a crash leaves behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import pickle
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rayfed.errors import RunError
+from rayfed.results import checkpoint
+from rayfed.results.checkpoint import Checkpoint
+from rayfed.results.folder import RunFolder
+from rayfed.results.images import decode_png, encode_png
+from rayfed.results.schemas import TABLES
+
+NOON = datetime(2025, 3, 1, 12, 30, 5)
+
+
+@pytest.fixture(params=["local", "memory"])
+def out(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "local":
+        yield str(tmp_path / "runs")
+        return
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    yield "memory://results-test/runs"
+    if MemoryFileSystem().exists("/results-test"):
+        MemoryFileSystem().rm("/results-test", recursive=True)
+
+
+@pytest.fixture
+def folder(out: str) -> RunFolder:
+    return RunFolder.create(out, "demo", NOON)
+
+
+class Died(BaseException):
+    """Stands for a process that dies: nothing catches it."""
+
+
+# The folder
+
+
+def test_create_names_the_folder_and_never_overwrites(out: str) -> None:
+    names = [RunFolder.create(out, "demo", NOON).name for _ in range(3)]
+    assert names == ["demo-20250301-123005", "demo-20250301-123005-2", "demo-20250301-123005-3"]
+
+
+def test_create_fails_with_a_reason_where_it_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(RunError, match=r"file/demo-20250301-123005.*--out"):
+        RunFolder.create(str(tmp_path / "file"), "demo", NOON)
+    with pytest.raises(RunError, match="nonsense://"):
+        RunFolder.create("nonsense://bucket/runs", "demo", NOON)
+
+
+def test_open_finds_what_create_made(folder: RunFolder) -> None:
+    folder.write_text("scenario.yaml", "name: demo\n")
+    again = RunFolder.open(folder.url)
+    assert again.root == folder.root
+    assert again.read_text("scenario.yaml") == "name: demo\n"
+    assert RunFolder.open(folder.url + "/").root == folder.root
+
+
+def test_open_names_run_folders_nearby(folder: RunFolder, out: str) -> None:
+    folder.write_text("scenario.yaml", "name: demo\n")
+    with pytest.raises(RunError, match=r"did you mean 'demo-20250301-123005'"):
+        RunFolder.open(f"{out}/demo-20250301-12300")
+    with pytest.raises(RunError, match=r"name one of demo-20250301-123005"):
+        RunFolder.open(out)
+
+
+def test_open_of_nowhere_is_a_user_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no run folder"):
+        RunFolder.open(str(tmp_path / "no" / "such" / "place"))
+
+
+def test_files_round_trip(folder: RunFolder) -> None:
+    assert not folder.exists("a/b.bin")
+    folder.write_bytes("a/b.bin", b"\x00\x01")
+    folder.write_bytes("a/b.bin", b"\x02")
+    folder.write_text("log.txt", "ünïcode\n")
+    assert folder.read_bytes("a/b.bin") == b"\x02"
+    assert folder.read_text("log.txt") == "ünïcode\n"
+    assert folder.files("a") == ["b.bin"]
+    folder.remove("a/b.bin")
+    assert not folder.exists("a/b.bin")
+    assert folder.files("nowhere") == []
+
+
+def test_missing_file_is_named(folder: RunFolder) -> None:
+    with pytest.raises(RunError, match=r"status\.json"):
+        folder.read_text("status.json")
+
+
+def test_folder_can_be_sent_to_another_process(tmp_path: Path) -> None:
+    folder = RunFolder.create(str(tmp_path), "demo", NOON)
+    pickle.loads(pickle.dumps(folder)).write_text("note", "x")
+    assert folder.read_text("note") == "x"
+
+
+@pytest.mark.parametrize("step", ["replace", "fsync"])
+def test_crash_before_the_replacement_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    folder = RunFolder.create(str(tmp_path), "demo", NOON)
+    folder.write_text("status.json", "old")
+
+    def die(*_: Any) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, die)
+        with pytest.raises(Died):
+            folder.write_text("status.json", "new")
+    assert folder.read_text("status.json") == "old"
+    assert os.listdir(folder.root) == ["status.json"]
+
+
+def test_full_disk_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create(str(tmp_path), "demo", NOON)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"No space left.*disk full"):
+        folder.write_text("log.txt", "text")
+
+
+# Tables
+
+SAMPLES: dict[pa.DataType, Any] = {
+    pa.string(): "text",
+    pa.int32(): 7,
+    pa.int64(): 2**40,
+    pa.float64(): 0.25,
+    pa.binary(): b"\x89PNG",
+}
+
+
+def full_row(table: str, **changes: Any) -> dict[str, Any]:
+    return {field.name: SAMPLES[field.type] for field in TABLES[table]} | changes
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_table_round_trip(folder: RunFolder, table: str) -> None:
+    row = full_row(table)
+    folder.write_part(table, 0, [row, row])
+    folder.write_part(table, 1, [])
+    assert folder.read_table(table).to_pylist() == [row, row]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_column_is_described(table: str) -> None:
+    assert all(len(field.metadata[b"description"]) > 4 for field in TABLES[table])
+
+
+def test_table_without_parts_has_its_columns(folder: RunFolder) -> None:
+    table = folder.read_table("attacks")
+    assert len(table) == 0
+    assert table.schema == TABLES["attacks"]
+
+
+def test_parts_come_in_the_order_of_rounds(folder: RunFolder) -> None:
+    for round in (100000, 2, 10, 0):
+        folder.write_part("rounds", round, [full_row("rounds", round=round)])
+    assert folder.read_table("rounds")["round"].to_pylist() == [0, 2, 10, 100000]
+    assert "part-00002.parquet" in folder.files("rounds")
+
+
+def test_columns_left_out_are_null_and_keep_their_type(folder: RunFolder) -> None:
+    folder.write_part("rounds", 0, [{"arm": "none", "round": 0}])
+    folder.write_part("rounds", 1, [full_row("rounds", round=1)])
+    table = folder.read_table("rounds")
+    assert table["test_accuracy"].to_pylist() == [None, 0.25]
+    assert table.schema.field("test_accuracy").type == pa.float64()
+
+
+def test_infinity_and_nan_survive(folder: RunFolder) -> None:
+    folder.write_part("attacks", 0, [full_row("attacks", psnr=math.inf, mse=math.nan)])
+    (row,) = folder.read_table("attacks").to_pylist()
+    assert row["psnr"] == math.inf
+    assert math.isnan(row["mse"])
+
+
+def test_unknown_column_and_missing_key_are_errors(folder: RunFolder) -> None:
+    with pytest.raises(ValueError, match=r"no column 'psrn'.*did you mean 'psnr'"):
+        folder.write_part("attacks", 0, [full_row("attacks", psrn=1.0)])
+    with pytest.raises(ValueError, match="arm"):
+        folder.write_part("rounds", 0, [{"round": 0}])
+    assert folder.files("attacks") == folder.files("rounds") == []
+
+
+def test_a_part_is_replaced_when_written_again(folder: RunFolder) -> None:
+    folder.write_part("rounds", 0, [full_row("rounds", arm="old")])
+    folder.write_part("rounds", 0, [full_row("rounds", arm="new")])
+    assert folder.read_table("rounds")["arm"].to_pylist() == ["new"]
+
+
+def test_leftovers_of_a_crash_are_ignored(folder: RunFolder) -> None:
+    folder.write_part("rounds", 0, [full_row("rounds")])
+    folder.write_bytes("rounds/.part-00001.parquet.0123456789abcdef.tmp", b"PAR1 half a file")
+    assert len(folder.read_table("rounds")) == 1
+
+
+def test_damaged_part_is_named(folder: RunFolder) -> None:
+    folder.write_part("rounds", 3, [full_row("rounds")])
+    folder.write_bytes("rounds/part-00003.parquet", folder.read_bytes("rounds/part-00003.parquet")[:-9])
+    with pytest.raises(RunError, match=r"part-00003\.parquet"):
+        folder.read_table("rounds")
+
+
+def test_drop_after_keeps_what_a_resume_builds_on(folder: RunFolder) -> None:
+    folder.write_part("partition", 0, [full_row("partition")])
+    for round in range(4):
+        folder.write_part("rounds", round, [full_row("rounds", round=round)])
+        folder.write_part("clients", round, [full_row("clients", round=round)])
+    folder.drop_after(1)
+    assert folder.read_table("rounds")["round"].to_pylist() == [0, 1]
+    assert folder.read_table("clients")["round"].to_pylist() == [0, 1]
+    assert len(folder.read_table("partition")) == 1
+    folder.drop_after(-1)
+    assert len(folder.read_table("rounds")) == 0
+
+
+def test_parts_are_plain_parquet_for_other_tools(tmp_path: Path) -> None:
+    folder = RunFolder.create(str(tmp_path), "demo", NOON)
+    for round in range(2):
+        folder.write_part("rounds", round, [full_row("rounds", round=round)])
+    table = pq.read_table(Path(folder.url) / "rounds")
+    assert table["round"].to_pylist() == [0, 1]
+    compression = (
+        pq.read_metadata(Path(folder.url) / "rounds" / "part-00000.parquet").row_group(0).column(0).compression
+    )
+    assert compression == "ZSTD"
+
+
+# Images
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 24), (1, 1, 1)])
+def test_png_round_trip_is_exact_to_8_bits(shape: tuple[int, int, int]) -> None:
+    image = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    back = decode_png(encode_png(image))
+    assert back.shape == shape
+    assert (back - image).abs().max() <= 0.5 / 255 + 1e-6
+    assert torch.equal(decode_png(encode_png(back)), back)
+
+
+def test_png_of_a_diverged_image() -> None:
+    image = torch.tensor([[[math.nan, -3.0, 7.0, math.inf]]])
+    assert decode_png(encode_png(image)).flatten().tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("shape", [(28, 28), (2, 8, 8), (1, 1, 8, 8)])
+def test_png_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="an image is"):
+        encode_png(torch.zeros(shape))
+
+
+# Checkpoint
+
+
+def state(round: int) -> Checkpoint:
+    server = {"weights": {"conv.weight": torch.full((3, 2), float(round))}, "step": round, "lr": 0.1, "name": "sgd"}
+    clients = {0: {"key": torch.arange(4) + round, "history": [1.5, None]}, 3: {"nested": {"pair": (1, "a")}}}
+    return Checkpoint(round, server, clients)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b) and a.dtype == b.dtype
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+def assert_is(found: Checkpoint | None, expected: Checkpoint) -> None:
+    assert found is not None
+    assert found.round == expected.round
+    assert same(found.server, expected.server)
+    assert same(found.clients, expected.clients)
+
+
+def test_checkpoint_round_trip_keeps_one(folder: RunFolder) -> None:
+    assert checkpoint.load(folder) is None
+    for round in (0, 1):
+        checkpoint.save(folder, state(round))
+        assert_is(checkpoint.load(folder), state(round))
+    assert len(folder.files("checkpoint")) == 3
+
+
+def test_private_state_is_apart_from_the_server_s(folder: RunFolder) -> None:
+    checkpoint.save(folder, state(2))
+    (server,) = [name for name in folder.files("checkpoint") if ".server." in name]
+    data = folder.read_bytes(f"checkpoint/{server}")
+    assert torch.load(io.BytesIO(data), weights_only=True).keys() == state(2).server.keys()
+
+
+@pytest.mark.parametrize("writes", range(3))
+@pytest.mark.parametrize("again", [False, True], ids=["next round", "same round again"])
+def test_crash_at_any_write_leaves_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int, again: bool
+) -> None:
+    folder = RunFolder.create(str(tmp_path), "demo", NOON)
+    checkpoint.save(folder, state(6))
+    left, replace = writes, os.replace
+
+    def die(*paths: Any) -> None:
+        nonlocal left
+        if not left:
+            raise Died
+        left -= 1
+        replace(*paths)
+
+    newer = Checkpoint(6 if again else 7, {"weights": torch.ones(2)}, {0: {"key": torch.zeros(3)}})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", die)
+        with pytest.raises(Died):
+            checkpoint.save(folder, newer)
+    assert_is(checkpoint.load(folder), state(6))
+    checkpoint.save(folder, newer)
+    assert_is(checkpoint.load(folder), newer)
+    assert len(folder.files("checkpoint")) == 3
+
+
+def test_crash_before_tidying_leaves_the_new_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create(str(tmp_path), "demo", NOON)
+    checkpoint.save(folder, state(6))
+
+    def die(*_: Any) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "remove", die)
+        with pytest.raises(Died):
+            checkpoint.save(folder, state(7))
+    assert_is(checkpoint.load(folder), state(7))
+
+
+@pytest.mark.parametrize("part", ["server", "clients"])
+@pytest.mark.parametrize("damage", [lambda data: data[:-20], lambda data: data[:60] + b"\xff" + data[61:]])
+def test_damaged_checkpoint_is_named(folder: RunFolder, part: str, damage: Any) -> None:
+    checkpoint.save(folder, state(1))
+    (name,) = [name for name in folder.files("checkpoint") if f".{part}." in name]
+    folder.write_bytes(f"checkpoint/{name}", damage(folder.read_bytes(f"checkpoint/{name}")))
+    with pytest.raises(RunError, match=name):
+        checkpoint.load(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", json.dumps({"round": 1, "server": "x", "clients": "y"})])
+def test_damaged_pointer_is_named(folder: RunFolder, text: str) -> None:
+    folder.write_text("checkpoint/latest.json", text)
+    with pytest.raises(RunError, match=r"latest\.json"):
+        checkpoint.load(folder)
+
+
+def test_state_that_could_not_be_loaded_is_refused_before_anything_is_written(folder: RunFolder) -> None:
+    with pytest.raises(TypeError, match=r"clients\[0\]\['model'\] is a Linear"):
+        checkpoint.save(folder, Checkpoint(0, {}, {0: {"model": torch.nn.Linear(1, 1)}}))
+    assert checkpoint.load(folder) is None
+
+
+def test_a_view_is_saved_without_the_storage_behind_it(folder: RunFolder) -> None:
+    stacked = torch.zeros(1000, 1000)
+    checkpoint.save(folder, Checkpoint(0, {}, {0: {"key": stacked[3]}}))
+    (name,) = [name for name in folder.files("checkpoint") if ".clients." in name]
+    assert len(folder.read_bytes(f"checkpoint/{name}")) < 20_000

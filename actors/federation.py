@@ -28,6 +28,9 @@ from rayfed.training.host import Sent, State
 EVALUATION_SLICE = 1000
 """Test samples in one call; fixed, so that the sum of losses does not depend on the cluster."""
 
+START_TIMEOUT = 900.0
+"""Seconds; an autoscaling cluster needs minutes for a new node."""
+
 Rows = list[dict[str, Any]]
 
 
@@ -86,6 +89,13 @@ class Federation:
         self._server = self._start_server()
         self._clients = Pool(lambda: make.remote(scenario, data_ref, parts_ref, allotment.client), allotment.clients)
         self._attackers: Pool | None = None
+
+    def start(self) -> None:
+        """Wait until the clients' actors are up, so that a round's time is that of its work.
+
+        Raises `ResourceError` when the cluster does not bring them up in time.
+        """
+        self._clients.wait(START_TIMEOUT)
 
     def play(self, round: int) -> RoundTables:
         """Play one round; when the server dies, start it from the last finished round and play again."""

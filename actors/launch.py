@@ -76,6 +76,7 @@ def _play(
         transport.register()
         allotment = allot(scenario, *count_calls(scenario, len(inputs.data.test_labels)))
         folder.write_text("environment.json", json.dumps(_environment(scenario, allotment), indent=2))
+        progress.starting(scenario, folder, allotment)
         federation = Federation(
             scenario,
             inputs.data,
@@ -85,7 +86,8 @@ def _play(
             saved.server if saved else {},
             saved.clients if saved else {},
         )
-        progress.started(scenario, folder, allotment, first)
+        federation.start()
+        progress.ready(first)
         if scenario.attacks:
             for message in Scorer(tuple(scenario.metrics.names), scenario.metrics.lpips_weights).unavailable():
                 progress.note(message)

@@ -14,7 +14,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
-from rayfed.errors import UserError
+from rayfed.errors import ResourceError, UserError
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,20 @@ class Pool:
         self._idle = deque(make() for _ in range(size))
         self.losses = 0
         """Actors that have died so far."""
+
+    def wait(self, timeout: float) -> None:
+        """Return when all actors are up; raises `ResourceError` when that takes longer than `timeout` seconds.
+
+        An actor that dies as it starts raises its own error.
+        """
+        starting = [actor.__ray_ready__.remote() for actor in self._idle]
+        ready, missing = ray.wait(starting, num_returns=len(starting), timeout=timeout)
+        ray.get(ready)
+        if missing:
+            raise ResourceError(
+                f"{len(missing)} of {len(starting)} actors did not start within {timeout:g} s: the cluster is busy or too "
+                f"small; look at `ray status`, or ask for less under `resources`"
+            )
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Any, list[ray.ObjectRef]]]:
         """Each call with its first result and references to the others, in the order in which they finish.

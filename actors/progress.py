@@ -13,8 +13,11 @@ from rayfed.scenario import Scenario
 class Progress(Protocol):
     """Called by the driver as a run goes on."""
 
-    def started(self, scenario: Scenario, folder: RunFolder, allotment: Allotment, first_round: int) -> None:
-        """The actors have been asked for; rounds begin."""
+    def starting(self, scenario: Scenario, folder: RunFolder, allotment: Allotment) -> None:
+        """The cluster is there; actors are being started."""
+
+    def ready(self, first_round: int) -> None:
+        """All actors are up; this round begins."""
 
     def clients_done(self, round: int, done: int, total: int) -> None:
         """So many of the round's client updates (over all arms) are in."""
@@ -32,7 +35,10 @@ class Progress(Protocol):
 class Silent:
     """Watches nothing."""
 
-    def started(self, scenario: Scenario, folder: RunFolder, allotment: Allotment, first_round: int) -> None:
+    def starting(self, scenario: Scenario, folder: RunFolder, allotment: Allotment) -> None:
+        """Nothing."""
+
+    def ready(self, first_round: int) -> None:
         """Nothing."""
 
     def clients_done(self, round: int, done: int, total: int) -> None:

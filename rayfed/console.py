@@ -39,10 +39,9 @@ class RunView:
         self._attacks: list[dict[str, Any]] = []
         self._last: list[dict[str, Any]] = []
 
-    def started(self, scenario: Any, folder: Any, allotment: Any, first_round: int) -> None:
+    def starting(self, scenario: Any, folder: Any, allotment: Any) -> None:
         """Say what runs where, and begin the bar."""
-        self._rounds, self._first = scenario.federation.rounds, first_round
-        self._began = self._round_began = monotonic()
+        self._rounds = scenario.federation.rounds
         attackers = f", {allotment.attackers} attackers ({allotment.attacker} each)" if allotment.attackers else ""
         self._say(
             f"[bold]{scenario.name}[/bold]: {scenario.federation.clients} clients, {len(scenario.stacks)} arm(s), "
@@ -51,6 +50,11 @@ class RunView:
         self._say(f"results in {folder.url}")
         self._bar.start()
         self._task = self._bar.add_task("starting actors", total=None, rate="", left="")
+
+    def ready(self, first_round: int) -> None:
+        """Start the clocks: rates and the time left are of rounds, not of imports."""
+        self._first = first_round
+        self._began = self._round_began = monotonic()
 
     def clients_done(self, round: int, done: int, total: int) -> None:
         """Move the bar."""

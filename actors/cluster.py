@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def allot(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment
 
 
 def _share(kind: Actors, default_cpus: float) -> Share:
-    return Share(default_cpus if kind.num_cpus is None else kind.num_cpus, kind.num_gpus)
+    return Share(default_cpus if kind.num_cpus is None else kind.num_cpus, kind.num_gpus, tuple(sys.path))
 
 
 def _fit(available: float, each: float) -> float:

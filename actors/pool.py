@@ -55,8 +55,8 @@ class Pool:
         ray.get(ready)
         if missing:
             raise ResourceError(
-                f"{len(missing)} of {len(starting)} actors did not start within {timeout:g} s: the cluster is busy or too "
-                f"small; look at `ray status`, or ask for less under `resources`"
+                f"{len(missing)} of {len(starting)} actors did not start within {timeout:g} s: the cluster is busy or "
+                f"too small; look at `ray status`, or ask for less under `resources`"
             )
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Any, list[ray.ObjectRef]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from math import ceil
 
@@ -16,6 +17,8 @@ class Share:
 
     num_cpus: float
     num_gpus: float
+    search_path: tuple[str, ...] = ()
+    """Where the driver looks modules up, so that a scenario's dotted paths are found here too."""
 
     def __str__(self) -> str:
         return f"{self.num_cpus:g} CPU" + (f" and {self.num_gpus:g} GPU" if self.num_gpus else "")
@@ -28,6 +31,7 @@ def set_up(share: Share) -> torch.device:
     convolution. A fraction of a GPU is a scheduling hint to Ray alone, so the memory is capped here.
     """
     transport.register()
+    sys.path += [folder for folder in share.search_path if folder not in sys.path]
     torch.set_num_threads(max(1, ceil(share.num_cpus)))
     if not (share.num_gpus and torch.cuda.is_available()):
         return torch.device("cpu")

@@ -9,6 +9,7 @@ from statistics import fmean
 from time import monotonic
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -42,11 +43,13 @@ class RunView:
     def starting(self, scenario: Any, folder: Any, allotment: Any) -> None:
         """Say what runs where, and begin the bar."""
         self._rounds = scenario.federation.rounds
-        attackers = f", {allotment.attackers} attackers ({allotment.attacker} each)" if allotment.attackers else ""
-        self._say(
-            f"[bold]{scenario.name}[/bold]: {scenario.federation.clients} clients, {len(scenario.stacks)} arm(s), "
-            f"{self._rounds} rounds; {allotment.clients} client actors ({allotment.client} each){attackers}"
-        )
+        counts = [(scenario.federation.clients, "client"), (len(scenario.stacks), "arm"), (self._rounds, "round")]
+        kinds = [
+            (allotment.clients, "client actor", allotment.client),
+            (allotment.attackers, "attacker", allotment.attacker),
+        ]
+        actors = [f"{_plural(n, what)} of {share} each" for n, what, share in kinds if n]
+        self._say(f"[bold]{scenario.name}[/bold]: {', '.join(_plural(*c) for c in counts)}; {', '.join(actors)}")
         self._say(f"results in {folder.url}")
         self._bar.start()
         self._task = self._bar.add_task("starting actors", total=None, rate="", left="")
@@ -96,9 +99,10 @@ class RunView:
         self._say(f"report: {report}")
 
     def _table(self) -> Table:
-        table = Table(title="leakage and accuracy", title_justify="left")
-        for column in ("arm", "attack", "images", "PSNR mean", "PSNR max", "SSIM mean", "labels", "accuracy"):
-            table.add_column(column, justify="left" if column in ("arm", "attack") else "right")
+        title = "leakage (mean over images; best is the closest one) and accuracy"
+        table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+        for column in ("arm", "attack", "images", "PSNR", "best", "SSIM", "labels", "accuracy"):
+            table.add_column(column, justify="left" if column in ("arm", "attack") else "right", no_wrap=True)
         accuracy = {row["arm"]: row.get("test_accuracy") for row in self._last}
         for (arm, attack), found in _grouped(self._attacks).items():
             psnr, ssim = _values(found, "psnr"), _values(found, "ssim")
@@ -131,6 +135,10 @@ class RunView:
             self._console.print(message, highlight=False, soft_wrap=True)
 
 
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def _grouped(attacks: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in attacks:
@@ -153,4 +161,4 @@ def _summary(rows: Sequence[dict[str, Any]]) -> str:
     quality = f"PSNR mean {fmean(psnr):.1f} dB, best {max(psnr):.1f} dB; " if psnr else ""
     failed = sorted({f"{r['status']}: {r['message']}" for r in rows if r["status"] != "ok"})
     labels = f"labels {_share(_values(rows, 'label_accuracy'))}"
-    return f"{len(rows)} images, {quality}{labels}" + "".join(f"; {reason}" for reason in failed)
+    return f"{_plural(len(rows), 'image')}, {quality}{labels}" + "".join(f"; {reason}" for reason in failed)

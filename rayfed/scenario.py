@@ -153,7 +153,7 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
-Short = BeforeValidator(_named, json_schema_input_type=str | dict[str, Any])
+Short = BeforeValidator(_named)
 
 
 class Federation(Section):

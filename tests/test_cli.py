@@ -1,0 +1,244 @@
+"""The command line: what a user types, what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from rayfed.cli import app
+from tests.conftest import REPOSITORY
+
+MINIMAL = """
+name: t
+data: {name: digits, size: 8, train_samples: 100, test_samples: 20}
+model: {name: mlp, hidden: [8]}
+federation: {rounds: 1, clients: 4}
+"""
+SCENARIOS = sorted((REPOSITORY / "scenarios").glob("*.yaml"))
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, " ".join(result.output.split())
+
+
+@pytest.fixture
+def file(tmp_path: Path):  # type: ignore[no-untyped-def]
+    def write(text: str = MINIMAL) -> str:
+        (tmp_path / "s.yaml").write_text(text)
+        return str(tmp_path / "s.yaml")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("fedration.rounds=2", "unknown key; did you mean 'federation'?"),
+        ("training.lr=fast", "training.lr: found 'fast'; input should be a valid number"),
+        ("defences=[{name: gaussian, sigma: -0.1}]", "defences.0.sigma: found -0.1; input should be greater than"),
+        ("federation.clients=101", "101"),
+        ("attacks=[{name: dgl}]", "did you mean 'dlg'?"),
+        ("data={name: mnist, root: /nowhere}", "/nowhere"),
+        ("data={name: image_folder, root: /nowhere}", "/nowhere"),
+        ("model={name: convnet}", "convnet"),
+        ("model={name: torchvision, arch: resnet81}", "resnet"),
+    ],
+)
+def test_the_users_mistakes_end_with_2_and_one_message(change: str, expected: str, file) -> None:  # type: ignore[no-untyped-def]
+    code, output = run("launch", file(), "--set", change)
+    assert code == 2, output
+    assert output.startswith("error:")
+    assert expected in output
+    assert "Traceback" not in output
+
+
+def test_more_clients_than_samples_names_both_numbers(file) -> None:  # type: ignore[no-untyped-def]
+    code, output = run("validate", file(), "--set", "federation.clients=101")
+    assert code == 2
+    assert "101" in output
+    assert "100" in output
+
+
+def test_not_yaml(file) -> None:  # type: ignore[no-untyped-def]
+    code, output = run("launch", file("name: [unclosed\nfederation: {"))
+    assert (code, "not valid YAML" in output) == (2, True)
+
+
+def test_missing_scenario(tmp_path: Path) -> None:
+    code, output = run("launch", str(tmp_path / "no.yaml"))
+    assert (code, "no such scenario file" in output) == (2, True)
+
+
+def truncated_mnist(folder: Path) -> None:
+    folder.mkdir()
+    for split, n in (("train", 10), ("t10k", 5)):
+        with gzip.open(folder / f"{split}-images-idx3-ubyte.gz", "wb") as images:
+            images.write(struct.pack(">IIII", 2051, n, 28, 28) + bytes(n * 784 - (100 if split == "train" else 0)))
+        with gzip.open(folder / f"{split}-labels-idx1-ubyte.gz", "wb") as labels:
+            labels.write(struct.pack(">II", 2049, n) + bytes(n))
+
+
+def test_truncated_idx_names_the_file(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]
+    truncated_mnist(tmp_path / "mnist")
+    code, output = run("launch", file(), "--set", f"data={{name: mnist, root: {tmp_path / 'mnist'}}}")
+    assert code == 2
+    assert "train-images-idx3-ubyte.gz" in output
+
+
+def test_truncated_parquet_names_the_file(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "broken.parquet"
+    pq.write_table(pa.table({"image": [{"bytes": b"x", "path": None}] * 50, "label": np.zeros(50, np.int64)}), path)
+    path.write_bytes(path.read_bytes()[:-20])
+    code, output = run("launch", file(), "--set", f"data={{name: parquet, train: {path}}}")
+    assert (code, "broken.parquet" in output) == (2, True)
+
+
+def test_images_that_the_model_cannot_take(file) -> None:  # type: ignore[no-untyped-def]
+    code, output = run("validate", file(), "--set", "model={name: small_cnn}")
+    assert code == 2
+    assert "8" in output
+
+
+def test_unwritable_output_folder(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "a_file").write_text("")
+    code, output = run("launch", file(), "--out", str(tmp_path / "a_file" / "runs"))
+    assert code == 2, output
+    assert "choose another place with --out" in output
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_resources_that_are_not_there(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]
+    code, output = run("launch", file(), "--out", str(tmp_path), "--set", "resources.clients.num_gpus=1")
+    assert code == 2, output
+    assert "resources.clients: one actor asks for 1 CPU and 1 GPU" in output
+
+
+@pytest.mark.parametrize("command", ["resume", "report"])
+def test_a_folder_that_is_no_run(command: str, tmp_path: Path) -> None:
+    code, output = run(command, str(tmp_path))
+    assert (code, "no run folder" in output) == (2, True)
+
+
+def test_a_defect_of_ours_ends_with_1(monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]
+    from rayfed.training import inputs
+
+    monkeypatch.setattr(inputs, "prepare", lambda s: 1 / 0)
+    code, output = run("validate", file())
+    assert code == 1
+    assert "internal error: ZeroDivisionError" in output
+    with pytest.raises(ZeroDivisionError):
+        CliRunner().invoke(app, ["validate", file(), "--debug"], catch_exceptions=False)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]
+    """The real command, stopped by Ctrl-C, then by `kill -9`, then resumed to the end."""
+    out = tmp_path / "runs"
+    arguments = ["launch", file(), "--out", str(out), "--set", "federation.rounds=40"]
+    command = [sys.executable, "-m", "rayfed"]
+    folder = _stopped_after([*command, *arguments], out, rounds=2, how=signal.SIGINT, code=130)
+    assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"
+    _stopped_after([*command, "resume", str(folder)], out, rounds=6, how=signal.SIGKILL, code=-signal.SIGKILL)
+    done = subprocess.run([*command, "resume", str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    whole = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    assert whole.returncode == 0, whole.stderr
+    other = next(p for p in out.iterdir() if p != folder)
+    assert _final_weights(folder) == _final_weights(other)
+
+
+def _stopped_after(command: list[str], out: Path, rounds: int, how: signal.Signals, code: int) -> Path:
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(out.glob(f"*/rounds/part-{rounds:05d}.parquet")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.05)
+    os.kill(process.pid, how)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    if how == signal.SIGINT:
+        assert "rayfed resume" in errors
+    return next(out.iterdir())
+
+
+def _final_weights(folder: Path) -> dict[str, list[float]]:
+    from rayfed.results import checkpoint
+    from rayfed.results.folder import RunFolder
+
+    saved = checkpoint.load(RunFolder.open(str(folder)))
+    assert saved is not None
+    assert saved.round == 39
+    return {name: w.tolist() for name, w in saved.server["none"]["weights"].items()}
+
+
+def test_new_validate_list_describe_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("new", "mine")[0] == 0
+    code, output = run("new", "mine")
+    assert (code, "there already" in output) == (2, True)
+    code, output = run("validate", "mine.yaml")
+    assert code == 0, output
+    assert "mine.yaml: valid" in output
+    for kind in ("attacks", "defences", "aggregations", "models", "datasets", "partitions"):
+        assert run("list", kind)[0] == 0
+    assert "did you mean 'defences'" in run("list", "defence5")[1]
+    code, output = run("describe", "defence", "gaussian")
+    assert code == 0
+    assert "Standard deviation" in output
+    assert run("describe", "defence", "gausian")[0] == 2
+    assert json.loads(CliRunner().invoke(app, ["schema"]).output)["title"] == "Scenario"
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
+def test_every_scenario_is_valid(path: Path) -> None:
+    from rayfed import scenario
+    from rayfed.errors import UserError
+
+    sys.path.insert(0, str(path.parent))
+    try:
+        scenario.load(path)
+    except UserError as error:
+        pytest.fail(str(error))
+    finally:
+        sys.path.remove(str(path.parent))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
+def test_every_scenario_runs_at_a_tiny_size(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    import yaml
+
+    monkeypatch.chdir(REPOSITORY)
+    raw = yaml.safe_load(path.read_text())
+    rounds = min(raw["federation"]["rounds"], 2)
+    changes = [f"federation.rounds={rounds}", "data.train_samples=100", "data.test_samples=20"]
+    for i, _ in enumerate(raw.get("attacks", [])):
+        changes += [f"attacks.{i}.iterations=2", f"attacks.{i}.victims=1", f"attacks.{i}.rounds=[0]"]
+    if path.stem == "cifar10":
+        root = request.getfixturevalue("shared_data") / "cifar10"
+        changes += [f"data.root={root}", "federation.clients=2"]
+    code, output = run("launch", str(path), "--out", str(tmp_path), *(part for c in changes for part in ("--set", c)))
+    assert code == 0, output
+    [folder] = tmp_path.iterdir()
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"
+    assert "<html" in (folder / "report.html").read_text()

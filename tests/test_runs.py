@@ -1,0 +1,224 @@
+"""Whole runs on Ray: the same bits whatever happens to the actors, and folders that survive."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from actors import launch as runs
+from actors.progress import Silent
+from rayfed import scenario as scenarios
+from rayfed.errors import ResourceError, RunError, UserError
+from rayfed.results import checkpoint
+from rayfed.results.folder import RunFolder
+from rayfed.scenario import Scenario
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
+
+TEXT = """
+name: t
+seed: 5
+data: {name: digits, size: 8, train_samples: 400, test_samples: 100}
+partition: {name: dirichlet, alpha: 1}
+model: {name: mlp, hidden: [16]}
+training: {batch_size: 8, momentum: 0.5}
+federation: {rounds: 3, clients: 8, clients_per_round: 7, cohort_size: 2, server: {momentum: 0.5}}
+arms:
+  none: []
+  noise: [{name: gaussian, sigma: 0.001}]
+resources: {clients: {actors: 2}, attackers: {actors: 1}}
+"""
+ATTACK = """
+attacks:
+  - {name: inverting_gradients, rounds: [1], victims: 3, observes: gradient, batch_size: 2, iterations: 5, victims_per_call: 2}
+"""
+
+
+def parsed(*changes: str, extra: str = "") -> Scenario:
+    return scenarios.parse(TEXT + extra, changes=changes)
+
+
+def weights(folder: RunFolder) -> dict[str, Any]:
+    saved = checkpoint.load(folder)
+    assert saved is not None
+    return saved.server
+
+
+def assert_same_bits(a: Any, b: Any) -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same_bits(a[key], b[key])
+    else:
+        assert torch.equal(a, b)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return runs.launch(parsed(extra=ATTACK), str(tmp_path_factory.mktemp("runs")), None, Silent())
+
+
+@pytest.mark.parametrize("actors", [1, 2, 4])
+def test_weights_do_not_depend_on_the_number_of_actors(actors: int, undisturbed: RunFolder, tmp_path: Path) -> None:
+    s = parsed(f"resources.clients.actors={actors}", "resources.clients.num_cpus=1")
+    folder = runs.launch(s, str(tmp_path), None, Silent())
+    assert_same_bits(weights(folder), weights(undisturbed))
+
+
+class Killer(Silent):
+    """Kills actors of one class in the middle of a round."""
+
+    def __init__(self, name: str, round: int) -> None:
+        self.name, self.round, self.killed, self.notes = name, round, 0, list[str]()
+
+    def clients_done(self, round: int, done: int, total: int) -> None:
+        if round != self.round or self.killed:
+            return
+        os.kill(_process_of(self.name), signal.SIGKILL)
+        self.killed += 1
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+def _process_of(actor: str) -> int:
+    """The process of one live actor of this machine, by the title that Ray gives it."""
+    titles = {int(p.name): (p / "cmdline").read_bytes() for p in Path("/proc").iterdir() if p.name.isdigit()}
+    return next(pid for pid, title in titles.items() if title.startswith(f"ray::{actor}".encode()))
+
+
+@pytest.mark.parametrize("victim", ["ClientActor", "ServerActor"])
+def test_weights_are_the_same_after_an_actor_is_killed(victim: str, undisturbed: RunFolder, tmp_path: Path) -> None:
+    killer = Killer(victim, round=1)
+    folder = runs.launch(parsed(), str(tmp_path), None, killer)
+    assert killer.killed == 1
+    assert "died" in " ".join(killer.notes)
+    assert_same_bits(weights(folder), weights(undisturbed))
+    assert folder.read_table("clients").num_rows == 3 * 2 * 7
+
+
+class Stop(Silent):
+    """Interrupts the driver after some rounds, as Ctrl-C does."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def clients_done(self, round: int, done: int, total: int) -> None:
+        if round == self.after and done > 4:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_an_interrupted_run_is_readable_and_resumes_to_the_same_bits(
+    after: int, undisturbed: RunFolder, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        runs.launch(parsed(extra=ATTACK), str(tmp_path), None, Stop(after))
+    [path] = tmp_path.iterdir()
+    folder = RunFolder.open(str(path))
+    status = json.loads(folder.read_text("status.json"))
+    assert (status["state"], status["rounds_done"]) == ("interrupted", after)
+    assert folder.exists("report.html")
+    assert folder.read_table("rounds").num_rows == 2 * after
+    runs.resume(str(path), None, Silent())
+    assert_same_bits(weights(folder), weights(undisturbed))
+    for table in ("rounds", "clients", "attacks", "images", "partition"):
+        assert folder.read_table(table).num_rows == undisturbed.read_table(table).num_rows
+    timed = ["seconds"]
+    for table in ("clients", "attacks"):
+        a, b = (f.read_table(table).drop_columns(timed) for f in (folder, undisturbed))
+        assert a.equals(b)
+    with pytest.raises(RunError, match="nothing to resume"):
+        runs.resume(str(path), None, Silent())
+
+
+def test_attacks_leave_rows_images_and_traces(undisturbed: RunFolder) -> None:
+    attacks = undisturbed.read_table("attacks").to_pandas()
+    assert len(attacks) == 2 * 3 * 2  # arms, victims, images
+    assert set(attacks["round"]) == {1}
+    assert attacks["psnr"].notna().all()
+    assert attacks.groupby("arm")["victim"].apply(lambda v: sorted(set(v))).nunique() == 1 if len(attacks) else False
+    assert undisturbed.read_table("images").num_rows == len(attacks)
+    assert undisturbed.read_table("traces").num_rows > 0
+
+
+def test_a_failed_run_leaves_a_readable_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not finite"):
+        runs.launch(parsed("training.lr=1e38"), str(tmp_path), None, Silent())
+    [path] = tmp_path.iterdir()
+    status = json.loads((path / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert "not finite" in status["error"]
+    assert "not finite" in (path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("resources.clients.num_gpus=1", "one actor asks for 1 CPU and 1 GPU"),
+        ("resources.clients.num_cpus=400", "no node has more than"),
+        ("resources.clients.actors=400", "ask for fewer actors or smaller shares"),
+    ],
+)
+def test_resources_that_the_cluster_does_not_have(change: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=expected):
+        runs.launch(parsed(change), str(tmp_path), None, Silent())
+
+
+def test_fedsgd_and_adam_run(tmp_path: Path) -> None:
+    changes = [
+        "training={algorithm: fedsgd, batch_size: null, lr: 0.1}",
+        "federation.server={optimiser: adam, lr: 0.01}",
+    ]
+    folder = runs.launch(parsed(*changes), str(tmp_path), None, Silent())
+    losses = folder.read_table("rounds").to_pandas().query("arm == 'none'")["train_loss"].tolist()
+    assert losses[-1] < losses[0]
+
+
+def test_attackers_are_sent_no_data_and_no_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every argument that goes to an AttackerActor, searched for the scenario and for raw images by value."""
+    import numpy as np
+
+    from actors import federation
+    from actors.pool import Pool
+    from rayfed.training.host import Truth
+    from rayfed.training.inputs import prepare
+
+    data = prepare(parsed(extra=ATTACK)).data
+    raw = {image.tobytes() for image in data.train_images} | {
+        (i / np.float32(255)).astype("f4").tobytes() for i in data.train_images
+    }
+    sent: list[Any] = []
+    run = Pool.run
+
+    def spy(self: Pool, calls: Any) -> Any:
+        calls = list(calls)
+        sent.extend(arg for call in calls if call.method == "attack" for arg in call.args)
+        return run(self, calls)
+
+    monkeypatch.setattr(federation.Pool, "run", spy)
+    runs.launch(parsed(extra=ATTACK), str(tmp_path), None, Silent())
+    assert sent
+    values = [ray.get(a) if isinstance(a, ray.ObjectRef) else a for a in sent]
+    for value in _walk(values):
+        assert not isinstance(value, Scenario | Truth)
+        if isinstance(value, torch.Tensor):
+            flat = value.float().contiguous().numpy()
+            assert flat.tobytes() not in raw
+            assert not [r for r in flat.reshape(len(flat), -1) if r.tobytes() in raw] if flat.ndim > 1 else True
+
+
+def _walk(value: Any) -> Any:
+    yield value
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if hasattr(value, "__dataclass_fields__"):
+        children = [getattr(value, f) for f in value.__dataclass_fields__]
+    for child in children:
+        yield from _walk(child)

@@ -46,3 +46,13 @@ class Attack(Protocol):
         source of randomness for observation i, so a result does not depend on what else is in the call.
         """
         ...
+
+
+def not_applicable(observation: Observation, message: str) -> Reconstruction:
+    """What an attack returns that does not fit the model or the observation: grey images, label 0."""
+    return Reconstruction(
+        images=torch.full((observation.batch_size, *observation.image_shape), 0.5),
+        labels=torch.zeros(observation.batch_size, dtype=torch.int64),
+        status="not applicable",
+        message=message,
+    )

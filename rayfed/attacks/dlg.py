@@ -1,0 +1,99 @@
+"""Deep leakage from gradients: images and soft labels fitted to the observed gradient by L-BFGS.
+
+Source: Zhu et al. 2019, "Deep Leakage from Gradients" (DLG), algorithm 1. Two changes make it robust: every step is
+found by a line search (the authors step 1), and a start that ended in a local minimum is followed by another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, isfinite
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.lbfgs import Minima, minimise
+from rayfed.attacks.matching import Matching, in_groups, squared_l2
+from rayfed.catalogue import component
+from rayfed.update import Observation
+
+_STEPS = 20
+"""Quasi-Newton steps in one iteration, as `torch.optim.LBFGS` and so the papers count them."""
+_SOLVED = 1e-6
+"""A start has found the images when the objective is below this share of the observed gradient's squared norm."""
+_ROUNDING = 1e-14
+"""Share of the observed gradient's squared norm below which the rounding of the observed float32 is all that is left."""
+_PRECISION = torch.float64
+"""In float32 one colour image in six stops between 30 and 40 dB, where rounding stops the line search."""
+_TRACED = 50
+
+
+@component
+class Dlg:
+    """Fits dummy images and soft labels (images alone where the labels are known) in squared L2 by L-BFGS.
+
+    The images move freely and are clamped to [0, 1] at the end only.
+    """
+
+    iterations: Annotated[int, Field(ge=1)] = 300
+    """At most so many iterations of 20 L-BFGS steps each, a start; it ends when nothing improves any more."""
+    restarts: Annotated[int, Field(ge=1)] = 3
+    """At most so many random starts, N(0, 1); further ones only while no start has matched the gradient."""
+    layers: list[str] | None = None
+    """Names or patterns (`conv*`) of the parameters that are matched; all by default."""
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
+        return in_groups(lambda o, g: self._group(o, model, g), observations, generators)
+
+    def _group(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        problem = Matching.of(observations, model, self.layers, squared_l2, dtype=_PRECISION)
+        norms = problem.target_norms()
+        best: dict[int, Reconstruction] = {}
+        for _ in range(self.restarts):
+            unsolved = [v for v in range(len(observations)) if v not in best or not best[v].loss <= _SOLVED * norms[v]]
+            if not unsolved:
+                break
+            victims = torch.tensor(unsolved, device=problem.device)
+            start = torch.stack([torch.randn(problem.dimension, generator=generators[v]) for v in unsolved])
+            minima = minimise(
+                lambda points, rows, victims=victims: problem.value_and_gradient(points, victims[rows]),  # type: ignore[misc]
+                start.to(problem.device, _PRECISION),
+                self.iterations * _STEPS,
+                target=_ROUNDING * norms[victims],
+            )
+            for result, v in zip(_reconstructions(problem, minima, victims), unsolved, strict=True):
+                if v not in best or result.loss < best[v].loss:
+                    best[v] = result
+        return [best[v] for v in range(len(observations))]
+
+
+def _reconstructions(problem: Matching, minima: Minima, victims: Tensor) -> list[Reconstruction]:
+    images = problem.images(minima.points).clamp(0, 1).float().cpu()
+    labels = problem.hard_labels(minima.points, victims).cpu()
+    history, steps = minima.history.cpu(), minima.iterations.tolist()
+    return [
+        Reconstruction(
+            images=images[row],
+            labels=labels[row],
+            loss=loss,
+            trace=_trace(history[:, row], steps[row]),
+            iterations=ceil(steps[row] / _STEPS),
+            status="ok" if isfinite(loss) else "diverged",
+            message="" if isfinite(loss) else "the objective is not finite at the start",
+        )
+        for row, loss in enumerate(minima.values.tolist())
+    ]
+
+
+def _trace(values: Tensor, steps: int) -> list[tuple[int, float]]:
+    """(iteration, objective) at about `_TRACED` of the iterations."""
+    last = ceil(steps / _STEPS)
+    return [(i, values[min(i * _STEPS, steps)].item()) for i in range(0, last + 1, max(1, last // _TRACED))]

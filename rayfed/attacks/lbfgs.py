@@ -1,0 +1,198 @@
+"""L-BFGS for many independent problems at once.
+
+Every problem has its own history, step size and end; only the evaluation of the objective is shared. A problem whose
+value is not finite stops without touching the others.
+
+Sources: Byrd, Nocedal and Schnabel 1994, "Representations of quasi-Newton matrices and their use in limited memory
+methods", theorem 2.2 (the compact form: a few batched matrix products where the two-loop recursion makes hundreds of
+small steps); Lewis and Overton 2013, "Nonsmooth optimization via quasi-Newton methods", algorithm 2.6 (bisection for
+the weak Wolfe conditions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(points (Q, D), problems (Q,) int64) -> values (Q,) and gradients (Q, D); row q is a point of problem `problems[q]`."""
+
+_MEMORY = 200
+"""Remembered steps: gradient matching is ill-conditioned, 200 reach a precision that 20 miss by 30 dB."""
+_SUFFICIENT_DECREASE = 1e-4
+_CURVATURE = 0.9
+_TRIALS = 25
+_WINDOW, _PROGRESS = 100, 0.01
+"""A problem has settled that lost less than this share of its value in so many steps."""
+
+
+@dataclass(frozen=True)
+class Minima:
+    """Where each of P problems ended."""
+
+    points: Tensor
+    """(P, D)"""
+    values: Tensor
+    """(P,) the objective there; not finite for a problem whose start was not."""
+    iterations: Tensor
+    """(P,) int64, the steps taken."""
+    history: Tensor
+    """(steps + 1, P) the objective after each step, constant from a problem's end on."""
+
+
+class _Points(NamedTuple):
+    """One point of each of Q problems."""
+
+    x: Tensor
+    f: Tensor
+    g: Tensor
+
+    def keep(self, which: Tensor) -> _Points:
+        """The points of the problems `which` (Q,) bool."""
+        return _Points(self.x[which], self.f[which], self.g[which])
+
+
+def minimise(objective: Objective, start: Tensor, iterations: int, target: Tensor | float = 0.0) -> Minima:
+    """Minimise P problems from `start` (P, D): each until its value is at most its `target` (P,), it has settled or
+    it cannot improve.
+
+    A problem's values never increase. A trial whose value or gradient is not finite counts as too long a step; a
+    problem whose start is not finite stays there.
+    """
+    problems = torch.arange(len(start), device=start.device)
+    targets = torch.as_tensor(target, dtype=start.dtype, device=start.device).expand(len(start))
+    at = _Points(start, *objective(start, problems))
+    points, values, taken = start.clone(), at.f.clone(), torch.zeros_like(problems)
+    history = [values.clone()]
+    memory, window = _Memory(start, min(_MEMORY, iterations)), at.f
+    going = _finite(at) & (at.f > targets)
+    for number in range(1, iterations + 1):
+        if not going.all():
+            problems, targets, at, window = problems[going], targets[going], at.keep(going), window[going]
+            memory.keep(going)
+        if len(problems) == 0:
+            break
+        direction = memory.direction(at.g)
+        steepest = memory.empty
+        length = torch.where(steepest, 1 / at.g.abs().sum(1).clamp(min=1), torch.ones_like(at.f))
+        after, moved = _line_search(objective, problems, at, direction, length)
+        # Without progress the curvature is forgotten; without progress along the gradient itself it is the end.
+        going = (moved | ~steepest) & (after.f > targets)
+        memory.add(after.x - at.x, after.g - at.g)
+        memory.forget(~moved)
+        at = after
+        points[problems], values[problems] = at.x, at.f
+        taken[problems] += moved
+        history.append(values.clone())
+        if number % _WINDOW == 0:
+            going &= at.f < (1 - _PROGRESS) * window
+            window = at.f
+    return Minima(points, values, taken, torch.stack(history))
+
+
+class _Memory:
+    """The last steps s and changes of gradient y of each of Q problems, a ring of `size` slots.
+
+    A pair that a problem ignores (no positive curvature, or forgotten) is zero in all its tensors.
+    """
+
+    def __init__(self, like: Tensor, size: int) -> None:
+        self.steps = like.new_zeros(len(like), size, like.shape[1])
+        self.changes = torch.zeros_like(self.steps)
+        self.sy = like.new_zeros(len(like), size, size)
+        self.yy = torch.zeros_like(self.sy)
+        self.scale = torch.ones_like(like[:, 0])
+        self.added = 0
+
+    @property
+    def empty(self) -> Tensor:
+        """(Q,) bool: which problems have no pair."""
+        return (self.sy.diagonal(dim1=1, dim2=2) == 0).all(1)
+
+    def keep(self, which: Tensor) -> None:
+        """Drop all problems but `which` (Q,)."""
+        for name in ("steps", "changes", "sy", "yy", "scale"):
+            setattr(self, name, getattr(self, name)[which])
+
+    def forget(self, which: Tensor) -> None:
+        """Forget all pairs of the problems `which` (Q,)."""
+        if which.any():
+            for tensor in (self.steps, self.changes, self.sy, self.yy):
+                tensor[which] = 0
+            self.scale[which] = 1
+
+    def add(self, step: Tensor, change: Tensor) -> None:
+        """Remember one more pair of (Q, D) in place of the oldest one."""
+        curvature, squared = (step * change).sum(1), change.square().sum(1)
+        counts = curvature > 1e-10 * squared
+        step, change = (torch.where(counts[:, None], t, torch.zeros_like(t)) for t in (step, change))
+        self.scale = torch.where(counts, curvature / squared, self.scale)
+        slot = self.added % self.steps.shape[1]
+        self.added += 1
+        self.steps[:, slot], self.changes[:, slot] = step, change
+        self.sy[:, slot] = _times(self.changes, step)
+        self.sy[:, :, slot] = _times(self.steps, change)
+        self.yy[:, slot] = self.yy[:, :, slot] = _times(self.changes, change)
+
+    def direction(self, g: Tensor) -> Tensor:
+        """Minus the inverse Hessian times g, (Q, D); -g for a problem where that does not point down, which forgets."""
+        slots = torch.arange(self.steps.shape[1], device=g.device)
+        order, back = slots.roll(-self.added), slots.roll(self.added)  # the oldest pair first, and undone
+        sy, yy = self.sy[:, order][:, :, order], self.yy[:, order][:, :, order]
+        diagonal = sy.diagonal(dim1=1, dim2=2)
+        upper = sy.triu() + torch.diag_embed((diagonal == 0).to(sy.dtype))
+        scale = self.scale[:, None]
+        u = torch.linalg.solve_triangular(upper, _times(self.steps, g)[:, order, None], upper=True)[..., 0]
+        inner = diagonal * u + scale * (_times(yy, u) - _times(self.changes, g)[:, order])
+        v = torch.linalg.solve_triangular(upper.mT, inner[..., None], upper=False)[..., 0]
+        direction = -scale * g - _times(self.steps.mT, v[:, back]) + scale * _times(self.changes.mT, u[:, back])
+        down = (direction * g).sum(1) < 0
+        self.forget(~down)
+        return torch.where(down[:, None], direction, -g)
+
+
+def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
+    """(Q, R, C) and (Q, C) -> (Q, R); as a row times the transpose, which is four times as fast on a CPU."""
+    return torch.bmm(vectors[:, None], matrices.mT)[:, 0]
+
+
+def _line_search(
+    objective: Objective, problems: Tensor, at: _Points, direction: Tensor, length: Tensor
+) -> tuple[_Points, Tensor]:
+    """Step lengths that satisfy the weak Wolfe conditions, found by bisection from `length` (Q,).
+
+    Returns the new points and (Q,) bool: which problems decreased. Those that did not are where they were.
+    """
+    slope = (direction * at.g).sum(1)
+    short, long = torch.zeros_like(length), torch.full_like(length, torch.inf)
+    best, moved = _Points(*(t.clone() for t in at)), torch.zeros_like(problems, dtype=torch.bool)
+    open_ = torch.arange(len(problems), device=problems.device)
+    for _ in range(_TRIALS):
+        t = length[open_]
+        x = at.x[open_] + t[:, None] * direction[open_]
+        trial = _Points(x, *objective(x, problems[open_]))
+        decreased = (
+            _finite(trial)
+            & (trial.f < at.f[open_])
+            & (trial.f <= at.f[open_] + _SUFFICIENT_DECREASE * t * slope[open_])
+        )
+        flat = (trial.g * direction[open_]).sum(1) >= _CURVATURE * slope[open_]
+        better = open_[decreased]
+        for kept, tried in zip(best, trial, strict=True):
+            kept[better] = tried[decreased]
+        moved[better] = True
+        short[better] = t[decreased]
+        long[open_[~decreased]] = t[~decreased]
+        open_ = open_[~(decreased & flat)]
+        if len(open_) == 0:
+            break
+        length = torch.where(long.isfinite(), (short + long) / 2, 2 * short)
+    return best, moved
+
+
+def _finite(points: _Points) -> Tensor:
+    return points.f.isfinite() & points.g.isfinite().all(1)

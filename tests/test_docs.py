@@ -1,0 +1,63 @@
+"""Documents that can be checked: the generated reference, the schema against the scenarios, README's code."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from rayfed.scenario import json_schema
+from tests.conftest import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text()
+
+
+def test_scenario_reference_is_up_to_date() -> None:
+    generate = runpy.run_path(str(REPOSITORY / "docs" / "generate.py"))
+    assert (REPOSITORY / "docs" / "scenario.md").read_text() == generate["reference"](), "run: python docs/generate.py"
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "scenarios").glob("*.yaml")), ids=lambda p: p.stem)
+def test_scenarios_fit_the_json_schema(path: Path) -> None:
+    jsonschema.validate(yaml.safe_load(path.read_text()), json_schema())
+
+
+def test_the_json_schema_refuses_what_the_loader_refuses() -> None:
+    raw = yaml.safe_load((REPOSITORY / "scenarios" / "noniid.yaml").read_text())
+    for change in ({"data": {"name": "digits", "sise": 28}}, {"federation": {"rounds": 0, "clients": 1}}, {"sed": 1}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**raw, **change}, json_schema())
+
+
+def test_links_of_the_documents_lead_somewhere() -> None:
+    for page in [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_readmes_defence_works_as_written(tmp_path: Path) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    [defence] = [b for b in blocks if "class SignOnly" in b]
+    (tmp_path / "my_defences.py").write_text(defence)
+    [yaml_block] = [b for b in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL) if "my_defences" in b]
+    (tmp_path / "s.yaml").write_text("name: s\nfederation: {rounds: 1, clients: 2}\n" + yaml_block)
+    done = subprocess.run(
+        [sys.executable, "-m", "rayfed", "validate", "s.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "my_defences:SignOnly" in done.stdout
+
+
+def test_readmes_python_example_runs() -> None:
+    [example] = [b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "Dlg()" in b]
+    namespace: dict[str, object] = {}
+    exec(example, namespace)
+    found, secret = namespace["found"], namespace["secret"]
+    assert (found.images - secret).abs().max() < 0.01  # type: ignore[attr-defined, operator]
+    assert found.labels.tolist() == [3]  # type: ignore[attr-defined]

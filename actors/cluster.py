@@ -32,7 +32,9 @@ def connected(address: str | None) -> Iterator[None]:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except (ConnectionError, ValueError) as error:
+    except Exception as error:
+        if not address:
+            raise ResourceError(f"Ray did not start on this machine: {error}; it may be too busy, try again") from error
         raise ResourceError(
             f"no Ray cluster at '{address}': {error}; start one with `ray start --head`, or leave --address out. "
             f"A cluster that asks for a token needs RAY_AUTH_MODE=token here too."

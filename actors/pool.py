@@ -50,7 +50,7 @@ class Pool:
 
         An actor that dies as it starts raises its own error.
         """
-        starting = [actor.__ray_ready__.remote() for actor in self._idle]
+        starting: list[Any] = [actor.__ray_ready__.remote() for actor in self._idle]
         ready, missing = ray.wait(starting, num_returns=len(starting), timeout=timeout)
         ray.get(ready)
         if missing:

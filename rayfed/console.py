@@ -62,7 +62,8 @@ class RunView:
     def clients_done(self, round: int, done: int, total: int) -> None:
         """Move the bar."""
         rate = done / max(monotonic() - self._round_began, 1e-9)
-        self._show(f"round {round + 1}/{self._rounds}", done, total, f"{rate:.1f} clients/s")
+        last = " ".join(f"loss {r['train_loss']:.3f} acc {r.get('test_accuracy') or 0:.1%}" for r in self._last[:1])
+        self._show(f"round {round + 1}/{self._rounds} {last}", done, total, f"{rate:.1f} clients/s")
 
     def attacks_done(self, round: int, done: int, total: int) -> None:
         """Move the bar."""

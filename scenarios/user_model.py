@@ -24,7 +24,7 @@ class Net(nn.Module):
 
 
 def write_parquet(path: str) -> None:
-    """Patches of rayfed's `photos` as a file in the Hugging Face image layout: what your own export should look like."""
+    """Patches of rayfed's `photos` in the Hugging Face image layout: what your own export should look like."""
     import json
     from io import BytesIO
     from pathlib import Path

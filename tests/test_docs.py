@@ -48,7 +48,11 @@ def test_readmes_defence_works_as_written(tmp_path: Path) -> None:
     [yaml_block] = [b for b in re.findall(r"```yaml\n(.*?)```", README, re.DOTALL) if "my_defences" in b]
     (tmp_path / "s.yaml").write_text("name: s\nfederation: {rounds: 1, clients: 2}\n" + yaml_block)
     done = subprocess.run(
-        [sys.executable, "-m", "rayfed", "validate", "s.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "rayfed", "validate", "s.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "my_defences:SignOnly" in done.stdout

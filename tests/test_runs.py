@@ -37,7 +37,8 @@ resources: {clients: {actors: 2}, attackers: {actors: 1}}
 """
 ATTACK = """
 attacks:
-  - {name: inverting_gradients, rounds: [1], victims: 3, observes: gradient, batch_size: 2, iterations: 5, victims_per_call: 2}
+  - {name: inverting_gradients, rounds: [1], victims: 3, victims_per_call: 2,
+     observes: gradient, batch_size: 2, iterations: 5}
 """
 
 

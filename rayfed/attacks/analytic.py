@@ -3,8 +3,8 @@
 For a layer `W x + b`, the gradient of row j is `dL/dW_j = (dL/db_j) x`: divide. In a batch, a row gives one image
 where a single sample activates its neuron, and a weighted mean of images elsewhere.
 
-Sources: Phong et al. 2018, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", section 3; Boenisch
-et al. 2023, "When the Curious Abandon Honesty", section 4.
+Sources: Phong et al. 2018, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", section 3;
+Boenisch et al. 2023, "When the Curious Abandon Honesty", section 4.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _rows(gradient: Named, layer: str) -> Tensor:
 
 def _isolated(rows: Tensor, size: int) -> list[int]:
     """The indices of `size` rows, most surely single samples first (see `Analytic`); they repeat if there are fewer."""
-    apart = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist") / rows.shape[1] ** 0.5
+    precise = rows.double()  # the fast form of cdist cancels
+    apart = torch.cdist(precise, precise) / rows.shape[1] ** 0.5
     nearest = apart.clone().fill_diagonal_(torch.inf).amin(1)
     outside = (rows - rows.clamp(0, 1)).abs().amax(1) > 10 * _SAME
     chosen: list[int] = []

@@ -25,7 +25,7 @@ _STEPS = 20
 _SOLVED = 1e-6
 """A start has found the images when the objective is below this share of the observed gradient's squared norm."""
 _ROUNDING = 1e-14
-"""Share of the observed gradient's squared norm below which the rounding of the observed float32 is all that is left."""
+"""The same share below which only the rounding of the observed float32 is left: the end."""
 _PRECISION = torch.float64
 """In float32 one colour image in six stops between 30 and 40 dB, where rounding stops the line search."""
 _TRACED = 50

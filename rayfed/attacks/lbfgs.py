@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(points (Q, D), problems (Q,) int64) -> values (Q,) and gradients (Q, D); row q is a point of problem `problems[q]`."""
+"""(points (Q, D), problems (Q,) int64) -> values (Q,), gradients (Q, D); row q is a point of problem `problems[q]`.
+
+No value is negative."""
 
 _MEMORY = 200
 """Remembered steps: gradient matching is ill-conditioned, 200 reach a precision that 20 miss by 30 dB."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.labels import with_labels
+from rayfed.attacks.labels import NO_HEAD, with_labels
 from rayfed.attacks.matching import in_groups
 from rayfed.attacks.probe import run
 from rayfed.catalogue import component
@@ -42,15 +42,18 @@ class Analytic:
         """One reconstruction for each observation (see `Attack`)."""
         layer = _first_linear(observations[0])
         affine = None if layer is None else _affine(model, observations[0], layer)
-        labelled = with_labels(observations, model, generators)
-        if layer is None or affine is None or labelled is None:
+        if layer is None or affine is None:
             return [not_applicable(observation, _NO_LAYER) for observation in observations]
+        labelled = with_labels(observations, model, generators)
+        if labelled is None:
+            return [not_applicable(observation, NO_HEAD) for observation in observations]
         return in_groups(lambda group, _: [_reconstruction(o, layer, *affine) for o in group], labelled, generators)
 
 
 def _reconstruction(observation: Observation, layer: str, black: Tensor, white: Tensor) -> Reconstruction:
     rows = (_rows(observation.gradient, layer) - black) / (white - black)
-    labels = observation.labels.cpu() if observation.labels is not None else torch.zeros(0)
+    assert observation.labels is not None
+    labels = observation.labels.cpu()
     shape = (observation.batch_size, *observation.image_shape)
     if len(rows) == 0:
         message = f"no entry of the gradient of '{layer}.bias' is finite and not 0"

@@ -61,18 +61,23 @@ class Dlg:
             unsolved = [v for v in range(len(observations)) if v not in best or not best[v].loss <= _SOLVED * norms[v]]
             if not unsolved:
                 break
-            victims = torch.tensor(unsolved, device=problem.device)
-            start = torch.stack([torch.randn(problem.dimension, generator=generators[v]) for v in unsolved])
-            minima = minimise(
-                lambda points, rows, victims=victims: problem.value_and_gradient(points, victims[rows]),  # type: ignore[misc]
-                start.to(problem.device, _PRECISION),
-                self.iterations * _STEPS,
-                target=_ROUNDING * norms[victims],
-            )
-            for result, v in zip(_reconstructions(problem, minima, victims), unsolved, strict=True):
-                if v not in best or result.loss < best[v].loss:
-                    best[v] = result
+            results = self._attempt(problem, unsolved, generators)
+            best |= {v: r for v, r in results.items() if v not in best or r.loss < best[v].loss}
         return [best[v] for v in range(len(observations))]
+
+    def _attempt(
+        self, problem: Matching, members: list[int], generators: Sequence[torch.Generator]
+    ) -> dict[int, Reconstruction]:
+        """One more random start for each of some victims."""
+        victims = torch.tensor(members, device=problem.device)
+        start = torch.stack([torch.randn(problem.dimension, generator=generators[v]) for v in members])
+        minima = minimise(
+            lambda points, rows: problem.value_and_gradient(points, victims[rows]),
+            start.to(problem.device, _PRECISION),
+            self.iterations * _STEPS,
+            target=_ROUNDING * problem.target_norms()[victims],
+        )
+        return dict(zip(members, _reconstructions(problem, minima, victims), strict=True))
 
 
 def _reconstructions(problem: Matching, minima: Minima, victims: Tensor) -> list[Reconstruction]:

@@ -1,0 +1,1 @@
+"""Benchmarks: each prints ratios from one run; none is a timed test."""

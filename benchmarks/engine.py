@@ -1,0 +1,233 @@
+"""Client updates per second: the engine, a plain loop, two of those side by side, and Flower's simulation on Ray.
+
+    python -m benchmarks.engine [--flower-python PATH] [--cases 10/100 100/100 100/1000] [--rounds 15] [--start 3]
+
+One thread per process, two of them for every side that has several. Sides take turns, round by round, and what is
+printed are medians of one run: on a machine that others use too, compare the ratios. `--flower-python` is the
+interpreter of an environment with `flwr[simulation]`, torch and numpy; without it Flower is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter
+
+import numpy as np
+
+from actors import transport
+from actors.cluster import allot, connected
+from actors.federation import Federation, count_calls
+from actors.progress import Silent
+from benchmarks.lenet5 import BATCH, LR, SAMPLES, PlainLoop, Work, data, rows_of
+from rayfed import scenario as scenarios
+from rayfed.data.base import Dataset
+from rayfed.scenario import Scenario
+from rayfed.training.plan import drawn_clients
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PROCESSES = 2
+
+PlayRound = Callable[[int], float]
+"""Plays the round of that number and returns its seconds."""
+
+
+def scenario_of(work: Work) -> Scenario:
+    """The work as a scenario; evaluation would come after a last round that is never reached."""
+    return scenarios.parse(
+        f"""
+        name: benchmark
+        model: benchmarks.lenet5:LeNet5
+        training: {{epochs: 1, batch_size: {BATCH}, lr: {LR}}}
+        federation:
+          rounds: 1000000
+          clients: {work.clients}
+          clients_per_round: {work.per_round}
+          evaluate_every: 1000000
+          aggregation: {{name: fedavg, weights: uniform}}
+        resources: {{clients: {{actors: {PROCESSES}, num_cpus: 1}}}}
+        """
+    )
+
+
+@contextmanager
+def engine(work: Work) -> Iterator[PlayRound]:
+    """The engine as a run uses it, without the files that a run writes."""
+    scenario = scenario_of(work)
+    images, labels = data(work.clients)
+    dataset = Dataset(images, labels, images[:1], labels[:1], tuple("0123456789"))
+    parts = [np.arange(len(labels))[rows_of(client)] for client in range(work.clients)]
+    with connected(None):
+        transport.register()
+        allotment = allot(scenario, *count_calls(scenario, len(dataset.test_labels)))
+        federation = Federation(scenario, dataset, parts, allotment, Silent(), {}, {})
+        federation.start()
+
+        def play(round: int) -> float:
+            began = perf_counter()
+            done = federation.play(round)
+            seconds = perf_counter() - began
+            assert len(done.clients) == work.per_round
+            return seconds
+
+        yield play
+        federation.close()
+
+
+@contextmanager
+def plain(work: Work) -> Iterator[PlayRound]:
+    """The plain loop, in this process."""
+    loop, scenario = PlainLoop(work), scenario_of(work)
+
+    def play(round: int) -> float:
+        clients = drawn_clients(scenario, round)
+        began = perf_counter()
+        loop.round(clients)
+        return perf_counter() - began
+
+    yield play
+
+
+@contextmanager
+def side_by_side(work: Work) -> Iterator[PlayRound]:
+    """Two plain loops with half of the clients each, which exchange nothing: the floor of what two cores can do."""
+    scenario = scenario_of(work)
+    with ProcessPoolExecutor(PROCESSES, get_context("spawn"), _make_loop, (work,)) as pool:
+
+        def play(round: int) -> float:
+            clients = drawn_clients(scenario, round)
+            began = perf_counter()
+            list(pool.map(_play_in_loop, [clients[i::PROCESSES] for i in range(PROCESSES)]))
+            return perf_counter() - began
+
+        yield play
+
+
+def _make_loop(work: Work) -> None:
+    global _loop
+    _loop = PlainLoop(work)
+
+
+def _play_in_loop(clients: list[int]) -> None:
+    _loop.round(clients)
+
+
+@contextmanager
+def flower(python: str, work: Work, rounds: int) -> Iterator[PlayRound]:
+    """Flower in a process of its own, which stands still while others have their turn: it polls without a pause."""
+    command = [python, "-m", "benchmarks.flower_engine", str(work.clients), str(work.per_round), str(rounds)]
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY), "FLWR_TELEMETRY_ENABLED": "0"}
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, env=env, stdin=-1, stdout=-1, stderr=log, text=True, cwd=REPOSITORY) as process,
+    ):
+        assert process.stdin
+        assert process.stdout
+
+        def play(round: int) -> float:
+            assert process.stdin
+            process.send_signal(signal.SIGCONT)
+            print(file=process.stdin, flush=True)
+            answer = next((line.split() for line in process.stdout or () if line.startswith("seconds ")), None)
+            process.send_signal(signal.SIGSTOP)
+            if answer is None or int(answer[3]) != work.per_round:
+                log.seek(0)
+                sys.exit(f"Flower failed: {answer}\n{log.read()[-3000:]}")
+            return float(answer[1])
+
+        try:
+            yield play
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+
+
+def compare(work: Work, flower_python: str | None, rounds: int, warm_up: int = 2) -> dict[str, list[float]]:
+    """Seconds of every round, side by side."""
+    with ExitStack() as stack:
+        sides = {"engine": stack.enter_context(engine(work)), "plain loop": stack.enter_context(plain(work))}
+        sides["two loops"] = stack.enter_context(side_by_side(work))
+        if flower_python:
+            sides["Flower"] = stack.enter_context(flower(flower_python, work, warm_up + rounds))
+        for round in range(warm_up):
+            for play in sides.values():
+                play(round)
+        seconds: dict[str, list[float]] = {name: [] for name in sides}
+        for round in range(warm_up, warm_up + rounds):
+            for name, play in sides.items():
+                seconds[name].append(play(round))
+        return seconds
+
+
+def show(work: Work, seconds: dict[str, list[float]]) -> None:
+    """A table of one case: the median, and how many times as fast the engine is, with the quartiles of the rounds."""
+    print(f"\n{work} clients a round, {len(seconds['engine'])} rounds; load {os.getloadavg()[0]:.1f}")
+    print(f"{'':12}{'s / round':>10}{'updates / s':>13}   engine's ratio (quartiles)")
+    for name, taken in seconds.items():
+        low, ratio, high = quantiles([t / e for t, e in zip(taken, seconds["engine"], strict=True)], n=4)
+        rate = work.per_round / median(taken)
+        print(f"{name:12}{median(taken):10.3f}{rate:13.1f}   {ratio:.2f} ({low:.2f} to {high:.2f})", flush=True)
+
+
+STARTED = """
+name: start
+data: {name: digits, size: 28}
+model: benchmarks.lenet5:LeNet5
+training: {epochs: 1}
+federation: {rounds: 1, clients: 10}
+"""
+
+
+def start_up() -> float:
+    """Seconds from the command `rayfed launch` to the line of the first round."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "start.yaml"
+        path.write_text(STARTED)
+        command = [sys.executable, "-m", "rayfed", "launch", str(path), "--out", folder]
+        began = perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+            assert process.stdout
+            for line in process.stdout:
+                if line.startswith("round "):
+                    seconds = perf_counter() - began
+        if process.returncode:
+            sys.exit(f"rayfed launch ended with {process.returncode}")
+        return seconds
+
+
+def _work(text: str) -> Work:
+    per_round, clients = map(int, text.split("/"))
+    return Work(clients, per_round)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--flower-python", metavar="PATH")
+    parser.add_argument("--cases", nargs="*", type=_work, default=[_work(c) for c in ("10/100", "100/100", "100/1000")])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--start", type=int, default=3, help="how often to measure the start; 0 leaves it out")
+    chosen = parser.parse_args()
+    print(
+        f"LeNet-5, {SAMPLES} samples a client, one epoch in batches of {BATCH}; {PROCESSES} of {os.cpu_count()} cores"
+    )
+    if not chosen.flower_python:
+        print("Flower is left out: no --flower-python")
+    for work in chosen.cases:
+        show(work, compare(work, chosen.flower_python, chosen.rounds))
+    if chosen.start:
+        taken = [start_up() for _ in range(chosen.start)]
+        print(f"\nfrom the command to the end of round 1: {median(taken):.1f} s ({min(taken):.1f} to {max(taken):.1f})")
+
+
+if __name__ == "__main__":
+    main()

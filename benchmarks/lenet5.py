@@ -1,0 +1,97 @@
+"""The work that every engine does here: LeNet-5, one epoch on 64 images of 28x28 in batches of 32, plain SGD.
+
+Needs PyTorch and numpy alone, so that the environments of other engines can import it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SAMPLES = 64
+"""Images of one client."""
+BATCH = 32
+LR = 0.05
+
+
+class LeNet5(nn.Sequential):
+    """LeCun et al. 1998, with ReLU and max pooling: 61,706 parameters for one channel and 10 classes."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(1, 6, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(400, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, 10),
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """A federation: how many clients there are and how many of them train in a round."""
+
+    clients: int
+    per_round: int
+
+    def __str__(self) -> str:
+        return f"{self.per_round} of {self.clients}"
+
+
+@cache
+def data(clients: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, 1, 28, 28) uint8 and labels (N,) int64; client i holds rows 64 i to 64 i + 63.
+
+    Noise: what an epoch costs does not depend on what is in the images.
+    """
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (clients * SAMPLES, 1, 28, 28), dtype=np.uint8)
+    return images, rng.integers(0, 10, len(images))
+
+
+def rows_of(client: int) -> slice:
+    """Where a client's samples lie in `data`."""
+    return slice(client * SAMPLES, (client + 1) * SAMPLES)
+
+
+def train(model: nn.Module, images: np.ndarray, labels: np.ndarray) -> None:
+    """One client's epoch, as everyone writes it."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=LR)
+    inputs, targets = torch.from_numpy(images).float().div_(255), torch.from_numpy(labels)
+    for index in torch.randperm(len(targets)).split(BATCH):
+        optimiser.zero_grad()
+        F.cross_entropy(model(inputs[index]), targets[index]).backward()
+        optimiser.step()
+
+
+class PlainLoop:
+    """Federated averaging without an engine: one process, one thread, client after client."""
+
+    def __init__(self, work: Work) -> None:
+        torch.set_num_threads(1)
+        self._images, self._labels = data(work.clients)
+        self._model = LeNet5()
+        self._weights = {name: w.clone() for name, w in self._model.state_dict().items()}
+        self.round([0])  # the first optimiser of a process imports for seconds
+
+    def round(self, clients: list[int]) -> None:
+        """Train these clients from the global weights and make their mean the new ones."""
+        total: dict[str, Tensor] = {}
+        for client in clients:
+            self._model.load_state_dict(self._weights)
+            train(self._model, self._images[rows_of(client)], self._labels[rows_of(client)])
+            for name, w in self._model.state_dict().items():
+                total[name] = total[name] + w if name in total else w.clone()
+        self._weights = {name: w / len(clients) for name, w in total.items()}

@@ -8,7 +8,7 @@ import platform
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
@@ -86,18 +86,18 @@ def _play(
             saved.server if saved else {},
             saved.clients if saved else {},
         )
-        federation.start()
-        progress.ready(first)
-        if scenario.attacks:
-            for message in Scorer(tuple(scenario.metrics.names), scenario.metrics.lpips_weights).unavailable():
-                progress.note(message)
-        for round in range(first, scenario.federation.rounds):
-            tables = federation.play(round)
-            _write(folder, round, tables)
-            checkpoint.save(folder, checkpoint.Checkpoint(round, federation.saved, federation.states))
-            log.round_done(round, tables)
-            progress.round_done(tables.rounds, tables.attacks)
-        federation.close()
+        with closing(federation):
+            federation.start()
+            progress.ready(first)
+            if scenario.attacks:
+                for message in Scorer(tuple(scenario.metrics.names), scenario.metrics.lpips_weights).unavailable():
+                    progress.note(message)
+            for round in range(first, scenario.federation.rounds):
+                tables = federation.play(round)
+                _write(folder, round, tables)
+                checkpoint.save(folder, checkpoint.Checkpoint(round, federation.saved, federation.states))
+                log.round_done(round, tables)
+                progress.round_done(tables.rounds, tables.attacks)
 
 
 def _write(folder: RunFolder, round: int, tables: RoundTables) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from actors.cluster import Allotment
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
 
 
-class Progress(Protocol):
-    """Called by the driver as a run goes on."""
+class Progress:
+    """Called by the driver as a run goes on; this one keeps silent."""
 
     def starting(self, scenario: Scenario, folder: RunFolder, allotment: Allotment) -> None:
         """The cluster is there; actors are being started."""
@@ -30,25 +30,3 @@ class Progress(Protocol):
 
     def note(self, message: str) -> None:
         """Something that the user should know: an actor died and its work is done again."""
-
-
-class Silent:
-    """Watches nothing."""
-
-    def starting(self, scenario: Scenario, folder: RunFolder, allotment: Allotment) -> None:
-        """Nothing."""
-
-    def ready(self, first_round: int) -> None:
-        """Nothing."""
-
-    def clients_done(self, round: int, done: int, total: int) -> None:
-        """Nothing."""
-
-    def attacks_done(self, round: int, done: int, total: int) -> None:
-        """Nothing."""
-
-    def round_done(self, rows: Sequence[dict[str, Any]], attacks: Sequence[dict[str, Any]]) -> None:
-        """Nothing."""
-
-    def note(self, message: str) -> None:
-        """Nothing."""

@@ -28,7 +28,7 @@ import numpy as np
 from actors import transport
 from actors.cluster import allot, connected
 from actors.federation import Federation, count_calls
-from actors.progress import Silent
+from actors.progress import Progress
 from benchmarks.lenet5 import BATCH, LR, SAMPLES, PlainLoop, Work, data, rows_of
 from rayfed import scenario as scenarios
 from rayfed.data.base import Dataset
@@ -70,7 +70,7 @@ def engine(work: Work) -> Iterator[PlayRound]:
     with connected(None):
         transport.register()
         allotment = allot(scenario, *count_calls(scenario, len(dataset.test_labels)))
-        federation = Federation(scenario, dataset, parts, allotment, Silent(), {}, {})
+        federation = Federation(scenario, dataset, parts, allotment, Progress(), {}, {})
         federation.start()
 
         def play(round: int) -> float:

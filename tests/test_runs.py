@@ -13,7 +13,7 @@ import ray
 import torch
 
 from actors import launch as runs
-from actors.progress import Silent
+from actors.progress import Progress
 from rayfed import scenario as scenarios
 from rayfed.errors import ResourceError, RunError, UserError
 from rayfed.results import checkpoint
@@ -63,17 +63,17 @@ def assert_same_bits(a: Any, b: Any) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(extra=ATTACK), str(tmp_path_factory.mktemp("runs")), None, Silent())
+    return runs.launch(parsed(extra=ATTACK), str(tmp_path_factory.mktemp("runs")), None, Progress())
 
 
 @pytest.mark.parametrize("actors", [1, 2, 4])
 def test_weights_do_not_depend_on_the_number_of_actors(actors: int, undisturbed: RunFolder, tmp_path: Path) -> None:
     s = parsed(f"resources.clients.actors={actors}", "resources.clients.num_cpus=1")
-    folder = runs.launch(s, str(tmp_path), None, Silent())
+    folder = runs.launch(s, str(tmp_path), None, Progress())
     assert_same_bits(weights(folder), weights(undisturbed))
 
 
-class Killer(Silent):
+class Killer(Progress):
     """Kills actors of one class in the middle of a round."""
 
     def __init__(self, name: str, round: int) -> None:
@@ -105,7 +105,7 @@ def test_weights_are_the_same_after_an_actor_is_killed(victim: str, undisturbed:
     assert folder.read_table("clients").num_rows == 3 * 2 * 7
 
 
-class Stop(Silent):
+class Stop(Progress):
     """Interrupts the driver after some rounds, as Ctrl-C does."""
 
     def __init__(self, after: int) -> None:
@@ -128,7 +128,7 @@ def test_an_interrupted_run_is_readable_and_resumes_to_the_same_bits(
     assert (status["state"], status["rounds_done"]) == ("interrupted", after)
     assert folder.exists("report.html")
     assert folder.read_table("rounds").num_rows == 2 * after
-    runs.resume(str(path), None, Silent())
+    runs.resume(str(path), None, Progress())
     assert_same_bits(weights(folder), weights(undisturbed))
     for table in ("rounds", "clients", "attacks", "images", "partition"):
         assert folder.read_table(table).num_rows == undisturbed.read_table(table).num_rows
@@ -137,7 +137,7 @@ def test_an_interrupted_run_is_readable_and_resumes_to_the_same_bits(
         a, b = (f.read_table(table).drop_columns(timed) for f in (folder, undisturbed))
         assert a.equals(b)
     with pytest.raises(RunError, match="nothing to resume"):
-        runs.resume(str(path), None, Silent())
+        runs.resume(str(path), None, Progress())
 
 
 def test_attacks_leave_rows_images_and_traces(undisturbed: RunFolder) -> None:
@@ -152,7 +152,7 @@ def test_attacks_leave_rows_images_and_traces(undisturbed: RunFolder) -> None:
 
 def test_a_failed_run_leaves_a_readable_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not finite"):
-        runs.launch(parsed("training.lr=1e38"), str(tmp_path), None, Silent())
+        runs.launch(parsed("training.lr=1e38"), str(tmp_path), None, Progress())
     [path] = tmp_path.iterdir()
     status = json.loads((path / "status.json").read_text())
     assert status["state"] == "failed"
@@ -170,7 +170,7 @@ def test_a_failed_run_leaves_a_readable_folder(tmp_path: Path) -> None:
 )
 def test_resources_that_the_cluster_does_not_have(change: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=expected):
-        runs.launch(parsed(change), str(tmp_path), None, Silent())
+        runs.launch(parsed(change), str(tmp_path), None, Progress())
 
 
 def test_fedsgd_and_adam_run(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_fedsgd_and_adam_run(tmp_path: Path) -> None:
         "training={algorithm: fedsgd, batch_size: null, lr: 0.1}",
         "federation.server={optimiser: adam, lr: 0.01}",
     ]
-    folder = runs.launch(parsed(*changes), str(tmp_path), None, Silent())
+    folder = runs.launch(parsed(*changes), str(tmp_path), None, Progress())
     losses = folder.read_table("rounds").to_pandas().query("arm == 'none'")["train_loss"].tolist()
     assert losses[-1] < losses[0]
 
@@ -205,7 +205,7 @@ def test_attackers_are_sent_no_data_and_no_seed(monkeypatch: pytest.MonkeyPatch,
         return run(self, calls)
 
     monkeypatch.setattr(federation.Pool, "run", spy)
-    runs.launch(parsed(extra=ATTACK), str(tmp_path), None, Silent())
+    runs.launch(parsed(extra=ATTACK), str(tmp_path), None, Progress())
     assert sent
     values = [ray.get(a) if isinstance(a, ray.ObjectRef) else a for a in sent]
     for value in _walk(values):

@@ -99,6 +99,7 @@ def _reconstructions(problem: Matching, minima: Minima, victims: Tensor) -> list
 
 
 def _trace(values: Tensor, steps: int) -> list[tuple[int, float]]:
-    """(iteration, objective) at about `_TRACED` of the iterations."""
+    """(iteration, objective) at about `_TRACED` of the iterations, the first and the last among them."""
     last = ceil(steps / _STEPS)
-    return [(i, values[min(i * _STEPS, steps)].item()) for i in range(0, last + 1, max(1, last // _TRACED))]
+    chosen = sorted({*range(0, last, max(1, last // _TRACED)), last})
+    return [(i, values[min(i * _STEPS, steps)].item()) for i in chosen]

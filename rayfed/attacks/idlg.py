@@ -6,10 +6,8 @@ Source: Zhao et al. 2020, "iDLG: Improved Deep Leakage from Gradients", algorith
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
@@ -20,15 +18,8 @@ from rayfed.update import Observation
 
 
 @component
-class Idlg:
+class Idlg(Dlg):
     """DLG with the labels read from the last layer's gradient; batches by the estimate of label counts."""
-
-    iterations: Annotated[int, Field(ge=1)] = 300
-    """At most so many iterations of 20 L-BFGS steps each, a start; it ends when nothing improves any more."""
-    restarts: Annotated[int, Field(ge=1)] = 3
-    """At most so many random starts, N(0, 1); further ones only while no start has matched the gradient."""
-    layers: list[str] | None = None
-    """Names or patterns (`conv*`) of the parameters that are matched; all by default."""
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
@@ -37,5 +28,4 @@ class Idlg:
         labelled = with_labels(observations, model, generators)
         if labelled is None:
             return [not_applicable(observation, NO_HEAD) for observation in observations]
-        fit = Dlg(iterations=self.iterations, restarts=self.restarts, layers=self.layers)
-        return fit.reconstruct(labelled, model, generators)
+        return super().reconstruct(labelled, model, generators)

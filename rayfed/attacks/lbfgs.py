@@ -88,7 +88,7 @@ def minimise(objective: Objective, start: Tensor, iterations: int, target: Tenso
         memory.forget(~moved)
         at = after
         points[problems], values[problems] = at.x, at.f
-        taken[problems] += moved
+        taken[problems] = number
         history.append(values.clone())
         if number % _WINDOW == 0:
             going &= at.f < (1 - _PROGRESS) * window

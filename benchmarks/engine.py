@@ -226,7 +226,7 @@ def main() -> None:
         taken = [start_up() for _ in range(chosen.start)]
         print(f"from the command to the end of round 1: {median(taken):.1f} s ({min(taken):.1f} to {max(taken):.1f})")
     # Ray's workers, Flower's too, run at 15: beside other users' work they would lose to the loops, which run at 0.
-    os.environ["RAY_worker_niceness"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - so Ray spells it
     for work in chosen.cases:
         show(work, compare(work, chosen.flower_python, chosen.rounds))
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from rayfed import catalogue
 from rayfed.errors import ScenarioError, UserError, nearest
 
-Knowledge = Literal["labels"]
+Knowledge = Literal["labels", "public"]
 """What a threat model may grant an attacker beyond the weights, the update and the batch size."""
 
 
@@ -51,6 +51,10 @@ class DataSpec(ComponentSpec):
     """The data set: `rayfed list datasets`."""
 
     kind: ClassVar[str] = "datasets"
+
+    public: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the training samples that no client owns, a part of each class: what attackers with `knowledge:
+    [public]` know, and what generators are trained on."""
 
 
 class PartitionSpec(ComponentSpec):
@@ -108,7 +112,7 @@ class AttackSpec(ComponentSpec):
     batch_size: Annotated[int, Field(ge=1)] = 1
     """Samples behind the gradient, with `observes: gradient`."""
     knowledge: list[Knowledge] = []
-    """What the attacker is given beside weights, update and batch size: `labels`."""
+    """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data."""
     victims_per_call: Annotated[int, Field(ge=1)] = 4
     """Victims that one actor attacks in one batched call."""
 
@@ -489,6 +493,9 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
             message = f"two attacks are called '{attack.title}' in the tables: give this one a `label`"
             yield Problem(path=("attacks", i), message=message)
         titles.add(attack.title)
+        if "public" in attack.knowledge and not s.data.public:
+            message = "knows the public data, but there are none: set a share aside with `data.public`, such as 0.1"
+            yield Problem(path=("attacks", i, "knowledge"), message=message)
         for r in attack.rounds:
             if r >= s.federation.rounds:
                 message = f"round {r} is never played: rounds count from 0 to {s.federation.rounds - 1}"

@@ -72,7 +72,8 @@ class Observation:
     labels: Tensor | None = None
     """(batch_size,) int64, only under `knowledge: [labels]`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else the scenario's threat model grants, by the name of the knowledge."""
+    """What else the scenario's threat model grants, by the name of the knowledge: `public` is a pair of images
+    (M, C, H, W) and labels (M,)."""
 
     def to(self, device: torch.device) -> Observation:
         """The same on another device."""

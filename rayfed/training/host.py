@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -116,6 +117,7 @@ class Host:
             classes=len(self.data.classes),
             # sorted: which labels is knowledge, which image has which is not
             labels=truth.labels.sort().values if "labels" in attack.knowledge else None,
+            extra={"public": self._public} if "public" in attack.knowledge else {},
         )
         return observation, truth
 
@@ -153,6 +155,14 @@ class Host:
     def _tensors(self, images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(images[rows]).to(self.device)
         return pixels.float().div_(255), torch.from_numpy(labels[rows]).to(self.device)
+
+    @cached_property
+    def _public(self) -> tuple[Tensor, Tensor]:
+        """The public images and labels: one object, which observations sent together share."""
+        images, labels = self.data.public_images, self.data.public_labels
+        assert images is not None
+        assert labels is not None
+        return self._tensors(images, labels, np.arange(len(labels)))
 
     def _here(self, sent: Sent) -> Sent:
         weights = {name: w.to(self.device) for name, w in sent.weights.items()}

@@ -28,6 +28,8 @@ def prepare(scenario: Scenario) -> Inputs:
     Raises `UserError` for what does not fit.
     """
     data: Dataset = scenario.data.build().load()
+    if scenario.data.public:
+        data = data.with_public(scenario.data.public)
     generator = seeds.numpy_generator(scenario.seed, "partition")
     parts = scenario.partition.build().split(data.train_labels, scenario.federation.clients, generator)
     for stack in scenario.stacks.values():

@@ -170,7 +170,7 @@ class Federation(Section):
     clients_per_round: Annotated[int, Field(ge=1)] | None = None
     """Clients drawn each round, uniformly without replacement; null: all."""
     cohort_size: Annotated[int, Field(ge=1)] | None = None
-    """Clients in one unit of work; null: a sixteenth of a round's clients. It fixes the order in which updates are
+    """Clients in one unit of work; null: an eighth of a round's clients. It fixes the order in which updates are
     summed, so it belongs to the scenario and not to the cluster."""
     aggregation: Annotated[AggregationSpec, Short] = AggregationSpec(name="fedavg")
     """The rule; `fedavg` when not given."""
@@ -265,7 +265,7 @@ class Scenario(Section):
     @property
     def cohort_size(self) -> int:
         """Clients in one unit of work: from the scenario alone, never from the cluster."""
-        return self.federation.cohort_size or ceil(self.clients_per_round / 16)
+        return self.federation.cohort_size or ceil(self.clients_per_round / 8)
 
     @property
     def server_lr(self) -> float:

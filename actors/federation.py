@@ -110,6 +110,13 @@ class Federation:
                 self._server, self._sent = self._start_server(), {}
         return self._play(round)
 
+    def attack(self, round: int) -> RoundTables:
+        """Only the attacks of a round, on the weights that clients would be sent in it."""
+        tables = RoundTables()
+        served = {arm: self._ask_server("sent", arm, round) for arm in self._scenario.stacks}
+        self._attack(round, {arm: sent for arm, (sent, _) in served.items()}, tables)
+        return tables
+
     @property
     def saved(self) -> dict[str, ArmState]:
         """The server's state after the last finished round."""

@@ -273,6 +273,15 @@ class Scenario(Section):
         default = 1.0 if self.training.algorithm == "fedavg" else self.training.lr
         return self.federation.server.lr or default
 
+    def attacked_in(self, round: int) -> Scenario:
+        """The same with every attack in this round, its last, and no other."""
+        return self.model_copy(
+            update={
+                "federation": self.federation.model_copy(update={"rounds": round + 1}),
+                "attacks": [attack.model_copy(update={"rounds": [round]}) for attack in self.attacks],
+            }
+        )
+
     def dump(self) -> str:
         """The scenario as YAML with every default written out; loading it gives the same scenario."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

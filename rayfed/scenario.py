@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from rayfed import catalogue
 from rayfed.errors import ScenarioError, UserError, nearest
 
-Knowledge = Literal["labels"]
+Knowledge = Literal["labels", "activations", "colluder"]
 """What a threat model may grant an attacker beyond the weights, the update and the batch size."""
 
 
@@ -108,7 +108,9 @@ class AttackSpec(ComponentSpec):
     batch_size: Annotated[int, Field(ge=1)] = 1
     """Samples behind the gradient, with `observes: gradient`."""
     knowledge: list[Knowledge] = []
-    """What the attacker is given beside weights, update and batch size: `labels`."""
+    """What the attacker is given beside weights, update and batch size: `labels`; of a split model, whose modules up to
+    the attack's `cut` are private, `activations` (what the victim's private part sends) and `colluder` (the private
+    part of the next drawn client)."""
     victims_per_call: Annotated[int, Field(ge=1)] = 4
     """Victims that one actor attacks in one batched call."""
 
@@ -489,6 +491,11 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
             message = f"two attacks are called '{attack.title}' in the tables: give this one a `label`"
             yield Problem(path=("attacks", i), message=message)
         titles.add(attack.title)
+        if {"activations", "colluder"} & set(attack.knowledge) and "cut" not in attack.parameters:
+            message = (
+                f"activations and colluder are for an attack with a `cut`, such as model_inversion, not {attack.name}"
+            )
+            yield Problem(path=("attacks", i, "knowledge"), message=message)
         for r in attack.rounds:
             if r >= s.federation.rounds:
                 message = f"round {r} is never played: rounds count from 0 to {s.federation.rounds - 1}"

@@ -72,7 +72,11 @@ class Observation:
     labels: Tensor | None = None
     """(batch_size,) int64, only under `knowledge: [labels]`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else the scenario's threat model grants, by the name of the knowledge."""
+    """What else the scenario's threat model grants, by the name of the knowledge: a tensor or `Named` each.
+
+    `activations` (N, ...): what the victim's private part makes of its images. `colluder`: parameters and buffers of
+    another client's private part.
+    """
 
     def to(self, device: torch.device) -> Observation:
         """The same on another device."""
@@ -86,6 +90,7 @@ class Observation:
             buffers=moved(self.buffers),
             update=moved(self.update),
             labels=None if self.labels is None else self.labels.to(device),
+            extra={name: moved(e) if isinstance(e, dict) else e.to(device) for name, e in self.extra.items()},
         )
 
     @property

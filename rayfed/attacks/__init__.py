@@ -8,4 +8,6 @@ TABLE: dict[str, str] = {
     "idlg": "rayfed.attacks.idlg:Idlg",
     "inverting_gradients": "rayfed.attacks.inverting_gradients:InvertingGradients",
     "analytic": "rayfed.attacks.analytic:Analytic",
+    "ggl": "rayfed.attacks.ggl:Ggl",
+    "model_inversion": "rayfed.attacks.model_inversion:ModelInversion",
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import filter as matching_names
 from math import prod
@@ -182,17 +182,26 @@ class Matching:
         loss = self.distance(self._gradients(images, labels), targets)
         return loss + self.tv * total_variation(images).mean(1) if self.tv else loss
 
+    def values(self, points: Tensor, victims: Tensor) -> Tensor:
+        """`losses` (Q,), detached; a third of the work where no slope is needed."""
+        chunks = self._chunks(points, victims)
+        return torch.cat([self.losses(chunk, owners).detach() for chunk, owners in chunks])
+
     def value_and_gradient(self, points: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
         """`losses` (Q,) and their gradients (Q, D), detached."""
-        at_once = _IMAGES_AT_ONCE_CPU if self.device.type == "cpu" else _IMAGES_AT_ONCE_GPU
-        size = max(1, at_once // self.images_shape[0])
         values, slopes = [], []
-        for chunk, owners in zip(points.detach().split(size), victims.split(size), strict=True):
+        for chunk, owners in self._chunks(points, victims):
             chunk.requires_grad_()
             losses = self.losses(chunk, owners)
             slopes.append(torch.autograd.grad(losses.sum(), chunk)[0])
             values.append(losses.detach())
         return torch.cat(values), torch.cat(slopes)
+
+    def _chunks(self, points: Tensor, victims: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """As many points, detached, with their victims as one vectorised call takes best."""
+        at_once = _IMAGES_AT_ONCE_CPU if self.device.type == "cpu" else _IMAGES_AT_ONCE_GPU
+        size = max(1, at_once // self.images_shape[0])
+        return zip(points.detach().split(size), victims.split(size), strict=True)
 
     def _logits(self, points: Tensor) -> Tensor:
         return points[:, self.pixels :].unflatten(1, (self.images_shape[0], self.classes))

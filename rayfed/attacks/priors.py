@@ -16,3 +16,9 @@ def total_variation(images: Tensor) -> Tensor:
     down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean((-3, -2, -1))
     across = (images[..., 1:] - images[..., :-1]).abs().mean((-3, -2, -1))
     return down + across
+
+
+def latent_divergence(latents: Tensor) -> Tensor:
+    """KL divergence of N(m, v) from N(0, 1), m and v the mean and variance of a latent's numbers: (..., Z) -> (...)."""
+    mean, variance = latents.mean(-1), latents.var(-1, correction=0)
+    return (mean.square() + variance - variance.log() - 1) / 2

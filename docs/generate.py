@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rayfed import catalogue
-from rayfed.scenario import AttackSpec, ComponentSpec, ModelSpec, Normalise, Scenario
+from rayfed.scenario import AttackSpec, ComponentSpec, DataSpec, ModelSpec, Normalise, Scenario
 
 HEADER = """\
 # The scenario, field by field
@@ -43,7 +43,8 @@ def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _own_fields() -> Iterator[str]:
-    for path, model in (("model", ModelSpec), ("model.normalise", Normalise), ("attacks[]", AttackSpec)):
+    own = {"data": DataSpec, "model": ModelSpec, "model.normalise": Normalise, "attacks[]": AttackSpec}
+    for path, model in own.items():
         yield f"## `{path}`\n"
         yield f"{_text(model.__doc__)} These stand beside the component's own fields.\n"
         yield from _table((name, field) for name, field in model.model_fields.items())

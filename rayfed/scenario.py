@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from rayfed import catalogue
 from rayfed.errors import ScenarioError, UserError, nearest
 
-Knowledge = Literal["labels", "activations", "colluder"]
+Knowledge = Literal["labels", "public", "activations", "colluder"]
 """What a threat model may grant an attacker beyond the weights, the update and the batch size."""
 
 
@@ -51,6 +51,10 @@ class DataSpec(ComponentSpec):
     """The data set: `rayfed list datasets`."""
 
     kind: ClassVar[str] = "datasets"
+
+    public: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the training samples that no client owns, a part of each class: what attackers with `knowledge:
+    [public]` know, and what generators are trained on."""
 
 
 class PartitionSpec(ComponentSpec):
@@ -108,9 +112,9 @@ class AttackSpec(ComponentSpec):
     batch_size: Annotated[int, Field(ge=1)] = 1
     """Samples behind the gradient, with `observes: gradient`."""
     knowledge: list[Knowledge] = []
-    """What the attacker is given beside weights, update and batch size: `labels`; of a split model, whose modules up to
-    the attack's `cut` are private, `activations` (what the victim's private part sends) and `colluder` (the private
-    part of the next drawn client)."""
+    """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data. Of a
+    split model, whose modules up to the attack's `cut` are private: `activations` (what the victim's private part
+    sends) and `colluder` (the private part of the next drawn client)."""
     victims_per_call: Annotated[int, Field(ge=1)] = 4
     """Victims that one actor attacks in one batched call."""
 
@@ -491,10 +495,11 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
             message = f"two attacks are called '{attack.title}' in the tables: give this one a `label`"
             yield Problem(path=("attacks", i), message=message)
         titles.add(attack.title)
+        if "public" in attack.knowledge and not s.data.public:
+            message = "knows the public data, but there are none: set a share aside with `data.public`, such as 0.1"
+            yield Problem(path=("attacks", i, "knowledge"), message=message)
         if {"activations", "colluder"} & set(attack.knowledge) and "cut" not in attack.parameters:
-            message = (
-                f"activations and colluder are for an attack with a `cut`, such as model_inversion, not {attack.name}"
-            )
+            message = f"activations and colluder are those of an attack with a `cut`, and {attack.name} has none set"
             yield Problem(path=("attacks", i, "knowledge"), message=message)
         for r in attack.rounds:
             if r >= s.federation.rounds:

@@ -72,14 +72,12 @@ class Observation:
     labels: Tensor | None = None
     """(batch_size,) int64, only under `knowledge: [labels]`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else the scenario's threat model grants, by the name of the knowledge: a tensor or `Named` each.
-
-    `activations` (N, ...): what the victim's private part makes of its images. `colluder`: parameters and buffers of
-    another client's private part.
-    """
+    """What else the scenario's threat model grants, by the name of the knowledge: `public` is a pair of images
+    (M, C, H, W) and labels (M,); `activations` (N, ...) is what the victim's private part makes of its images;
+    `colluder` (`Named`) are the parameters and buffers of another client's private part."""
 
     def to(self, device: torch.device) -> Observation:
-        """The same on another device."""
+        """The same on another device; `extra` stays where it is, shared by the observations that were sent together."""
 
         def moved(tensors: Named) -> Named:
             return {name: t.to(device) for name, t in tensors.items()}
@@ -90,7 +88,6 @@ class Observation:
             buffers=moved(self.buffers),
             update=moved(self.update),
             labels=None if self.labels is None else self.labels.to(device),
-            extra={name: moved(e) if isinstance(e, dict) else e.to(device) for name, e in self.extra.items()},
         )
 
     @property

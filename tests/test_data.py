@@ -24,6 +24,7 @@ from rayfed import catalogue
 from rayfed.data.base import Dataset, Split, hold_out_fifth, stratified
 from rayfed.data.images import Encoded, decode, resize
 from rayfed.data.sets import TABLE
+from rayfed.data.sets.digits import Digits
 from rayfed.errors import DataError
 from tests.data_fixtures import idx_bytes, png, random_images, write_idx_set, write_parquet
 
@@ -605,3 +606,17 @@ def test_a_held_out_fifth_exists_even_with_one_image_a_class():
     train, test = hold_out_fifth(split, "here")
     assert (len(train.labels), len(test.labels)) == (8, 2)
     assert sorted([*train.labels, *test.labels]) == list(range(10))
+
+
+def test_public_samples_belong_to_no_client_and_every_class_gives_its_share() -> None:
+    data = Digits(size=8).load()
+    split = data.with_public(0.25)
+    assert split.public_images is not None
+    assert split.public_labels is not None
+    assert len(split.public_labels) == round(0.25 * len(data.train_labels))
+    rows = np.concatenate([split.train_images, split.public_images]).reshape(len(data.train_labels), -1)
+    assert sorted(map(bytes, rows)) == sorted(map(bytes, data.train_images))
+    shares = np.bincount(split.public_labels, minlength=10) / np.bincount(data.train_labels, minlength=10)
+    assert np.all(abs(shares - 0.25) < 0.01)
+    with pytest.raises(DataError, match="leaves one side empty"):
+        data.with_public(1e-6)

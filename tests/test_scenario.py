@@ -66,6 +66,8 @@ defences:
         ("attacks: [{name: dlg, victims: [4]}]", "there is no client 4"),
         ("attacks: [{name: dlg}, {name: dlg}]", "give this one a `label`"),
         ("attacks: [{name: dlg, knowledge: [lables]}]", "attacks.0.knowledge.0"),
+        ("attacks: [{name: dlg, knowledge: [public]}]", "set a share aside with `data.public`"),
+        ("data: {name: digits, public: 1}", "data.public"),
         ("training: {epochs: 1, steps: 1}", "either `epochs` or `steps`"),
         ("training: {algorithm: fedsgd, epochs: 1}", "fedsgd sends the gradient of one batch"),
         ("arms: {a: []}\ndefences: [{name: prune, ratio: 0.5}]", "not both"),

@@ -315,3 +315,15 @@ def test_generators_depend_on_the_whole_key() -> None:
     draws = {tuple(torch.rand(2, generator=seeds.torch_generator(*key)).tolist())
              for key in [(0, "a", 1), (0, "a", 2), (0, "b", 1), (1, "a", 1)]}  # fmt: skip
     assert len(draws) == 4
+
+
+def test_an_attacker_knows_public_data_where_the_scenario_says_so(digits) -> None:  # type: ignore[no-untyped-def]
+    s = scenario()
+    h, sent = host(s)
+    h.data = h.data.with_public(0.1)
+    known, _ = h.observe("none", sent, 1, AttackSpec(name="dlg", observes="gradient", knowledge=["public"]), {})
+    images, labels = known.extra["public"]
+    assert torch.equal((images * 255).round().to(torch.uint8), torch.from_numpy(h.data.public_images))
+    assert torch.equal(labels, torch.from_numpy(h.data.public_labels))
+    unknown, _ = h.observe("none", sent, 1, AttackSpec(name="dlg", observes="gradient"), {})
+    assert not unknown.extra

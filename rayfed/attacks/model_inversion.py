@@ -61,11 +61,11 @@ class ModelInversion:
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         shape = (observations[0].batch_size, *observations[0].image_shape)
-        sent = torch.stack([observation.extra["activations"] for observation in observations])
-        model = without_tracking(model).to(sent.device)
-        front = Front(model, self.cut)
+        device = next(iter(observations[0].weights.values())).device
+        sent = torch.stack([observation.extra["activations"] for observation in observations]).to(device)
+        front = Front(without_tracking(model).to(device), self.cut)
         colluders = {
-            name: torch.stack([observation.extra["colluder"][name] for observation in observations])
+            name: torch.stack([observation.extra["colluder"][name] for observation in observations]).to(device)
             for name in front.names(observations[0].image_shape)
         }
 
@@ -76,7 +76,7 @@ class ModelInversion:
             (slopes,) = torch.autograd.grad(losses.sum(), images)
             return losses.detach(), slopes.flatten(1)
 
-        start = torch.stack([torch.rand(shape, generator=g).flatten() for g in generators]).to(sent.device)
+        start = torch.stack([torch.rand(shape, generator=g).flatten() for g in generators]).to(device)
         minima = minimise(objective, start, self.iterations)
         images = minima.points.unflatten(1, shape).clamp(0, 1).cpu()
         return [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -33,6 +33,10 @@ class Dataset:
     """(M,) int64."""
     classes: tuple[str, ...]
     """Names of the classes, in the order of their labels."""
+    public_images: np.ndarray | None = None
+    """(P, C, H, W) uint8: samples that no client owns and everybody knows, see `with_public`."""
+    public_labels: np.ndarray | None = None
+    """(P,) int64."""
 
     def __post_init__(self) -> None:
         _check_split("train", self.train_images, self.train_labels, len(self.classes))
@@ -48,6 +52,26 @@ class Dataset:
         """(channels, height, width) of every image."""
         channels, height, width = self.train_images.shape[1:]
         return channels, height, width
+
+    def with_public(self, share: float) -> Dataset:
+        """The same with a share of the training samples, always the same ones, made public and no longer in `train`.
+
+        Each class gives its share. Raises `DataError` when no sample would be left on one of the sides.
+        """
+        count = round(share * len(self.train_labels))
+        if not 0 < count < len(self.train_labels):
+            raise DataError(
+                f"data.public: {share:g} of {len(self.train_labels)} training samples leaves one side empty"
+            )
+        public = stratified(self.train_labels, count)
+        private = np.setdiff1d(np.arange(len(self.train_labels)), public, assume_unique=True)
+        return replace(
+            self,
+            train_images=self.train_images[private],
+            train_labels=self.train_labels[private],
+            public_images=self.train_images[public],
+            public_labels=self.train_labels[public],
+        )
 
 
 def _check_split(split: str, images: np.ndarray, labels: np.ndarray, classes: int) -> None:

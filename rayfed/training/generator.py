@@ -1,13 +1,14 @@
 """Training the generator that a generative attack searches: a conditional DCGAN on images that no client owns.
 
-Sources: Odena et al. 2017 (see `rayfed/models/dcgan.py`), section 3, for the two parts of the loss; Lim and Ye 2017,
-"Geometric GAN", for the hinge in the first; Yazici et al. 2019, "The Unusual Effectiveness of Averaging in GAN
-Training".
+Sources: Radford et al. 2016 (see `rayfed/models/dcgan.py`), section 4, for Adam; Lim and Ye 2017, "Geometric GAN", for
+the hinge loss; Yazici et al. 2019, "The Unusual Effectiveness of Averaging in GAN Training".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,8 +18,11 @@ from torch.optim import Adam
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from rayfed import seeds
-from rayfed.errors import DataError
+from rayfed.errors import DataError, UserError
 from rayfed.models.dcgan import Critic, Generator
+from rayfed.models.pretrained import Origin, is_trained, save_generator
+from rayfed.scenario import DataSpec
+from rayfed.training.inputs import load_data
 
 _LR_GENERATOR, _LR_CRITIC = 5e-4, 1e-3
 _BETAS = (0.5, 0.999)
@@ -71,6 +75,26 @@ def train(
     return generator.cpu().eval()
 
 
+def make(spec: DataSpec, path: Path, epochs: int, seed: int, progress: Progress = lambda *_: None) -> bool:
+    """Train on the public part of the data and save, unless `path` holds that generator; whether it was trained.
+
+    Raises `UserError` where no part is public, or where `path` holds another generator.
+    """
+    data = load_data(spec)
+    if data.public_images is None or data.public_labels is None:
+        raise UserError(
+            "data.public: a generator is trained on images that no client owns, and there are none: "
+            "set a share of the training samples aside, for example `public: 0.1`"
+        )
+    origin = Origin(spec.model_dump(mode="json"), sha256(data.public_images).hexdigest(), seed, epochs)
+    if is_trained(path, origin):
+        return False
+    classes = len(data.classes)
+    generator = train(data.public_images, data.public_labels, classes, seed=seed, epochs=epochs, progress=progress)
+    save_generator(path, generator, origin)
+    return True
+
+
 class _Game:
     """The two players and their optimisers."""
 
@@ -80,18 +104,15 @@ class _Game:
         self._critics = Adam(critic.parameters(), _LR_CRITIC, _BETAS)
 
     def criticise(self, real: Tensor, latents: Tensor, labels: Tensor) -> Tensor:
-        """A step of the critic: tell real from made, and the class of the real; its loss."""
+        """A step of the critic, which learns to tell real images from made ones; its loss."""
         with torch.no_grad():
             made = self.generator(latents, labels)
-        scores, logits = self.critic(torch.cat([real, made]))
-        of_real, of_made = scores.chunk(2)
-        loss = F.relu(1 - of_real).mean() + F.relu(1 + of_made).mean() + F.cross_entropy(logits[: len(real)], labels)
-        return _step(self._critics, loss)
+        of_real, of_made = self.critic(torch.cat([real, made]), labels.repeat(2)).chunk(2)
+        return _step(self._critics, F.relu(1 - of_real).mean() + F.relu(1 + of_made).mean())
 
     def generate(self, latents: Tensor, labels: Tensor) -> Tensor:
-        """A step of the generator: be taken for real, and for the right class; its loss."""
-        scores, logits = self.critic(self.generator(latents, labels))
-        return _step(self._generators, F.cross_entropy(logits, labels) - scores.mean())
+        """A step of the generator, which learns to be taken for real; its loss."""
+        return _step(self._generators, -self.critic(self.generator(latents, labels), labels).mean())
 
 
 def _step(optimiser: Adam, loss: Tensor) -> Tensor:

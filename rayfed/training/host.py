@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -143,9 +144,11 @@ class Host:
 
     def _granted(
         self, arm: str, sent: Sent, client: int, attack: AttackSpec, images: Tensor, states: Mapping[int, State]
-    ) -> dict[str, Tensor | Named]:
-        """What a split model gives away: what the victim's private part sends, and another client's private part."""
-        granted: dict[str, Tensor | Named] = {}
+    ) -> dict[str, Any]:
+        """What the scenario's threat model grants beyond the protocol, by the name of the knowledge."""
+        granted: dict[str, Any] = {}
+        if "public" in attack.knowledge:
+            granted["public"] = self._public
         if "activations" in attack.knowledge:
             state = self._trained(arm, sent, client, states)
             with torch.no_grad(), torch.random.fork_rng():  # dropout knows the global stream only
@@ -189,6 +192,14 @@ class Host:
     def _tensors(self, images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(images[rows]).to(self.device)
         return pixels.float().div_(255), torch.from_numpy(labels[rows]).to(self.device)
+
+    @cached_property
+    def _public(self) -> tuple[Tensor, Tensor]:
+        """The public images and labels: one object, which observations sent together share."""
+        images, labels = self.data.public_images, self.data.public_labels
+        assert images is not None
+        assert labels is not None
+        return self._tensors(images, labels, np.arange(len(labels)))
 
     def _here(self, sent: Sent) -> Sent:
         weights = {name: w.to(self.device) for name, w in sent.weights.items()}

@@ -59,8 +59,8 @@ def colluder(scenario: Scenario, round: int, victim: int) -> int:
     others = [client for client in drawn_clients(scenario, round) if client != victim]
     if not others:
         raise ScenarioError(
-            f"`knowledge: [colluder]` needs another client beside the victim {victim} in round {round}, but none is drawn "
-            f"then: set federation.clients_per_round to 2 or more"
+            f"`knowledge: [colluder]` needs another client beside the victim {victim} in round {round}, but none is "
+            f"drawn then: set federation.clients_per_round to 2 or more"
         )
     return next((client for client in others if client > victim), others[0])
 

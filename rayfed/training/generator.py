@@ -86,7 +86,7 @@ def make(spec: DataSpec, path: Path, epochs: int, seed: int, progress: Progress 
             "data.public: a generator is trained on images that no client owns, and there are none: "
             "set a share of the training samples aside, for example `public: 0.1`"
         )
-    origin = Origin(spec.model_dump(mode="json"), sha256(data.public_images).hexdigest(), seed, epochs)
+    origin = Origin(spec.model_dump(mode="json"), sha256(data.public_images.tobytes()).hexdigest(), seed, epochs)
     if is_trained(path, origin):
         return False
     classes = len(data.classes)

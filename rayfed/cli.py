@@ -120,7 +120,9 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
 def train_generator(
     scenario: ScenarioFile,
     out: Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")],
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the public images.")] = 30,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the public images; as many as make 3,000 steps by default.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")] = 0,
     changes: Set = None,
     quiet: Quiet = False,
@@ -131,7 +133,7 @@ def train_generator(
         loaded = _load(scenario, changes)
         from rayfed.training.generator import make
 
-        def progress(epoch: int, critic: float, generator: float) -> None:
+        def progress(epoch: int, epochs: int, critic: float, generator: float) -> None:
             if not quiet:
                 print(f"epoch {epoch:>3}/{epochs}  critic {critic:.3f}  generator {generator:.3f}", flush=True)
 

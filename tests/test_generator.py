@@ -86,7 +86,7 @@ def test_it_learns_the_classes_and_their_variety(digits: Dataset) -> None:
     images, labels = digits.public_images, digits.public_labels
     assert images is not None
     assert labels is not None
-    generator = train(images, labels, 10, seed=0, epochs=60, latent=16, width=16)
+    generator = train(images, labels, 10, seed=0, epochs=150, latent=16, width=16)
     asked = torch.arange(10).repeat_interleave(20)
     with torch.no_grad():
         made = generator(torch.randn(200, 16, generator=torch.Generator().manual_seed(0)), asked).flatten(1)

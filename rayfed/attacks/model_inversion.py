@@ -39,7 +39,7 @@ class ModelInversion:
     """The last private module, for example `features.0`."""
     iterations: Annotated[int, Field(ge=1)] = 500
     """At most so many L-BFGS steps; it ends when nothing improves any more."""
-    tv: Annotated[float, Field(ge=0)] = 1e-2
+    tv: Annotated[float, Field(ge=0)] = 0.1
     """Weight of an image's total variation, beside the sum of its activations' squared errors."""
 
     def check(self, model: nn.Module, image_shape: tuple[int, int, int], classes: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import sha256
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +28,13 @@ from rayfed.training.inputs import load_data
 _LR_GENERATOR, _LR_CRITIC = 5e-4, 1e-3
 _BETAS = (0.5, 0.999)
 _BATCH = 64
+_STEPS = 3000
+"""Enough for digits: at a quarter of them all images of a class look alike."""
 _DECAY = 0.99
 """Of the running average over the generator's weights, a step."""
 
-Progress = Callable[[int, float, float], None]
-"""(epochs done, the critic's mean loss, the generator's mean loss)"""
+Progress = Callable[[int, int, float, float], None]
+"""(epochs done, epochs in all, the critic's mean loss, the generator's mean loss)"""
 
 
 def train(
@@ -70,15 +73,16 @@ def train(
             real, kind = pixels[index].to(device).float() / 255, targets[index].to(device)
             losses.append(torch.stack([game.criticise(real, latents[0], kind), game.generate(latents[1], kind)]))
             average.update_parameters(generator)
-        progress(epoch, *torch.stack(losses).mean(0).tolist())
+        progress(epoch, epochs, *torch.stack(losses).mean(0).tolist())
     generator.load_state_dict(average.module.state_dict())
     return generator.cpu().eval()
 
 
-def make(spec: DataSpec, path: Path, epochs: int, seed: int, progress: Progress = lambda *_: None) -> bool:
+def make(spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None) -> bool:
     """Train on the public part of the data and save, unless `path` holds that generator; whether it was trained.
 
-    Raises `UserError` where no part is public, or where `path` holds another generator.
+    Without `epochs` it takes as many as make 3,000 steps of 64 images. Raises `UserError` where no part is public, or
+    where `path` holds another generator.
     """
     data = load_data(spec)
     if data.public_images is None or data.public_labels is None:
@@ -86,6 +90,7 @@ def make(spec: DataSpec, path: Path, epochs: int, seed: int, progress: Progress 
             "data.public: a generator is trained on images that no client owns, and there are none: "
             "set a share of the training samples aside, for example `public: 0.1`"
         )
+    epochs = epochs or ceil(_STEPS / max(1, len(data.public_images) // _BATCH))
     origin = Origin(spec.model_dump(mode="json"), sha256(data.public_images.tobytes()).hexdigest(), seed, epochs)
     if is_trained(path, origin):
         return False

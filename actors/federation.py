@@ -216,7 +216,7 @@ class Federation:
         if not due:
             return
         observe = [
-            Call("observe", (d.arm, sent[d.arm], d.victims, d.attack, self._states_of(d.arm, d.victims)), i, returns=3)
+            Call("observe", (d.arm, sent[d.arm], d.victims, d.attack, self._states_behind(d, round)), i, returns=3)
             for i, d in enumerate(due)
         ]
         observed = {call.tag: refs for call, _, refs in self._run_clients(observe)}
@@ -244,6 +244,13 @@ class Federation:
 
     def _states_of(self, arm: str, clients: Sequence[int]) -> dict[int, State]:
         return {c: self.states[arm][c] for c in clients if c in self.states[arm]}
+
+    def _states_behind(self, d: AttackCall, round: int) -> dict[int, State]:
+        """The memories of the clients whose work an observation repeats."""
+        colluders = (
+            [plan.colluder(self._scenario, round, v) for v in d.victims] if "colluder" in d.attack.knowledge else []
+        )
+        return self._states_of(d.arm, [*d.victims, *colluders])
 
     def _run_clients(self, calls: Sequence[Call]) -> Iterable[tuple[Call, Any, list[ray.ObjectRef]]]:
         return self._noting_losses(self._clients, calls, "client actor")

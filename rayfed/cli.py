@@ -140,6 +140,31 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
             print(f"  your own code that a run imports: {', '.join(foreign)}")
 
 
+@app.command()
+def train_generator(
+    scenario: ScenarioFile,
+    out: Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")],
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the public images; as many as make 3,000 steps by default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")] = 0,
+    changes: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train the generator that the attack `ggl` searches, on the scenario's public data."""
+    with _errors_for_people(debug):
+        loaded = _load(scenario, changes)
+        from rayfed.training.generator import make
+
+        def progress(epoch: int, epochs: int, critic: float, generator: float) -> None:
+            if not quiet:
+                print(f"epoch {epoch:>3}/{epochs}  critic {critic:.3f}  generator {generator:.3f}", flush=True)
+
+        made = make(loaded.data, out, epochs, seed, progress)
+        print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
+
+
 @app.command("list")
 def list_(kind: Kind, debug: Debug = False) -> None:
     """Name every component of a kind."""

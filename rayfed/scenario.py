@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from rayfed import catalogue
 from rayfed.errors import ScenarioError, UserError, nearest
 
-Knowledge = Literal["labels", "public"]
+Knowledge = Literal["labels", "public", "activations", "colluder"]
 """What a threat model may grant an attacker beyond the weights, the update and the batch size."""
 
 
@@ -112,7 +112,9 @@ class AttackSpec(ComponentSpec):
     batch_size: Annotated[int, Field(ge=1)] = 1
     """Samples behind the gradient, with `observes: gradient`."""
     knowledge: list[Knowledge] = []
-    """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data."""
+    """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data. Of a
+    split model, whose modules up to the attack's `cut` are private: `activations` (what the victim's private part
+    sends) and `colluder` (the private part of the next drawn client)."""
     victims_per_call: Annotated[int, Field(ge=1)] = 4
     """Victims that one actor attacks in one batched call."""
 
@@ -504,6 +506,9 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
         titles.add(attack.title)
         if "public" in attack.knowledge and not s.data.public:
             message = "knows the public data, but there are none: set a share aside with `data.public`, such as 0.1"
+            yield Problem(path=("attacks", i, "knowledge"), message=message)
+        if {"activations", "colluder"} & set(attack.knowledge) and "cut" not in attack.parameters:
+            message = f"activations and colluder are those of an attack with a `cut`, and {attack.name} has none set"
             yield Problem(path=("attacks", i, "knowledge"), message=message)
         for r in attack.rounds:
             if r >= s.federation.rounds:

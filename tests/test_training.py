@@ -275,7 +275,7 @@ def test_a_clients_state_comes_back_and_an_attacker_does_not_change_it() -> None
     h, sent = host(s)
     h._arms["none"] = replace(h.arm("none"), defences=(Tracing("t", []),))
     state = {"rounds": 4}
-    h.observe("none", sent, 1, AttackSpec(name="dlg"), state)
+    h.observe("none", sent, 1, AttackSpec(name="dlg"), {1: state})
     assert state == {"rounds": 4}
     _, report = h.cohort("none", sent, [1], {1: state})
     assert report.states == {1: {"rounds": 5}}

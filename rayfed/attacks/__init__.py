@@ -11,4 +11,6 @@ TABLE: dict[str, str] = {
     "gradinversion": "rayfed.attacks.gradinversion:GradInversion",
     "analytic": "rayfed.attacks.analytic:Analytic",
     "grnn": "rayfed.attacks.grnn:Grnn",
+    "ggl": "rayfed.attacks.ggl:Ggl",
+    "model_inversion": "rayfed.attacks.model_inversion:ModelInversion",
 }

@@ -48,6 +48,15 @@ class Attack(Protocol):
         ...
 
 
+@runtime_checkable
+class Checked(Protocol):
+    """An attack that knows before a run whether it can strike at all."""
+
+    def check(self, model: nn.Module, image_shape: tuple[int, int, int], classes: int) -> None:
+        """Raise `UserError` where the attack, this model and such images do not fit."""
+        ...
+
+
 def not_applicable(observation: Observation, message: str) -> Reconstruction:
     """What an attack returns that does not fit the model or the observation: grey images, label 0."""
     return Reconstruction(

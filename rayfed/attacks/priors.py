@@ -28,3 +28,9 @@ def total_variation(images: Tensor) -> Tensor:
 def euclidean(images: Tensor) -> Tensor:
     """The Euclidean norm of every image, (..., C, H, W) -> (...)."""
     return vector_norm(images, dim=(-3, -2, -1))
+
+
+def latent_divergence(latents: Tensor) -> Tensor:
+    """KL divergence of N(m, v) from N(0, 1), m and v the mean and variance of a latent's numbers: (..., Z) -> (...)."""
+    mean, variance = latents.mean(-1), latents.var(-1, correction=0)
+    return (mean.square() + variance - variance.log() - 1) / 2

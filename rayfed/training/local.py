@@ -17,8 +17,13 @@ from rayfed.update import LocalTraining, Named, Update
 
 def update_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
     """The whole local round of a client, its defences wrapped around it in the order written."""
+    return wrap_updates(training_method(training, defences), defences)
+
+
+def training_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
+    """The local round without the defences' `wrap_update`: an update that says what the client's own weights became."""
     data, gradient = data_method(defences), gradient_method(defences)
-    return wrap_updates(lambda task: _train(task, training, data, gradient), defences)
+    return lambda task: _train(task, training, data, gradient)
 
 
 def wrap_updates(inner: UpdateMethod, defences: Sequence[Defence]) -> UpdateMethod:

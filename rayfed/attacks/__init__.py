@@ -8,4 +8,5 @@ TABLE: dict[str, str] = {
     "idlg": "rayfed.attacks.idlg:Idlg",
     "inverting_gradients": "rayfed.attacks.inverting_gradients:InvertingGradients",
     "analytic": "rayfed.attacks.analytic:Analytic",
+    "imprint": "rayfed.attacks.imprint:Imprint",
 }

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from rayfed.update import Observation
+from rayfed.update import Named, Observation
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,27 @@ class Attack(Protocol):
         `model` is the architecture (its own weights carry no meaning; its training or evaluation mode is the
         clients'). All observations were sent the same weights; batch sizes may differ. `generators[i]` is the only
         source of randomness for observation i, so a result does not depend on what else is in the call.
+        """
+        ...
+
+
+@runtime_checkable
+class MaliciousServer(Protocol):
+    """What an attack is, too, whose server does not keep to the protocol: its victims are sent another model."""
+
+    def tamper(
+        self,
+        model: nn.Module,
+        weights: Named,
+        buffers: Named,
+        image_shape: tuple[int, int, int],
+        extra: Mapping[str, Any],
+        generator: torch.Generator,
+    ) -> tuple[nn.Module, Named, Named]:
+        """The model, weights and buffers that victims are sent in place of these, which are left as they are.
+
+        A pure function of its arguments. `extra` is what the threat model grants, as in the observation; the tampered
+        weights and buffers are those of the observation, so `reconstruct` can read from them what was done.
         """
         ...
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from rayfed import seeds
 from rayfed.aggregation.base import Aggregation
+from rayfed.attacks.base import MaliciousServer
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Task
 from rayfed.errors import UserError
@@ -93,7 +94,8 @@ class Host:
         """What the attack sees of one client in this round, and the truth behind it.
 
         The client's work is done again from the same keys, so under `observes: update` this is the very update that it
-        sent, and nothing has to be kept for attackers while a round is played.
+        sent, and nothing has to be kept for attackers while a round is played. A malicious server's victims work on
+        the model that it tampered with; the run itself goes on with what they do on the true one.
         """
         sent = self._here(sent)
         training, indices = self.scenario.training, self.parts[client]
@@ -101,15 +103,17 @@ class Host:
             training = Training(algorithm="fedsgd", batch_size=None)
             draw = seeds.numpy_generator(self.scenario.seed, "victim", sent.round, client)
             indices = draw.choice(indices, attack.batch_size, replace=False)
+        extra = {"public": self._public} if "public" in attack.knowledge else {}
         task = self._task(arm, sent, client, indices, copy.deepcopy(state))
+        task = self._tampered(task, attack, extra)
         update = update_method(training, self.arm(arm).defences)(task)
         used = torch.cat(list(batches(len(indices), training, task.order))).unique().to(self.device)
         truth = Truth(task.data.images[used], task.data.labels[used])
         observation = Observation(
             victim=client,
             round=sent.round,
-            weights=sent.weights,
-            buffers=sent.buffers,
+            weights=task.weights,
+            buffers=task.buffers,
             update=update.tensors,
             scale=update_scale(len(indices), training),
             batch_size=len(truth.labels),
@@ -117,7 +121,7 @@ class Host:
             classes=len(self.data.classes),
             # sorted: which labels is knowledge, which image has which is not
             labels=truth.labels.sort().values if "labels" in attack.knowledge else None,
-            extra={"public": self._public} if "public" in attack.knowledge else {},
+            extra=extra,
         )
         return observation, truth
 
@@ -151,6 +155,17 @@ class Host:
             order=seeds.torch_generator(*key, "order").initial_seed(),
             state=state,
         )
+
+    def _tampered(self, task: Task, attack: AttackSpec, extra: Mapping[str, Any]) -> Task:
+        """The task with what a malicious server sends; all victims of a round are sent the same."""
+        server = attack.build()
+        if not isinstance(server, MaliciousServer):
+            return task
+        generator = seeds.torch_generator(self.scenario.seed, "tamper", attack.title, task.round)
+        model, weights, buffers = server.tamper(
+            task.model, task.weights, task.buffers, self.data.image_shape, extra, generator
+        )
+        return task.replace(model=model, weights=weights, buffers=buffers)
 
     def _tensors(self, images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(images[rows]).to(self.device)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from actors.process import Share, set_up
-from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.base import Guess, Inference, Reconstruction
 from rayfed.data.base import Dataset
 from rayfed.metrics.score import Scorer
 from rayfed.results.images import encode_png
@@ -43,10 +43,21 @@ class ClientActor:
         return self._host.evaluate(arm, sent, start, stop)
 
     def score(
-        self, truths: Sequence[Truth], reconstructions: Sequence[Reconstruction]
+        self, truths: Sequence[Truth], guesses: Sequence[Guess]
     ) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-        """For each victim, its rows for the attacks' table and for the images' table, less the columns of the call."""
-        return [self._scored(t, r) for t, r in zip(truths, reconstructions, strict=True)]
+        """For each victim, its rows for the table of attacks (or inferences) and of images, less the call's columns."""
+        return [
+            self._inferred(t, g) if isinstance(g, Inference) else self._scored(t, g)
+            for t, g in zip(truths, guesses, strict=True)
+        ]
+
+    def _inferred(self, truth: Truth, guess: Inference) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        row, pairs = self._host.judge(truth, guess)
+        images = [
+            {"sample": i, "true": encode_png(true), "reconstructed": encode_png(made)}
+            for i, (true, made) in enumerate(pairs)
+        ]
+        return [row], images
 
     def _scored(self, truth: Truth, guess: Reconstruction) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         true = truth.images.cpu()

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from rayfed import catalogue
 from rayfed.errors import ScenarioError, UserError, nearest
 
-Knowledge = Literal["labels", "public"]
+Knowledge = Literal["labels", "public", "candidates"]
 """What a threat model may grant an attacker beyond the weights, the update and the batch size."""
 
 
@@ -112,7 +112,8 @@ class AttackSpec(ComponentSpec):
     batch_size: Annotated[int, Field(ge=1)] = 1
     """Samples behind the gradient, with `observes: gradient`."""
     knowledge: list[Knowledge] = []
-    """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data."""
+    """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data,
+    `candidates` for membership."""
     victims_per_call: Annotated[int, Field(ge=1)] = 4
     """Victims that one actor attacks in one batched call."""
 

@@ -73,7 +73,7 @@ class Observation:
     """(batch_size,) int64, only under `knowledge: [labels]`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What else the scenario's threat model grants, by the name of the knowledge: `public` is a pair of images
-    (M, C, H, W) and labels (M,)."""
+    (M, C, H, W) and labels (M,); `candidates` is another, half of which the victim trained on."""
 
     def to(self, device: torch.device) -> Observation:
         """The same on another device."""

@@ -9,4 +9,7 @@ TABLE: dict[str, str] = {
     "inverting_gradients": "rayfed.attacks.inverting_gradients:InvertingGradients",
     "analytic": "rayfed.attacks.analytic:Analytic",
     "imprint": "rayfed.attacks.imprint:Imprint",
+    "gan": "rayfed.attacks.gan:Gan",
+    "membership": "rayfed.attacks.membership:Membership",
+    "property_inference": "rayfed.attacks.property_inference:PropertyInference",
 }

@@ -1,4 +1,4 @@
-"""The contract of an attack: from what was observed to the images and labels behind it."""
+"""The contract of an attack: from what was observed to the images and labels behind it, or to an inference on them."""
 
 from __future__ import annotations
 
@@ -45,6 +45,42 @@ class Attack(Protocol):
         clients'). All observations were sent the same weights; batch sizes may differ. `generators[i]` is the only
         source of randomness for observation i, so a result does not depend on what else is in the call.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class Inference:
+    """What an attack states about a victim's data without rebuilding them."""
+
+    metric: Literal["auc", "accuracy", "class_share"]
+    """How it is scored: `auc` of the candidates' scores, `accuracy` of the answer whether class `label` is in the
+    batch, share of `images` that look like class `label` to a classifier of the test data."""
+    scores: Tensor = field(default_factory=lambda: torch.empty(0))
+    """`auc`: (M,) one for each candidate, higher for members. `accuracy`: (1,) the probability of yes."""
+    images: Tensor = field(default_factory=lambda: torch.empty(0))
+    """`class_share`: (G, C, H, W) in [0, 1]."""
+    label: int = -1
+    """The class that the inference is about, -1 for none."""
+    chance: float = 0.5
+    """What the metric is without any observation."""
+    seconds: float = 0.0
+    status: Literal["ok", "diverged", "not applicable"] = "ok"
+    message: str = ""
+    """Why the status is not ok, in words for the report."""
+
+
+Guess = Reconstruction | Inference
+"""What comes of an attack of either kind."""
+
+
+@runtime_checkable
+class InferenceAttack(Protocol):
+    """A frozen dataclass, as an `Attack`, that states something else than images of the batch."""
+
+    def infer(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Inference]:
+        """One inference for each observation, in order; the arguments are those of `Attack.reconstruct`."""
         ...
 
 

@@ -79,6 +79,17 @@ TABLES: dict[str, pa.Schema] = {
             _value("message", _string, "why the status is not ok"),
         ]
     ),
+    "inferences": pa.schema(
+        [
+            *_ATTACKED,
+            _key("metric", _string, "'auc', 'accuracy' or 'class_share'"),
+            _value("value", _real, "the metric, 0..1; an accuracy is 0 or 1 for each victim"),
+            _value("chance", _real, "the metric of an attacker who has seen nothing, 0..1"),
+            _value("candidates", _int, "statements behind the value: candidates, questions or images"),
+            _key("status", _string, "'ok', 'diverged' or 'not applicable'"),
+            _value("message", _string, "why the status is not ok"),
+        ]
+    ),
     "traces": pa.schema(
         [
             *_ATTACKED,

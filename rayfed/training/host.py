@@ -17,10 +17,11 @@ from torch.nn import functional as F
 
 from rayfed import seeds
 from rayfed.aggregation.base import Aggregation
-from rayfed.attacks.base import MaliciousServer
+from rayfed.attacks.base import Inference, MaliciousServer
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Task
 from rayfed.errors import UserError
+from rayfed.metrics.inference import auc, class_share, correct, nearest
 from rayfed.scenario import AttackSpec, Scenario, Training
 from rayfed.training.arm import Arm, build_arm
 from rayfed.training.cohort import cohort_updates
@@ -28,6 +29,9 @@ from rayfed.training.local import batches, update_method, update_scale
 from rayfed.update import Named, Observation, Update
 
 State = dict[str, Any]
+
+MOST_CANDIDATES = 500
+"""Candidates that a membership attack is asked about at most; one half are members."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Truth:
     """(N, C, H, W) in [0, 1]."""
     labels: Tensor
     """(N,) int64."""
+    members: Tensor | None = None
+    """(M,) bool, which of the observation's candidates are among the images; None where it has none."""
 
 
 class Host:
@@ -103,12 +109,15 @@ class Host:
             training = Training(algorithm="fedsgd", batch_size=None)
             draw = seeds.numpy_generator(self.scenario.seed, "victim", sent.round, client)
             indices = draw.choice(indices, attack.batch_size, replace=False)
-        extra = {"public": self._public} if "public" in attack.knowledge else {}
+        extra: dict[str, Any] = {"public": self._public} if "public" in attack.knowledge else {}
         task = self._task(arm, sent, client, indices, copy.deepcopy(state))
         task = self._tampered(task, attack, extra)
         update = update_method(training, self.arm(arm).defences)(task)
         used = torch.cat(list(batches(len(indices), training, task.order))).unique().to(self.device)
         truth = Truth(task.data.images[used], task.data.labels[used])
+        if "candidates" in attack.knowledge:
+            extra["candidates"], members = self._candidates(truth, sent.round, client)
+            truth = replace(truth, members=members)
         observation = Observation(
             victim=client,
             round=sent.round,
@@ -124,6 +133,27 @@ class Host:
             extra=extra,
         )
         return observation, truth
+
+    def judge(self, truth: Truth, guess: Inference) -> tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]:
+        """An inference's row for the inferences' table, less the columns of its call; pairs of a true image, the
+        nearest of that class in the victim's data, and an image that the attack made.
+        """
+        asked = {"auc": len(guess.scores), "accuracy": len(guess.scores), "class_share": len(guess.images)}
+        row = {"metric": guess.metric, "value": None, "chance": guess.chance, "candidates": asked[guess.metric]}
+        if guess.status != "ok":
+            return row, []
+        if guess.metric == "auc":
+            assert truth.members is not None
+            return row | {"value": auc(guess.scores, truth.members)}, []
+        of_class = truth.labels == guess.label
+        if guess.metric == "accuracy":
+            return row | {"value": correct(guess.scores, bool(of_class.any()))}, []
+        every = np.arange(len(self.data.test_labels))
+        images, known = guess.images.to(self.device), self._tensors(self.data.test_images, self.data.test_labels, every)
+        row["value"] = class_share(images, guess.label, *known)
+        if not of_class.any():
+            return row, []
+        return row, list(zip(nearest(images, truth.images[of_class]), images, strict=True))
 
     @torch.no_grad()
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[float, int]:
@@ -166,6 +196,20 @@ class Host:
             task.model, task.weights, task.buffers, self.data.image_shape, extra, generator
         )
         return task.replace(model=model, weights=weights, buffers=buffers)
+
+    def _candidates(self, truth: Truth, round: int, client: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """As many samples that the victim trained on as of the test split, shuffled; and which are the former."""
+        count = min(len(truth.labels), len(self.data.test_labels), MOST_CANDIDATES // 2)
+        draw = seeds.numpy_generator(self.scenario.seed, "candidates", round, client)
+        members = torch.from_numpy(draw.choice(len(truth.labels), count, replace=False)).to(self.device)
+        others = draw.choice(len(self.data.test_labels), count, replace=False)
+        images, labels = self._tensors(self.data.test_images, self.data.test_labels, others)
+        order = torch.from_numpy(draw.permutation(2 * count)).to(self.device)
+        candidates = (
+            torch.cat([truth.images[members], images])[order],
+            torch.cat([truth.labels[members], labels])[order],
+        )
+        return candidates, order < count
 
     def _tensors(self, images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(images[rows]).to(self.device)

@@ -24,7 +24,7 @@ def seen(net: torch.nn.Module, shape: tuple[int, int, int]) -> Observation:
 def test_images_have_the_models_shape_and_convince_it(shape: tuple[int, int, int]) -> None:
     net = build_model("lenet", {"init": "uniform"}, shape, 10, seed=1)  # with opinions, unlike a default one
     observation = seen(net, shape)
-    [found] = Gan(target_class=4, iterations=60, images=3, tv=0.0).infer([observation], net, [torch.Generator()])
+    [found] = Gan(target_class=4, iterations=60, images=3).infer([observation], net, [torch.Generator()])
     assert found.images.shape == (3, *shape)
     assert 0 <= found.images.min() <= found.images.max() <= 1
     assert (net(found.images).softmax(1)[:, 4] > 0.9).all()

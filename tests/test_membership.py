@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from rayfed import scenario as scenarios
 from rayfed.attacks.membership import Membership
-from rayfed.gradients import buffers_of, weights_of
+from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.metrics.inference import auc
+from rayfed.results.schemas import TABLES
 from rayfed.scenario import AttackSpec
 from rayfed.training.host import Host, Sent, Truth
 from rayfed.training.inputs import prepare
@@ -85,8 +86,6 @@ def test_the_gradient_of_a_lone_sample_has_cosine_one() -> None:
     h = host(epochs=1)
     seen, _ = observed(h, 3)
     image, label = (t[:1] for t in seen.extra["candidates"])
-    from rayfed.gradients import gradient
-
     update, _ = gradient(h.arm("none").model, seen.weights, {}, image, label)
     alone = replace(seen, update=update)
     scores = scores_of("cosine", h, alone)
@@ -101,9 +100,8 @@ def test_the_host_asks_about_as_many_members_as_others() -> None:
     assert truth.members is not None
     assert truth.members.sum() * 2 == len(images) == len(labels)
     own = {image.numpy().tobytes() for image in truth.images}
-    others = {
-        image.numpy().tobytes() for image in h._tensors(h.data.test_images, h.data.test_labels, np.arange(340))[0]
-    }
+    tests, _ = h._tensors(h.data.test_images, h.data.test_labels, np.arange(340))
+    others = {image.numpy().tobytes() for image in tests}
     assert all(image.numpy().tobytes() in own for image in images[truth.members])
     assert all(image.numpy().tobytes() in others for image in images[~truth.members])
     again, _ = observed(h, 3)
@@ -126,3 +124,38 @@ def test_auc_of_known_orders() -> None:
     assert auc(torch.tensor([4.0, 3.0, 2.0, 1.0]), members) == 1
     assert auc(torch.tensor([1.0, 1.0, 1.0, 1.0]), members) == 0.5
     assert auc(torch.tensor([4.0, 1.0, 3.0, 2.0]), members) == 0.5
+
+
+def test_inferences_pass_through_the_actors_into_their_own_table() -> None:
+    """The actors' classes, as plain objects."""
+    from actors.attacker import AttackerActor
+    from actors.client import ClientActor
+    from actors.federation import AttackCall, RoundTables, _note_attack
+    from actors.process import Share
+
+    scenario = scenarios.parse(
+        "{name: t, data: {name: digits, public: 0.2}, model: lenet, federation: {rounds: 1, clients: 40}, attacks: ["
+        "{name: membership, knowledge: [candidates]},"
+        "{name: property_inference, knowledge: [public], target_class: 8, batches: 10},"
+        "{name: gan, target_class: 3, iterations: 2, images: 2},"
+        "{name: imprint, observes: gradient, batch_size: 4}]}"
+    )
+    inputs = prepare(scenario)
+    share = Share(1, 0)
+    client = ClientActor(scenario, inputs.data, inputs.parts, share)
+    attacker = AttackerActor(scenario.model, inputs.data.image_shape, 10, share)
+    net = client._host.arm("none").model
+    sent, tables = Sent(0, weights_of(net), buffers_of(net)), RoundTables()
+    for attack in scenario.attacks:
+        _, seen, truths = client.observe("none", sent, [2, 3], attack, {})
+        bare, found = attacker.attack(attack, [], seen, [0, 1])
+        assert all(len(guess.images) == 0 for guess in bare)
+        _note_attack(tables, AttackCall("none", attack, (2, 3)), 0, bare, client.score(truths, found))
+    names = [row["attack"] for row in tables.inferences]
+    assert names == ["membership"] * 2 + ["property_inference"] * 2 + ["gan"] * 2
+    assert {row["status"] for row in tables.inferences} == {"ok"}
+    assert all(0 <= row["value"] <= 1 for row in tables.inferences)
+    assert {row["attack"] for row in tables.attacks} == {"imprint"}
+    assert {row["attack"] for row in tables.images} == {"gan", "imprint"}
+    columns = set(TABLES["inferences"].names)
+    assert all(set(row) == columns for row in tables.inferences)

@@ -87,9 +87,8 @@ def test_it_says_what_it_lacks() -> None:
     net = build_model("mlp", {"hidden": [8]}, (1, 16, 16), 10, seed=6)
     [(seen, _)] = victims("digits", net, 8, 1)
     broken = replace(seen, update={n: t * torch.nan for n, t in seen.update.items()})
-    nothing, bad = PropertyInference(target_class=8).infer(
-        [replace(seen, extra={}), broken], net, [torch.Generator()] * 2
-    )
+    attack = PropertyInference(target_class=8)
+    nothing, bad = attack.infer([replace(seen, extra={}), broken], net, [torch.Generator()] * 2)
     [absent] = PropertyInference(target_class=11).infer([seen], net, [torch.Generator()])
     assert (nothing.status, bad.status, absent.status) == ("not applicable", "diverged", "not applicable")
     assert "public" in nothing.message

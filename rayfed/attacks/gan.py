@@ -5,7 +5,6 @@ weights alone, at no update.
 
 Source: Hitaj et al. 2017, "Deep Models Under the GAN: Information Leakage from Collaborative Deep Learning",
 algorithm 1, without its active step: nothing false is sent back, so the victims are not provoked to reveal more.
-Total variation (see `priors`) stands in for what the real images of a discriminator's training would forbid.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from torch.nn import functional as F
 
 from rayfed.attacks.base import Inference
 from rayfed.attacks.matching import buffers_for, without_tracking
-from rayfed.attacks.priors import total_variation
 from rayfed.catalogue import component
 from rayfed.update import Observation
 
@@ -62,8 +60,6 @@ class Gan:
     """Adam steps of the generator, each on 32 draws."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Learning rate of Adam."""
-    tv: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the total variation."""
     images: Annotated[int, Field(ge=1)] = 16
     """Generated images that are kept and judged."""
 
@@ -88,7 +84,6 @@ class Gan:
         for _ in range(self.iterations):
             made = maker(torch.randn(_BATCH, _LATENT, generator=generator).to(device))
             loss = F.cross_entropy(functional_call(model, state, (made,)), wanted)
-            loss = loss + self.tv * total_variation(made).mean()
             adam.zero_grad()
             loss.backward()
             adam.step()

@@ -19,7 +19,7 @@ from actors.process import Share
 from actors.progress import Progress
 from actors.server import ArmState, Optimiser, ServerActor
 from rayfed import seeds
-from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.base import Guess, Inference
 from rayfed.data.base import Dataset
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.training import plan
@@ -45,6 +45,7 @@ class RoundTables:
     attacks: Rows = field(default_factory=list)
     traces: Rows = field(default_factory=list)
     images: Rows = field(default_factory=list)
+    inferences: Rows = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -307,12 +308,16 @@ def _note_attack(
     tables: RoundTables,
     d: AttackCall,
     round: int,
-    outcomes: Sequence[Reconstruction],
+    outcomes: Sequence[Guess],
     scored: Sequence[tuple[Rows, Rows]],
 ) -> None:
-    """Add one call's rows to the tables of attacks, traces and images."""
+    """Add one call's rows to the tables of attacks, traces, images and inferences."""
     for victim, outcome, (rows, images) in zip(d.victims, outcomes, scored, strict=True):
         key = {"arm": d.arm, "round": round, "attack": d.attack.title, "victim": victim}
+        tables.images += [key | image for image in images]
+        if isinstance(outcome, Inference):
+            tables.inferences += [key | row | {"status": outcome.status, "message": outcome.message} for row in rows]
+            continue
         result = {
             "batch_size": len(rows),
             "observes": d.attack.observes,
@@ -324,5 +329,4 @@ def _note_attack(
             "message": outcome.message,
         }
         tables.attacks += [key | row | result for row in rows]
-        tables.images += [key | image for image in images]
         tables.traces += [key | {"iteration": i, "objective": o} for i, o in outcome.trace]

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from rayfed import catalogue
 from rayfed.errors import ScenarioError, UserError, nearest
 
-Knowledge = Literal["labels", "public", "activations", "colluder"]
+Knowledge = Literal["labels", "public", "candidates", "activations", "colluder"]
 """What a threat model may grant an attacker beyond the weights, the update and the batch size."""
 
 
@@ -112,9 +112,9 @@ class AttackSpec(ComponentSpec):
     batch_size: Annotated[int, Field(ge=1)] = 1
     """Samples behind the gradient, with `observes: gradient`."""
     knowledge: list[Knowledge] = []
-    """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data. Of a
-    split model, whose modules up to the attack's `cut` are private: `activations` (what the victim's private part
-    sends) and `colluder` (the private part of the next drawn client)."""
+    """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data,
+    `candidates` for membership. Of a split model, whose modules up to the attack's `cut` are private: `activations`
+    (what the victim's private part sends) and `colluder` (the private part of the next drawn client)."""
     victims_per_call: Annotated[int, Field(ge=1)] = 4
     """Victims that one actor attacks in one batched call."""
 

@@ -19,6 +19,7 @@ from rayfed.scenario import AttackSpec, Scenario, parse
 from rayfed.training import plan
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
+from rayfed.training.observer import Observer
 from rayfed.update import Observation
 from tests.test_leakage import generators, images_of, observed
 
@@ -97,9 +98,9 @@ def test_a_host_grants_the_victims_activations_and_the_colluders_part() -> None:
     s = scenario()
     host, sent = hosted(s)
     victim, other = 4, plan.colluder(s, 0, 4)
-    observation, truth = host.observe("none", sent, victim, s.attacks[0], {})
+    observation, truth = Observer(host).observe("none", sent, victim, s.attacks[0], {})
     trained = {
-        client: {n: w - host._trained("none", sent, client, {})[n] for n, w in sent.weights.items()}
+        client: {n: w - Observer(host)._trained("none", sent, client, {})[n] for n, w in sent.weights.items()}
         for client in (victim, other)
     }
     for client, step in trained.items():
@@ -115,7 +116,7 @@ def test_a_host_grants_the_victims_activations_and_the_colluders_part() -> None:
     torch.testing.assert_close(
         observation.extra["colluder"]["conv1.weight"], sent.weights["conv1.weight"] - trained[other]["conv1.weight"]
     )
-    plain, _ = host.observe("none", sent, victim, AttackSpec(name="dlg", observes="gradient"), {})
+    plain, _ = Observer(host).observe("none", sent, victim, AttackSpec(name="dlg", observes="gradient"), {})
     assert not plain.extra
 
 
@@ -123,7 +124,7 @@ def test_granting_leaves_what_was_sent_as_it_was() -> None:
     s = scenario(cut="conv1").model_copy(update={"model": parse(SCENARIO_WITH_BATCH_NORM).model})
     host, sent = hosted(s)
     before = {name: tensor.clone() for name, tensor in sent.buffers.items()}
-    host.observe("none", sent, 1, s.attacks[0], {})
+    Observer(host).observe("none", sent, 1, s.attacks[0], {})
     for name, tensor in sent.buffers.items():
         assert torch.equal(tensor, before[name])
 
@@ -208,7 +209,7 @@ def test_lenet_on_mnist_gives_its_images_away(shared_data: Path) -> None:
     """The paper calls a mean squared error under 0.05 no protection (table 1)."""
     s = scenario(f"mnist, root: {shared_data}")
     host, sent = hosted(s)
-    seen = [host.observe("none", sent, client, s.attacks[0], {}) for client in (2, 5)]
+    seen = [Observer(host).observe("none", sent, client, s.attacks[0], {}) for client in (2, 5)]
     found = ModelInversion(cut="conv1").reconstruct([o for o, _ in seen], host.arm("none").model, generators(2))
     for (_, truth), guess in zip(seen, found, strict=True):
         assert mse(truth.images, guess.images).max() < 0.05

@@ -190,8 +190,8 @@ def test_attackers_are_sent_no_data_and_no_seed(monkeypatch: pytest.MonkeyPatch,
 
     from actors import federation
     from actors.pool import Pool
-    from rayfed.training.host import Truth
     from rayfed.training.inputs import prepare
+    from rayfed.training.observer import Truth
 
     data = prepare(parsed(extra=ATTACK)).data
     raw = {image.tobytes() for image in data.train_images} | {

@@ -13,4 +13,8 @@ TABLE: dict[str, str] = {
     "grnn": "rayfed.attacks.grnn:Grnn",
     "ggl": "rayfed.attacks.ggl:Ggl",
     "model_inversion": "rayfed.attacks.model_inversion:ModelInversion",
+    "imprint": "rayfed.attacks.imprint:Imprint",
+    "gan": "rayfed.attacks.gan:Gan",
+    "membership": "rayfed.attacks.membership:Membership",
+    "property_inference": "rayfed.attacks.property_inference:PropertyInference",
 }

@@ -3,9 +3,9 @@
     python -m benchmarks.attacks [--cases lenet convnet] [--data photos] [--images 16] [--singles 2] [--skip 0]
                                  [--iterations 40] [--repeats 3]
 
-The plain loop is Inverting Gradients as everyone writes it: one image, a gradient with its graph, `backward`, Adam on the
-sign. It has the same weights, gradients, starts, schedule and number of iterations. One thread; sides take turns, so
-compare the ratios. `--data` is a data set's name or, for pixels that no codec has touched, a Parquet file.
+The plain loop is Inverting Gradients as everyone writes it: one image, a gradient with its graph, `backward`, Adam on
+the sign. It has the same weights, gradients, starts, schedule and number of iterations. One thread; sides take turns,
+so compare the ratios. `--data` is a data set's name or, for pixels that no codec has touched, a Parquet file.
 """
 
 from __future__ import annotations

@@ -72,6 +72,30 @@ def launch(
 
 
 @app.command()
+def attack(
+    scenario: ScenarioFile,
+    changes: Set = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Attack what this run has learnt instead of the untrained model.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")] = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Play a scenario's attacks without its training: what does one update give away?"""
+    with _errors_for_people(debug):
+        loaded = _load(scenario, changes)
+        if not loaded.attacks:
+            raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
+        from actors import launch as runs
+
+        with _watched(quiet) as view:
+            folder = runs.attack(loaded, run, out, address, view)
+            view.finished(f"{folder.url}/report.html")
+
+
+@app.command()
 def resume(run: Run, address: Address = None, quiet: Quiet = False, debug: Debug = False) -> None:
     """Continue a run after its last complete round; the result is the same as without the break."""
     with _errors_for_people(debug):

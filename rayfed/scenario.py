@@ -172,7 +172,7 @@ class Federation(Section):
     clients_per_round: Annotated[int, Field(ge=1)] | None = None
     """Clients drawn each round, uniformly without replacement; null: all."""
     cohort_size: Annotated[int, Field(ge=1)] | None = None
-    """Clients in one unit of work; null: a sixteenth of a round's clients. It fixes the order in which updates are
+    """Clients in one unit of work; null: an eighth of a round's clients. It fixes the order in which updates are
     summed, so it belongs to the scenario and not to the cluster."""
     aggregation: Annotated[AggregationSpec, Short] = AggregationSpec(name="fedavg")
     """The rule; `fedavg` when not given."""
@@ -267,13 +267,22 @@ class Scenario(Section):
     @property
     def cohort_size(self) -> int:
         """Clients in one unit of work: from the scenario alone, never from the cluster."""
-        return self.federation.cohort_size or ceil(self.clients_per_round / 16)
+        return self.federation.cohort_size or ceil(self.clients_per_round / 8)
 
     @property
     def server_lr(self) -> float:
         """The server's step size with its default resolved."""
         default = 1.0 if self.training.algorithm == "fedavg" else self.training.lr
         return self.federation.server.lr or default
+
+    def attacked_in(self, round: int) -> Scenario:
+        """The same with every attack in this round, its last, and no other."""
+        return self.model_copy(
+            update={
+                "federation": self.federation.model_copy(update={"rounds": round + 1}),
+                "attacks": [attack.model_copy(update={"rounds": [round]}) for attack in self.attacks],
+            }
+        )
 
     def dump(self) -> str:
         """The scenario as YAML with every default written out; loading it gives the same scenario."""

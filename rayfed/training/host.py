@@ -25,7 +25,7 @@ from rayfed.scenario import AttackSpec, Scenario, Training
 from rayfed.training import plan
 from rayfed.training.arm import Arm, build_arm
 from rayfed.training.cohort import cohort_updates
-from rayfed.training.local import batches, training_method, update_method, update_scale
+from rayfed.training.local import batches, local_training, training_method, update_method
 from rayfed.update import Named, Observation, Update
 
 State = dict[str, Any]
@@ -109,18 +109,20 @@ class Host:
         update = update_method(training, self.arm(arm).defences)(task)
         used = torch.cat(list(batches(len(indices), training, task.order))).unique().to(self.device)
         truth = Truth(task.data.images[used], task.data.labels[used])
+        local = local_training(len(indices), training)
         observation = Observation(
             victim=client,
             round=sent.round,
             weights=sent.weights,
             buffers=sent.buffers,
             update=update.tensors,
-            scale=update_scale(len(indices), training),
+            scale=local.scale,
             batch_size=len(truth.labels),
             image_shape=self.data.image_shape,
             classes=len(self.data.classes),
             # sorted: which labels is knowledge, which image has which is not
             labels=truth.labels.sort().values if "labels" in attack.knowledge else None,
+            local=local,
             extra=self._granted(arm, sent, client, attack, truth.images, states),
         )
         return observation, truth

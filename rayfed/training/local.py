@@ -12,7 +12,7 @@ from rayfed import gradients
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task, UpdateMethod
 from rayfed.models.build import is_stochastic
 from rayfed.scenario import Training
-from rayfed.update import Named, Update
+from rayfed.update import LocalTraining, Named, Update
 
 
 def update_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
@@ -123,13 +123,9 @@ def trained_samples(samples: int, training: Training) -> int:
     return min(samples, size * _steps(samples, size, training))
 
 
-def update_scale(samples: int, training: Training) -> float:
-    """What an update must be divided by to estimate the mean gradient: 1 for fedsgd, lr * steps for fedavg.
-
-    With momentum m a gradient that stays the same counts 1 + m + ... + m^(k-1) times in step k.
-    """
+def local_training(samples: int, training: Training) -> LocalTraining:
+    """What a client with so many samples is told to do."""
+    size = min(training.batch_size or samples, samples)
     if training.algorithm == "fedsgd":
-        return 1.0
-    steps = _steps(samples, min(training.batch_size or samples, samples), training)
-    m = training.momentum
-    return training.lr * sum((1 - m**k) / (1 - m) for k in range(1, steps + 1))
+        return LocalTraining(batch_size=size)
+    return LocalTraining(_steps(samples, size, training), size, training.lr, training.momentum)

@@ -50,8 +50,8 @@ class Ggl:
     """Latents in one generation (cma)."""
     lr: Annotated[float, Field(gt=0)] = 0.1
     """Step size (adam)."""
-    distance: Literal["squared_l2", "cosine"] = "squared_l2"
-    """Between the gradients: squared Euclidean, or one minus the cosine."""
+    distance: Literal["squared_l2", "cosine"] = "cosine"
+    """Between the gradients: squared Euclidean as in the paper, or one minus the cosine, which stands pruning."""
     prior: Annotated[float, Field(ge=0)] = 0.1
     """Weight of the latents' divergence from N(0, 1)."""
     layers: list[str] | None = None

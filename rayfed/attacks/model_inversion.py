@@ -32,7 +32,8 @@ _TRACED = 50
 class ModelInversion:
     """Fits images to the activations that the victim's private part sent, through another client's private part.
 
-    The images move freely and are clamped to [0, 1] at the end only. Labels are read from the update's last layer.
+    Beside the paper's objective a pixel pays the square of how far it is outside [0, 1]; clamped at the end. Labels are
+    read from the update's last layer.
     """
 
     cut: str
@@ -72,7 +73,8 @@ class ModelInversion:
         def objective(points: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
             images = points.detach().requires_grad_().unflatten(1, shape)
             outputs = vmap(front)({name: t[victims] for name, t in colluders.items()}, images)
-            losses = (outputs - sent[victims]).square().flatten(1).sum(1) + self.tv * total_variation(images).sum(1)
+            missed, outside = outputs - sent[victims], images - images.clamp(0, 1)
+            losses = _squares(missed) + _squares(outside) + self.tv * total_variation(images).sum(1)
             (slopes,) = torch.autograd.grad(losses.sum(), images)
             return losses.detach(), slopes.flatten(1)
 
@@ -83,6 +85,11 @@ class ModelInversion:
             _reconstruction(image, o, minima, row)
             for row, (image, o) in enumerate(zip(images, observations, strict=True))
         ]
+
+
+def _squares(tensors: Tensor) -> Tensor:
+    """(Q, ...) -> (Q,)"""
+    return tensors.square().flatten(1).sum(1)
 
 
 def _reconstruction(images: Tensor, observation: Observation, minima: Minima, row: int) -> Reconstruction:

@@ -127,7 +127,7 @@ def batches(seed: int, figure: str | None) -> None:
     by_size = {}
     head("MNIST, batch")
     for size in (1, 4, 8, 16):
-        by_size[size] = attacked(Grnn(), "mnist", max(1, 8 // size), size, seed)
+        by_size[size] = attacked(Grnn(), "mnist", max(2, 8 // size), size, seed)
         line(str(size), by_size[size])
     for metric, thresholds in THRESHOLDS.items():
         print(f"\n| success, {metric} {'<=' if metric == 'mse' else '>='} |", *(f"{t:g} |" for t in thresholds))

@@ -42,8 +42,8 @@ def test_wasserstein_against_scipy() -> None:
 def test_rmsprop_follows_torch() -> None:
     start = torch.randn(2, 5, generator=seeded(0)[0])
     ours, theirs = start.clone(), start.clone().requires_grad_()
-    stepper = RmsProp({"x": ours}, lr=0.01, momentum=0.9)
-    reference = torch.optim.RMSprop([theirs], lr=0.01, momentum=0.9)
+    stepper = RmsProp({"x": ours}, lr=0.01, momentum=0.9, smoothing=0.8)
+    reference = torch.optim.RMSprop([theirs], lr=0.01, momentum=0.9, alpha=0.8)
     for _ in range(20):
         stepper.step([2 * ours])
         theirs.grad = 2 * theirs.detach()

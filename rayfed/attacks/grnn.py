@@ -1,7 +1,11 @@
 """Generative regression: the weights of a generator are trained until its images have the observed gradient.
 
 Source: Ren 2022, "GRNN: Generative Regression Neural Network - A Data Leakage Attack for Federated Learning", equation
-4, and his thesis, section 3.2.2, equation 3.4, algorithm 1; optimiser and weights from section 3.3.1.
+4, and his thesis, section 3.2.2, equation 3.4, algorithm 1; the terms' weights from section 3.3.1.
+
+RMSprop with the thesis' settings needs 1300 steps to a CIFAR-10 image of 33 dB. The objective falls by a factor of 10^4
+on the way, and a mean square that forgets 1 % a step keeps the step short for the large slopes of the past: at 10 %, as
+in Tieleman and Hinton 2012, "Lecture 6.5 - RMSProp", where the method comes from, 700 steps are enough.
 
 The Wasserstein distance is the true one (W1) between the values of the two gradients; the total variation is that of
 `priors.py`, where the authors' published code squares the differences.
@@ -26,7 +30,7 @@ from rayfed.attacks.priors import total_variation
 from rayfed.catalogue import component
 from rayfed.update import Named, Observation
 
-_SMOOTHING, _EPSILON = 0.99, 1e-8
+_EPSILON = 1e-8
 _TRACED = 50
 
 
@@ -37,10 +41,12 @@ class Grnn:
 
     iterations: Annotated[int, Field(ge=1)] = 1000
     """Steps of RMSprop."""
-    lr: Annotated[float, Field(gt=0)] = 1e-4
-    """Step size; a momentum of 0.99 makes steps up to a hundred times as long."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    """Share of the last step that the next one repeats."""
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    """Step size; the momentum makes steps up to 1 / (1 - momentum) times as long. The thesis: 1e-4."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Share of the last step that the next one repeats. The thesis: 0.99, so that lr / (1 - momentum) is the same."""
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Memory of the mean square of the slopes, by whose root a step is divided. The thesis: PyTorch's 0.99."""
     mse: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the squared L2 distance of the gradients."""
     wd: Annotated[float, Field(ge=0)] = 1.0
@@ -78,7 +84,7 @@ class Grnn:
         return best_restarts(problem, self._train(problem, Makers.draw(problem, generators)), 1)
 
     def _train(self, problem: Matching, makers: Makers) -> Descent:
-        optimiser = RmsProp(makers.weights, self.lr, self.momentum)
+        optimiser = RmsProp(makers.weights, self.lr, self.momentum, self.smoothing)
         points = makers.points()
         victims = torch.arange(len(points), device=problem.device)
         best, best_values = points.detach(), torch.full_like(points[:, 0].detach(), torch.inf)
@@ -152,9 +158,9 @@ class RmsProp:
     It works entry by entry: stacked problems stay independent, also of one whose slopes are not finite.
     """
 
-    def __init__(self, weights: Named, lr: float, momentum: float) -> None:
+    def __init__(self, weights: Named, lr: float, momentum: float, smoothing: float) -> None:
         self.weights = list(weights.values())
-        self.lr, self.momentum = lr, momentum
+        self.lr, self.momentum, self.smoothing = lr, momentum, smoothing
         self.squares = [torch.zeros_like(w) for w in self.weights]
         self.velocities = [torch.zeros_like(w) for w in self.weights]
 
@@ -162,6 +168,6 @@ class RmsProp:
     def step(self, slopes: Sequence[Tensor]) -> None:
         """Move the weights against their slopes, in the order of the weights."""
         for weight, square, velocity, slope in zip(self.weights, self.squares, self.velocities, slopes, strict=True):
-            square.mul_(_SMOOTHING).addcmul_(slope, slope, value=1 - _SMOOTHING)
+            square.mul_(self.smoothing).addcmul_(slope, slope, value=1 - self.smoothing)
             velocity.mul_(self.momentum).addcdiv_(slope, square.sqrt().add_(_EPSILON))
             weight.sub_(velocity, alpha=self.lr)

@@ -35,7 +35,7 @@ class ClientActor:
         self, arm: str, sent: Sent, victims: Sequence[int], attack: AttackSpec, states: Mapping[int, State]
     ) -> tuple[None, list[Observation], list[Truth]]:
         """A sign that it is done; what attackers see; and the truth, which goes to `score` alone."""
-        seen = [self._host.observe(arm, sent, v, attack, states.get(v, {})) for v in victims]
+        seen = [self._host.observe(arm, sent, v, attack, states) for v in victims]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[float, int]:

@@ -72,6 +72,30 @@ def launch(
 
 
 @app.command()
+def attack(
+    scenario: ScenarioFile,
+    changes: Set = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Attack what this run has learnt instead of the untrained model.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")] = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Play a scenario's attacks without its training: what does one update give away?"""
+    with _errors_for_people(debug):
+        loaded = _load(scenario, changes)
+        if not loaded.attacks:
+            raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
+        from actors import launch as runs
+
+        with _watched(quiet) as view:
+            folder = runs.attack(loaded, run, out, address, view)
+            view.finished(f"{folder.url}/report.html")
+
+
+@app.command()
 def resume(run: Run, address: Address = None, quiet: Quiet = False, debug: Debug = False) -> None:
     """Continue a run after its last complete round; the result is the same as without the break."""
     with _errors_for_people(debug):
@@ -114,6 +138,31 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         foreign = sorted({spec.name for spec in _components(loaded) if ":" in spec.name})
         if foreign:
             print(f"  your own code that a run imports: {', '.join(foreign)}")
+
+
+@app.command()
+def train_generator(
+    scenario: ScenarioFile,
+    out: Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")],
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the public images; as many as make 3,000 steps by default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")] = 0,
+    changes: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train the generator that the attack `ggl` searches, on the scenario's public data."""
+    with _errors_for_people(debug):
+        loaded = _load(scenario, changes)
+        from rayfed.training.generator import make
+
+        def progress(epoch: int, epochs: int, critic: float, generator: float) -> None:
+            if not quiet:
+                print(f"epoch {epoch:>3}/{epochs}  critic {critic:.3f}  generator {generator:.3f}", flush=True)
+
+        made = make(loaded.data, out, epochs, seed, progress)
+        print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
 
 
 @app.command("list")

@@ -20,7 +20,7 @@ from rayfed.models.build import build_model
 from rayfed.scenario import AttackSpec, Training
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
-from rayfed.training.local import update_method, update_scale
+from rayfed.training.local import local_training, update_method
 from rayfed.update import Observation
 
 SGD = Training(algorithm="fedsgd", batch_size=None)
@@ -37,7 +37,7 @@ def victim(
     tampered, weights, buffers = attack.tamper(model, weights_of(model), buffers_of(model), shape, {}, generator)
     task = Task(0, 0, tampered, weights, buffers, Batch(images, labels), torch.Generator(), order=seed)
     sent = update_method(training, [])(task)
-    scale = update_scale(len(labels), training)
+    scale = local_training(len(labels), training).scale
     return Observation(0, 0, weights, buffers, sent.tensors, scale, len(labels), shape, 10)
 
 

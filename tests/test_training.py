@@ -22,7 +22,7 @@ from rayfed.training import plan
 from rayfed.training.cohort import cohort_updates
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
-from rayfed.training.local import batches, trained_samples, update_method, update_scale
+from rayfed.training.local import batches, local_training, trained_samples, update_method
 from rayfed.update import Named, Update
 
 CPU = torch.device("cpu")
@@ -104,8 +104,8 @@ def test_scale_of_an_update_under_a_constant_gradient() -> None:
     for _ in range(5):
         v = 0.9 * v + 1.0
         w -= 0.1 * v
-    assert update_scale(20, training) == pytest.approx(-w)
-    assert update_scale(20, Training(algorithm="fedsgd")) == 1.0
+    assert local_training(20, training).scale == pytest.approx(-w)
+    assert local_training(20, Training(algorithm="fedsgd")).scale == 1.0
     assert trained_samples(20, Training(steps=2, batch_size=4)) == 8
     assert trained_samples(20, Training(epochs=3)) == 20
 
@@ -275,7 +275,7 @@ def test_a_clients_state_comes_back_and_an_attacker_does_not_change_it() -> None
     h, sent = host(s)
     h._arms["none"] = replace(h.arm("none"), defences=(Tracing("t", []),))
     state = {"rounds": 4}
-    h.observe("none", sent, 1, AttackSpec(name="dlg"), state)
+    h.observe("none", sent, 1, AttackSpec(name="dlg"), {1: state})
     assert state == {"rounds": 4}
     _, report = h.cohort("none", sent, [1], {1: state})
     assert report.states == {1: {"rounds": 5}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 
@@ -12,6 +11,8 @@ def assign(true: Tensor, reconstructed: Tensor) -> Tensor:
 
     It minimises the sum of the pairs' mean squared errors. A reconstruction that is not finite comes last.
     """
+    from scipy.optimize import linear_sum_assignment  # half a second of imports, in processes that may never score
+
     pixels, guesses = true.double().flatten(1), reconstructed.double().flatten(1)
     # Not by matrix product, whose rounding error is of the order of a good reconstruction's distance.
     cost = torch.cdist(pixels, guesses, compute_mode="donot_use_mm_for_euclid_dist").square() / pixels.shape[1]

@@ -22,10 +22,12 @@ from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Task
 from rayfed.errors import UserError
 from rayfed.metrics.inference import auc, class_share, correct, nearest
+from rayfed.models.front import Front
 from rayfed.scenario import AttackSpec, Scenario, Training
+from rayfed.training import plan
 from rayfed.training.arm import Arm, build_arm
 from rayfed.training.cohort import cohort_updates
-from rayfed.training.local import batches, update_method, update_scale
+from rayfed.training.local import batches, local_training, training_method, update_method
 from rayfed.update import Named, Observation, Update
 
 State = dict[str, Any]
@@ -96,7 +98,9 @@ class Host:
         partial = self.aggregation.partial(_recorded(arm, updates, rows))
         return partial, CohortReport(rows, {t.client: t.state for t in tasks if t.state})
 
-    def observe(self, arm: str, sent: Sent, client: int, attack: AttackSpec, state: State) -> tuple[Observation, Truth]:
+    def observe(
+        self, arm: str, sent: Sent, client: int, attack: AttackSpec, states: Mapping[int, State]
+    ) -> tuple[Observation, Truth]:
         """What the attack sees of one client in this round, and the truth behind it.
 
         The client's work is done again from the same keys, so under `observes: update` this is the very update that it
@@ -109,28 +113,30 @@ class Host:
             training = Training(algorithm="fedsgd", batch_size=None)
             draw = seeds.numpy_generator(self.scenario.seed, "victim", sent.round, client)
             indices = draw.choice(indices, attack.batch_size, replace=False)
-        extra: dict[str, Any] = {"public": self._public} if "public" in attack.knowledge else {}
-        task = self._task(arm, sent, client, indices, copy.deepcopy(state))
-        task = self._tampered(task, attack, extra)
+        task = self._task(arm, sent, client, indices, copy.deepcopy(states.get(client, {})))
+        task = self._tampered(task, attack)
         update = update_method(training, self.arm(arm).defences)(task)
         used = torch.cat(list(batches(len(indices), training, task.order))).unique().to(self.device)
         truth = Truth(task.data.images[used], task.data.labels[used])
+        granted = self._granted(arm, sent, client, attack, truth.images, states)
         if "candidates" in attack.knowledge:
-            extra["candidates"], members = self._candidates(truth, sent.round, client)
+            granted["candidates"], members = self._candidates(truth, sent.round, client)
             truth = replace(truth, members=members)
+        local = local_training(len(indices), training)
         observation = Observation(
             victim=client,
             round=sent.round,
             weights=task.weights,
             buffers=task.buffers,
             update=update.tensors,
-            scale=update_scale(len(indices), training),
+            scale=local.scale,
             batch_size=len(truth.labels),
             image_shape=self.data.image_shape,
             classes=len(self.data.classes),
             # sorted: which labels is knowledge, which image has which is not
             labels=truth.labels.sort().values if "labels" in attack.knowledge else None,
-            extra=extra,
+            local=local,
+            extra=granted,
         )
         return observation, truth
 
@@ -172,6 +178,39 @@ class Host:
             module.training = mode
         return loss, correct
 
+    def _granted(
+        self, arm: str, sent: Sent, client: int, attack: AttackSpec, images: Tensor, states: Mapping[int, State]
+    ) -> dict[str, Any]:
+        """What the scenario's threat model grants beyond the protocol, by the name of the knowledge."""
+        granted: dict[str, Any] = {}
+        if "public" in attack.knowledge:
+            granted["public"] = self._public
+        if "activations" in attack.knowledge:
+            state = self._trained(arm, sent, client, states)
+            with torch.no_grad(), torch.random.fork_rng():  # dropout knows the global stream only
+                torch.manual_seed(self._order(sent, client))
+                granted["activations"] = self._front(arm, attack)(state, images)
+        if "colluder" in attack.knowledge:
+            state = self._trained(arm, sent, plan.colluder(self.scenario, sent.round, client), states)
+            names = self._front(arm, attack).names(self.data.image_shape)
+            granted["colluder"] = {name: state[name] for name in names}
+        return granted
+
+    def _front(self, arm: str, attack: AttackSpec) -> Front:
+        return Front(self.arm(arm).model, attack.parameters["cut"])
+
+    def _trained(self, arm: str, sent: Sent, client: int, states: Mapping[int, State]) -> Named:
+        """A client's own weights and buffers after its local training of this round, before what defends the update."""
+        training = self.scenario.training
+        task = self._task(arm, sent, client, self.parts[client], copy.deepcopy(states.get(client, {})))
+        update = training_method(training, self.arm(arm).defences)(task)
+        step = training.lr if training.algorithm == "fedsgd" else 1.0
+        weights = {name: w - step * update.tensors[name] for name, w in sent.weights.items()}
+        return weights | {name: b.clone() for name, b in (sent.buffers | update.buffers).items()}
+
+    def _order(self, sent: Sent, client: int) -> int:
+        return seeds.torch_generator(self.scenario.seed, "client", sent.round, client, "order").initial_seed()
+
     def _task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
         key = (self.scenario.seed, "client", sent.round, client)
         return Task(
@@ -182,15 +221,16 @@ class Host:
             buffers=sent.buffers,
             data=Batch(*self._tensors(self.data.train_images, self.data.train_labels, indices)),
             generator=seeds.torch_generator(*key, "defences"),
-            order=seeds.torch_generator(*key, "order").initial_seed(),
+            order=self._order(sent, client),
             state=state,
         )
 
-    def _tampered(self, task: Task, attack: AttackSpec, extra: Mapping[str, Any]) -> Task:
+    def _tampered(self, task: Task, attack: AttackSpec) -> Task:
         """The task with what a malicious server sends; all victims of a round are sent the same."""
         server = attack.build()
         if not isinstance(server, MaliciousServer):
             return task
+        extra = {"public": self._public} if "public" in attack.knowledge else {}
         generator = seeds.torch_generator(self.scenario.seed, "tamper", attack.title, task.round)
         model, weights, buffers = server.tamper(
             task.model, task.weights, task.buffers, self.data.image_shape, extra, generator

@@ -1,0 +1,167 @@
+"""Generative regression: the weights of a generator are trained until its images have the observed gradient.
+
+Source: Ren 2022, "GRNN: Generative Regression Neural Network - A Data Leakage Attack for Federated Learning", equation
+4, and his thesis, section 3.2.2, equation 3.4, algorithm 1; optimiser and weights from section 3.3.1.
+
+The Wasserstein distance is the true one (W1) between the values of the two gradients; the total variation is that of
+`priors.py`, where the authors' published code squares the differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from rayfed.attacks.adam import Descent, best_restarts
+from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.generators import LATENT, Generator
+from rayfed.attacks.matching import Matching, in_groups, one_minus_cosine, squared_l2
+from rayfed.attacks.priors import total_variation
+from rayfed.catalogue import component
+from rayfed.update import Named, Observation
+
+_SMOOTHING, _EPSILON = 0.99, 1e-8
+_TRACED = 50
+
+
+@component
+class Grnn:
+    """Trains a generator, a fresh one for each victim, that makes the whole batch: images and soft labels (images alone
+    where the labels are known). One latent an image; the latents stay as they are drawn."""
+
+    iterations: Annotated[int, Field(ge=1)] = 1000
+    """Steps of RMSprop."""
+    lr: Annotated[float, Field(gt=0)] = 1e-4
+    """Step size; a momentum of 0.99 makes steps up to a hundred times as long."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """Share of the last step that the next one repeats."""
+    mse: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the squared L2 distance of the gradients."""
+    wd: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the Wasserstein-1 distance between the values of the gradients."""
+    cd: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of one minus the cosine of the gradients."""
+    tv: Annotated[float, Field(ge=0)] = 1e-3
+    """Weight of the total variation; the thesis takes 1e-3 for LeNet, 1e-6 for ResNet-18."""
+    layers: list[str] | None = None
+    """Names or patterns (`conv*`) of the parameters that are matched; all by default."""
+
+    def __post_init__(self) -> None:
+        if not (self.mse or self.wd or self.cd):
+            raise ValueError("mse, wd and cd are all 0: give one of them a weight, or nothing is matched")
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
+        return in_groups(lambda o, g: self._group(o, model, g), observations, generators)
+
+    def distance(self, gradients: Named, targets: Named) -> Tensor:
+        """The weighted terms of the objective that compare gradients, (Q,)."""
+        terms = ((self.mse, squared_l2), (self.wd, wasserstein), (self.cd, one_minus_cosine))
+        return torch.stack([weight * term(gradients, targets) for weight, term in terms if weight]).sum(0)
+
+    def prior(self, images: Tensor) -> Tensor:
+        """The weighted total variation of images (Q, N, C, H, W), (Q,)."""
+        return self.tv * total_variation(images).mean(1)
+
+    def _group(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        problem = Matching.of(observations, model, self.layers, self.distance, self.prior)
+        return best_restarts(problem, self._train(problem, Makers.draw(problem, generators)), 1)
+
+    def _train(self, problem: Matching, makers: Makers) -> Descent:
+        optimiser = RmsProp(makers.weights, self.lr, self.momentum)
+        points = makers.points()
+        victims = torch.arange(len(points), device=problem.device)
+        best, best_values = points.detach(), torch.full_like(points[:, 0].detach(), torch.inf)
+        trace = []
+        for i in range(self.iterations + 1):
+            values, slopes = problem.value_and_gradient(points, victims)
+            better = values < best_values
+            best = torch.where(better[:, None], points.detach(), best)
+            best_values = torch.where(better, values, best_values)
+            if i % max(1, self.iterations // _TRACED) == 0:
+                trace.append((i, values))
+            if i == self.iterations:
+                break
+            optimiser.step(torch.autograd.grad(points, list(makers.weights.values()), slopes, materialize_grads=True))
+            points = makers.points()
+        return Descent(best, best_values, values, trace, self.iterations)
+
+
+def wasserstein(gradients: Named, targets: Named) -> Tensor:
+    """Wasserstein-1 distance between the values in two gradients, all layers together, (Q,): of two sets of the same
+    size, the mean distance of the values in order of size."""
+    values, goals = (torch.cat([t.flatten(1) for t in g.values()], 1).sort(1).values for g in (gradients, targets))
+    return (values - goals).abs().mean(1)
+
+
+@dataclass(frozen=True)
+class Makers:
+    """One generator for each of V victims, as one batched network."""
+
+    network: nn.Module
+    """The architecture."""
+    weights: Named
+    """Each with a leading dimension V."""
+    latents: Tensor
+    """(V, N, LATENT)"""
+    labels: bool
+    """Whether label logits are made too."""
+
+    @classmethod
+    def draw(cls, problem: Matching, generators: Sequence[torch.Generator]) -> Makers:
+        """Fresh generators and latents from each victim's own randomness."""
+        size, channels, height, width = problem.images_shape
+        made = [_drawn((channels, height, width), problem.classes, generator) for generator in generators]
+        latents = torch.stack([torch.randn(size, LATENT, generator=generator) for generator in generators])
+        weights, _ = stack_module_state(made)
+        return cls(
+            network=made[0],
+            weights={name: w.detach().to(problem.device).requires_grad_() for name, w in weights.items()},
+            latents=latents.to(problem.device),
+            labels=problem.labels is None,
+        )
+
+    def points(self) -> Tensor:
+        """What they make, with its graph: points (V, D) of the matching problem."""
+        images, logits = vmap(lambda weights, latents: functional_call(self.network, weights, (latents,)))(
+            self.weights, self.latents
+        )
+        return torch.cat([images.flatten(1), logits.flatten(1)], 1) if self.labels else images.flatten(1)
+
+
+def _drawn(image_shape: tuple[int, int, int], classes: int, generator: torch.Generator) -> Generator:
+    """A generator with PyTorch's initial weights, from the randomness that is handed in."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))
+        return Generator(image_shape, classes)
+
+
+class RmsProp:
+    """RMSprop with momentum, in place, as `torch.optim.RMSprop` has it (whose first use costs seconds of imports).
+
+    It works entry by entry: stacked problems stay independent, also of one whose slopes are not finite.
+    """
+
+    def __init__(self, weights: Named, lr: float, momentum: float) -> None:
+        self.weights = list(weights.values())
+        self.lr, self.momentum = lr, momentum
+        self.squares = [torch.zeros_like(w) for w in self.weights]
+        self.velocities = [torch.zeros_like(w) for w in self.weights]
+
+    @torch.no_grad()
+    def step(self, slopes: Sequence[Tensor]) -> None:
+        """Move the weights against their slopes, in the order of the weights."""
+        for weight, square, velocity, slope in zip(self.weights, self.squares, self.velocities, slopes, strict=True):
+            square.mul_(_SMOOTHING).addcmul_(slope, slope, value=1 - _SMOOTHING)
+            velocity.mul_(self.momentum).addcdiv_(slope, square.sqrt().add_(_EPSILON))
+            weight.sub_(velocity, alpha=self.lr)

@@ -108,8 +108,8 @@ class MaliciousServer(Protocol):
     ) -> tuple[nn.Module, Named, Named]:
         """The model, weights and buffers that victims are sent in place of these, which are left as they are.
 
-        A pure function of its arguments. `extra` is what the threat model grants, as in the observation; the tampered
-        weights and buffers are those of the observation, so `reconstruct` can read from them what was done.
+        A pure function of its arguments. `extra` holds the public data where they are granted, as in the observation;
+        the tampered weights and buffers are those of the observation, so `reconstruct` can read what was done.
         """
         ...
 

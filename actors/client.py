@@ -62,6 +62,8 @@ class ClientActor:
         return [row], images
 
     def _scored(self, truth: Truth, guess: Reconstruction) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        if guess.status == "not applicable":
+            return [row | {"distortion": truth.distortion} for row in self._scorer.nothing(truth.labels)], []
         true = truth.images.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
         orders = [row.pop("order") for row in rows]

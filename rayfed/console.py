@@ -14,6 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from rayfed import audit
+from rayfed.results.formats import decibel, fixed
+
 EXACT_DB = 100.0
 """Above this a reconstruction is exact for every purpose; means are taken with the value cut off here."""
 
@@ -21,8 +24,9 @@ EXACT_DB = 100.0
 class RunView:
     """Draws one run; implements `actors.progress.Progress`."""
 
-    def __init__(self, console: Console, quiet: bool = False) -> None:
-        self._console, self._quiet = console, quiet
+    def __init__(self, console: Console, quiet: bool = False, brief: bool = False) -> None:
+        """`quiet` says nothing but notes; `brief` leaves the lines of rounds out."""
+        self._console, self._quiet, self._brief = console, quiet, brief
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -71,6 +75,8 @@ class RunView:
 
     def round_done(self, rows: Sequence[dict[str, Any]], attacks: Sequence[dict[str, Any]]) -> None:
         """One line for each arm, one for each attack on it."""
+        if self._brief:
+            return
         for row in rows:
             loss = f"loss {row['train_loss']:.4f}"
             tested = row.get("test_accuracy") is not None
@@ -97,6 +103,14 @@ class RunView:
         self.close()
         if self._attacks and not self._quiet:
             self._console.print(self._table())
+        self._say(f"report: {report}")
+
+    def audited(self, attacks: Sequence[dict[str, Any]], threshold: float, report: str) -> None:
+        """The worst case of every image, what each defence does about it, and where to read more."""
+        self.close()
+        if not self._quiet:
+            self._console.print(_worst_cases(audit.worst_cases(attacks), threshold))
+            self._console.print(_verdicts(audit.verdicts(attacks), threshold))
         self._say(f"report: {report}")
 
     def _table(self) -> Table:
@@ -134,6 +148,35 @@ class RunView:
     def _say(self, message: str) -> None:
         if not self._quiet:
             self._console.print(message, highlight=False, soft_wrap=True)
+
+
+def _worst_cases(cases: Sequence[audit.WorstCase], threshold: float) -> Table:
+    title = f"undefended: the closest reconstruction of every image; a leak from {threshold:g} dB"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    for column in ("batch", "client", "image", "PSNR", "SSIM", "attack", ""):
+        table.add_column(column, justify="left" if column in ("attack", "") else "right", no_wrap=True)
+    for case in cases:
+        psnr, ssim = case.row["psnr"], case.row["ssim"]
+        leak = "[red]leaks[/red]" if psnr >= threshold else ""
+        method = case.row["attack"].partition(" ")[0]
+        numbers = (str(case.batch), str(case.victim), str(case.sample), f"{decibel(psnr)} dB", fixed(ssim))
+        table.add_row(*numbers, method, leak)
+    return table
+
+
+def _verdicts(verdicts: Sequence[audit.Verdict], threshold: float) -> Table:
+    title = "defences: distortion of the gradient (relative), closest reconstruction for each batch size"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("defence", no_wrap=True)
+    table.add_column("distortion", justify="right", no_wrap=True)
+    for batch in verdicts[0].psnr if verdicts else ():
+        table.add_column(f"batch {batch}", justify="right", no_wrap=True)
+    table.add_column("")
+    for verdict in verdicts:
+        holds = f"under {threshold:g} dB" if verdict.holds(threshold) else "[red]leaks[/red]"
+        closest = [f"{decibel(value)} dB" for value in verdict.psnr.values()]
+        table.add_row(verdict.arm, f"{verdict.distortion:.3f}", *closest, holds)
+    return table
 
 
 def _plural(count: int, what: str) -> str:

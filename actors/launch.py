@@ -80,7 +80,7 @@ def attack(scenario: Scenario, run: str | None, out: str | None, address: str | 
         tables = federation.attack(round)
         _write(folder, round, tables)
         log.line(f"attacked the weights of round {round}" + (f" of {run}" if run else ", which are untrained"))
-        progress.round_done([], tables.attacks)
+        progress.round_done([], tables.attacks, tables.inferences)
     return folder
 
 
@@ -131,7 +131,7 @@ def _play(
             _write(folder, round, tables)
             checkpoint.save(folder, checkpoint.Checkpoint(round, federation.saved, federation.states))
             log.round_done(round, tables)
-            progress.round_done(tables.rounds, tables.attacks)
+            progress.round_done(tables.rounds, tables.attacks, tables.inferences)
 
 
 @contextmanager

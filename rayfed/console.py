@@ -73,7 +73,12 @@ class RunView:
         """Move the bar."""
         self._show(f"round {round + 1}/{self._rounds}: attacks", done, total, "")
 
-    def round_done(self, rows: Sequence[dict[str, Any]], attacks: Sequence[dict[str, Any]]) -> None:
+    def round_done(
+        self,
+        rows: Sequence[dict[str, Any]],
+        attacks: Sequence[dict[str, Any]],
+        inferences: Sequence[dict[str, Any]],
+    ) -> None:
         """One line for each arm, one for each attack on it."""
         if self._brief:
             return
@@ -87,6 +92,8 @@ class RunView:
             self._say(f"round {row['round'] + 1:>3}/{self._rounds}  {arm}{loss}  {accuracy}  {speed}  {left}")
         for (arm, attack), found in _grouped(attacks).items():
             self._say(f"  {attack} on {arm}: {_summary(found)}")
+        for (arm, attack), found in _grouped(inferences).items():
+            self._say(f"  {attack} on {arm}: {_inferred(found)}")
         self._last, self._attacks = list(rows), self._attacks + list(attacks)
         self._round_began = monotonic()
 
@@ -114,14 +121,15 @@ class RunView:
         self._say(f"report: {report}")
 
     def _table(self) -> Table:
-        title = "leakage (mean over images; best is the closest one) and accuracy"
-        table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-        for column in ("arm", "attack", "images", "PSNR", "best", "SSIM", "labels", "accuracy"):
-            table.add_column(column, justify="left" if column in ("arm", "attack") else "right", no_wrap=True)
         accuracy = {row["arm"]: row.get("test_accuracy") for row in self._last}
+        columns = ["arm", "attack", "images", "PSNR", "best", "SSIM", "labels", *["accuracy"][: len(accuracy)]]
+        title = "leakage (mean over images; best is the closest one)" + " and accuracy" * bool(accuracy)
+        table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+        for column in columns:
+            table.add_column(column, justify="left" if column in ("arm", "attack") else "right", no_wrap=True)
         for (arm, attack), found in _grouped(self._attacks).items():
             psnr, ssim = _values(found, "psnr"), _values(found, "ssim")
-            table.add_row(
+            row = [
                 arm,
                 attack,
                 str(len(found)),
@@ -130,7 +138,8 @@ class RunView:
                 f"{fmean(ssim):.3f}" if ssim else "-",
                 _share(_values(found, "label_accuracy")),
                 "-" if accuracy.get(arm) is None else f"{accuracy[arm]:.2%}",
-            )
+            ]
+            table.add_row(*row[: len(columns)])
         return table
 
     def _show(self, description: str, done: int, total: int, rate: str) -> None:
@@ -200,9 +209,19 @@ def _share(values: Sequence[float]) -> str:
     return f"{fmean(values):.0%}" if values else "-"
 
 
+def _inferred(rows: Sequence[dict[str, Any]]) -> str:
+    values, chance = _values(rows, "value"), _values(rows, "chance")
+    metric = rows[0]["metric"].replace("auc", "AUC").replace("_", " ")
+    quality = f"{metric} {fmean(values):.2f} (chance {fmean(chance):.2f})" if values else "nothing inferred"
+    return f"{_plural(len(rows), 'client')}, {quality}" + _failures(rows)
+
+
+def _failures(rows: Sequence[dict[str, Any]]) -> str:
+    return "".join(f"; {f}" for f in sorted({f"{r['status']}: {r['message']}" for r in rows if r["status"] != "ok"}))
+
+
 def _summary(rows: Sequence[dict[str, Any]]) -> str:
     psnr = _values(rows, "psnr")
     quality = f"PSNR mean {fmean(psnr):.1f} dB, best {max(psnr):.1f} dB; " if psnr else ""
-    failed = sorted({f"{r['status']}: {r['message']}" for r in rows if r["status"] != "ok"})
     labels = f"labels {_share(_values(rows, 'label_accuracy'))}"
-    return f"{_plural(len(rows), 'image')}, {quality}{labels}" + "".join(f"; {reason}" for reason in failed)
+    return f"{_plural(len(rows), 'image')}, {quality}{labels}" + _failures(rows)

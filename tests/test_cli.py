@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from rayfed import catalogue
 from rayfed.cli import app
 from tests.conftest import REPOSITORY
 
@@ -232,8 +233,11 @@ def test_every_scenario_runs_at_a_tiny_size(
     raw = yaml.safe_load(path.read_text())
     rounds = min(raw["federation"]["rounds"], 2)
     changes = [f"federation.rounds={rounds}", "data.train_samples=100", "data.test_samples=20"]
-    for i, _ in enumerate(raw.get("attacks", [])):
-        changes += [f"attacks.{i}.iterations=2", f"attacks.{i}.victims=1", f"attacks.{i}.rounds=[0]"]
+    small = {"iterations": 2, "batches": 20}
+    for i, attack in enumerate(raw.get("attacks", [])):
+        fields = {p.name for p in catalogue.parameters(catalogue.find("attacks", attack["name"]))}
+        changes += [f"attacks.{i}.{name}={value}" for name, value in small.items() if name in fields]
+        changes += [f"attacks.{i}.victims=1", f"attacks.{i}.rounds=[0]"]
     if path.stem == "cifar10":
         root = request.getfixturevalue("shared_data") / "cifar10"
         changes += [f"data.root={root}", "federation.clients=2"]

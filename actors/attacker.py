@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from actors.process import Share, set_up
-from rayfed.attacks.base import Attack, Reconstruction
+from rayfed.attacks.base import Attack, Guess, InferenceAttack
 from rayfed.scenario import AttackSpec, DefenceSpec, ModelSpec
 from rayfed.seeds import torch_generator
 from rayfed.training.arm import build_arm
@@ -22,15 +22,16 @@ class AttackerActor:
 
     def attack(
         self, attack: AttackSpec, stack: Sequence[DefenceSpec], observations: Sequence[Observation], keys: Sequence[int]
-    ) -> tuple[list[Reconstruction], list[Reconstruction]]:
-        """One reconstruction for each observation: without its images for the driver, and whole for scoring.
+    ) -> tuple[list[Guess], list[Guess]]:
+        """What is guessed of each observation: without its images for the driver, and whole for scoring.
 
         `keys[i]` seeds the attacker's randomness for observation i. The stack is there because a defence may change the
         architecture, which an attacker knows from the weights that are sent; the model's own are drawn anew.
         """
-        method: Attack = attack.build()
+        method: Attack | InferenceAttack = attack.build()
         arm = build_arm(self._model, stack, self._image_shape, self._classes, seed=0)
         seen = [observation.to(self._device) for observation in observations]
         generators = [torch_generator(key) for key in keys]
-        found = method.reconstruct(seen, arm.model.to(self._device), generators)
-        return [replace(guess, images=guess.images[:0]) for guess in found], found
+        act = method.infer if isinstance(method, InferenceAttack) else method.reconstruct
+        found: Sequence[Guess] = act(seen, arm.model.to(self._device), generators)
+        return [replace(guess, images=guess.images[:0]) for guess in found], list(found)

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from actors.process import Share, set_up
-from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.base import Guess, Inference, Reconstruction
 from rayfed.data.base import Dataset
 from rayfed.metrics.score import Scorer
 from rayfed.results.images import encode_png
 from rayfed.scenario import AttackSpec, Scenario
-from rayfed.training.host import CohortReport, Host, Sent, State, Truth
+from rayfed.training.host import CohortReport, Host, Sent, State
+from rayfed.training.observer import Observer, Truth
 from rayfed.update import Observation
 
 
@@ -22,6 +23,7 @@ class ClientActor:
 
     def __init__(self, scenario: Scenario, data: Dataset, parts: Sequence[np.ndarray], share: Share) -> None:
         self._host = Host(scenario, data, parts, set_up(share))
+        self._observer = Observer(self._host)
         self._scorer = Scorer(tuple(scenario.metrics.names), scenario.metrics.lpips_weights)
 
     def cohort(
@@ -35,7 +37,7 @@ class ClientActor:
         self, arm: str, sent: Sent, victims: Sequence[int], attack: AttackSpec, states: Mapping[int, State]
     ) -> tuple[None, list[Observation], list[Truth]]:
         """A sign that it is done; what attackers see; and the truth, which goes to `score` alone."""
-        seen = [self._host.observe(arm, sent, v, attack, states.get(v, {})) for v in victims]
+        seen = [self._observer.observe(arm, sent, v, attack, states) for v in victims]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[float, int]:
@@ -43,15 +45,29 @@ class ClientActor:
         return self._host.evaluate(arm, sent, start, stop)
 
     def score(
-        self, truths: Sequence[Truth], reconstructions: Sequence[Reconstruction]
+        self, truths: Sequence[Truth], guesses: Sequence[Guess]
     ) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-        """For each victim, its rows for the attacks' table and for the images' table, less the columns of the call."""
-        return [self._scored(t, r) for t, r in zip(truths, reconstructions, strict=True)]
+        """For each victim, its rows for the table of attacks (or inferences) and of images, less the call's columns."""
+        return [
+            self._inferred(t, g) if isinstance(g, Inference) else self._scored(t, g)
+            for t, g in zip(truths, guesses, strict=True)
+        ]
+
+    def _inferred(self, truth: Truth, guess: Inference) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        row, pairs = self._observer.judge(truth, guess)
+        images = [
+            {"sample": i, "true": encode_png(true), "reconstructed": encode_png(made)}
+            for i, (true, made) in enumerate(pairs)
+        ]
+        return [row], images
 
     def _scored(self, truth: Truth, guess: Reconstruction) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        if guess.status == "not applicable":
+            return [row | {"distortion": truth.distortion} for row in self._scorer.nothing(truth.labels)], []
         true = truth.images.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
         orders = [row.pop("order") for row in rows]
+        rows = [row | {"distortion": truth.distortion} for row in rows]
         images = [
             {"sample": row["sample"], "true": encode_png(image), "reconstructed": encode_png(guess.images[order])}
             for row, image, order in zip(rows, true, orders, strict=True)

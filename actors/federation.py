@@ -17,9 +17,9 @@ from actors.cluster import Allotment
 from actors.pool import Call, Pool
 from actors.process import Share
 from actors.progress import Progress
-from actors.server import ArmState, ServerActor
+from actors.server import ArmState, Optimiser, ServerActor
 from rayfed import seeds
-from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.base import Guess, Inference
 from rayfed.data.base import Dataset
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.training import plan
@@ -32,6 +32,8 @@ START_TIMEOUT = 900.0
 """Seconds; an autoscaling cluster needs minutes for a new node."""
 
 Rows = list[dict[str, Any]]
+Served = tuple[ray.ObjectRef, ray.ObjectRef]
+"""What clients are sent, and the server optimiser's state beside it."""
 
 
 @dataclass
@@ -43,6 +45,7 @@ class RoundTables:
     attacks: Rows = field(default_factory=list)
     traces: Rows = field(default_factory=list)
     images: Rows = field(default_factory=list)
+    inferences: Rows = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,7 @@ class Federation:
         self._scenario, self._data, self._allotment, self._progress = scenario, data, allotment, progress
         self._samples = [len(part) for part in parts]
         self._saved, self.states = saved, {arm: dict(states.get(arm, {})) for arm in scenario.stacks}
+        self._sent: dict[str, Served] = {}
         data_ref, parts_ref = ray.put(data), ray.put(list(parts))
         make = _remote(ClientActor, allotment.client)
         self._server = self._start_server()
@@ -104,8 +108,15 @@ class Federation:
                 return self._play(round)
             except RayActorError as error:
                 self._progress.note(f"the server died in round {round} and the round is played again ({error})")
-                self._server = self._start_server()
+                self._server, self._sent = self._start_server(), {}
         return self._play(round)
+
+    def attack(self, round: int) -> RoundTables:
+        """Only the attacks of a round, on the weights that clients would be sent in it."""
+        tables = RoundTables()
+        served = {arm: self._ask_server("sent", arm, round) for arm in self._scenario.stacks}
+        self._attack(round, {arm: sent for arm, (sent, _) in served.items()}, tables)
+        return tables
 
     @property
     def saved(self) -> dict[str, ArmState]:
@@ -128,17 +139,24 @@ class Federation:
         tables = RoundTables()
         arms = list(self._scenario.stacks)
         cohorts = plan.cohorts(self._scenario, round)
-        before = {arm: self._server.begin.remote(arm, round, len(cohorts)) for arm in arms}
+        served = self._sent or {arm: self._ask_server("sent", arm, round) for arm in arms}
+        before = {arm: sent for arm, (sent, _) in served.items()}
         states = self._train(round, cohorts, before, tables)
-        after = {arm: self._server.finish.remote(arm, round) for arm in arms}
-        evaluations = self._evaluate(round, after)
+        served = {arm: self._ask_server("finish", arm, round) for arm in arms}
+        evaluations = self._evaluate(round, {arm: sent for arm, (sent, _) in served.items()})
+        self._attack(round, before, tables)
+        self._saved = {arm: _arm_state(*ray.get(list(refs))) for arm, refs in served.items()}
+        self._sent = served
         for row in tables.rounds:
             row.update(evaluations.get(row["arm"], {}))
-        self._attack(round, before, tables)
-        self._saved = ray.get(self._server.state.remote())
+            row["bytes_down"] = _bytes_of(self._saved[row["arm"]]) * row["clients"]
         for arm, changed in states.items():
             self.states[arm].update(changed)
         return tables
+
+    def _ask_server(self, method: str, arm: str, round: int) -> Served:
+        sent, optimiser = getattr(self._server, method).options(num_returns=2).remote(arm, round)
+        return sent, optimiser
 
     def _train(
         self, round: int, cohorts: list[list[int]], sent: dict[str, ray.ObjectRef], tables: RoundTables
@@ -155,7 +173,7 @@ class Federation:
         began, ended = perf_counter(), dict.fromkeys(sent, 0.0)
         for call, report, [partial] in self._run_clients(calls):
             arm, index = call.tag
-            added.append(self._server.add.remote(arm, index, partial))
+            added.append(self._server.add.remote(arm, index, len(cohorts), partial))
             tables.clients += report.rows
             states[arm].update(report.states)
             ended[arm] = perf_counter() - began
@@ -163,11 +181,8 @@ class Federation:
         ray.get(added)
         order = {arm: i for i, arm in enumerate(sent)}
         tables.clients.sort(key=lambda row: (order[row["arm"]], row["client"]))
-        size = _bytes_of(ray.get(next(iter(sent.values()))))
         for arm in sent:
-            tables.rounds.append(
-                _round_row(arm, round, [r for r in tables.clients if r["arm"] == arm], ended[arm], size)
-            )
+            tables.rounds.append(_round_row(arm, round, [r for r in tables.clients if r["arm"] == arm], ended[arm]))
         return states
 
     def _evaluate(self, round: int, sent: dict[str, ray.ObjectRef]) -> dict[str, dict[str, float]]:
@@ -202,7 +217,7 @@ class Federation:
         if not due:
             return
         observe = [
-            Call("observe", (d.arm, sent[d.arm], d.victims, d.attack, self._states_of(d.arm, d.victims)), i, returns=3)
+            Call("observe", (d.arm, sent[d.arm], d.victims, d.attack, self._states_behind(d, round)), i, returns=3)
             for i, d in enumerate(due)
         ]
         observed = {call.tag: refs for call, _, refs in self._run_clients(observe)}
@@ -230,6 +245,13 @@ class Federation:
 
     def _states_of(self, arm: str, clients: Sequence[int]) -> dict[int, State]:
         return {c: self.states[arm][c] for c in clients if c in self.states[arm]}
+
+    def _states_behind(self, d: AttackCall, round: int) -> dict[int, State]:
+        """The memories of the clients whose work an observation repeats."""
+        colluders = (
+            [plan.colluder(self._scenario, round, v) for v in d.victims] if "colluder" in d.attack.knowledge else []
+        )
+        return self._states_of(d.arm, [*d.victims, *colluders])
 
     def _run_clients(self, calls: Sequence[Call]) -> Iterable[tuple[Call, Any, list[ray.ObjectRef]]]:
         return self._noting_losses(self._clients, calls, "client actor")
@@ -261,11 +283,15 @@ def _remote(cls: type, share: Share) -> Any:
     return ray.remote(cls).options(num_cpus=share.num_cpus, num_gpus=share.num_gpus)
 
 
-def _bytes_of(sent: Sent) -> int:
-    return sum(t.numel() * t.element_size() for t in [*sent.weights.values(), *sent.buffers.values()])
+def _arm_state(sent: Sent, optimiser: Optimiser) -> ArmState:
+    return {"weights": sent.weights, "buffers": sent.buffers, "state": optimiser}
 
 
-def _round_row(arm: str, round: int, clients: Rows, seconds: float, sent_size: int) -> dict[str, Any]:
+def _bytes_of(arm: ArmState) -> int:
+    return sum(t.numel() * t.element_size() for t in [*arm["weights"].values(), *arm["buffers"].values()])
+
+
+def _round_row(arm: str, round: int, clients: Rows, seconds: float) -> dict[str, Any]:
     samples = sum(row["samples"] for row in clients)
     return {
         "arm": arm,
@@ -275,7 +301,6 @@ def _round_row(arm: str, round: int, clients: Rows, seconds: float, sent_size: i
         "samples": samples,
         "seconds": seconds,
         "bytes_up": sum(row["sent_bytes"] for row in clients),
-        "bytes_down": sent_size * len(clients),
     }
 
 
@@ -283,12 +308,16 @@ def _note_attack(
     tables: RoundTables,
     d: AttackCall,
     round: int,
-    outcomes: Sequence[Reconstruction],
+    outcomes: Sequence[Guess],
     scored: Sequence[tuple[Rows, Rows]],
 ) -> None:
-    """Add one call's rows to the tables of attacks, traces and images."""
+    """Add one call's rows to the tables of attacks, traces, images and inferences."""
     for victim, outcome, (rows, images) in zip(d.victims, outcomes, scored, strict=True):
         key = {"arm": d.arm, "round": round, "attack": d.attack.title, "victim": victim}
+        tables.images += [key | image for image in images]
+        if isinstance(outcome, Inference):
+            tables.inferences += [key | row | {"status": outcome.status, "message": outcome.message} for row in rows]
+            continue
         result = {
             "batch_size": len(rows),
             "observes": d.attack.observes,
@@ -300,5 +329,4 @@ def _note_attack(
             "message": outcome.message,
         }
         tables.attacks += [key | row | result for row in rows]
-        tables.images += [key | image for image in images]
         tables.traces += [key | {"iteration": i, "objective": o} for i, o in outcome.trace]

@@ -23,10 +23,12 @@ from actors.progress import Progress
 from rayfed import scenario as scenarios
 from rayfed.data.partitions.base import label_mix
 from rayfed.errors import RunError, UserError
+from rayfed.gradients import weights_of
 from rayfed.metrics.score import Scorer
 from rayfed.results import checkpoint, report
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
+from rayfed.training.arm import build_arm
 from rayfed.training.inputs import Inputs, prepare
 
 _PACKAGES = ("rayfed", "torch", "torchvision", "ray", "numpy", "pyarrow", "scikit-learn", "scikit-image", "lpips")
@@ -38,9 +40,7 @@ def launch(scenario: Scenario, out: str | None, address: str | None, progress: P
     Raises `UserError` for what the user can mend; whatever is raised, the folder says how far the run came.
     """
     inputs = prepare(scenario)
-    folder = RunFolder.create(out or scenario.output.folder, scenario.name)
-    folder.write_text("scenario.yaml", scenario.dump())
-    folder.write_part("partition", 0, _partition_rows(inputs))
+    folder = _new_folder(scenario, inputs, out)
     _play(scenario, inputs, folder, address, progress, None)
     return folder
 
@@ -53,12 +53,61 @@ def resume(path: str, address: str | None, progress: Progress) -> RunFolder:
     folder = RunFolder.open(path)
     scenario = scenarios.parse(folder.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
     saved = checkpoint.load(folder)
+    if saved is None and _status(folder) == "finished":
+        raise RunError(f"{folder.url}: it attacked without training; nothing to resume")
     if saved and saved.round + 1 >= scenario.federation.rounds and folder.exists("report.html"):
         raise RunError(f"{folder.url}: all {scenario.federation.rounds} rounds are played; nothing to resume")
     folder.drop_after(saved.round if saved else -1)
     inputs = prepare(scenario)
     folder.write_part("partition", 0, _partition_rows(inputs))
     _play(scenario, inputs, folder, address, progress, saved)
+    return folder
+
+
+def attack(scenario: Scenario, run: str | None, out: str | None, address: str | None, progress: Progress) -> RunFolder:
+    """Attack without training, into a new folder: the untrained model, or what `run` had learnt when it ended.
+
+    Every attack strikes once, whatever its `rounds`. Raises `RunError` where `run` has no weights for the scenario.
+    """
+    saved = _trained(run) if run else None
+    round = saved.round + 1 if saved else 0
+    scenario = scenario.attacked_in(round)
+    inputs = prepare(scenario)
+    if saved:
+        _check_fit(f"the run {run}", saved, scenario, inputs)
+    folder = _new_folder(scenario, inputs, out)
+    with _recorded(folder, 0, 0) as log, _federation(scenario, inputs, folder, address, progress, saved) as federation:
+        tables = federation.attack(round)
+        _write(folder, round, tables)
+        log.line(f"attacked the weights of round {round}" + (f" of {run}" if run else ", which are untrained"))
+        progress.round_done([], tables.attacks, tables.inferences)
+    return folder
+
+
+def _trained(run: str) -> checkpoint.Checkpoint:
+    saved = checkpoint.load(RunFolder.open(run))
+    if saved is None:
+        raise RunError(
+            f"{run}: none of its rounds is complete, so it has no weights to attack; `rayfed resume` it first"
+        )
+    return saved
+
+
+def _check_fit(what: str, saved: checkpoint.Checkpoint, scenario: Scenario, inputs: Inputs) -> None:
+    for name, stack in scenario.stacks.items():
+        if name not in saved.server:
+            raise RunError(f"{what} has no arm '{name}', only {', '.join(saved.server)}: name the scenario's arms so")
+        data = inputs.data
+        model = build_arm(scenario.model, stack, data.image_shape, len(data.classes), scenario.seed).model
+        shapes = {name: w.shape for name, w in weights_of(model).items()}
+        if shapes != {name: w.shape for name, w in saved.server[name]["weights"].items()}:
+            raise RunError(f"{what} trained another model than the scenario's in arm '{name}': make `model` the same")
+
+
+def _new_folder(scenario: Scenario, inputs: Inputs, out: str | None) -> RunFolder:
+    folder = RunFolder.create(out or scenario.output.folder, scenario.name)
+    folder.write_text("scenario.yaml", scenario.dump())
+    folder.write_part("partition", 0, _partition_rows(inputs))
     return folder
 
 
@@ -72,7 +121,30 @@ def _play(
 ) -> None:
     """The rounds after the checkpoint, then the report; the folder's status and log follow along."""
     first = saved.round + 1 if saved else 0
-    with _recorded(folder, first, scenario.federation.rounds) as log, connected(address):
+    rounds = scenario.federation.rounds
+    with (
+        _recorded(folder, first, rounds) as log,
+        _federation(scenario, inputs, folder, address, progress, saved) as federation,
+    ):
+        for round in range(first, rounds):
+            tables = federation.play(round)
+            _write(folder, round, tables)
+            checkpoint.save(folder, checkpoint.Checkpoint(round, federation.saved, federation.states))
+            log.round_done(round, tables)
+            progress.round_done(tables.rounds, tables.attacks, tables.inferences)
+
+
+@contextmanager
+def _federation(
+    scenario: Scenario,
+    inputs: Inputs,
+    folder: RunFolder,
+    address: str | None,
+    progress: Progress,
+    saved: checkpoint.Checkpoint | None,
+) -> Iterator[Federation]:
+    """The run's actors, up and ready to go on after the checkpoint."""
+    with connected(address):
         transport.register()
         allotment = allot(scenario, *count_calls(scenario, len(inputs.data.test_labels)))
         folder.write_text("environment.json", json.dumps(_environment(scenario, allotment), indent=2))
@@ -88,20 +160,15 @@ def _play(
         )
         with closing(federation):
             federation.start()
-            progress.ready(first)
+            progress.ready(saved.round + 1 if saved else 0)
             if scenario.attacks:
                 for message in Scorer(tuple(scenario.metrics.names), scenario.metrics.lpips_weights).unavailable():
                     progress.note(message)
-            for round in range(first, scenario.federation.rounds):
-                tables = federation.play(round)
-                _write(folder, round, tables)
-                checkpoint.save(folder, checkpoint.Checkpoint(round, federation.saved, federation.states))
-                log.round_done(round, tables)
-                progress.round_done(tables.rounds, tables.attacks)
+            yield federation
 
 
 def _write(folder: RunFolder, round: int, tables: RoundTables) -> None:
-    for table in ("rounds", "clients", "attacks", "traces", "images"):
+    for table in ("rounds", "clients", "attacks", "traces", "images", "inferences"):
         rows = getattr(tables, table)
         if rows:
             folder.write_part(table, round, rows)
@@ -149,6 +216,10 @@ def _recorded(folder: RunFolder, first: int, rounds: int) -> Iterator[_Log]:
     log.line("run finished")
     log.status("finished", rounds)
     report.write_report(folder)
+
+
+def _status(folder: RunFolder) -> str:
+    return str(json.loads(folder.read_text("status.json"))["state"]) if folder.exists("status.json") else "unknown"
 
 
 def _rounds_done(folder: RunFolder) -> int:

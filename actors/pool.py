@@ -41,7 +41,7 @@ class Pool:
 
     def __init__(self, make: Callable[[], ActorHandle], size: int) -> None:
         self._make = make
-        self._idle = deque(make() for _ in range(size))
+        self._actors = [make() for _ in range(size)]
         self.losses = 0
         """Actors that have died so far."""
 
@@ -50,7 +50,7 @@ class Pool:
 
         An actor that dies as it starts raises its own error.
         """
-        starting: list[Any] = [actor.__ray_ready__.remote() for actor in self._idle]
+        starting: list[Any] = [actor.__ray_ready__.remote() for actor in self._actors]
         ready, missing = ray.wait(starting, num_returns=len(starting), timeout=timeout)
         ray.get(ready)
         if missing:
@@ -62,49 +62,55 @@ class Pool:
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Any, list[ray.ObjectRef]]]:
         """Each call with its first result and references to the others, in the order in which they finish.
 
-        Raises the call's own exception when it fails, `ActorsLost` when it keeps killing actors.
+        An actor is handed its next call before it has finished the last, so that it need not wait for the driver, while
+        enough calls are left that none can end up queued behind one actor beside an idle one. Raises the call's own
+        exception when it fails, `ActorsLost` when it keeps killing actors.
         """
         waiting = deque((call, 0) for call in calls)
-        running: dict[ray.ObjectRef, tuple[ActorHandle, Call, int, list[ray.ObjectRef]]] = {}
-        try:
-            while waiting or running:
-                while waiting and self._idle:
-                    call, losses = waiting.popleft()
-                    actor = self._idle.popleft()
-                    done, *rest = self._start(actor, call)
-                    running[done] = actor, call, losses, rest
-                [done], _ = ray.wait(list(running), num_returns=1)
-                actor, call, losses, rest = running.pop(done)
-                try:
-                    result = ray.get(done)
-                except RayActorError as error:
-                    self._replace()
-                    if losses + 1 > self.RETRIES:
-                        raise ActorsLost(f"{call.method} lost {losses + 1} actors in a row: {error}") from error
-                    waiting.appendleft((call, losses + 1))
-                    continue
-                except RayTaskError as error:
-                    self._idle.append(actor)
-                    raise _original(error) from None
-                self._idle.append(actor)
-                yield call, result, rest
-        finally:
-            # an abandoned run leaves busy actors behind: they queue further calls, so they count as idle
-            self._idle.extend(actor for actor, *_ in running.values())
+        running: dict[ray.ObjectRef, tuple[int, ActorHandle, Call, int, list[ray.ObjectRef]]] = {}
+        queued = [0] * len(self._actors)
+        while waiting or running:
+            while waiting and (slot := self._open(queued, len(waiting))) is not None:
+                call, losses = waiting.popleft()
+                done, *rest = self._start(self._actors[slot], call)
+                running[done] = slot, self._actors[slot], call, losses, rest
+                queued[slot] += 1
+            [done], _ = ray.wait(list(running), num_returns=1)
+            slot, actor, call, losses, rest = running.pop(done)
+            queued[slot] -= 1
+            try:
+                result = ray.get(done)
+            except RayActorError as error:
+                self._replace(slot, actor)
+                if losses + 1 > self.RETRIES:
+                    raise ActorsLost(f"{call.method} lost {losses + 1} actors in a row: {error}") from error
+                waiting.appendleft((call, losses + 1))
+                continue
+            except RayTaskError as error:
+                raise _original(error) from None
+            yield call, result, rest
+
+    @staticmethod
+    def _open(queued: Sequence[int], waiting: int) -> int | None:
+        """The actor that takes the next call: an idle one, or a second call for one at work while many are waiting."""
+        slot = min(range(len(queued)), key=queued.__getitem__)
+        return slot if queued[slot] < (2 if waiting > len(queued) else 1) else None
 
     @staticmethod
     def _start(actor: ActorHandle, call: Call) -> list[ray.ObjectRef]:
         refs = getattr(actor, call.method).options(num_returns=call.returns).remote(*call.args)
         return refs if call.returns > 1 else [refs]
 
-    def _replace(self) -> None:
-        self.losses += 1
-        self._idle.append(self._make())
+    def _replace(self, slot: int, dead: ActorHandle) -> None:
+        """Put a new actor in a dead one's place, once for all the calls that it took with it."""
+        if self._actors[slot] is dead:
+            self.losses += 1
+            self._actors[slot] = self._make()
 
     def close(self) -> None:
-        """End the actors that are not working."""
-        while self._idle:
-            ray.kill(self._idle.pop())
+        """End all actors."""
+        for actor in self._actors:
+            ray.kill(actor)
 
 
 def _original(error: RayTaskError) -> Exception:

@@ -25,8 +25,13 @@ class Progress:
     def attacks_done(self, round: int, done: int, total: int) -> None:
         """So many of the round's attacks (a call of some victims each) are scored."""
 
-    def round_done(self, rows: Sequence[dict[str, Any]], attacks: Sequence[dict[str, Any]]) -> None:
-        """A round is over and its tables are written: its rows of `rounds` and of `attacks`."""
+    def round_done(
+        self,
+        rows: Sequence[dict[str, Any]],
+        attacks: Sequence[dict[str, Any]],
+        inferences: Sequence[dict[str, Any]],
+    ) -> None:
+        """A round is over and its tables are written: its rows of `rounds`, `attacks` and `inferences`."""
 
     def note(self, message: str) -> None:
         """Something that the user should know: an actor died and its work is done again."""

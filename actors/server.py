@@ -13,6 +13,9 @@ from rayfed.training.arm import build_arm
 from rayfed.training.host import Sent
 from rayfed.update import Named
 
+Optimiser = dict[str, Named]
+"""The server optimiser's state."""
+
 ArmState = dict[str, Any]
 """`weights`, `buffers` and the optimiser's `state`: what the checkpoint keeps of an arm."""
 
@@ -43,25 +46,19 @@ class ServerActor:
                 model = GlobalModel.untrained(arm.model.to(device), optimiser)
             self._models[name] = model
 
-    def begin(self, arm: str, round: int, cohorts: int) -> Sent:
-        """Open a round that expects so many partial results; what clients are sent."""
-        self._folds[arm] = TreeFold(self._aggregation, cohorts)
+    def sent(self, arm: str, round: int) -> tuple[Sent, Optimiser]:
+        """What clients are sent in a round, and beside it the optimiser's state, which stays with the server."""
         model = self._models[arm]
-        return Sent(round, model.weights, model.buffers)
+        return Sent(round, model.weights, model.buffers), model.state
 
-    def add(self, arm: str, index: int, partial: Any) -> None:
-        """Take the partial result of cohort `index`, in any order, each once."""
+    def add(self, arm: str, index: int, cohorts: int, partial: Any) -> None:
+        """Take the partial result of cohort `index` of so many, in any order, each once."""
+        if arm not in self._folds:
+            self._folds[arm] = TreeFold(self._aggregation, cohorts)
         self._folds[arm].add(index, partial)
 
-    def finish(self, arm: str, round: int) -> Sent:
-        """Step on what was added; the weights after the round."""
+    def finish(self, arm: str, round: int) -> tuple[Sent, Optimiser]:
+        """Step on what was added; what clients are sent in the next round, as `sent` gives it."""
         step, buffers = self._aggregation.combine(self._folds.pop(arm).total())
-        model = self._models[arm]
-        model.apply(step, buffers)
-        return Sent(round + 1, model.weights, model.buffers)
-
-    def state(self) -> dict[str, dict[str, Named | dict[str, Named]]]:
-        """What a checkpoint keeps, arm by arm."""
-        return {
-            name: {"weights": m.weights, "buffers": m.buffers, "state": m.state} for name, m in self._models.items()
-        }
+        self._models[arm].apply(step, buffers)
+        return self.sent(arm, round + 1)

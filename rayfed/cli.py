@@ -72,6 +72,30 @@ def launch(
 
 
 @app.command()
+def attack(
+    scenario: ScenarioFile,
+    changes: Set = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Attack what this run has learnt instead of the untrained model.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")] = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Play a scenario's attacks without its training: what does one update give away?"""
+    with _errors_for_people(debug):
+        loaded = _load(scenario, changes)
+        if not loaded.attacks:
+            raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
+        from actors import launch as runs
+
+        with _watched(quiet) as view:
+            folder = runs.attack(loaded, run, out, address, view)
+            view.finished(f"{folder.url}/report.html")
+
+
+@app.command()
 def resume(run: Run, address: Address = None, quiet: Quiet = False, debug: Debug = False) -> None:
     """Continue a run after its last complete round; the result is the same as without the break."""
     with _errors_for_people(debug):
@@ -114,6 +138,62 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         foreign = sorted({spec.name for spec in _components(loaded) if ":" in spec.name})
         if foreign:
             print(f"  your own code that a run imports: {', '.join(foreign)}")
+
+
+@app.command()
+def audit(
+    model: Annotated[str, typer.Option(help="A name of `rayfed list models`, or your own `my_module:Net`.")],
+    data: Annotated[str, typer.Option(help="A Parquet file, a folder with one folder a class, or a data set's name.")],
+    batch: Annotated[str, typer.Option(help="Batch sizes behind the gradient, comma-separated.")] = "1,4,16",
+    images: Annotated[int, typer.Option(min=1, help="Images attacked for each batch size, rounded up to batches.")] = 4,
+    size: Annotated[int | None, typer.Option(min=1, help="Resize images to this height and width.")] = None,
+    iterations: Annotated[int, typer.Option(min=20, help="Steps of every iterative attack.")] = 1000,
+    threshold: Annotated[float, typer.Option(help="PSNR in dB from which a reconstruction is a leak.")] = 15.0,
+    seed: Annotated[int, typer.Option(min=0, help="All randomness follows from it.")] = 0,
+    changes: Set = None,
+    out: Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")] = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Without a scenario: how much does one gradient of your model leak, and which defence stops it?"""
+    with _errors_for_people(debug):
+        from rayfed import scenario
+        from rayfed.audit import scenario_text
+
+        _importable(Path.cwd())
+        text = scenario_text(model, data, _batches(batch), images, size, iterations, seed)
+        loaded = scenario.parse(text, "the audit's scenario", changes or [])
+        from actors import launch as runs
+
+        with _watched(quiet, brief=True) as view:
+            folder = runs.attack(loaded, None, out, address, view)
+            view.audited(folder.read_table("attacks").to_pylist(), threshold, f"{folder.url}/report.html")
+
+
+@app.command()
+def train_generator(
+    scenario: ScenarioFile,
+    out: Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")],
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the public images; as many as make 3,000 steps by default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")] = 0,
+    changes: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train the generator that the attack `ggl` searches, on the scenario's public data."""
+    with _errors_for_people(debug):
+        loaded = _load(scenario, changes)
+        from rayfed.training.generator import make
+
+        def progress(epoch: int, epochs: int, critic: float, generator: float) -> None:
+            if not quiet:
+                print(f"epoch {epoch:>3}/{epochs}  critic {critic:.3f}  generator {generator:.3f}", flush=True)
+
+        made = make(loaded.data, out, epochs, seed, progress)
+        print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
 
 
 @app.command("list")
@@ -233,6 +313,16 @@ def _load(path: Path, changes: list[str] | None) -> Any:
     return scenario.load(path, changes or [])
 
 
+def _batches(text: str) -> list[int]:
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        sizes = [0]
+    if sizes[0] < 1:
+        raise UserError(f"--batch: found '{text}'; give whole numbers from 1, such as 1,4,16")
+    return sizes
+
+
 def _importable(folder: Path) -> None:
     """Let dotted paths of a scenario name modules beside it or in the working directory."""
     if str(folder) not in sys.path:
@@ -246,10 +336,10 @@ def _components(scenario: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def _watched(quiet: bool) -> Iterator[Any]:
+def _watched(quiet: bool, brief: bool = False) -> Iterator[Any]:
     from rayfed.console import RunView
 
-    view = RunView(Console(), quiet)
+    view = RunView(Console(), quiet, brief)
     try:
         yield view
     finally:

@@ -14,6 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from rayfed import audit
+from rayfed.results.formats import decibel, fixed
+
 EXACT_DB = 100.0
 """Above this a reconstruction is exact for every purpose; means are taken with the value cut off here."""
 
@@ -21,8 +24,9 @@ EXACT_DB = 100.0
 class RunView:
     """Draws one run; implements `actors.progress.Progress`."""
 
-    def __init__(self, console: Console, quiet: bool = False) -> None:
-        self._console, self._quiet = console, quiet
+    def __init__(self, console: Console, quiet: bool = False, brief: bool = False) -> None:
+        """`quiet` says nothing but notes; `brief` leaves the lines of rounds out."""
+        self._console, self._quiet, self._brief = console, quiet, brief
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -69,8 +73,15 @@ class RunView:
         """Move the bar."""
         self._show(f"round {round + 1}/{self._rounds}: attacks", done, total, "")
 
-    def round_done(self, rows: Sequence[dict[str, Any]], attacks: Sequence[dict[str, Any]]) -> None:
+    def round_done(
+        self,
+        rows: Sequence[dict[str, Any]],
+        attacks: Sequence[dict[str, Any]],
+        inferences: Sequence[dict[str, Any]],
+    ) -> None:
         """One line for each arm, one for each attack on it."""
+        if self._brief:
+            return
         for row in rows:
             loss = f"loss {row['train_loss']:.4f}"
             tested = row.get("test_accuracy") is not None
@@ -81,6 +92,8 @@ class RunView:
             self._say(f"round {row['round'] + 1:>3}/{self._rounds}  {arm}{loss}  {accuracy}  {speed}  {left}")
         for (arm, attack), found in _grouped(attacks).items():
             self._say(f"  {attack} on {arm}: {_summary(found)}")
+        for (arm, attack), found in _grouped(inferences).items():
+            self._say(f"  {attack} on {arm}: {_inferred(found)}")
         self._last, self._attacks = list(rows), self._attacks + list(attacks)
         self._round_began = monotonic()
 
@@ -99,15 +112,24 @@ class RunView:
             self._console.print(self._table())
         self._say(f"report: {report}")
 
+    def audited(self, attacks: Sequence[dict[str, Any]], threshold: float, report: str) -> None:
+        """The worst case of every image, what each defence does about it, and where to read more."""
+        self.close()
+        if not self._quiet:
+            self._console.print(_worst_cases(audit.worst_cases(attacks), threshold))
+            self._console.print(_verdicts(audit.verdicts(attacks), threshold))
+        self._say(f"report: {report}")
+
     def _table(self) -> Table:
-        title = "leakage (mean over images; best is the closest one) and accuracy"
-        table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-        for column in ("arm", "attack", "images", "PSNR", "best", "SSIM", "labels", "accuracy"):
-            table.add_column(column, justify="left" if column in ("arm", "attack") else "right", no_wrap=True)
         accuracy = {row["arm"]: row.get("test_accuracy") for row in self._last}
+        columns = ["arm", "attack", "images", "PSNR", "best", "SSIM", "labels", *["accuracy"][: len(accuracy)]]
+        title = "leakage (mean over images; best is the closest one)" + " and accuracy" * bool(accuracy)
+        table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+        for column in columns:
+            table.add_column(column, justify="left" if column in ("arm", "attack") else "right", no_wrap=True)
         for (arm, attack), found in _grouped(self._attacks).items():
             psnr, ssim = _values(found, "psnr"), _values(found, "ssim")
-            table.add_row(
+            row = [
                 arm,
                 attack,
                 str(len(found)),
@@ -116,7 +138,8 @@ class RunView:
                 f"{fmean(ssim):.3f}" if ssim else "-",
                 _share(_values(found, "label_accuracy")),
                 "-" if accuracy.get(arm) is None else f"{accuracy[arm]:.2%}",
-            )
+            ]
+            table.add_row(*row[: len(columns)])
         return table
 
     def _show(self, description: str, done: int, total: int, rate: str) -> None:
@@ -134,6 +157,35 @@ class RunView:
     def _say(self, message: str) -> None:
         if not self._quiet:
             self._console.print(message, highlight=False, soft_wrap=True)
+
+
+def _worst_cases(cases: Sequence[audit.WorstCase], threshold: float) -> Table:
+    title = f"undefended: the closest reconstruction of every image; a leak from {threshold:g} dB"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    for column in ("batch", "client", "image", "PSNR", "SSIM", "attack", ""):
+        table.add_column(column, justify="left" if column in ("attack", "") else "right", no_wrap=True)
+    for case in cases:
+        psnr, ssim = case.row["psnr"], case.row["ssim"]
+        leak = "[red]leaks[/red]" if psnr >= threshold else ""
+        method = case.row["attack"].partition(" ")[0]
+        numbers = (str(case.batch), str(case.victim), str(case.sample), f"{decibel(psnr)} dB", fixed(ssim))
+        table.add_row(*numbers, method, leak)
+    return table
+
+
+def _verdicts(verdicts: Sequence[audit.Verdict], threshold: float) -> Table:
+    title = "defences: distortion of the gradient (relative), closest reconstruction for each batch size"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("defence", no_wrap=True)
+    table.add_column("distortion", justify="right", no_wrap=True)
+    for batch in verdicts[0].psnr if verdicts else ():
+        table.add_column(f"batch {batch}", justify="right", no_wrap=True)
+    table.add_column("")
+    for verdict in verdicts:
+        holds = f"under {threshold:g} dB" if verdict.holds(threshold) else "[red]leaks[/red]"
+        closest = [f"{decibel(value)} dB" for value in verdict.psnr.values()]
+        table.add_row(verdict.arm, f"{verdict.distortion:.3f}", *closest, holds)
+    return table
 
 
 def _plural(count: int, what: str) -> str:
@@ -157,9 +209,19 @@ def _share(values: Sequence[float]) -> str:
     return f"{fmean(values):.0%}" if values else "-"
 
 
+def _inferred(rows: Sequence[dict[str, Any]]) -> str:
+    values, chance = _values(rows, "value"), _values(rows, "chance")
+    metric = rows[0]["metric"].replace("auc", "AUC").replace("_", " ")
+    quality = f"{metric} {fmean(values):.2f} (chance {fmean(chance):.2f})" if values else "nothing inferred"
+    return f"{_plural(len(rows), 'client')}, {quality}" + _failures(rows)
+
+
+def _failures(rows: Sequence[dict[str, Any]]) -> str:
+    return "".join(f"; {f}" for f in sorted({f"{r['status']}: {r['message']}" for r in rows if r["status"] != "ok"}))
+
+
 def _summary(rows: Sequence[dict[str, Any]]) -> str:
     psnr = _values(rows, "psnr")
     quality = f"PSNR mean {fmean(psnr):.1f} dB, best {max(psnr):.1f} dB; " if psnr else ""
-    failed = sorted({f"{r['status']}: {r['message']}" for r in rows if r["status"] != "ok"})
     labels = f"labels {_share(_values(rows, 'label_accuracy'))}"
-    return f"{_plural(len(rows), 'image')}, {quality}{labels}" + "".join(f"; {reason}" for reason in failed)
+    return f"{_plural(len(rows), 'image')}, {quality}{labels}" + _failures(rows)

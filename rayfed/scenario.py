@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from rayfed import catalogue
 from rayfed.errors import ScenarioError, UserError, nearest
 
-Knowledge = Literal["labels", "public"]
+Knowledge = Literal["labels", "public", "candidates", "activations", "colluder"]
 """What a threat model may grant an attacker beyond the weights, the update and the batch size."""
 
 
@@ -112,7 +112,9 @@ class AttackSpec(ComponentSpec):
     batch_size: Annotated[int, Field(ge=1)] = 1
     """Samples behind the gradient, with `observes: gradient`."""
     knowledge: list[Knowledge] = []
-    """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data."""
+    """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data,
+    `candidates` for membership. Of a split model, whose modules up to the attack's `cut` are private: `activations`
+    (what the victim's private part sends) and `colluder` (the private part of the next drawn client)."""
     victims_per_call: Annotated[int, Field(ge=1)] = 4
     """Victims that one actor attacks in one batched call."""
 
@@ -170,7 +172,7 @@ class Federation(Section):
     clients_per_round: Annotated[int, Field(ge=1)] | None = None
     """Clients drawn each round, uniformly without replacement; null: all."""
     cohort_size: Annotated[int, Field(ge=1)] | None = None
-    """Clients in one unit of work; null: a sixteenth of a round's clients. It fixes the order in which updates are
+    """Clients in one unit of work; null: an eighth of a round's clients. It fixes the order in which updates are
     summed, so it belongs to the scenario and not to the cluster."""
     aggregation: Annotated[AggregationSpec, Short] = AggregationSpec(name="fedavg")
     """The rule; `fedavg` when not given."""
@@ -265,13 +267,22 @@ class Scenario(Section):
     @property
     def cohort_size(self) -> int:
         """Clients in one unit of work: from the scenario alone, never from the cluster."""
-        return self.federation.cohort_size or ceil(self.clients_per_round / 16)
+        return self.federation.cohort_size or ceil(self.clients_per_round / 8)
 
     @property
     def server_lr(self) -> float:
         """The server's step size with its default resolved."""
         default = 1.0 if self.training.algorithm == "fedavg" else self.training.lr
         return self.federation.server.lr or default
+
+    def attacked_in(self, round: int) -> Scenario:
+        """The same with every attack in this round, its last, and no other."""
+        return self.model_copy(
+            update={
+                "federation": self.federation.model_copy(update={"rounds": round + 1}),
+                "attacks": [attack.model_copy(update={"rounds": [round]}) for attack in self.attacks],
+            }
+        )
 
     def dump(self) -> str:
         """The scenario as YAML with every default written out; loading it gives the same scenario."""
@@ -495,6 +506,9 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
         titles.add(attack.title)
         if "public" in attack.knowledge and not s.data.public:
             message = "knows the public data, but there are none: set a share aside with `data.public`, such as 0.1"
+            yield Problem(path=("attacks", i, "knowledge"), message=message)
+        if {"activations", "colluder"} & set(attack.knowledge) and "cut" not in attack.parameters:
+            message = f"activations and colluder are those of an attack with a `cut`, and {attack.name} has none set"
             yield Problem(path=("attacks", i, "knowledge"), message=message)
         for r in attack.rounds:
             if r >= s.federation.rounds:

@@ -51,6 +51,26 @@ class Update:
 
 
 @dataclass(frozen=True)
+class LocalTraining:
+    """The local steps behind an update: the server tells its clients, so it knows. By default one gradient (FedSGD)."""
+
+    steps: int = 1
+    batch_size: int | None = None
+    """Samples of one step; None: all of the client's."""
+    lr: float = 1.0
+    momentum: float = 0.0
+
+    @property
+    def scale(self) -> float:
+        """The update over the mean gradient, were that the same in all steps.
+
+        With momentum m it counts 1 + m + ... + m^(k-1) times in step k.
+        """
+        m = self.momentum
+        return self.lr * sum((1 - m**k) / (1 - m) for k in range(1, self.steps + 1))
+
+
+@dataclass(frozen=True)
 class Observation:
     """What an attacker sees of one victim. The truth is not in it; scoring happens elsewhere."""
 
@@ -73,10 +93,14 @@ class Observation:
     """(batch_size,) int64, only under `knowledge: [labels]`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What else the scenario's threat model grants, by the name of the knowledge: `public` is a pair of images
-    (M, C, H, W) and labels (M,)."""
+    (M, C, H, W) and labels (M,); `candidates` is another, half of which the victim trained on; `activations` (N, ...)
+    is what the victim's private part makes of its images; `colluder` (`Named`) are the parameters and buffers of
+    another client's private part."""
+    local: LocalTraining = LocalTraining()
+    """The local steps that the client was told to take."""
 
     def to(self, device: torch.device) -> Observation:
-        """The same on another device."""
+        """The same on another device; `extra` stays where it is, shared by the observations that were sent together."""
 
         def moved(tensors: Named) -> Named:
             return {name: t.to(device) for name, t in tensors.items()}

@@ -13,11 +13,13 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from rayfed.attacks import TABLE
+from rayfed.attacks.adam import adam
 from rayfed.attacks.analytic import Analytic
-from rayfed.attacks.base import Attack
+from rayfed.attacks.base import Attack, InferenceAttack
 from rayfed.attacks.dlg import Dlg
+from rayfed.attacks.gradinversion import GradInversion
 from rayfed.attacks.idlg import Idlg
-from rayfed.attacks.inverting_gradients import InvertingGradients, signed_adam
+from rayfed.attacks.inverting_gradients import InvertingGradients, decayed
 from rayfed.attacks.lbfgs import minimise
 from rayfed.attacks.matching import Matching, matched_layers, one_minus_cosine, squared_l2, without_tracking
 from rayfed.attacks.priors import total_variation
@@ -71,6 +73,10 @@ def leaky_lenet(shape: tuple[int, int, int], seed: int = 0) -> nn.Module:
     return LeNet(activation="sigmoid", init="uniform").build(shape, 10)
 
 
+def tv_prior(images: Tensor) -> Tensor:
+    return 0.1 * total_variation(images).mean(1)
+
+
 def two_digits(known: bool = True) -> tuple[nn.Module, list[Observation]]:
     model = leaky_lenet((1, 8, 8))
     return model, [observe(model, digit(i), torch.tensor([i]), known) for i in (3, 5)]
@@ -83,7 +89,7 @@ def two_digits(known: bool = True) -> tuple[nn.Module, list[Observation]]:
 @pytest.mark.parametrize("distance", [squared_l2, one_minus_cosine])
 def test_slope_of_the_objective_against_finite_differences(distance: object, known: bool) -> None:
     model, observations = two_digits(known)
-    problem = Matching.of(observations[:1], model, None, distance, tv=0.1, dtype=torch.float64)  # type: ignore[arg-type]
+    problem = Matching.of(observations[:1], model, None, distance, prior=tv_prior, dtype=torch.float64)  # type: ignore[arg-type]
     point = torch.rand(1, problem.dimension, dtype=torch.float64, generator=seeded(0)[0])
     victims = torch.zeros(1, dtype=torch.int64)
     _, slope = problem.value_and_gradient(point, victims)
@@ -97,7 +103,7 @@ def test_slope_of_the_objective_against_finite_differences(distance: object, kno
 @pytest.mark.parametrize("distance", [squared_l2, one_minus_cosine])
 def test_vectorised_equals_one_by_one(distance: object) -> None:
     model, observations = two_digits()
-    problem = Matching.of(observations, model, None, distance, tv=0.1)  # type: ignore[arg-type]
+    problem = Matching.of(observations, model, None, distance, prior=tv_prior)  # type: ignore[arg-type]
     points = torch.rand(2, problem.dimension, generator=seeded(0)[0])
     together = problem.value_and_gradient(points, torch.tensor([0, 1]))
     alone = [problem.value_and_gradient(points[i : i + 1], torch.tensor([i])) for i in (0, 1)]
@@ -234,15 +240,17 @@ def test_lbfgs_steps_back_from_where_the_objective_ends() -> None:
     torch.testing.assert_close(found.points, torch.ones(1, 3, dtype=torch.float64), atol=1e-4, rtol=0)
 
 
-def test_signed_adam_follows_torch() -> None:
+@pytest.mark.parametrize("signed", [True, False])
+def test_adam_follows_torch(signed: bool) -> None:
     start, goal = torch.rand(2, 5, generator=seeded(0)[0]), torch.full((2, 5), 0.5)
-    found = signed_adam(lambda x: ((x - goal).square().sum(1), 2 * (x - goal)), start, 40, lr=0.05)
+    found = adam(lambda x: ((x - goal).square().sum(1), 2 * (x - goal)), start, decayed(0.05, 40), signed)
     x = start.clone().requires_grad_()
-    adam = torch.optim.Adam([x], lr=0.05)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(adam, [15, 25, 35], gamma=0.1)
+    reference = torch.optim.Adam([x], lr=0.05)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(reference, [15, 25, 35], gamma=0.1)
     for _ in range(40):
-        x.grad = (2 * (x - goal)).detach().sign()
-        adam.step()
+        slope = (2 * (x - goal)).detach()
+        x.grad = slope.sign() if signed else slope
+        reference.step()
         schedule.step()
         x.data.clamp_(0, 1)
     torch.testing.assert_close(found.last_values, (x - goal).square().sum(1).detach(), rtol=1e-3, atol=1e-6)
@@ -255,12 +263,16 @@ ATTACKS = {
     "dlg": Dlg(iterations=1, restarts=1),
     "idlg": Idlg(iterations=1, restarts=1),
     "inverting_gradients": InvertingGradients(iterations=10, restarts=2),
+    "gradinversion": GradInversion(iterations=10, seeds=2),
 }
+
+
+REQUIRED = {"ggl": {"generator": "g.pt"}, "model_inversion": {"cut": "conv1"}}
 
 
 def test_every_attack_is_built_by_its_name() -> None:
     for name in TABLE:
-        assert isinstance(build("attacks", name, {}), Attack)
+        assert isinstance(build("attacks", name, REQUIRED.get(name, {})), Attack | InferenceAttack)
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -51,7 +51,7 @@ def file(tmp_path: Path):  # type: ignore[no-untyped-def]
         ("training.lr=fast", "training.lr: found 'fast'; input should be a valid number"),
         ("defences=[{name: gaussian, sigma: -0.1}]", "defences.0.sigma: found -0.1; input should be greater than"),
         ("federation.clients=101", "101"),
-        ("attacks=[{name: dgl}]", "did you mean 'dlg'?"),
+        ("attacks=[{name: ddlg}]", "did you mean 'dlg'?"),
         ("data={name: mnist, root: /nowhere}", "/nowhere"),
         ("data={name: image_folder, root: /nowhere}", "/nowhere"),
         ("model={name: convnet}", "convnet"),

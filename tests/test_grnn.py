@@ -55,7 +55,7 @@ def test_rmsprop_follows_torch() -> None:
 def test_slope_in_the_generators_weights_against_finite_differences(known: bool) -> None:
     model, observations = two_digits(known)
     attack = Grnn(cd=0.5, tv=0.1)
-    problem = Matching.of(observations, model, None, attack.distance, attack.tv, dtype=torch.float64)
+    problem = Matching.of(observations, model, None, attack.distance, attack.prior, dtype=torch.float64)
     makers = Makers.draw(problem, seeded(0, 1))
     makers = replace(
         makers,

@@ -102,7 +102,7 @@ def test_assignment_undoes_a_permutation(photographs):
 def test_assignment_is_the_best_of_all():
     draw = torch.Generator().manual_seed(1)
     true, guess = torch.rand(2, 5, 1, 2, 2, generator=draw)
-    best = min(permutations(range(5)), key=lambda p: mse(true, guess[list(p)]).sum().item())
+    best = min(permutations(range(5)), key=lambda p: mse(true, guess[list(p)]).sqrt().sum().item())
     assert assign(true, guess).tolist() == list(best)
 
 
@@ -110,6 +110,20 @@ def test_assignment_tells_apart_what_differs_in_the_last_bits(photographs):
     base = photographs[:1].double()
     true = torch.cat([base, base + 1e-9])
     assert assign(true, true.flip(0)).tolist() == [1, 0]
+
+
+def test_an_exact_copy_stays_with_its_image_where_squares_would_give_it_away():
+    true = torch.tensor([[0.0, 0.0], [1.0, 0.0]]).reshape(2, 1, 1, 2)
+    guess = torch.tensor([[1.0, 0.0], [1.5, 0.5]]).reshape(2, 1, 1, 2)  # squares: 1 + 0.5 rather than 0 + 2.5
+    assert assign(true, guess).tolist() == [1, 0]
+
+
+def test_an_attack_that_could_not_strike_leaves_rows_without_figures():
+    rows = Scorer(("psnr", "label_accuracy")).nothing(torch.tensor([3, 4]))
+    assert rows == [
+        {"sample": i, "true_label": label, "label": None, "psnr": None, "label_accuracy": None}
+        for i, label in enumerate((3, 4))
+    ]
 
 
 def test_a_reconstruction_that_is_not_finite_is_matched_last(digits):

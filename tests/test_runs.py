@@ -190,8 +190,8 @@ def test_attackers_are_sent_no_data_and_no_seed(monkeypatch: pytest.MonkeyPatch,
 
     from actors import federation
     from actors.pool import Pool
-    from rayfed.training.host import Truth
     from rayfed.training.inputs import prepare
+    from rayfed.training.observer import Truth
 
     data = prepare(parsed(extra=ATTACK)).data
     raw = {image.tobytes() for image in data.train_images} | {
@@ -224,3 +224,23 @@ def _walk(value: Any) -> Any:
         children = [getattr(value, f) for f in value.__dataclass_fields__]
     for child in children:
         yield from _walk(child)
+
+
+def test_attacks_alone_see_the_untrained_model_or_what_a_run_has_learnt(tmp_path: Path) -> None:
+    whole = runs.launch(parsed(extra=ATTACK), str(tmp_path), None, Progress())
+    before = runs.launch(parsed("federation.rounds=1"), str(tmp_path), None, Progress())
+    alone = runs.attack(parsed("attacks.0.rounds=[0]", extra=ATTACK), before.url, str(tmp_path), None, Progress())
+    timeless = ["seconds"]
+    rows, expected = (folder.read_table("attacks").drop_columns(timeless).to_pylist() for folder in (alone, whole))
+    assert rows == expected
+    assert len(rows) == 2 * 3 * 2
+    assert not alone.read_table("rounds").num_rows
+    untrained = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), None, Progress())
+    assert {row["round"] for row in untrained.read_table("attacks").to_pylist()} == {0}
+    with pytest.raises(RunError, match="attacked without training; nothing to resume"):
+        runs.resume(alone.url, None, Progress())
+    other = parsed("model.hidden=[8]", extra=ATTACK)
+    with pytest.raises(RunError, match="trained another model"):
+        runs.attack(other, before.url, str(tmp_path), None, Progress())
+    with pytest.raises(RunError, match="none of its rounds is complete"):
+        runs.attack(other, alone.url, str(tmp_path), None, Progress())

@@ -22,7 +22,8 @@ from rayfed.training import plan
 from rayfed.training.cohort import cohort_updates
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
-from rayfed.training.local import batches, trained_samples, update_method, update_scale
+from rayfed.training.local import batches, local_training, trained_samples, update_method
+from rayfed.training.observer import Observer
 from rayfed.update import Named, Update
 
 CPU = torch.device("cpu")
@@ -104,8 +105,8 @@ def test_scale_of_an_update_under_a_constant_gradient() -> None:
     for _ in range(5):
         v = 0.9 * v + 1.0
         w -= 0.1 * v
-    assert update_scale(20, training) == pytest.approx(-w)
-    assert update_scale(20, Training(algorithm="fedsgd")) == 1.0
+    assert local_training(20, training).scale == pytest.approx(-w)
+    assert local_training(20, Training(algorithm="fedsgd")).scale == 1.0
     assert trained_samples(20, Training(steps=2, batch_size=4)) == 8
     assert trained_samples(20, Training(epochs=3)) == 20
 
@@ -236,10 +237,16 @@ def test_victims_are_clients_that_can_be_observed() -> None:
 
 
 def test_an_observed_update_is_the_one_that_was_sent() -> None:
-    s = scenario("defences: [{name: gaussian, sigma: 0.1}]\n")
+    s = scenario("arms: {none: [], gaussian: [{name: gaussian, sigma: 0.1}]}\n")
     h, sent = host(s)
     partial, _ = h.cohort("gaussian", sent, [2], {})
-    seen, truth = h.observe("gaussian", sent, 2, AttackSpec(name="dlg"), {})
+    seen, truth = Observer(h).observe("gaussian", sent, 2, AttackSpec(name="dlg"), {})
+    plain, undefended = Observer(h).observe("none", sent, 2, AttackSpec(name="dlg"), {})
+    apart = torch.cat([(t - plain.update[n]).flatten() for n, t in seen.update.items()]).norm()
+    assert truth.distortion == pytest.approx(
+        float(apart / torch.cat([t.flatten() for t in plain.update.values()]).norm())
+    )
+    assert undefended.distortion == 0
     for name, tensor in seen.update.items():
         assert torch.equal(tensor * partial.weight, partial.tensors[name])
     assert seen.batch_size == len(truth.labels) == len(h.parts[2])
@@ -250,7 +257,7 @@ def test_an_observed_gradient_is_that_of_its_truth() -> None:
     s = scenario()
     h, sent = host(s)
     attack = AttackSpec(name="dlg", observes="gradient", batch_size=3, knowledge=["labels"])
-    seen, truth = h.observe("none", sent, 2, attack, {})
+    seen, truth = Observer(h).observe("none", sent, 2, attack, {})
     model = h.arm("none").model
     nn.functional.cross_entropy(model(truth.images), truth.labels).backward()
     for name, p in model.named_parameters():
@@ -263,7 +270,7 @@ def test_the_gradient_estimate_of_one_local_step_is_exact() -> None:
     s = scenario()
     s = s.model_copy(update={"training": Training(steps=1, batch_size=None, lr=0.01)})
     h, sent = host(s)
-    seen, truth = h.observe("none", sent, 2, AttackSpec(name="dlg"), {})
+    seen, truth = Observer(h).observe("none", sent, 2, AttackSpec(name="dlg"), {})
     model = h.arm("none").model
     nn.functional.cross_entropy(model(truth.images), truth.labels).backward()
     for name, p in model.named_parameters():
@@ -275,7 +282,7 @@ def test_a_clients_state_comes_back_and_an_attacker_does_not_change_it() -> None
     h, sent = host(s)
     h._arms["none"] = replace(h.arm("none"), defences=(Tracing("t", []),))
     state = {"rounds": 4}
-    h.observe("none", sent, 1, AttackSpec(name="dlg"), state)
+    Observer(h).observe("none", sent, 1, AttackSpec(name="dlg"), {1: state})
     assert state == {"rounds": 4}
     _, report = h.cohort("none", sent, [1], {1: state})
     assert report.states == {1: {"rounds": 5}}
@@ -321,9 +328,11 @@ def test_an_attacker_knows_public_data_where_the_scenario_says_so(digits) -> Non
     s = scenario()
     h, sent = host(s)
     h.data = h.data.with_public(0.1)
-    known, _ = h.observe("none", sent, 1, AttackSpec(name="dlg", observes="gradient", knowledge=["public"]), {})
+    known, _ = Observer(h).observe(
+        "none", sent, 1, AttackSpec(name="dlg", observes="gradient", knowledge=["public"]), {}
+    )
     images, labels = known.extra["public"]
     assert torch.equal((images * 255).round().to(torch.uint8), torch.from_numpy(h.data.public_images))
     assert torch.equal(labels, torch.from_numpy(h.data.public_labels))
-    unknown, _ = h.observe("none", sent, 1, AttackSpec(name="dlg", observes="gradient"), {})
+    unknown, _ = Observer(h).observe("none", sent, 1, AttackSpec(name="dlg", observes="gradient"), {})
     assert not unknown.extra

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.lbfgs import Minima, minimise
-from rayfed.attacks.matching import Matching, in_groups, squared_l2
+from rayfed.attacks.matching import Matching, squared_l2
+from rayfed.attacks.options import GradientMatching
 from rayfed.catalogue import component
 from rayfed.update import Observation
 
@@ -32,7 +33,7 @@ _TRACED = 50
 
 
 @component
-class Dlg:
+class Dlg(GradientMatching):
     """Fits dummy images and soft labels (images alone where the labels are known) in squared L2 by L-BFGS.
 
     The images move freely and are clamped to [0, 1] at the end only.
@@ -42,35 +43,36 @@ class Dlg:
     """At most so many iterations of 20 L-BFGS steps each, a start; it ends when nothing improves any more."""
     restarts: Annotated[int, Field(ge=1)] = 3
     """At most so many random starts, N(0, 1); further ones only while no start has matched the gradient."""
-    layers: list[str] | None = None
-    """Names or patterns (`conv*`) of the parameters that are matched; all by default."""
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
-        return in_groups(lambda o, g: self._group(o, model, g), observations, generators)
+        return self._where_it_can_start(lambda o, g: self._group(o, model, g), observations, generators)
 
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        problem = Matching.of(observations, model, self.layers, squared_l2, dtype=_PRECISION)
+        problem = self._problem(observations, model, squared_l2, dtype=_PRECISION)
         norms = problem.target_norms()
+        starts = torch.stack([self._starts(problem, o, g) for o, g in zip(observations, generators, strict=True)])
         best: dict[int, Reconstruction] = {}
-        for _ in range(self.restarts):
+        for attempt in range(self.restarts):
             unsolved = [v for v in range(len(observations)) if v not in best or not best[v].loss <= _SOLVED * norms[v]]
             if not unsolved:
                 break
-            results = self._attempt(problem, unsolved, generators)
+            results = self._attempt(problem, unsolved, starts[unsolved, attempt])
             best |= {v: r for v, r in results.items() if v not in best or r.loss < best[v].loss}
         return [best[v] for v in range(len(observations))]
 
-    def _attempt(
-        self, problem: Matching, members: list[int], generators: Sequence[torch.Generator]
-    ) -> dict[int, Reconstruction]:
-        """One more random start for each of some victims."""
+    def _starts(self, problem: Matching, observation: Observation, generator: torch.Generator) -> Tensor:
+        """(restarts, D)"""
+        noise = torch.stack([torch.randn(problem.dimension, generator=generator) for _ in range(self.restarts)])
+        return self._started(noise, observation)
+
+    def _attempt(self, problem: Matching, members: list[int], start: Tensor) -> dict[int, Reconstruction]:
+        """One more start, (Q, D), for each of some victims."""
         victims = torch.tensor(members, device=problem.device)
-        start = torch.stack([torch.randn(problem.dimension, generator=generators[v]) for v in members])
         minima = minimise(
             lambda points, rows: problem.value_and_gradient(points, victims[rows]),
             start.to(problem.device, _PRECISION),

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Annotated
 
 import torch
@@ -23,10 +22,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from rayfed.attacks.adam import Descent, best_restarts
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.generators import LATENT, Generator
-from rayfed.attacks.inverting_gradients import Descent
 from rayfed.attacks.matching import Matching, in_groups, one_minus_cosine, squared_l2
+from rayfed.attacks.priors import total_variation
 from rayfed.catalogue import component
 from rayfed.update import Named, Observation
 
@@ -73,16 +73,15 @@ class Grnn:
         terms = ((self.mse, squared_l2), (self.wd, wasserstein), (self.cd, one_minus_cosine))
         return torch.stack([weight * term(gradients, targets) for weight, term in terms if weight]).sum(0)
 
+    def prior(self, images: Tensor) -> Tensor:
+        """The weighted total variation of images (Q, N, C, H, W), (Q,)."""
+        return self.tv * total_variation(images).mean(1)
+
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        problem = Matching.of(observations, model, self.layers, self.distance, self.tv)
-        makers = Makers.draw(problem, generators)
-        descent = self._train(problem, makers)
-        victims = torch.arange(len(observations), device=problem.device)
-        images = problem.images(descent.best).cpu()
-        labels = problem.hard_labels(descent.best, victims).cpu()
-        return [_reconstruction(images[v], labels[v], descent, v, self.iterations) for v in range(len(observations))]
+        problem = Matching.of(observations, model, self.layers, self.distance, self.prior)
+        return best_restarts(problem, self._train(problem, Makers.draw(problem, generators)), 1)
 
     def _train(self, problem: Matching, makers: Makers) -> Descent:
         optimiser = RmsProp(makers.weights, self.lr, self.momentum, self.smoothing)
@@ -101,7 +100,7 @@ class Grnn:
                 break
             optimiser.step(torch.autograd.grad(points, list(makers.weights.values()), slopes, materialize_grads=True))
             points = makers.points()
-        return Descent(best, best_values, values, trace)
+        return Descent(best, best_values, values, trace, self.iterations)
 
 
 def wasserstein(gradients: Named, targets: Named) -> Tensor:
@@ -172,16 +171,3 @@ class RmsProp:
             square.mul_(self.smoothing).addcmul_(slope, slope, value=1 - self.smoothing)
             velocity.mul_(self.momentum).addcdiv_(slope, square.sqrt().add_(_EPSILON))
             weight.sub_(velocity, alpha=self.lr)
-
-
-def _reconstruction(images: Tensor, labels: Tensor, descent: Descent, row: int, iterations: int) -> Reconstruction:
-    finite = isfinite(descent.last_values[row].item())
-    return Reconstruction(
-        images=images,
-        labels=labels,
-        loss=descent.best_values[row].item(),
-        trace=[(i, values[row].item()) for i, values in descent.trace],
-        iterations=iterations,
-        status="ok" if finite else "diverged",
-        message="" if finite else "the objective stopped being finite; the images are the best before that",
-    )

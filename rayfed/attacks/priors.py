@@ -1,11 +1,18 @@
 """What an attacker believes of natural images before seeing a gradient.
 
-Source: Rudin, Osher and Fatemi 1992, "Nonlinear total variation based noise removal algorithms".
+Sources: Rudin, Osher and Fatemi 1992, "Nonlinear total variation based noise removal algorithms"; Yin et al. 2021, "See
+through Gradients", section 3 (L2 norm, batch-norm statistics).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
+from torch.linalg import vector_norm
+
+Prior = Callable[[Tensor], Tensor]
+"""Images (Q, N, C, H, W) -> (Q,), with its graph: small for images that are believed."""
 
 
 def total_variation(images: Tensor) -> Tensor:
@@ -16,3 +23,14 @@ def total_variation(images: Tensor) -> Tensor:
     down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean((-3, -2, -1))
     across = (images[..., 1:] - images[..., :-1]).abs().mean((-3, -2, -1))
     return down + across
+
+
+def euclidean(images: Tensor) -> Tensor:
+    """The Euclidean norm of every image, (..., C, H, W) -> (...)."""
+    return vector_norm(images, dim=(-3, -2, -1))
+
+
+def latent_divergence(latents: Tensor) -> Tensor:
+    """KL divergence of N(m, v) from N(0, 1), m and v the mean and variance of a latent's numbers: (..., Z) -> (...)."""
+    mean, variance = latents.mean(-1), latents.var(-1, correction=0)
+    return (mean.square() + variance - variance.log() - 1) / 2

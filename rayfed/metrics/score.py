@@ -74,6 +74,11 @@ class Scorer:
                 columns[name] = _column(self._metric(name), true_images, guess)
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
+    def nothing(self, true_labels: Tensor) -> list[dict[str, Any]]:
+        """The rows of an attack that could not strike: the truth, and None for all that was not found."""
+        empty = dict.fromkeys(("label", *self.names))
+        return [{"sample": i, "true_label": label} | empty for i, label in enumerate(true_labels.tolist())]
+
     def _metric(self, name: str) -> Metric | None:
         return _PIXELS[name] if name in _PIXELS else _lpips(_LPIPS[name], self.lpips_weights)
 

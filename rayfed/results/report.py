@@ -21,13 +21,19 @@ from rayfed.errors import RunError
 from rayfed.results import plots, summary
 from rayfed.results.folder import SCENARIO, RunFolder
 from rayfed.results.formats import FILTERS
-from rayfed.results.summary import Arm, Leak, Row
+from rayfed.results.summary import Arm, Claim, Leak, Row
 
 SHOWN = 8
 """Pairs of images shown for each arm and attack: those with the highest PSNR."""
 REPORT = "report.html"
 PERCEPTUAL = {"ssim": "SSIM", "lpips_alex": "LPIPS (AlexNet)", "lpips_vgg": "LPIPS (VGG)"}
 """Column of `attacks` -> heading; shown where a run measured it."""
+INFERRED = {
+    "auc": "members among candidates (AUC)",
+    "accuracy": "questions answered right",
+    "class_share": "generated images of the class",
+}
+"""Metric of `inferences` -> what it counts."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +78,13 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     scenario_text = folder.read_text(SCENARIO)
     scenario = _mapping(folder, SCENARIO, yaml.safe_load, scenario_text)
     status = _json(folder, "status.json")
-    rounds, clients, attacks = (folder.read_table(name).to_pylist() for name in ("rounds", "clients", "attacks"))
-    names = summary.arm_names(scenario, rounds, attacks)
+    tables = ("rounds", "clients", "attacks", "inferences")
+    rounds, clients, attacks, inferences = (folder.read_table(name).to_pylist() for name in tables)
+    names = summary.arm_names(scenario, rounds, attacks, inferences)
     arms = summary.arms(names, scenario, rounds, clients, attacks)
     leaks = summary.leaks(attacks, names)
+    claims = summary.claims(inferences, names)
+    guesses: list[Leak | Claim] = [*leaks, *claims]
     mix = summary.label_mix(folder.read_table("partition").to_pylist())
     worst = summary.worst(attacks)
     # Pictures are the bulk of a run: only those that are shown are turned into text.
@@ -88,10 +97,13 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "status": status,
         "arms": arms,
         "leaks": leaks,
+        "claims": claims,
+        "inference_metrics": INFERRED,
+        "made": _made(folder, claims),
         "worst": worst,
         "setting": summary.setting,
         "worst_pairs": {arm.name: pictures.get(_key(arm.worst)) for arm in arms if arm.worst},
-        "failures": [(leak, *failure, count) for leak in leaks for failure, count in leak.failures.items()],
+        "failures": [(guess, *failure, n) for guess in guesses for failure, n in guess.failures.items()],
         "galleries": [_gallery(leak, _most_leaked(attacks, leak), pictures) for leak in leaks],
         "class_names": mix.classes if mix else {},
         "mix": mix,
@@ -144,6 +156,18 @@ def _pictures(folder: RunFolder, rows: Sequence[Row]) -> dict[tuple[Any, ...], P
             if row:
                 found[_key(row)] = Pair(_data_url(image["true"]), _data_url(image["reconstructed"]), row)
     return found
+
+
+def _made(folder: RunFolder, claims: Sequence[Claim]) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """(arm, attack) -> the first generated images, each as (nearest true image, generated image)."""
+    wanted = {(claim.arm, claim.attack) for claim in claims if claim.metric == "class_share"}
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for batch in folder.read_table("images").to_batches(max_chunksize=64) if wanted else ():
+        for image in batch.to_pylist():
+            pairs = found.setdefault((image["arm"], image["attack"]), [])
+            if (image["arm"], image["attack"]) in wanted and len(pairs) < SHOWN:
+                pairs.append((_data_url(image["true"]), _data_url(image["reconstructed"])))
+    return {key: pairs for key, pairs in found.items() if pairs}
 
 
 def _key(row: Row) -> tuple[Any, ...]:

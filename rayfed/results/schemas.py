@@ -64,6 +64,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("batch_size", _int, "samples behind the attacked update"),
             _value("observes", _string, "what the attack was given: 'gradient' or 'update'"),
             _value("knowledge", _string, "what else the threat model grants, comma-joined; empty for nothing"),
+            _value("distortion", _real, "relative distance of the observed update from the undefended one"),
             _value("true_label", _int, "class of the true image"),
             _value("label", _int, "class that the attack states for the matched reconstruction"),
             _value("label_accuracy", _real, "share of the batch's labels found (multiset), 0..1; one value a batch"),
@@ -75,6 +76,17 @@ TABLES: dict[str, pa.Schema] = {
             _value("objective", _real, "the attack's own final objective; its unit is the attack's"),
             _value("iterations", _int, "iterations that the attack made"),
             _value("seconds", _real, "wall time for the whole batch (s)"),
+            _key("status", _string, "'ok', 'diverged' or 'not applicable'"),
+            _value("message", _string, "why the status is not ok"),
+        ]
+    ),
+    "inferences": pa.schema(
+        [
+            *_ATTACKED,
+            _key("metric", _string, "'auc', 'accuracy' or 'class_share'"),
+            _value("value", _real, "the metric, 0..1; an accuracy is 0 or 1 for each victim"),
+            _value("chance", _real, "the metric of an attacker who has seen nothing, 0..1"),
+            _value("candidates", _int, "statements behind the value: candidates, questions or images"),
             _key("status", _string, "'ok', 'diverged' or 'not applicable'"),
             _value("message", _string, "why the status is not ok"),
         ]

@@ -59,6 +59,22 @@ class Leak:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """What one attack inferred in one arm, over all victims and rounds, other than images of a batch."""
+
+    arm: str
+    attack: str
+    metric: str
+    value: Spread | None
+    chance: Spread | None
+    """What an attacker gets who has seen nothing."""
+    candidates: int
+    """Statements behind the value: candidates, questions or images."""
+    failures: dict[tuple[str, str], int]
+    """(status, message) -> victims, where the status is not ok."""
+
+
+@dataclass(frozen=True)
 class Arm:
     """One arm: how its training went and its worst leak."""
 
@@ -130,6 +146,25 @@ def _leak(rows: Sequence[Row]) -> Leak:
         **{name: spread(row[name] for row in rows) for name in ("ssim", "lpips_alex", "lpips_vgg", "mse")},
         **{name: spread(row[name] for row in batches) for name in ("label_accuracy", "iterations", "seconds")},
         failures=dict(failures),
+    )
+
+
+def claims(inferences: Sequence[Row], arms: Sequence[str]) -> list[Claim]:
+    """One figure set for every arm and attack that inferred something, arms in the order given."""
+    groups = _grouped(inferences, "arm", "attack")
+    return [_claim(groups[key]) for key in sorted(groups, key=lambda key: arms.index(key[0]))]
+
+
+def _claim(rows: Sequence[Row]) -> Claim:
+    answered = [row for row in rows if row["status"] == "ok"]
+    return Claim(
+        arm=rows[0]["arm"],
+        attack=rows[0]["attack"],
+        metric=rows[0]["metric"],
+        value=spread(row["value"] for row in answered),
+        chance=spread(row["chance"] for row in answered),
+        candidates=sum(row["candidates"] or 0 for row in answered),
+        failures=dict(Counter((row["status"], row["message"] or "") for row in rows if row["status"] != "ok")),
     )
 
 

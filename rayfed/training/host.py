@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,11 +19,10 @@ from rayfed.aggregation.base import Aggregation
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Task
 from rayfed.errors import UserError
-from rayfed.scenario import AttackSpec, Scenario, Training
+from rayfed.scenario import Scenario
 from rayfed.training.arm import Arm, build_arm
 from rayfed.training.cohort import cohort_updates
-from rayfed.training.local import batches, update_method, update_scale
-from rayfed.update import Named, Observation, Update
+from rayfed.update import Named, Update
 
 State = dict[str, Any]
 
@@ -46,16 +44,6 @@ class CohortReport:
     """A row of the clients' table for each client."""
     states: dict[int, State] = field(default_factory=dict)
     """The clients' own memories, to be handed back to them next time."""
-
-
-@dataclass(frozen=True)
-class Truth:
-    """What lies behind an observation; for scoring alone."""
-
-    images: Tensor
-    """(N, C, H, W) in [0, 1]."""
-    labels: Tensor
-    """(N,) int64."""
 
 
 class Host:
@@ -82,55 +70,23 @@ class Host:
 
         Raises `UserError` when a client's update is not finite.
         """
-        sent = self._here(sent)
-        tasks = [self._task(arm, sent, c, self.parts[c], states.get(c, {})) for c in clients]
+        sent = self.here(sent)
+        tasks = [self.task(arm, sent, c, self.parts[c], states.get(c, {})) for c in clients]
         rows: list[dict[str, Any]] = []
         updates = cohort_updates(tasks, self.scenario.training, self.arm(arm).defences)
         partial = self.aggregation.partial(_recorded(arm, updates, rows))
         return partial, CohortReport(rows, {t.client: t.state for t in tasks if t.state})
 
-    def observe(self, arm: str, sent: Sent, client: int, attack: AttackSpec, state: State) -> tuple[Observation, Truth]:
-        """What the attack sees of one client in this round, and the truth behind it.
-
-        The client's work is done again from the same keys, so under `observes: update` this is the very update that it
-        sent, and nothing has to be kept for attackers while a round is played.
-        """
-        sent = self._here(sent)
-        training, indices = self.scenario.training, self.parts[client]
-        if attack.observes == "gradient":
-            training = Training(algorithm="fedsgd", batch_size=None)
-            draw = seeds.numpy_generator(self.scenario.seed, "victim", sent.round, client)
-            indices = draw.choice(indices, attack.batch_size, replace=False)
-        task = self._task(arm, sent, client, indices, copy.deepcopy(state))
-        update = update_method(training, self.arm(arm).defences)(task)
-        used = torch.cat(list(batches(len(indices), training, task.order))).unique().to(self.device)
-        truth = Truth(task.data.images[used], task.data.labels[used])
-        observation = Observation(
-            victim=client,
-            round=sent.round,
-            weights=sent.weights,
-            buffers=sent.buffers,
-            update=update.tensors,
-            scale=update_scale(len(indices), training),
-            batch_size=len(truth.labels),
-            image_shape=self.data.image_shape,
-            classes=len(self.data.classes),
-            # sorted: which labels is knowledge, which image has which is not
-            labels=truth.labels.sort().values if "labels" in attack.knowledge else None,
-            extra={"public": self._public} if "public" in attack.knowledge else {},
-        )
-        return observation, truth
-
     @torch.no_grad()
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[float, int]:
         """Summed loss and correct predictions on a slice of the test set."""
-        sent, model = self._here(sent), self.arm(arm).model
+        sent, model = self.here(sent), self.arm(arm).model
         loss, correct = 0.0, 0
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         for low in range(start, stop, 500):
             rows = np.arange(low, min(low + 500, stop))
-            images, labels = self._tensors(self.data.test_images, self.data.test_labels, rows)
+            images, labels = self.test_data(rows)
             logits = functional_call(model, {**sent.weights, **sent.buffers}, (images,))
             loss += float(F.cross_entropy(logits, labels, reduction="sum"))
             correct += int((logits.argmax(dim=1) == labels).sum())
@@ -138,7 +94,12 @@ class Host:
             module.training = mode
         return loss, correct
 
-    def _task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
+    def order(self, sent: Sent, client: int) -> int:
+        """The seed of a client's batches in a round."""
+        return seeds.torch_generator(self.scenario.seed, "client", sent.round, client, "order").initial_seed()
+
+    def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
+        """A client's work in a round on some of the training samples."""
         key = (self.scenario.seed, "client", sent.round, client)
         return Task(
             client=client,
@@ -148,23 +109,29 @@ class Host:
             buffers=sent.buffers,
             data=Batch(*self._tensors(self.data.train_images, self.data.train_labels, indices)),
             generator=seeds.torch_generator(*key, "defences"),
-            order=seeds.torch_generator(*key, "order").initial_seed(),
+            order=self.order(sent, client),
             state=state,
         )
+
+    def test_data(self, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
+        """Images (M, C, H, W) in [0, 1] and labels (M,) of the test split: some rows of it, or all."""
+        every = np.arange(len(self.data.test_labels))
+        return self._tensors(self.data.test_images, self.data.test_labels, every if rows is None else rows)
 
     def _tensors(self, images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(images[rows]).to(self.device)
         return pixels.float().div_(255), torch.from_numpy(labels[rows]).to(self.device)
 
     @cached_property
-    def _public(self) -> tuple[Tensor, Tensor]:
+    def public(self) -> tuple[Tensor, Tensor]:
         """The public images and labels: one object, which observations sent together share."""
         images, labels = self.data.public_images, self.data.public_labels
         assert images is not None
         assert labels is not None
         return self._tensors(images, labels, np.arange(len(labels)))
 
-    def _here(self, sent: Sent) -> Sent:
+    def here(self, sent: Sent) -> Sent:
+        """The same on this host's device."""
         weights = {name: w.to(self.device) for name, w in sent.weights.items()}
         return Sent(sent.round, weights, {name: b.to(self.device) for name, b in sent.buffers.items()})
 

@@ -12,13 +12,18 @@ from rayfed import gradients
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task, UpdateMethod
 from rayfed.models.build import is_stochastic
 from rayfed.scenario import Training
-from rayfed.update import Named, Update
+from rayfed.update import LocalTraining, Named, Update
 
 
 def update_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
     """The whole local round of a client, its defences wrapped around it in the order written."""
+    return wrap_updates(training_method(training, defences), defences)
+
+
+def training_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
+    """The local round without the defences' `wrap_update`: an update that says what the client's own weights became."""
     data, gradient = data_method(defences), gradient_method(defences)
-    return wrap_updates(lambda task: _train(task, training, data, gradient), defences)
+    return lambda task: _train(task, training, data, gradient)
 
 
 def wrap_updates(inner: UpdateMethod, defences: Sequence[Defence]) -> UpdateMethod:
@@ -118,13 +123,9 @@ def trained_samples(samples: int, training: Training) -> int:
     return min(samples, size * _steps(samples, size, training))
 
 
-def update_scale(samples: int, training: Training) -> float:
-    """What an update must be divided by to estimate the mean gradient: 1 for fedsgd, lr * steps for fedavg.
-
-    With momentum m a gradient that stays the same counts 1 + m + ... + m^(k-1) times in step k.
-    """
+def local_training(samples: int, training: Training) -> LocalTraining:
+    """What a client with so many samples is told to do."""
+    size = min(training.batch_size or samples, samples)
     if training.algorithm == "fedsgd":
-        return 1.0
-    steps = _steps(samples, min(training.batch_size or samples, samples), training)
-    m = training.momentum
-    return training.lr * sum((1 - m**k) / (1 - m) for k in range(1, steps + 1))
+        return LocalTraining(batch_size=size)
+    return LocalTraining(_steps(samples, size, training), size, training.lr, training.momentum)

@@ -51,8 +51,24 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: Sequenc
     return list(attack.victims)
 
 
+def colluder(scenario: Scenario, round: int, victim: int) -> int:
+    """The client that lends the server its private part against a victim: the next one drawn in that round.
+
+    Raises `ScenarioError` when no other client is drawn.
+    """
+    others = [client for client in drawn_clients(scenario, round) if client != victim]
+    if not others:
+        raise ScenarioError(
+            f"`knowledge: [colluder]` needs another client beside the victim {victim} in round {round}, but none is "
+            f"drawn then: set federation.clients_per_round to 2 or more"
+        )
+    return next((client for client in others if client > victim), others[0])
+
+
 def check_victims(scenario: Scenario, samples: Sequence[int]) -> None:
     """Find every victim of the whole run, so that a wish that cannot be met is known before the first round."""
     for attack in scenario.attacks:
         for round in attack.rounds:
-            victims(scenario, attack, round, samples)
+            for victim in victims(scenario, attack, round, samples):
+                if "colluder" in attack.knowledge:
+                    colluder(scenario, round, victim)

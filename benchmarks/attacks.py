@@ -1,0 +1,168 @@
+"""Seconds an image, iterations a second and PSNR of the attacks, beside a plain loop written without them.
+
+    python -m benchmarks.attacks [--cases lenet convnet] [--data photos] [--images 16] [--singles 2] [--skip 0]
+                                 [--iterations 40] [--repeats 3]
+
+The plain loop is Inverting Gradients as everyone writes it: one image, a gradient with its graph, `backward`, Adam on
+the sign. It has the same weights, gradients, starts, schedule and number of iterations. One thread; sides take turns,
+so compare the ratios. `--data` is a data set's name or, for pixels that no codec has touched, a Parquet file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rayfed.attacks.base import Attack
+from rayfed.attacks.dlg import Dlg
+from rayfed.attacks.gradinversion import GradInversion
+from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.catalogue import build
+from rayfed.gradients import buffers_of, gradient, weights_of
+from rayfed.metrics.images import psnr
+from rayfed.models.build import build_model
+from rayfed.update import Observation
+
+TV, LR = 1e-3, 0.1
+
+MODELS: dict[str, tuple[str, dict[str, object]]] = {
+    "lenet": ("lenet", {"activation": "sigmoid", "init": "uniform"}),
+    "convnet": ("convnet", {"width": 64}),
+    "convnet16": ("convnet", {"width": 16}),
+}
+
+
+def plain(model: nn.Module, seen: Observation, start: Tensor, iterations: int) -> Tensor:
+    """Inverting Gradients without a library, for the one image (1, C, H, W) behind an observation with its label."""
+    assert seen.labels is not None
+    parameters, targets = list(model.parameters()), list(seen.update.values())
+    image = start.clone().requires_grad_()
+    optimiser = torch.optim.Adam([image], lr=LR)
+    milestones = [iterations * 3 // 8, iterations * 5 // 8, iterations * 7 // 8]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, gamma=0.1)
+    for _ in range(iterations):
+        optimiser.zero_grad()
+        model.zero_grad()
+        slopes = torch.autograd.grad(F.cross_entropy(model(image), seen.labels), parameters, create_graph=True)
+        inner = sum((s * t).sum() for s, t in zip(slopes, targets, strict=True))
+        ours, theirs = (sum(t.square().sum() for t in ts) for ts in (slopes, targets))
+        down = (image[:, :, 1:] - image[:, :, :-1]).abs().mean()
+        across = (image[..., 1:] - image[..., :-1]).abs().mean()
+        loss = 1 - inner / (ours**0.5 * theirs**0.5) + TV * (down + across)
+        loss.backward()
+        assert image.grad is not None
+        image.grad.sign_()
+        optimiser.step()
+        schedule.step()
+        with torch.no_grad():
+            image.clamp_(0, 1)
+    return image.detach()
+
+
+def images_of(name: str, count: int, skip: int) -> tuple[Tensor, Tensor, int]:
+    """Images (count, C, H, W) in [0, 1], held out from a set's training, their labels, and how many classes it has."""
+    stored = name.endswith(".parquet")
+    parameters = {"train": name} if stored else {"size": 32, "test_samples": count + skip}
+    data = build("datasets", "parquet" if stored else name, parameters).load()
+    rows = slice(skip, skip + count)
+    images, labels = torch.from_numpy(data.test_images[rows]), torch.from_numpy(data.test_labels[rows])
+    return images.float() / 255, labels, len(data.classes)
+
+
+def observe(model: nn.Module, image: Tensor, label: Tensor, classes: int) -> Observation:
+    weights, buffers = weights_of(model), buffers_of(model)
+    update, _ = gradient(model, weights, buffers, image, label)
+    shape = (image.shape[1], image.shape[2], image.shape[3])
+    return Observation(0, 0, weights, buffers, update, 1.0, 1, shape, classes, labels=label)
+
+
+def generators(count: int) -> list[torch.Generator]:
+    return [torch.Generator().manual_seed(i) for i in range(count)]
+
+
+def timed(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
+    began = perf_counter()
+    found = work()
+    return perf_counter() - began, found
+
+
+def compare(
+    case: str, images: Tensor, labels: Tensor, classes: int, iterations: int, repeats: int, singles: int
+) -> None:
+    """Print a table: every side's median time an image and, in the same repetition, over the plain loop's."""
+    name, parameters = MODELS[case]
+    model = build_model(name, parameters, tuple(images.shape[1:]), classes, seed=11).eval()
+    seen = [observe(model, x[None], y[None], classes) for x, y in zip(images, labels, strict=True)]
+    starts = [
+        torch.rand(1, x.numel(), generator=g).view(1, *x.shape)
+        for x, g in zip(images, generators(len(images)), strict=True)
+    ]
+    ours = InvertingGradients(iterations=iterations, lr=LR, tv=TV)
+
+    def attacked(attack: Attack, count: int, together: bool) -> Tensor:
+        calls = [range(count)] if together else [range(i, i + 1) for i in range(count)]
+        found = []
+        for call in calls:
+            rng = [generators(count)[i] for i in call]
+            found += attack.reconstruct([seen[i] for i in call], model, rng)
+        return torch.cat([one.images for one in found])
+
+    sides: dict[str, tuple[int, int, Callable[[int], Tensor]]] = {
+        "plain loop": (
+            singles,
+            iterations,
+            lambda n: torch.cat([plain(model, o, s, iterations) for o, s in zip(seen[:n], starts[:n], strict=True)]),
+        ),
+        "inverting_gradients, one by one": (singles, iterations, lambda n: attacked(ours, n, False)),
+        "inverting_gradients, together": (len(images), iterations, lambda n: attacked(ours, n, True)),
+        "gradinversion, one seed": (
+            singles,
+            iterations,
+            lambda n: attacked(GradInversion(iterations=iterations, seeds=1), n, True),
+        ),
+    }
+    if case == "lenet":
+        sides["dlg, together"] = (len(images), 10, lambda n: attacked(Dlg(iterations=10, restarts=1), n, True))
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    quality: dict[str, float] = {}
+    for _ in range(repeats):
+        for side, (count, _, work) in sides.items():
+            taken, found = timed(lambda work=work, count=count: work(count))  # type: ignore[misc]
+            seconds[side].append(taken / count)
+            quality[side] = psnr(images[:count], found).mean().item()
+    print(f"\n{case}, {images.shape[1]} channels, {iterations} iterations; load {os.getloadavg()[0]:.1f}")
+    print(f"{'':34}{'images':>7}{'s / image':>11}{'it / s':>8}{'PSNR':>7}   plain loop's time over its")
+    for side, (count, steps, _) in sides.items():
+        ratios = [p / t for p, t in zip(seconds["plain loop"], seconds[side], strict=True)]
+        each = median(seconds[side])
+        print(
+            f"{side:34}{count:7}{each:11.3f}{steps / each:8.1f}{quality[side]:7.1f}   {median(ratios):.2f}", flush=True
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cases", nargs="*", choices=MODELS, default=["lenet", "convnet"])
+    parser.add_argument("--data", default="photos")
+    parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--singles", type=int, default=2, help="images of the sides that take one at a time")
+    parser.add_argument("--skip", type=int, default=0, help="leave out so many of the first images")
+    parser.add_argument("--iterations", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=3)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # the first optimiser of a process imports for seconds
+    images, labels, classes = images_of(chosen.data, chosen.images, chosen.skip)
+    for case in chosen.cases:
+        compare(case, images, labels, classes, chosen.iterations, chosen.repeats, chosen.singles)
+
+
+if __name__ == "__main__":
+    main()

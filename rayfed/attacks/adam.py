@@ -1,0 +1,93 @@
+"""Adam inside the box of the pixels, for many independent problems at once.
+
+Sources: Kingma and Ba 2015, "Adam", algorithm 1; Geiping et al. 2020, "Inverting Gradients", section 5 (Adam on the
+sign of the slope); Yin et al. 2021, "See through Gradients", section 3 (noise in every step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.matching import Matching
+
+_BETAS = (0.9, 0.999)
+_TRACED = 50
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How P problems went."""
+
+    best: Tensor
+    """(P, D) each problem's point with the smallest finite value, its start if there was none."""
+    best_values: Tensor
+    """(P,) the values there, inf if none was finite."""
+    last_values: Tensor
+    """(P,) the values at the end."""
+    trace: list[tuple[int, Tensor]]
+    """(iteration, values (P,))"""
+    iterations: int
+
+
+def adam(
+    objective: Callable[[Tensor], tuple[Tensor, Tensor]],
+    start: Tensor,
+    rates: Sequence[float],
+    signed: bool = False,
+    noise: Callable[[], Tensor] | None = None,
+) -> Descent:
+    """Adam inside the box [0, 1], for P independent problems (P, D): one step for each step size of `rates`.
+
+    `signed` descends along the sign of the slopes. `noise` draws (P, D), of which the step size's share is added to
+    every step. A slope that is not finite pushes nothing.
+    """
+    x, best = start.clone(), start.clone()
+    best_values = torch.full_like(start[:, 0], torch.inf)
+    mean, square = torch.zeros_like(x), torch.zeros_like(x)
+    trace = []
+    for i, rate in enumerate([*rates, 0.0]):
+        values, slopes = objective(x)
+        better = values < best_values
+        best = torch.where(better[:, None], x, best)
+        best_values = torch.where(better, values, best_values)
+        if i % max(1, len(rates) // _TRACED) == 0:
+            trace.append((i, values))
+        if i == len(rates):
+            break
+        push = (slopes.sign() if signed else slopes).nan_to_num(0, 0, 0)
+        mean.lerp_(push, 1 - _BETAS[0])
+        square.lerp_(push.square(), 1 - _BETAS[1])
+        step = mean / (1 - _BETAS[0] ** (i + 1)) / ((square / (1 - _BETAS[1] ** (i + 1))).sqrt() + 1e-8)
+        if noise is not None:
+            step -= noise()
+        x = (x - rate * step).clamp(0, 1)
+    return Descent(best, best_values, values, trace, len(rates))
+
+
+def best_restarts(problem: Matching, descent: Descent, restarts: int) -> list[Reconstruction]:
+    """Each victim's restart with the smallest objective; row v * restarts + r is victim v's restart r."""
+    ranked = descent.best_values.reshape(-1, restarts).argmin(1)
+    victims = torch.arange(len(ranked), device=ranked.device)
+    rows = ranked + victims * restarts
+    images = problem.images(descent.best[rows]).cpu()
+    labels = problem.hard_labels(descent.best[rows], victims).cpu()
+    return [_reconstruction(images[v], labels[v], descent, row) for v, row in enumerate(rows.tolist())]
+
+
+def _reconstruction(images: Tensor, labels: Tensor, descent: Descent, row: int) -> Reconstruction:
+    finite = isfinite(descent.last_values[row].item())
+    return Reconstruction(
+        images=images,
+        labels=labels,
+        loss=descent.best_values[row].item(),
+        trace=[(i, values[row].item()) for i, values in descent.trace],
+        iterations=descent.iterations,
+        status="ok" if finite else "diverged",
+        message="" if finite else "the objective stopped being finite; the images are the best before that",
+    )

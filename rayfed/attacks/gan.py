@@ -1,0 +1,108 @@
+"""A client trains a generator against the model that it received, for a class that others own.
+
+The received model is the discriminator: generated images shall be taken for the class. The attacker looks at the
+weights alone, at no update.
+
+Source: Hitaj et al. 2017, "Deep Models Under the GAN: Information Leakage from Collaborative Deep Learning",
+algorithm 1, without its active step: nothing false is sent back, so the victims are not provoked to reveal more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from rayfed.attacks.base import Inference
+from rayfed.attacks.matching import buffers_for, without_tracking
+from rayfed.catalogue import component
+from rayfed.update import Observation
+
+_LATENT = 64
+_CHANNELS = 32
+_BATCH = 32
+
+
+class Generator(nn.Module):
+    """Latent (G, 64) to images (G, C, H, W) in [0, 1]: a linear layer and two upsampling convolutions."""
+
+    def __init__(self, image_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        channels, self.height, self.width = image_shape
+        self.start = (_CHANNELS, -(-self.height // 4), -(-self.width // 4))
+        self.linear = nn.Linear(_LATENT, self.start[0] * self.start[1] * self.start[2])
+        self.conv1 = nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1)
+        self.conv2 = nn.Conv2d(_CHANNELS, channels, 3, padding=1)
+
+    def forward(self, latent: Tensor) -> Tensor:
+        """The images of some latent draws."""
+        hidden = F.leaky_relu(self.linear(latent), 0.2).unflatten(1, self.start)
+        hidden = F.leaky_relu(self.conv1(F.interpolate(hidden, scale_factor=2)), 0.2)
+        return self.conv2(F.interpolate(hidden, (self.height, self.width))).sigmoid()
+
+
+@component
+class Gan:
+    """Generates images of a class from the weights alone, as any client could; metric: share of the class.
+
+    The share is judged by the nearest neighbours among the test images, never by the model that was attacked.
+    """
+
+    target_class: Annotated[int, Field(ge=0)] = 0
+    """The class that is generated, counted from 0."""
+    iterations: Annotated[int, Field(ge=1)] = 300
+    """Adam steps of the generator, each on 32 draws."""
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    """Learning rate of Adam."""
+    images: Annotated[int, Field(ge=1)] = 16
+    """Generated images that are kept and judged."""
+
+    def infer(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Inference]:
+        """One inference for each observation (see `InferenceAttack`)."""
+        model = without_tracking(model)
+        return [self._inference(o, model, g) for o, g in zip(observations, generators, strict=True)]
+
+    def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
+        if self.target_class >= observation.classes:
+            message = f"there is no class {self.target_class}: they count from 0 to {observation.classes - 1}"
+            return Inference(metric="class_share", status="not applicable", message=message)
+        began = perf_counter()
+        device = next(iter(observation.weights.values())).device
+        state = {**observation.weights, **buffers_for(model, observation)}
+        model = model.to(device)
+        maker = _initialised(observation.image_shape, generator).to(device)
+        adam = torch.optim.Adam(maker.parameters(), self.lr, betas=(0.5, 0.999))
+        wanted = torch.full((_BATCH,), self.target_class, device=device)
+        for _ in range(self.iterations):
+            made = maker(torch.randn(_BATCH, _LATENT, generator=generator).to(device))
+            loss = F.cross_entropy(functional_call(model, state, (made,)), wanted)
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+        with torch.no_grad():
+            images = maker(torch.randn(self.images, _LATENT, generator=generator).to(device)).cpu()
+        seconds = perf_counter() - began
+        if not images.isfinite().all():
+            return Inference(metric="class_share", seconds=seconds, status="diverged", message="not a number")
+        return Inference(
+            metric="class_share",
+            images=images,
+            label=self.target_class,
+            chance=1 / observation.classes,
+            seconds=seconds,
+        )
+
+
+def _initialised(image_shape: tuple[int, int, int], generator: torch.Generator) -> Generator:
+    """A generator whose weights come from `generator` alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+        return Generator(image_shape)

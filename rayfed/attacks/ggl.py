@@ -1,0 +1,203 @@
+"""Generative gradient leakage: the latent of a pretrained generator whose image has the observed gradient.
+
+Sources: Li et al. 2022, "Auditing Privacy Defenses in Federated Learning via Generative Gradient Leakage" (GGL),
+equation 3, with CMA-ES; Fan et al. 2024, "Refiner", appendix, for the KL divergence as prior (there: GGA); Hansen 2016,
+"The CMA Evolution Strategy: A Tutorial". The generator is conditional, which theirs need not be: it makes images of the
+class that the labels' inference found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from cmaes import CMA
+from pydantic import Field
+from torch import Tensor, nn
+
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.labels import NO_HEAD, with_labels
+from rayfed.attacks.matching import Distance, Matching, in_groups, one_minus_cosine, squared_l2
+from rayfed.attacks.priors import latent_divergence
+from rayfed.catalogue import component
+from rayfed.models.dcgan import Generator
+from rayfed.models.pretrained import load_generator
+from rayfed.update import Observation
+
+_DISTANCES: dict[str, Distance] = {"squared_l2": squared_l2, "cosine": one_minus_cosine}
+_TRACED = 50
+
+
+@component
+class Ggl:
+    """Searches the latents of a generator trained on public images; labels given or inferred.
+
+    What it finds looks like a real image of its class under every defence: judge it by how near the truth it is.
+    """
+
+    generator: str
+    """File that `rayfed train-generator` wrote; relative to the working directory, `~` and environment variables are
+    expanded."""
+    optimiser: Literal["cma", "adam"] = "cma"
+    """`cma`: CMA-ES, which needs values alone and leaves local minima; `adam`: descent on the latent."""
+    iterations: Annotated[int, Field(ge=1)] = 200
+    """Generations of CMA-ES, or steps of Adam."""
+    population: Annotated[int, Field(ge=2)] = 50
+    """Latents in one generation (cma)."""
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    """Step size (adam)."""
+    distance: Literal["squared_l2", "cosine"] = "cosine"
+    """Between the gradients: squared Euclidean as in the paper, or one minus the cosine, which stands pruning."""
+    prior: Annotated[float, Field(ge=0)] = 0.1
+    """Weight of the latents' divergence from N(0, 1)."""
+    layers: list[str] | None = None
+    """Names or patterns (`conv*`) of the parameters that are matched; all by default."""
+
+    def check(self, model: nn.Module, image_shape: tuple[int, int, int], classes: int) -> None:
+        """Raise `UserError` unless the generator is there and makes such images."""
+        load_generator(self.generator, image_shape, classes)
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`).
+
+        Raises `UserError` for an unknown layer and for a generator that is missing, altered or of other images.
+        """
+        labelled = with_labels(observations, model, generators)
+        if labelled is None:
+            return [not_applicable(observation, NO_HEAD) for observation in observations]
+        pretrained = load_generator(self.generator, labelled[0].image_shape, labelled[0].classes)
+        return in_groups(lambda o, g: self._group(o, model, pretrained, g), labelled, generators)
+
+    def _group(
+        self,
+        observations: Sequence[Observation],
+        model: nn.Module,
+        pretrained: Generator,
+        generators: Sequence[torch.Generator],
+    ) -> list[Reconstruction]:
+        problem = Matching.of(observations, model, self.layers, _DISTANCES[self.distance])
+        search = Search(problem, pretrained.to(problem.device), self.prior)
+        if self.optimiser == "cma":
+            found = evolve(search, generators, self.iterations, self.population)
+        else:
+            found = descend(search, generators, self.iterations, self.lr)
+        victims = torch.arange(len(observations), device=problem.device)
+        images = search.images(found.latents, victims).detach().cpu()
+        labels = problem.hard_labels(found.latents, victims).cpu()
+        return [_reconstruction(images[v], labels[v], found, v, self.iterations) for v in range(len(observations))]
+
+
+@dataclass(frozen=True)
+class Search:
+    """The matching problems of V victims as functions of latents: a point is a row of D = N * latent numbers."""
+
+    problem: Matching
+    generator: Generator
+    prior: float
+
+    @property
+    def dimension(self) -> int:
+        """The length of a point."""
+        return self.problem.images_shape[0] * self.generator.latent
+
+    def images(self, latents: Tensor, victims: Tensor) -> Tensor:
+        """(Q, D) -> (Q, N, C, H, W), of the classes of each victim's labels."""
+        labels = self.problem.hard_labels(latents, victims)
+        images = self.generator(latents.reshape(-1, self.generator.latent), labels.flatten())
+        return images.unflatten(0, labels.shape)
+
+    def values(self, latents: Tensor, victims: Tensor) -> Tensor:
+        """The objective at points (Q, D) of victims (Q,), inf where it is not finite: (Q,)."""
+        pixels = self.images(latents, victims).flatten(1)
+        return _or_infinite(self.problem.values(pixels, victims) + self._penalty(latents))
+
+    def value_and_gradient(self, latents: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
+        """`values` (Q,) and their gradients (Q, D), detached."""
+        latents = latents.detach().requires_grad_()
+        pixels, penalty = self.images(latents, victims).flatten(1), self._penalty(latents)
+        values, slopes = self.problem.value_and_gradient(pixels, victims)
+        # The chain rule by hand, so that the matching stays cut into chunks.
+        (gradient,) = torch.autograd.grad((pixels, penalty), latents, (slopes, torch.ones_like(penalty)))
+        return _or_infinite(values + penalty.detach()), gradient
+
+    def _penalty(self, latents: Tensor) -> Tensor:
+        return self.prior * latent_divergence(latents.unflatten(1, (-1, self.generator.latent))).mean(1)
+
+
+class Found:
+    """The best latents of V searches so far."""
+
+    def __init__(self, start: Tensor) -> None:
+        """`start` (V, D) is what a search that never meets a finite value keeps."""
+        self.latents = start.clone()
+        self.values = torch.full_like(start[:, 0], torch.inf)
+        self.trace: list[Tensor] = []
+        """(V,) the smallest value of each iteration."""
+
+    def note(self, latents: Tensor, values: Tensor) -> None:
+        """Take in one iteration's latents (V, P, D) with their values (V, P)."""
+        smallest, index = values.min(1)
+        better = smallest < self.values
+        rows = torch.arange(len(values), device=values.device)
+        self.latents = torch.where(better[:, None], latents[rows, index], self.latents)
+        self.values = torch.where(better, smallest, self.values)
+        self.trace.append(smallest)
+
+
+def evolve(search: Search, generators: Sequence[torch.Generator], iterations: int, population: int) -> Found:
+    """CMA-ES from N(0, I), one strategy for each victim; a generation of all of them is evaluated in one call."""
+    device, count = search.problem.device, len(generators)
+    seeds = [int(torch.randint(2**31, (), generator=g)) for g in generators]
+    start = torch.zeros(count, search.dimension)
+    strategies = [
+        CMA(s.double().numpy(), 1.0, seed=seed, population_size=population)
+        for s, seed in zip(start, seeds, strict=True)
+    ]
+    victims = torch.arange(count, device=device).repeat_interleave(population)
+    found = Found(start.to(device))
+    for _ in range(iterations):
+        asked = [[strategy.ask() for _ in range(population)] for strategy in strategies]
+        latents = torch.tensor(np.array(asked), dtype=torch.float32, device=device)
+        values = search.values(latents.flatten(0, 1), victims).reshape(count, population)
+        found.note(latents, values)
+        for strategy, points, row in zip(strategies, asked, values.tolist(), strict=True):
+            strategy.tell(list(zip(points, row, strict=True)))
+    return found
+
+
+def descend(search: Search, generators: Sequence[torch.Generator], iterations: int, lr: float) -> Found:
+    """Adam from one draw of N(0, I) for each victim; a victim whose gradient is not finite gets no further push."""
+    start = torch.stack([torch.randn(search.dimension, generator=g) for g in generators]).to(search.problem.device)
+    latents = start.clone().requires_grad_()
+    victims = torch.arange(len(start), device=start.device)
+    adam, found = torch.optim.Adam([latents], lr=lr), Found(start)
+    for _ in range(iterations):
+        values, slopes = search.value_and_gradient(latents, victims)
+        found.note(latents.detach()[:, None], values[:, None])
+        latents.grad = slopes.nan_to_num(0, 0, 0)
+        adam.step()
+    return found
+
+
+def _or_infinite(values: Tensor) -> Tensor:
+    return values.where(values.isfinite(), torch.inf)
+
+
+def _reconstruction(images: Tensor, labels: Tensor, found: Found, victim: int, iterations: int) -> Reconstruction:
+    loss = found.values[victim].item()
+    chosen = sorted({*range(0, iterations, max(1, iterations // _TRACED)), iterations - 1})
+    return Reconstruction(
+        images=images,
+        labels=labels,
+        loss=loss,
+        trace=[(i + 1, found.trace[i][victim].item()) for i in chosen],
+        iterations=iterations,
+        status="ok" if isfinite(loss) else "diverged",
+        message="" if isfinite(loss) else "the objective was finite for no latent",
+    )

@@ -1,0 +1,134 @@
+"""GradInversion: squared distance of the gradients with image priors, and several seeds that agree.
+
+Source: Yin et al. 2021, "See through Gradients: Image Batch Recovery via GradInversion", section 3. Left out is the
+registration of the seeds' images before they are averaged: the mean is taken pixel by pixel, so seeds that found the
+same thing at different places are pulled to a blur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import cos, pi
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rayfed.attacks.adam import adam, best_restarts
+from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.batch_norm import batch_norm_prior
+from rayfed.attacks.labels import NO_HEAD, column_minima, last_linear
+from rayfed.attacks.matching import squared_l2
+from rayfed.attacks.options import GradientMatching
+from rayfed.attacks.priors import Prior, euclidean, total_variation
+from rayfed.catalogue import component
+from rayfed.update import Named, Observation
+
+_WARM_UP = 50 / 20_000
+"""The share of the iterations in which the step size rises."""
+_REPEATS = "{} samples of {} classes repeat labels, which column minima cannot count; grant `knowledge: [labels]`"
+
+
+@component
+class GradInversion(GradientMatching):
+    """Fits images in [0, 1] from several seeds that are drawn to their mean; labels given or by column minima.
+
+    Of a model without batch norm the prior on its statistics is absent. The seed with the smallest objective
+    counts; the group's term is not part of that.
+    """
+
+    iterations: Annotated[int, Field(ge=1)] = 4000
+    """Adam steps; the step size rises, then falls as a cosine to nothing."""
+    seeds: Annotated[int, Field(ge=1)] = 4
+    """Random starts that are fitted together."""
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    """The largest step size, in units of the range of a pixel."""
+    matching: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the squared distance of the gradients."""
+    tv: Annotated[float, Field(ge=0)] = 1e-4
+    """Weight of the total variation."""
+    l2: Annotated[float, Field(ge=0)] = 1e-6
+    """Weight of the images' Euclidean norm."""
+    batch_norm: Annotated[float, Field(ge=0)] = 0.1
+    """Weight of the distance to the running statistics, which says how the batch looks to every batch norm."""
+    group: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of an image's Euclidean distance to the mean of the seeds."""
+    noise: Annotated[float, Field(ge=0)] = 0.01
+    """Deviation of the Gaussian noise in every step, over the step size."""
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
+        labelled = [_labelled(observation) for observation in observations]
+        return self._where_it_can_start(lambda o, g: self._group(o, model, g), labelled, generators)
+
+    def _obstacle(self, observation: Observation) -> str | None:
+        if observation.labels is not None:
+            return super()._obstacle(observation)
+        if last_linear(observation.update, observation.classes) is None:
+            return NO_HEAD
+        return _REPEATS.format(observation.batch_size, observation.classes)
+
+    def _group(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        problem = self._problem(observations, model, self._distance, self._prior(model, observations[0]))
+        shape = self.seeds, problem.dimension
+        start = torch.cat(
+            [
+                self._started(torch.rand(*shape, generator=generator), observation)
+                for observation, generator in zip(observations, generators, strict=True)
+            ]
+        )
+        victims = torch.arange(len(observations), device=problem.device).repeat_interleave(self.seeds)
+
+        def objective(points: Tensor) -> tuple[Tensor, Tensor]:
+            values, slopes = problem.value_and_gradient(points, victims)
+            return values, slopes + self.group * _apart(problem.images(points), self.seeds).flatten(1)
+
+        def noise() -> Tensor:
+            return self.noise * torch.cat([torch.randn(*shape, generator=g) for g in generators]).to(problem.device)
+
+        descent = adam(objective, start.to(problem.device), _rates(self.lr, self.iterations), noise=noise)
+        return best_restarts(problem, descent, self.seeds)
+
+    def _distance(self, gradients: Named, targets: Named) -> Tensor:
+        return self.matching * squared_l2(gradients, targets)
+
+    def _prior(self, model: nn.Module, observation: Observation) -> Prior:
+        statistics = batch_norm_prior(model, observation)
+
+        def prior(images: Tensor) -> Tensor:
+            value = (self.tv * total_variation(images) + self.l2 * euclidean(images)).mean(1)
+            return value if statistics is None else value + self.batch_norm * statistics(images)
+
+        return prior
+
+
+def _labelled(observation: Observation) -> Observation:
+    """The observation with the labels that column minima find, where they can."""
+    head = last_linear(observation.update, observation.classes)
+    if observation.labels is not None or head is None or observation.batch_size > observation.classes:
+        return observation
+    labels = column_minima(observation.gradient[f"{head}.weight"], observation.batch_size)
+    return replace(observation, labels=labels)
+
+
+def _apart(images: Tensor, seeds: int) -> Tensor:
+    """The slope of every image's distance to its mean over the seeds, that mean held; (Q, N, C, H, W).
+
+    Divided by N, as all terms are means over the batch. Row v * seeds + s holds seed s of victim v.
+    """
+    groups = images.unflatten(0, (-1, seeds))
+    difference = groups - groups.mean(1, keepdim=True)
+    norms = euclidean(difference)[..., None, None, None].clamp(min=torch.finfo(images.dtype).tiny)
+    return (difference / norms).flatten(0, 1) / images.shape[1]
+
+
+def _rates(lr: float, iterations: int) -> list[float]:
+    """The step sizes: linear to `lr` in the warm-up, then half a cosine; scaled to the budget."""
+    warm_up = max(1, round(_WARM_UP * iterations))
+    return [lr * min(1, (i + 1) / warm_up) * (1 + cos(pi * i / iterations)) / 2 for i in range(iterations)]

@@ -1,0 +1,176 @@
+"""A malicious server reads images out of a layer that it puts in front of the model.
+
+All rows of the layer measure the brightness h(x), the mean pixel; they differ in their thresholds c_1 < c_2 < ...
+alone, which cut the distribution of brightness into bins of equal mass. With g_i the slope of the loss in a row's
+activation by image i, row l gets the gradients sum g_i x_i (weight) and sum g_i (bias) over the images it answers to:
+
+    relu:    all images with h(x_i) > c_l, with the same g_i in every row: rows l and l + 1 differ by bin l alone;
+    sparse:  the images of bin l themselves, as the activation is flat outside of it.
+
+So weight over bias is the image where one is alone in its bin, exactly, and a weighted mean of images elsewhere. Of n
+images in k bins of equal mass, n (1 - 1/k)^(n - 1) are expected to be alone.
+
+Source: Fowl et al. 2022, "Robbing the Fed: Directly Obtaining Private Data in Federated Learning with Modified
+Models", section 3 (`relu`) and its sparse variant for federated averaging.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.labels import NO_HEAD, with_labels
+from rayfed.attacks.matching import in_groups
+from rayfed.catalogue import component
+from rayfed.update import Named, Observation
+
+_NO_BLOCK = "the client was sent no imprint block: the server has to tamper with the model (see `MaliciousServer`)"
+_PHOTOGRAPHS = (0.45, 0.13)
+"""Mean and standard deviation of brightness over natural photographs: CIFAR-10 has 0.473 and 0.121."""
+_TOLERANCE = 1e-3
+"""How far, on [0, 1], rounding may move an image's brightness out of its bin."""
+
+
+class ImprintBlock(nn.Module):
+    """Linear, activation, linear back to the image's shape: (N, C, H, W) to the same."""
+
+    def __init__(self, pixels: int, bins: int, sparse: bool) -> None:
+        super().__init__()
+        self.encode = nn.Linear(pixels, bins)
+        self.decode = nn.Linear(bins, pixels)
+        self.sparse = sparse
+
+    def forward(self, images: Tensor) -> Tensor:
+        """What the model behind the block sees of the images: a pattern as strong as they are bright."""
+        measured = self.encode(images.flatten(1))
+        return self.decode(measured.clamp(0, 1) if self.sparse else measured.relu()).view_as(images)
+
+
+@component
+class Imprint:
+    """Active attack: the victims are sent a model with an imprint block in front, and its gradient holds images.
+
+    The bins' thresholds follow a normal distribution of brightness. Bins whose content has the bin's own brightness
+    come first, those with the largest bias gradient before the others; labels are read from the last layer.
+    """
+
+    bins: Annotated[int, Field(ge=2)] = 128
+    """Rows of the block; take several times the batch size, as images that share a bin are lost."""
+    variant: Literal["relu", "sparse"] = "relu"
+    """`relu` for gradients; `sparse` for updates after several local steps, in which images move their own bin only."""
+    gain: Annotated[float, Field(gt=0)] = 1.0
+    """Scale of the block's output: more lifts the images above rounding and noise, and moves bins in local steps."""
+    brightness: tuple[Annotated[float, Field(gt=0, lt=1)], Annotated[float, Field(gt=0)]] | None = None
+    """Mean and standard deviation of the images' mean pixel; null: those of the public images under `knowledge:
+    [public]`, and otherwise 0.45 and 0.13, as of photographs."""
+
+    def tamper(
+        self,
+        model: nn.Module,
+        weights: Named,
+        buffers: Named,
+        image_shape: tuple[int, int, int],
+        extra: Mapping[str, Any],
+        generator: torch.Generator,
+    ) -> tuple[nn.Module, Named, Named]:
+        """The model with an imprint block in front (see `MaliciousServer`)."""
+        tampered = self._in_front_of(model, image_shape)
+        device = next(iter(weights.values())).device
+        block = {f"imprint.{name}": w.to(device) for name, w in self._block(image_shape, extra, generator).items()}
+        weights = block | {f"model.{name}": w for name, w in weights.items()}
+        return tampered.to(device), weights, {f"model.{name}": b for name, b in buffers.items()}
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`)."""
+        if "imprint.encode.weight" not in observations[0].weights:
+            return [not_applicable(observation, _NO_BLOCK) for observation in observations]
+        tampered = self._in_front_of(model, observations[0].image_shape)
+        labelled = with_labels(observations, tampered, generators)
+        if labelled is None:
+            return [not_applicable(observation, NO_HEAD) for observation in observations]
+        return in_groups(lambda group, _: [self._reconstruction(o) for o in group], labelled, generators)
+
+    def _in_front_of(self, model: nn.Module, image_shape: tuple[int, int, int]) -> nn.Module:
+        block = ImprintBlock(prod(image_shape), self.bins, self.variant == "sparse")
+        return nn.Sequential(OrderedDict(imprint=block, model=model))
+
+    def _block(self, image_shape: tuple[int, int, int], extra: Mapping[str, Any], generator: torch.Generator) -> Named:
+        """The block's weights, by name."""
+        pixels, sparse = prod(image_shape), self.variant == "sparse"
+        mean, deviation = self.brightness or _of_public(extra) or _PHOTOGRAPHS
+        edges = thresholds(mean, deviation, self.bins)
+        # a sparse row rises from 0 to 1 within its bin; all others rise for ever, from their threshold
+        slopes = 1 / edges.diff() if sparse else torch.full((self.bins,), 1 / (self.bins * deviation)).double()
+        # equal columns give equal slopes; sparse rows do not need them, and alternate so that their sum stays small
+        signs = torch.ones(self.bins)
+        signs[1::2] = -1 if sparse else 1
+        pattern = self.gain * torch.randn(pixels, generator=generator)
+        return {
+            "encode.weight": (slopes / pixels)[:, None].expand(-1, pixels).float().contiguous(),
+            "encode.bias": (-slopes * edges[:-1]).float(),
+            "decode.weight": pattern[:, None] * signs,
+            "decode.bias": torch.full((pixels,), 0.5),
+        }
+
+    def _reconstruction(self, observation: Observation) -> Reconstruction:
+        assert observation.labels is not None
+        labels = observation.labels.cpu()
+        shape = (observation.batch_size, *observation.image_shape)
+        found = _by_trust(*self._bins(observation))
+        if len(found) == 0:
+            message = "no bin of the imprint block holds a finite image"
+            return Reconstruction(images=torch.full(shape, 0.5), labels=labels, status="diverged", message=message)
+        chosen = found[torch.arange(observation.batch_size) % len(found)]
+        return Reconstruction(images=chosen.reshape(shape).clamp(0, 1).float().cpu(), labels=labels)
+
+    def _bins(self, observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
+        """What each bin holds: weight gradient (k, D), bias gradient (k,), and the bins' thresholds (k + 1,)."""
+        weight, bias = (observation.weights[f"imprint.encode.{name}"].double() for name in ("weight", "bias"))
+        rows, sums = (observation.update[f"imprint.encode.{name}"].double() for name in ("weight", "bias"))
+        if self.variant == "relu":
+            rows = rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])])
+            sums = sums - torch.cat([sums[1:], torch.zeros_like(sums[:1])])
+        edges = -bias / weight.sum(1)
+        return rows, sums, torch.cat([edges, edges.new_full((1,), torch.inf)])
+
+
+def thresholds(mean: float, deviation: float, bins: int) -> Tensor:
+    """The edges (bins + 1,) of bins of equal mass under a normal distribution of brightness, float64, ascending.
+
+    The outermost two lie where no image is: at 0 and 1, or a deviation beyond their neighbours.
+    """
+    shares = torch.arange(1, bins, dtype=torch.float64) / bins
+    inner = mean + deviation * torch.special.ndtri(shares)
+    lowest, highest = inner[:1] - deviation, inner[-1:] + deviation
+    return torch.cat([lowest.clamp(max=0), inner, highest.clamp(min=1)])
+
+
+def _of_public(extra: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Mean and standard deviation of the public images' brightness, None where none are known."""
+    if "public" not in extra:
+        return None
+    brightness = extra["public"][0].flatten(1).mean(1)
+    return float(brightness.mean()), float(brightness.std())
+
+
+def _by_trust(rows: Tensor, sums: Tensor, edges: Tensor) -> Tensor:
+    """The finite images (R, D) in the bins, most trusted first (see `Imprint`).
+
+    The brightness of an image is known from its bin before its bias gradient is read, which rounding spoils where
+    bins are narrow: it cannot leave the bin.
+    """
+    brightness = rows.mean(1) / sums
+    inside = brightness.clamp(edges[:-1], edges[1:])
+    images = rows * (inside / rows.mean(1))[:, None]
+    plausible = (brightness - inside).abs() < _TOLERANCE
+    order = (plausible * sums.abs().amax() + sums.abs()).argsort(descending=True, stable=True)
+    return images[order[images[order].isfinite().all(1)]]

@@ -1,0 +1,49 @@
+"""What a client sends after several local steps, as a function of its images that can be differentiated.
+
+Sources: Geiping et al. 2020, "Inverting Gradients", section 6 (federated averaging); Dimitrov et al. 2022, "Data
+Leakage in Federated Averaging", section 4 (simulation of the epochs; here without its order-invariant prior).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from rayfed.gradients import batch_loss
+from rayfed.update import LocalTraining, Named
+
+
+def local_update(
+    model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor, local: LocalTraining
+) -> Named:
+    """The weights before minus those after `local`, SGD on one client's images, with the graph to them.
+
+    `images` is (N, C, H, W), `labels` (N,) int64 or (N, K) probabilities. Every epoch takes the images in the same
+    order: which permutation the client drew nobody else knows.
+    """
+    slope = grad(lambda w, x, y: batch_loss(model, w, buffers, x, y))
+    now, velocity = weights, Named()
+    for part in _batches(len(images), local):
+        step = slope(now, images[part], labels[part])
+        if local.momentum:
+            step = velocity = {n: local.momentum * velocity[n] + g if velocity else g for n, g in step.items()}
+        now = {name: w - local.lr * step[name] for name, w in now.items()}
+    return {name: w - now[name] for name, w in weights.items()}
+
+
+def many_local_updates(
+    model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor, local: LocalTraining
+) -> Named:
+    """The same of Q clients, (Q, N, C, H, W), in one vectorised call: each tensor has a leading dimension Q."""
+    one = vmap(lambda x, y: local_update(model, weights, buffers, x, y, local))
+    return one(images, labels)
+
+
+def _batches(samples: int, local: LocalTraining) -> Iterator[slice]:
+    """The samples of every step's batch, epoch after epoch."""
+    size, low = local.batch_size or samples, 0
+    for _ in range(local.steps):
+        yield slice(low, min(low + size, samples))
+        low = low + size if low + size < samples else 0

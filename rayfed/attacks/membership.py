@@ -1,0 +1,78 @@
+"""Membership inference: which of some candidates did the victim train on?
+
+`loss`: members have a small loss in the victim's local model (the weights that it was sent minus its update). `norm`:
+their gradients are small there. `cosine`: a member's own gradient at the weights sent is a part of the update, so the
+angle between them is small. None needs shadow models.
+
+Sources: Yeom et al. 2018, "Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting", section 3
+(`loss`); Nasr et al. 2019, "Comprehensive Privacy Analysis of Deep Learning", which feeds gradients to a trained
+attack model: their norm and direction are used here as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from rayfed.attacks.base import Inference
+from rayfed.catalogue import component
+from rayfed.gradients import flatten, per_sample_gradients
+from rayfed.update import Named, Observation
+
+_AT_ONCE = 32
+"""Candidates whose gradients are held at the same time."""
+
+
+@component
+class Membership:
+    """Scores the candidates of `knowledge: [candidates]`, half of which the victim trained on; metric: AUC."""
+
+    score: Literal["loss", "norm", "cosine"] = "cosine"
+    """Small loss or small gradient norm after the victim's update, or a gradient in the direction of the update."""
+
+    def infer(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Inference]:
+        """One inference for each observation (see `InferenceAttack`)."""
+        model = copy.deepcopy(model).eval()  # a candidate's score must not depend on the candidates beside it
+        return [self._inference(observation, model) for observation in observations]
+
+    def _inference(self, observation: Observation, model: nn.Module) -> Inference:
+        if "candidates" not in observation.extra:
+            message = "there is nobody to ask about: grant `knowledge: [candidates]`"
+            return Inference(metric="auc", status="not applicable", message=message)
+        began = perf_counter()
+        device = next(iter(observation.weights.values())).device
+        model = model.to(device)
+        images, labels = (t.to(device) for t in observation.extra["candidates"])
+        local = {name: w - observation.update[name] for name, w in observation.weights.items()}
+        chunks = zip(images.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True)
+        scores = torch.cat([self._scores(observation, model, local, *chunk) for chunk in chunks]).cpu()
+        seconds = perf_counter() - began
+        if not scores.isfinite().all():
+            message = f"the {self.score} of some candidates is not a number"
+            return Inference(metric="auc", scores=scores, seconds=seconds, status="diverged", message=message)
+        return Inference(metric="auc", scores=scores, seconds=seconds)
+
+    @torch.no_grad()
+    def _scores(
+        self, observation: Observation, model: nn.Module, local: Named, images: Tensor, labels: Tensor
+    ) -> Tensor:
+        """(n, C, H, W), (n,) -> (n,), higher for members."""
+        if self.score == "loss":
+            logits = functional_call(model, {**local, **observation.buffers}, (images,))
+            return -F.cross_entropy(logits, labels, reduction="none")
+        weights = local if self.score == "norm" else observation.weights
+        gradients = per_sample_gradients(model, weights, observation.buffers, images, labels)
+        rows = torch.cat([g.flatten(1) for g in gradients.values()], 1)
+        if self.score == "norm":
+            return -rows.norm(dim=1)
+        update = flatten({name: observation.update[name] for name in gradients})
+        return F.cosine_similarity(rows, update[None])

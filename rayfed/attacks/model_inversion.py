@@ -1,0 +1,107 @@
+"""Model inversion of a split model: an image that a colluder's private part turns into what the victim's part sent.
+
+Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", appendix A.2.2, algorithm 3; after He et al.
+2019, "Model Inversion Attacks Against Collaborative Inference".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import vmap
+
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.labels import NO_HEAD, with_labels
+from rayfed.attacks.lbfgs import Minima, minimise
+from rayfed.attacks.matching import in_groups, without_tracking
+from rayfed.attacks.priors import total_variation
+from rayfed.catalogue import component
+from rayfed.models.front import Front
+from rayfed.update import Observation
+
+_NOT_GRANTED = "it needs what the private part sends and a colluder's own part: `knowledge: [activations, colluder]`"
+_TRACED = 50
+
+
+@component
+class ModelInversion:
+    """Fits images to the activations that the victim's private part sent, through another client's private part.
+
+    Beside the paper's objective a pixel pays the square of how far it is outside [0, 1]; clamped at the end. Labels are
+    read from the update's last layer.
+    """
+
+    cut: str
+    """The last private module, for example `features.0`."""
+    iterations: Annotated[int, Field(ge=1)] = 500
+    """At most so many L-BFGS steps; it ends when nothing improves any more."""
+    tv: Annotated[float, Field(ge=0)] = 0.1
+    """Weight of an image's total variation, beside the sum of its activations' squared errors."""
+
+    def check(self, model: nn.Module, image_shape: tuple[int, int, int], classes: int) -> None:
+        """Raise `UserError` unless the model has the cut and comes to it."""
+        Front(model, self.cut).names(image_shape)
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown `cut`."""
+        if any(not {"activations", "colluder"} <= observation.extra.keys() for observation in observations):
+            return [not_applicable(observation, _NOT_GRANTED) for observation in observations]
+        labelled = with_labels(observations, model, generators)
+        if labelled is None:
+            return [not_applicable(observation, NO_HEAD) for observation in observations]
+        return in_groups(lambda o, g: self._group(o, model, g), labelled, generators)
+
+    def _group(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        shape = (observations[0].batch_size, *observations[0].image_shape)
+        device = next(iter(observations[0].weights.values())).device
+        sent = torch.stack([observation.extra["activations"] for observation in observations]).to(device)
+        front = Front(without_tracking(model).to(device), self.cut)
+        colluders = {
+            name: torch.stack([observation.extra["colluder"][name] for observation in observations]).to(device)
+            for name in front.names(observations[0].image_shape)
+        }
+
+        def objective(points: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
+            images = points.detach().requires_grad_().unflatten(1, shape)
+            outputs = vmap(front)({name: t[victims] for name, t in colluders.items()}, images)
+            missed, outside = outputs - sent[victims], images - images.clamp(0, 1)
+            losses = _squares(missed) + _squares(outside) + self.tv * total_variation(images).sum(1)
+            (slopes,) = torch.autograd.grad(losses.sum(), images)
+            return losses.detach(), slopes.flatten(1)
+
+        start = torch.stack([torch.rand(shape, generator=g).flatten() for g in generators]).to(device)
+        minima = minimise(objective, start, self.iterations)
+        images = minima.points.unflatten(1, shape).clamp(0, 1).cpu()
+        return [
+            _reconstruction(image, o, minima, row)
+            for row, (image, o) in enumerate(zip(images, observations, strict=True))
+        ]
+
+
+def _squares(tensors: Tensor) -> Tensor:
+    """(Q, ...) -> (Q,)"""
+    return tensors.square().flatten(1).sum(1)
+
+
+def _reconstruction(images: Tensor, observation: Observation, minima: Minima, row: int) -> Reconstruction:
+    assert observation.labels is not None
+    steps, loss = int(minima.iterations[row]), minima.values[row].item()
+    chosen = sorted({*range(0, steps, max(1, steps // _TRACED)), steps})
+    return Reconstruction(
+        images=images,
+        labels=observation.labels.cpu(),
+        loss=loss,
+        trace=[(i, minima.history[i, row].item()) for i in chosen],
+        iterations=steps,
+        status="ok" if isfinite(loss) else "diverged",
+        message="" if isfinite(loss) else "the objective is not finite at the start",
+    )

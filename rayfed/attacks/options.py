@@ -1,0 +1,88 @@
+"""What every gradient-matching attack lets the scenario choose: layers, start, how local steps are matched.
+
+Sources: Wu et al. 2024, "Concealing Sensitive Samples against Gradient Leakage in Federated Learning" (DCS2), table 4,
+for the start at the average image of a class, the adaptive attack; Geiping et al. 2020, "Inverting Gradients", section
+6, for local steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.matching import Distance, Group, LocalSteps, Matching, in_groups
+from rayfed.attacks.priors import Prior
+from rayfed.catalogue import component
+from rayfed.update import Observation
+
+_NO_PUBLIC = "the start `class_average` is a mean of public images; grant them with `knowledge: [public]`"
+_NO_LABELS = "the start `class_average` needs labels; grant them with `knowledge: [labels]`, or take `idlg`"
+
+
+@component
+class GradientMatching:
+    """The options that gradient-matching attacks share."""
+
+    layers: list[str] | None = None
+    """Names or patterns (`conv*`) of the parameters that are matched, `!fc.*` for those left out; all by default."""
+    start: Literal["noise", "grey", "class_average"] = "noise"
+    """Where the first restart begins, the others from noise: noise, grey images, or the mean public image of each
+    label's class, which needs `knowledge: [public]`."""
+    local_steps: LocalSteps = "divided"
+    """An update of several local steps: `divided` by learning rate and steps into one gradient, or `simulated`: the
+    images take the same steps, batch after batch in the same order every epoch. Of one step both are the same."""
+
+    def _problem(
+        self,
+        observations: Sequence[Observation],
+        model: nn.Module,
+        distance: Distance,
+        prior: Prior | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Matching:
+        return Matching.of(observations, model, self.layers, distance, prior, self.local_steps, dtype)
+
+    def _where_it_can_start(
+        self, attack: Group, observations: Sequence[Observation], generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """Attack in groups the observations that have what `start` takes; say of the others what they lack."""
+        obstacles = [self._obstacle(observation) for observation in observations]
+        able = [i for i, obstacle in enumerate(obstacles) if obstacle is None]
+        found = in_groups(attack, [observations[i] for i in able], [generators[i] for i in able])
+        results = dict(zip(able, found, strict=True))
+        return [
+            results[i] if obstacle is None else not_applicable(observations[i], obstacle)
+            for i, obstacle in enumerate(obstacles)
+        ]
+
+    def _obstacle(self, observation: Observation) -> str | None:
+        if self.start != "class_average":
+            return None
+        if "public" not in observation.extra:
+            return _NO_PUBLIC
+        return _NO_LABELS if observation.labels is None else None
+
+    def _started(self, points: Tensor, observation: Observation) -> Tensor:
+        """The noise `points` (R, D) of one observation's restarts, the first one's pixels replaced as `start` says."""
+        if self.start == "noise":
+            return points
+        shape = (observation.batch_size, *observation.image_shape)
+        images = torch.full(shape, 0.5) if self.start == "grey" else class_averages(observation)
+        points = points.clone()
+        points[0, : images.numel()] = images.flatten()
+        return points
+
+
+def class_averages(observation: Observation) -> Tensor:
+    """The mean public image of every label's class, (N, C, H, W); of all public images where a class has none."""
+    images, labels = (part.cpu() for part in observation.extra["public"])
+    assert observation.labels is not None
+    averages = []
+    for label in observation.labels.cpu():
+        members = labels == label
+        averages.append((images[members] if members.any() else images).mean(0))
+    return torch.stack(averages)

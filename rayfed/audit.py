@@ -1,0 +1,121 @@
+"""How much one gradient of a model gives away: the scenario that asks it, and the answer in a few figures.
+
+For whoever has a model and images and no scenario yet. The attacks are those that need nothing but a gradient; the
+defences are the catalogue's noise, pruning and quantisation in a few strengths each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rayfed.results.summary import Row, measured, worst
+
+UNDEFENDED = "none"
+DEFENCES: dict[str, list[dict[str, Any]]] = {
+    UNDEFENDED: [],
+    **{f"gaussian {s:g}": [{"name": "gaussian", "sigma": s}] for s in (1e-3, 1e-2, 1e-1)},
+    **{f"prune {r:g}": [{"name": "prune", "ratio": r}] for r in (0.5, 0.9, 0.99)},
+    **{f"quantise to {b}": [{"name": "quantise", "bits": b}] for b in (8, 4, 1)},
+}
+"""Arm -> its defences, from weak to strong within each kind."""
+
+LARGEST_IDLG = 4
+"""Batches above which iDLG is not tried: its L-BFGS fails there, at the highest cost of all attacks."""
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """What the best attack on one image of one batch size made of it, without a defence."""
+
+    batch: int
+    victim: int
+    sample: int
+    row: Row
+    """Of the attacks' table."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one defence does to a gradient and to the worst reconstruction."""
+
+    arm: str
+    distortion: float
+    """Mean relative distance of the defended gradient from the true one."""
+    psnr: dict[int, float]
+    """Batch size -> PSNR of the closest reconstruction (dB)."""
+
+    def holds(self, threshold: float) -> bool:
+        """Whether no image came as close as `threshold` dB."""
+        return all(value < threshold for value in self.psnr.values())
+
+
+def scenario_text(
+    model: str, data: str, batches: Sequence[int], images: int, size: int | None, iterations: int, seed: int
+) -> str:
+    """The audit as a scenario in YAML: one round, never played, and every attack on every batch size.
+
+    `data` is a Parquet file, a folder of images by class, or the name of a data set.
+    """
+    return yaml.safe_dump(
+        {
+            "name": "audit",
+            "seed": seed,
+            "data": _data(data) | ({} if size is None else {"size": size}),
+            "model": {"name": model},
+            "federation": {"rounds": 1, "clients": images},
+            "arms": DEFENCES,
+            "attacks": [attack for batch in batches for attack in _attacks(batch, images, iterations)],
+        },
+        sort_keys=False,
+    )
+
+
+def _data(data: str) -> dict[str, Any]:
+    path = Path(data).expanduser()
+    if path.suffix == ".parquet" or any(path.glob("*.parquet")):
+        return {"name": "parquet", "train": data}
+    return {"name": "image_folder", "root": data} if path.is_dir() else {"name": data}
+
+
+def _attacks(batch: int, images: int, iterations: int) -> list[dict[str, Any]]:
+    observed = {"observes": "gradient", "batch_size": batch, "victims": -(-images // batch)}
+    methods: list[dict[str, Any]] = [{"name": "analytic"}, {"name": "inverting_gradients", "iterations": iterations}]
+    if batch <= LARGEST_IDLG:
+        methods.append({"name": "idlg", "iterations": -(-iterations // 20), "restarts": 1})  # of 20 steps each
+    return [method | observed | {"label": f"{method['name']} batch {batch}"} for method in methods]
+
+
+def worst_cases(attacks: Sequence[Row]) -> list[WorstCase]:
+    """Every attacked image in its worst case, by batch size, the closest reconstruction first."""
+    images: dict[tuple[int, int, int], list[Row]] = {}
+    for row in attacks:
+        if row["arm"] == UNDEFENDED:
+            images.setdefault((row["batch_size"], row["victim"], row["sample"]), []).append(row)
+    found = [WorstCase(*key, closest) for key, rows in images.items() if (closest := worst(rows)) is not None]
+    return sorted(found, key=lambda case: (case.batch, -case.row["psnr"]))
+
+
+def verdicts(attacks: Sequence[Row]) -> list[Verdict]:
+    """Every defence, the one that distorts least first."""
+    arms: dict[str, list[Row]] = {}
+    for row in attacks:
+        if measured(row["psnr"]):
+            arms.setdefault(row["arm"], []).append(row)
+    found = [Verdict(arm, _mean(rows, "distortion"), _closest(rows)) for arm, rows in arms.items()]
+    return sorted(found, key=lambda verdict: verdict.distortion)
+
+
+def _mean(rows: Sequence[Row], column: str) -> float:
+    return sum(row[column] for row in rows) / len(rows)
+
+
+def _closest(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    return {
+        batch: max(row["psnr"] for row in rows if row["batch_size"] == batch)
+        for batch in sorted({row["batch_size"] for row in rows})
+    }

@@ -1,0 +1,63 @@
+"""The front part of a model: from the images to the output of one module. Split models keep it with the client."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rayfed.errors import UserError, nearest
+from rayfed.update import Named
+
+
+class _Reached(Exception):
+    """Ends a forward pass at the cut, whatever the model's own code would do next."""
+
+    def __init__(self, output: Tensor) -> None:
+        self.output = output
+
+
+class Front:
+    """A model up to the module called `cut`, as a pure function of weights and images."""
+
+    def __init__(self, model: nn.Module, cut: str) -> None:
+        """`model` is copied; its modules keep their modes. Raises `UserError` for a module that it does not have."""
+        modules = dict(model.named_modules())
+        del modules[""]
+        if cut not in modules:
+            raise UserError(f"cut: the model has no module '{cut}': {nearest(cut, modules)}")
+        self.cut, self._model = cut, copy.deepcopy(model)
+        self._model.get_submodule(cut).register_forward_hook(_stop)
+
+    def __call__(self, state: Named, images: Tensor) -> Tensor:
+        """The output (N, ...) of the cut for images (N, C, H, W), with the parameters and buffers in `state`.
+
+        Can be differentiated and vectorised. Raises `UserError` if the forward pass never comes to the cut.
+        """
+        try:
+            functional_call(self._model, state, (images,))
+        except _Reached as reached:
+            return reached.output
+        raise UserError(f"cut: the module '{self.cut}' is never called by the model: choose another one")
+
+    def names(self, image_shape: tuple[int, int, int]) -> list[str]:
+        """The parameters and buffers of the modules that work no later than the cut, for images of that shape."""
+        probe, ran = Front(self._model, self.cut), set[str]()
+        for name, module in probe._model.named_modules():
+            module.register_forward_pre_hook(_noting(name, ran))
+        probe({}, torch.zeros(2, *image_shape, device=next(self._model.parameters()).device))
+        tensors = chain(self._model.named_parameters(), self._model.named_buffers())
+        return [name for name, _ in tensors if name.rpartition(".")[0] in ran]
+
+
+def _stop(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+    raise _Reached(output)
+
+
+def _noting(name: str, ran: set[str]) -> Callable[[nn.Module, Any], None]:
+    return lambda _module, _inputs: ran.add(name)

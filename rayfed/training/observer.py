@@ -1,0 +1,178 @@
+"""What attackers see of a client's work, the truth behind it, and how right they are about it.
+
+This is the simulator's, on the clients' side: only the `Observation` goes to an attacker.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayfed import gradients, seeds
+from rayfed.attacks.base import Inference, MaliciousServer
+from rayfed.defences.base import Task
+from rayfed.metrics.inference import auc, class_share, correct, nearest
+from rayfed.models.front import Front
+from rayfed.scenario import AttackSpec, Training
+from rayfed.training import plan
+from rayfed.training.host import Host, Sent, State
+from rayfed.training.local import batches, local_training, training_method, update_method
+from rayfed.update import Named, Observation
+
+MOST_CANDIDATES = 500
+"""Candidates that a membership attack is asked about at most; one half are members."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What lies behind an observation; for scoring alone."""
+
+    images: Tensor
+    """(N, C, H, W) in [0, 1]."""
+    labels: Tensor
+    """(N,) int64."""
+    distortion: float = 0.0
+    """Distance of the observed update from the one without the arm's defences, over the latter's norm."""
+    members: Tensor | None = None
+    """(M,) bool, which of the observation's candidates are among the images; None where it has none."""
+
+
+@dataclass(frozen=True)
+class Observer:
+    """Looks at the clients of one host."""
+
+    host: Host
+
+    def observe(
+        self, arm: str, sent: Sent, client: int, attack: AttackSpec, states: Mapping[int, State]
+    ) -> tuple[Observation, Truth]:
+        """What the attack sees of one client in this round, and the truth behind it.
+
+        The client's work is done again from the same keys, so under `observes: update` this is the very update that it
+        sent, and nothing has to be kept for attackers while a round is played. A malicious server's victims work on
+        the model that it tampered with; the run itself goes on with what they do on the true one.
+        """
+        host, sent = self.host, self.host.here(sent)
+        training, indices = host.scenario.training, host.parts[client]
+        if attack.observes == "gradient":
+            training = Training(algorithm="fedsgd", batch_size=None)
+            draw = seeds.numpy_generator(host.scenario.seed, "victim", sent.round, client)
+            indices = draw.choice(indices, attack.batch_size, replace=False)
+
+        def task() -> Task:
+            fresh = host.task(arm, sent, client, indices, copy.deepcopy(states.get(client, {})))
+            return self._tampered(fresh, attack)
+
+        asked, defences = task(), host.arm(arm).defences
+        update = update_method(training, defences)(asked).tensors
+        used = torch.cat(list(batches(len(indices), training, asked.order))).unique().to(host.device)
+        truth = Truth(asked.data.images[used], asked.data.labels[used])
+        if defences:
+            truth = replace(truth, distortion=_apart(update, update_method(training, ())(task()).tensors))
+        extra = self._granted(arm, sent, client, attack, truth.images, states)
+        if "candidates" in attack.knowledge:
+            extra["candidates"], members = self._candidates(truth, sent.round, client)
+            truth = replace(truth, members=members)
+        local = local_training(len(indices), training)
+        observation = Observation(
+            victim=client,
+            round=sent.round,
+            weights=asked.weights,
+            buffers=asked.buffers,
+            update=update,
+            scale=local.scale,
+            batch_size=len(truth.labels),
+            image_shape=host.data.image_shape,
+            classes=len(host.data.classes),
+            # sorted: which labels is knowledge, which image has which is not
+            labels=truth.labels.sort().values if "labels" in attack.knowledge else None,
+            local=local,
+            extra=extra,
+        )
+        return observation, truth
+
+    def judge(self, truth: Truth, guess: Inference) -> tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]:
+        """An inference's row for the inferences' table, less the columns of its call; pairs of a true image, the
+        nearest of that class in the victim's data, and an image that the attack made.
+        """
+        asked = {"auc": len(guess.scores), "accuracy": len(guess.scores), "class_share": len(guess.images)}
+        row = {"metric": guess.metric, "value": None, "chance": guess.chance, "candidates": asked[guess.metric]}
+        if guess.status != "ok":
+            return row, []
+        if guess.metric == "auc":
+            assert truth.members is not None
+            return row | {"value": auc(guess.scores, truth.members)}, []
+        of_class = truth.labels == guess.label
+        if guess.metric == "accuracy":
+            return row | {"value": correct(guess.scores, bool(of_class.any()))}, []
+        images = guess.images.to(self.host.device)
+        row["value"] = class_share(images, guess.label, *self.host.test_data())
+        if not of_class.any():
+            return row, []
+        return row, list(zip(nearest(images, truth.images[of_class]), images, strict=True))
+
+    def _tampered(self, task: Task, attack: AttackSpec) -> Task:
+        """The task with what a malicious server sends; all victims of a round are sent the same."""
+        server, host = attack.build(), self.host
+        if not isinstance(server, MaliciousServer):
+            return task
+        generator = seeds.torch_generator(host.scenario.seed, "tamper", attack.title, task.round)
+        extra = {"public": host.public} if "public" in attack.knowledge else {}
+        model, weights, buffers = server.tamper(
+            task.model, task.weights, task.buffers, host.data.image_shape, extra, generator
+        )
+        return task.replace(model=model, weights=weights, buffers=buffers)
+
+    def _granted(
+        self, arm: str, sent: Sent, client: int, attack: AttackSpec, images: Tensor, states: Mapping[int, State]
+    ) -> dict[str, Any]:
+        """What the scenario's threat model grants beyond the protocol, by the name of the knowledge."""
+        host = self.host
+        granted: dict[str, Any] = {}
+        if "public" in attack.knowledge:
+            granted["public"] = host.public
+        if "activations" in attack.knowledge:
+            state = self._trained(arm, sent, client, states)
+            with torch.no_grad(), torch.random.fork_rng():  # dropout knows the global stream only
+                torch.manual_seed(host.order(sent, client))
+                granted["activations"] = self._front(arm, attack)(state, images)
+        if "colluder" in attack.knowledge:
+            state = self._trained(arm, sent, plan.colluder(host.scenario, sent.round, client), states)
+            granted["colluder"] = {name: state[name] for name in self._front(arm, attack).names(host.data.image_shape)}
+        return granted
+
+    def _front(self, arm: str, attack: AttackSpec) -> Front:
+        return Front(self.host.arm(arm).model, attack.parameters["cut"])
+
+    def _trained(self, arm: str, sent: Sent, client: int, states: Mapping[int, State]) -> Named:
+        """A client's own weights and buffers after its local training of this round, before what defends the update."""
+        host, training = self.host, self.host.scenario.training
+        task = host.task(arm, sent, client, host.parts[client], copy.deepcopy(states.get(client, {})))
+        update = training_method(training, host.arm(arm).defences)(task)
+        step = training.lr if training.algorithm == "fedsgd" else 1.0
+        weights = {name: w - step * update.tensors[name] for name, w in sent.weights.items()}
+        return weights | {name: b.clone() for name, b in (sent.buffers | update.buffers).items()}
+
+    def _candidates(self, truth: Truth, round: int, client: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """As many samples that the victim trained on as of the test split, shuffled; and which are the former."""
+        host = self.host
+        count = min(len(truth.labels), len(host.data.test_labels), MOST_CANDIDATES // 2)
+        draw = seeds.numpy_generator(host.scenario.seed, "candidates", round, client)
+        members = torch.from_numpy(draw.choice(len(truth.labels), count, replace=False)).to(host.device)
+        images, labels = host.test_data(draw.choice(len(host.data.test_labels), count, replace=False))
+        order = torch.from_numpy(draw.permutation(2 * count)).to(host.device)
+        candidates = (
+            torch.cat([truth.images[members], images])[order],
+            torch.cat([truth.labels[members], labels])[order],
+        )
+        return candidates, order < count
+
+
+def _apart(defended: Named, plain: Named) -> float:
+    difference = {name: tensor - plain[name] for name, tensor in defended.items()}
+    return float(gradients.norm(difference) / gradients.norm(plain))

@@ -1,0 +1,65 @@
+"""The generator of a curious client: images that an independent judge takes for the class, if the model knows it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rayfed import scenario as scenarios
+from rayfed.attacks.base import Inference
+from rayfed.attacks.gan import Gan
+from rayfed.gradients import buffers_of, weights_of
+from rayfed.metrics.inference import class_share, nearest
+from rayfed.models.build import build_model
+from rayfed.training.host import Host
+from rayfed.training.inputs import prepare
+from rayfed.training.observer import Observer, Truth
+from rayfed.update import Observation
+
+
+def seen(net: torch.nn.Module, shape: tuple[int, int, int]) -> Observation:
+    return Observation(0, 0, weights_of(net), buffers_of(net), {}, 1.0, 1, shape, 10)
+
+
+@pytest.mark.parametrize("shape", [(1, 13, 9), (3, 32, 32)])
+def test_images_have_the_models_shape_and_convince_it(shape: tuple[int, int, int]) -> None:
+    net = build_model("lenet", {"init": "uniform"}, shape, 10, seed=1)  # with opinions, unlike a default one
+    observation = seen(net, shape)
+    [found] = Gan(target_class=4, iterations=60, images=3).infer([observation], net, [torch.Generator()])
+    assert found.images.shape == (3, *shape)
+    assert 0 <= found.images.min() <= found.images.max() <= 1
+    assert (net(found.images).softmax(1)[:, 4] > 0.9).all()
+    assert found.chance == 0.1
+
+
+def test_the_same_generator_gives_the_same_images() -> None:
+    net = build_model("lenet", {}, (1, 8, 8), 10, seed=1)
+    attack = Gan(iterations=3)
+    first, again, other = (
+        attack.infer([seen(net, (1, 8, 8))], net, [torch.Generator().manual_seed(s)])[0].images for s in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_class_that_is_not_there_is_not_applicable() -> None:
+    net = build_model("lenet", {}, (1, 8, 8), 10, seed=1)
+    [found] = Gan(target_class=10).infer([seen(net, (1, 8, 8))], net, [torch.Generator()])
+    assert found.status == "not applicable"
+
+
+def test_the_judge_knows_digits_and_shows_the_nearest_of_the_victims() -> None:
+    scenario = scenarios.parse("{name: t, data: digits, federation: {rounds: 1, clients: 2}}")
+    inputs = prepare(scenario)
+    host = Host(scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    images, labels = host._tensors(inputs.data.train_images, inputs.data.train_labels, inputs.parts[0][:200])
+    known = host._tensors(inputs.data.test_images, inputs.data.test_labels, range(len(inputs.data.test_labels)))
+    sevens = images[labels == 7]
+    assert class_share(sevens, 7, *known) > 0.9
+    assert class_share(sevens, 3, *known) < 0.1
+    assert torch.equal(nearest(sevens[:3] + 0.01, images), sevens[:3])
+    row, pairs = Observer(host).judge(
+        Truth(images, labels), Inference(metric="class_share", images=sevens[:3], label=7)
+    )
+    assert row["candidates"] == 3
+    assert all(torch.equal(true, made) for true, made in pairs)

@@ -1,0 +1,203 @@
+"""Local steps, starts and layers: what the gradient-matching attacks let the scenario choose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rayfed.attacks.base import Attack
+from rayfed.attacks.dlg import Dlg
+from rayfed.attacks.gradinversion import GradInversion
+from rayfed.attacks.idlg import Idlg
+from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.local_steps import local_update, many_local_updates
+from rayfed.attacks.matching import Matching, matched_layers, one_minus_cosine, squared_l2
+from rayfed.attacks.options import class_averages
+from rayfed.errors import UserError
+from rayfed.models.convnet import ConvNet
+from rayfed.scenario import Training
+from rayfed.training.local import local_training
+from rayfed.update import LocalTraining, Named, Observation
+from tests.test_attacks import digit, leaky_lenet, observe, photo, psnr, seeded
+
+LOCAL = LocalTraining(steps=4, batch_size=2, lr=0.1, momentum=0.9)
+DIGITS = torch.tensor([3, 5, 7])
+
+
+def trained(model: nn.Module, images: Tensor, labels: Tensor, local: LocalTraining) -> Observation:
+    """What a client sends that PyTorch's own optimiser trains on batches in the given order."""
+    seen = observe(model, images, labels)
+    optimiser = torch.optim.SGD(model.parameters(), lr=local.lr, momentum=local.momentum)
+    step = 0
+    while step < local.steps:
+        for x, y in zip(images.split(local.batch_size or 99), labels.split(local.batch_size or 99), strict=True):
+            if step < local.steps:
+                optimiser.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimiser.step()
+                step += 1
+    update = {name: seen.weights[name] - w.detach() for name, w in model.named_parameters()}
+    return replace(seen, update=update, scale=local.scale, local=local)
+
+
+def three_digits(local: LocalTraining = LOCAL) -> tuple[nn.Module, Observation]:
+    model = leaky_lenet((1, 8, 8))
+    return model, trained(model, torch.cat([digit(int(i)) for i in DIGITS]), DIGITS, local)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_simulated_steps_are_those_of_a_client(momentum: float) -> None:
+    model, seen = three_digits(replace(LOCAL, momentum=momentum))
+    images = torch.cat([digit(int(i)) for i in DIGITS])
+    update = local_update(model, seen.weights, seen.buffers, images, DIGITS, seen.local)
+    for name, tensor in seen.update.items():
+        torch.testing.assert_close(update[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_truth_matches_in_its_order_alone(training: bool) -> None:
+    """Also under batch norm of either mode; the divided update is no gradient at the weights that were sent."""
+    torch.manual_seed(0)
+    model = ConvNet(width=4).build((3, 32, 32), 10).train(training)
+    images = torch.cat([photo(0, 0), photo(100, 150), photo(40, 60), photo(120, 20)])
+    seen = trained(model, images, torch.tensor([1, 2, 3, 4]), LocalTraining(steps=3, batch_size=2, lr=0.05))
+    points, victims = images.reshape(1, -1).double(), torch.tensor([0])
+    simulated = Matching.of([seen], model, None, one_minus_cosine, local_steps="simulated", dtype=torch.float64)
+    divided = Matching.of([seen], model, None, one_minus_cosine, dtype=torch.float64)
+    true = simulated.losses(points, victims).item()
+    assert true < 1e-5
+    assert divided.losses(points, victims).item() > 100 * true
+    assert simulated.losses(images[[2, 3, 0, 1]].reshape(1, -1).double(), victims).item() > 100 * true
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_slope_through_the_steps_against_finite_differences(known: bool) -> None:
+    model, seen = three_digits()
+    seen = seen if known else replace(seen, labels=None)
+    problem = Matching.of([seen], model, None, squared_l2, local_steps="simulated", dtype=torch.float64)
+    point = torch.rand(1, problem.dimension, dtype=torch.float64, generator=seeded(0)[0])
+    victims = torch.zeros(1, dtype=torch.int64)
+    _, slope = problem.value_and_gradient(point, victims)
+    for axis in (0, 70, 150, problem.dimension - 1):
+        step = torch.zeros_like(point)
+        step[0, axis] = 1e-6
+        difference = (problem.losses(point + step, victims) - problem.losses(point - step, victims)).item() / 2e-6
+        assert slope[0, axis].item() == pytest.approx(difference, rel=1e-4, abs=1e-8)
+
+
+def test_many_simulations_equal_one_by_one() -> None:
+    model, seen = three_digits()
+    images = torch.rand(3, 3, 1, 8, 8, generator=seeded(0)[0])
+    labels = DIGITS.expand(3, 3)
+    together = many_local_updates(model, seen.weights, seen.buffers, images, labels, LOCAL)
+    for row in range(3):
+        alone: Named = local_update(model, seen.weights, seen.buffers, images[row], labels[row], LOCAL)
+        for name, tensor in alone.items():
+            torch.testing.assert_close(together[name][row], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_one_step_simulated_is_one_divided() -> None:
+    model, seen = three_digits(LocalTraining(lr=0.1))
+    points = torch.rand(1, 192, generator=seeded(0)[0])
+    losses = [
+        Matching.of([seen], model, None, squared_l2, local_steps=steps).losses(points, torch.tensor([0]))
+        for steps in ("divided", "simulated")  # type: ignore[attr-defined]
+    ]
+    torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-6)
+
+
+def test_simulation_beats_division_after_many_steps() -> None:
+    model = leaky_lenet((1, 8, 8))
+    seen = trained(model, digit(4), torch.tensor([4]), LocalTraining(steps=4, batch_size=1, lr=0.2))
+    found = {
+        steps: Dlg(local_steps=steps, restarts=1, iterations=20).reconstruct([seen], model, seeded(0))[0]
+        for steps in ("divided", "simulated")
+    }
+    assert psnr(found["simulated"].images, digit(4)) > psnr(found["divided"].images, digit(4)) + 10
+
+
+def test_the_server_knows_what_its_clients_were_told() -> None:
+    assert local_training(21, Training(epochs=2, batch_size=8, lr=0.3, momentum=0.5)) == LocalTraining(6, 8, 0.3, 0.5)
+    assert local_training(5, Training(batch_size=8)).batch_size == 5
+    assert local_training(21, Training(algorithm="fedsgd", batch_size=None)) == LocalTraining(batch_size=21)
+
+
+# layers
+
+
+def test_layers_are_left_out_by_name_or_pattern() -> None:
+    names = ["conv1.weight", "conv1.bias", "fc.weight", "fc.bias"]
+    assert matched_layers(names, ["!fc.*"]) == ["conv1.weight", "conv1.bias"]
+    assert matched_layers(names, ["!*.bias", "conv1.*"]) == ["conv1.weight"]
+    with pytest.raises(UserError, match=r"'cnv1\.weight'.*did you mean 'conv1\.weight'"):
+        matched_layers(names, ["!cnv1.weight"])
+    with pytest.raises(UserError, match="leaves no parameter"):
+        matched_layers(names, ["fc.*", "!fc.*"])
+
+
+def test_what_a_defence_spoils_can_be_left_out() -> None:
+    model = leaky_lenet((1, 8, 8))
+    seen = observe(model, digit(3), torch.tensor([3]))
+    noise = torch.randn(seen.update["fc.weight"].shape, generator=seeded(1)[0])
+    spoilt = replace(seen, update=seen.update | {"fc.weight": seen.update["fc.weight"] + noise})
+    whole, partial = (
+        Dlg(layers=layers, restarts=1).reconstruct([spoilt], model, seeded(0))[0] for layers in (None, ["!fc.weight"])
+    )
+    assert psnr(partial.images, digit(3)) > 40 > psnr(whole.images, digit(3))
+
+
+# starts
+
+STARTED = [
+    InvertingGradients(start="class_average", iterations=1),
+    GradInversion(start="class_average", iterations=1, seeds=1),
+    Idlg(start="class_average", iterations=1, restarts=1),
+]
+
+
+def test_class_averages_are_means_of_public_images() -> None:
+    _, seen = three_digits()
+    images, labels = torch.rand(4, 1, 8, 8, generator=seeded(0)[0]), torch.tensor([3, 5, 3, 1])
+    found = class_averages(replace(seen, extra={"public": (images, labels)}))
+    expected = torch.stack([(images[0] + images[2]) / 2, images[1], images.mean(0)])  # nobody has a 7
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("attack", STARTED)
+def test_a_start_at_the_truth_stays_there(attack: Attack) -> None:
+    model = leaky_lenet((1, 8, 8))
+    seen = observe(model, digit(3), torch.tensor([3]), known=False)
+    public = torch.cat([digit(3), digit(4)]), torch.tensor([3, 4])
+    (found,) = attack.reconstruct([replace(seen, extra={"public": public})], model, seeded(0))
+    torch.testing.assert_close(found.images, digit(3), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("attack", STARTED)
+def test_class_averages_need_public_data(attack: Attack) -> None:
+    model = leaky_lenet((1, 8, 8))
+    seen = observe(model, digit(3), torch.tensor([3]))
+    public = digit(3), torch.tensor([3])
+    without, with_ = attack.reconstruct([seen, replace(seen, extra={"public": public})], model, seeded(0, 1))
+    assert (without.status, with_.status) == ("not applicable", "ok")
+    assert "knowledge: [public]" in without.message
+
+
+def test_class_averages_need_labels() -> None:
+    model = leaky_lenet((1, 8, 8))
+    seen = observe(model, digit(3), torch.tensor([3]), known=False)
+    seen = replace(seen, extra={"public": (digit(3), torch.tensor([3]))})
+    (found,) = Dlg(start="class_average").reconstruct([seen], model, seeded(0))
+    assert found.status == "not applicable"
+    assert "labels" in found.message
+
+
+def test_grey_starts_the_first_restart_alone() -> None:
+    model = leaky_lenet((1, 8, 8))
+    seen = observe(model, digit(3), torch.tensor([3]))
+    grey = [InvertingGradients(start="grey", iterations=1).reconstruct([seen], model, seeded(s))[0] for s in (0, 1)]
+    assert grey[0].trace == grey[1].trace
+    both = InvertingGradients(start="grey", iterations=1, restarts=2)
+    assert both._started(torch.zeros(2, 64), seen).mean(1).tolist() == [0.5, 0.0]

@@ -16,7 +16,7 @@ from rayfed.attacks.matching import Matching, squared_l2
 from rayfed.errors import UserError
 from rayfed.metrics.images import psnr
 from rayfed.update import Observation
-from tests.test_attacks import digit, leaky_lenet, observe, seeded, two_digits
+from tests.test_attacks import digit, leaky_lenet, observe, photo, seeded, two_digits
 
 
 def short(**weights: float) -> Grnn:
@@ -225,6 +225,15 @@ def test_digits_and_their_labels_are_found() -> None:
     for result, index in zip(results, (3, 5), strict=True):
         assert psnr(result.images, digit(index)).item() > 30
         assert result.labels.tolist() == [index]
+
+
+@pytest.mark.slow
+def test_a_photo_and_its_label_are_found() -> None:
+    model = leaky_lenet((3, 32, 32))
+    image = photo(60, 120)
+    (result,) = Grnn().reconstruct([observe(model, image, torch.tensor([7]), known=False)], model, seeded(0))
+    assert psnr(result.images, image).item() > 30
+    assert result.labels.tolist() == [7]
 
 
 def test_noise_takes_the_digit_away() -> None:

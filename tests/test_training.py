@@ -17,7 +17,7 @@ from rayfed.defences.gaussian import Gaussian
 from rayfed.errors import ScenarioError, UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
-from rayfed.scenario import AttackSpec, Scenario, Training
+from rayfed.scenario import AttackSpec, DataSpec, ModelSpec, Scenario, Training
 from rayfed.training import plan
 from rayfed.training.cohort import cohort_updates
 from rayfed.training.host import Host, Sent
@@ -251,6 +251,17 @@ def test_an_observed_update_is_the_one_that_was_sent() -> None:
         assert torch.equal(tensor * partial.weight, partial.tensors[name])
     assert seen.batch_size == len(truth.labels) == len(h.parts[2])
     assert seen.labels is None
+
+
+def test_the_statistics_that_a_client_returns_are_observed_bare() -> None:
+    s = scenario("arms: {none: [], gaussian: [{name: gaussian, sigma: 0.1}]}\n")
+    s = s.model_copy(update={"model": ModelSpec(name="convnet", width=4), "data": DataSpec(name="digits", size=16)})  # type: ignore[call-arg]
+    h, sent = host(s)
+    partial, _ = h.cohort("none", sent, [2], {})
+    seen, _ = Observer(h).observe("gaussian", sent, 2, AttackSpec(name="dlg"), {})
+    assert any(not torch.equal(b, seen.buffers[name]) for name, b in seen.returned_buffers.items())
+    for name, total in partial.buffers.items():
+        assert torch.equal(seen.returned_buffers[name] * partial.weight, total)
 
 
 def test_an_observed_gradient_is_that_of_its_truth() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -317,15 +317,15 @@ def load(source: str | Path, changes: Sequence[str] = ()) -> Scenario:
 def parse(text: str, origin: str = "scenario", changes: Sequence[str] = ()) -> Scenario:
     """Check the text of a scenario; see `load`."""
     try:
-        raw = yaml.safe_load(text)
-        lines = dict(_lines(yaml.compose(text, Loader=yaml.SafeLoader)))
-    except yaml.YAMLError as error:
+        raw, found = _read(text)
+    except ValueError as error:
         raise ScenarioError(f"{origin}: not valid YAML: {error}") from error
+    lines = dict(found)
     if not isinstance(raw, dict):
         raise ScenarioError(f"{origin}: not a scenario: expected `key: value` lines, found {type(raw).__name__}")
     for change in changes:
         _apply(raw, change)
-    problems = _schema_problems(raw) + list(_component_problems(raw))
+    problems = [*_repeated(found), *_schema_problems(raw), *_component_problems(raw)]
     if not problems:
         scenario = Scenario.model_validate(raw)
         problems = list(_joint_problems(scenario))
@@ -362,6 +362,16 @@ def _component_schemas(spec: type[ComponentSpec], shared: dict[str, Any]) -> Ite
     yield {"type": "object", "properties": {**shared["properties"], "name": dotted}, "required": ["name"]}
 
 
+def _read(text: str) -> tuple[Any, list[tuple[Path_, int]]]:
+    """A YAML document, and the lines of its paths; raises `ValueError` for what is none, or refers to itself."""
+    try:
+        return yaml.safe_load(text), list(_lines(yaml.compose(text, Loader=yaml.SafeLoader)))
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    except RecursionError:
+        raise ValueError("an anchor refers to itself, or the nesting is too deep") from None
+
+
 def _lines(node: yaml.Node | None, path: Path_ = ()) -> Iterator[tuple[Path_, int]]:
     """The line, from 1, of every path in the document."""
     if node is None:
@@ -382,8 +392,8 @@ def _apply(raw: dict[str, Any], change: str) -> None:
     if not equals or not path:
         raise ScenarioError(f"--set {change}: expected path.to.field=value, for example training.lr=0.05")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        value, _ = _read(text)
+    except ValueError as error:
         raise ScenarioError(f"--set {change}: the value is not valid YAML: {error}") from error
     *parents, last = path.split(".")
     place: Any = raw
@@ -400,6 +410,18 @@ def _apply(raw: dict[str, Any], change: str) -> None:
             place[last] = value
     except (IndexError, ValueError, TypeError, AttributeError):
         raise ScenarioError(f"--set {change}: the scenario has no place '{path}' to set") from None
+
+
+def _repeated(found: Sequence[tuple[Path_, int]]) -> Iterator[Problem]:
+    """Keys that stand twice in one place: YAML keeps the last one without a word."""
+    first: dict[Path_, int] = {}
+    repeated: set[Path_] = set()
+    for path, line in found:
+        if path not in first:
+            first[path] = line
+        elif not any(path[:depth] in repeated for depth in range(len(path))):  # what is in it need not be told too
+            repeated.add(path)
+            yield Problem(path=path, message=f"given before, in line {first[path]}: keep one")
 
 
 def _schema_problems(raw: Mapping[str, Any]) -> list[Problem]:
@@ -424,9 +446,8 @@ def _problem(error: Any, root: type[BaseModel]) -> Problem:
 def _fields_at(model: type[BaseModel], path: Path_) -> list[str]:
     for key in path:
         annotation = model.model_fields[str(key)].annotation
-        assert isinstance(annotation, type)
-        assert issubclass(annotation, BaseModel)
-        model = annotation
+        options = get_args(annotation) or (annotation,)  # `Normalise | None` is a section too
+        [model] = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
     return list(model.model_fields)
 
 
@@ -510,6 +531,14 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
         if {"activations", "colluder"} & set(attack.knowledge) and "cut" not in attack.parameters:
             message = f"activations and colluder are those of an attack with a `cut`, and {attack.name} has none set"
             yield Problem(path=("attacks", i, "knowledge"), message=message)
+        if attack.observes == "update" and attack.batch_size != 1:
+            message = f"found {attack.batch_size}, but an update has the victim's own batches: set `observes: gradient`"
+            yield Problem(path=("attacks", i, "batch_size"), message=message)
+        for field, listed in (("rounds", attack.rounds), ("victims", attack.victims)):
+            if listed == []:
+                yield Problem(path=("attacks", i, field), message="is empty, so the attack never strikes")
+            elif isinstance(listed, list) and len(set(listed)) < len(listed):
+                yield Problem(path=("attacks", i, field), message=f"names one of {listed} twice")
         for r in attack.rounds:
             if r >= s.federation.rounds:
                 message = f"round {r} is never played: rounds count from 0 to {s.federation.rounds - 1}"

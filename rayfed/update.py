@@ -29,7 +29,8 @@ class Update:
     tensors: Named
     """Parameter name -> tensor of the parameter's shape."""
     buffers: Named
-    """Floating-point buffers (batch-norm statistics) as they are after local training: values, not differences."""
+    """Floating-point buffers (batch-norm statistics) as they are after local training: values, not differences.
+    Frozen parameters, which stay as they were sent, are not among them."""
     samples: int
     """How many samples the client trained on: its weight in a sample-weighted mean."""
     loss: float
@@ -79,7 +80,7 @@ class Observation:
     weights: Named
     """The parameters that the client was sent."""
     buffers: Named
-    """The model's buffers as they were sent."""
+    """The model's buffers, and its parameters that are frozen, as the client was sent them."""
     update: Named
     """The update that the client returned, after its defences."""
     scale: float
@@ -98,6 +99,8 @@ class Observation:
     another client's private part."""
     local: LocalTraining = LocalTraining()
     """The local steps that the client was told to take."""
+    returned_buffers: Named = field(default_factory=dict)
+    """The floating-point buffers that the client returned beside its update: no defence has changed them."""
 
     def to(self, device: torch.device) -> Observation:
         """The same on another device; `extra` stays where it is, shared by the observations that were sent together."""
@@ -110,6 +113,7 @@ class Observation:
             weights=moved(self.weights),
             buffers=moved(self.buffers),
             update=moved(self.update),
+            returned_buffers=moved(self.returned_buffers),
             labels=None if self.labels is None else self.labels.to(device),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -31,7 +32,8 @@ def test_minimal_scenario_takes_the_defaults() -> None:
 
 
 def test_dump_loads_to_the_same_scenario() -> None:
-    text = MINIMAL + "arms: {a: [], b: [{name: gaussian, sigma: 0.5}]}\nattacks: [{name: dlg, knowledge: [labels]}]\n"
+    text = MINIMAL + "arms: {a: [], b: [{name: gaussian, sigma: 0.5}]}\nattacks:\n"
+    text += "- {name: dlg, knowledge: [labels], observes: gradient, batch_size: 4}\n- {name: idlg, batch_size: 1}\n"
     first = scenario.parse(text)
     assert scenario.parse(first.dump()) == first
 
@@ -64,6 +66,10 @@ defences:
         ("attacks: [{name: dlg, rounds: [2]}]", "round 2 is never played"),
         ("attacks: [{name: dlg, victims: 5}]", "only 4 clients are drawn in a round"),
         ("attacks: [{name: dlg, victims: [4]}]", "there is no client 4"),
+        ("attacks: [{name: dlg, victims: [1, 1]}]", "attacks.0.victims: names one of [1, 1] twice"),
+        ("attacks: [{name: dlg, victims: []}]", "attacks.0.victims: is empty, so the attack never strikes"),
+        ("attacks: [{name: dlg, rounds: []}]", "attacks.0.rounds: is empty"),
+        ("attacks: [{name: dlg, batch_size: 4}]", "attacks.0.batch_size: found 4, but"),
         ("attacks: [{name: dlg}, {name: dlg}]", "give this one a `label`"),
         ("attacks: [{name: dlg, knowledge: [lables]}]", "attacks.0.knowledge.0"),
         ("attacks: [{name: dlg, knowledge: [public]}]", "set a share aside with `data.public`"),
@@ -75,15 +81,43 @@ defences:
         ("defences: [{name: quantise, bits: 40}]", "less than or equal to 28"),
         ("model: {name: no.such.module:Net}", "cannot import 'no.such.module'"),
         ("model: {name: json:Net}", "module 'json' has no 'Net'"),
+        (
+            "model: {name: mlp, normalise: {men: [0.5], std: [1]}}",
+            "model.normalise.men: unknown key; did you mean 'mean'",
+        ),
+        ("model: {name: ':Net'}", "unknown model ':Net'"),
+        ("model: {name: 'json:'}", "unknown model 'json:'"),
     ],
 )
 def test_one_error(extra: str, expected: str) -> None:
     assert expected in problems(MINIMAL + extra)
 
 
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("def Net(:", "SyntaxError: "), ("import json\njson.nothing", "AttributeError: module 'json'"), ("1 / 0", "Zero")],
+)
+def test_a_module_of_the_user_that_fails(
+    code: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_net.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    message = problems(MINIMAL + "model: {name: 'failing_net:Net'}")
+    assert f"the module 'failing_net' of model 'failing_net:Net' fails when it is imported: {expected}" in message
+
+
 def test_not_yaml_and_not_a_mapping() -> None:
     assert "not valid YAML" in problems("name: [x")
+    assert "not valid YAML: month must be in 1..12" in problems("name: 2024-13-45")
+    assert "not valid YAML: an anchor refers to itself" in problems("name: &a [*a]")
     assert "expected `key: value` lines" in problems("- a\n- b\n")
+
+
+def test_a_repeated_key_is_reported_once_with_both_lines() -> None:
+    message = problems(MINIMAL + "training:\n  lr: 0.1\ntraining:\n  lr: 0.2\nmodel: {name: mlp, name: lenet}\n")
+    assert "2 problems" in message
+    assert "line 5: training: given before, in line 3: keep one" in message
+    assert "line 7: model.name: given before, in line 7: keep one" in message
 
 
 def test_changes_are_yaml_and_reach_into_lists() -> None:
@@ -94,7 +128,9 @@ def test_changes_are_yaml_and_reach_into_lists() -> None:
     assert s.federation.aggregation.name == "median"
 
 
-@pytest.mark.parametrize("change", ["training.lr", "attacks.0=1", "name.deeper=1", "federation.0=1"])
+@pytest.mark.parametrize(
+    "change", ["training.lr", "attacks.0=1", "name.deeper=1", "federation.0=1", "name=2024-13-45", "name=&a [*a]"]
+)
 def test_a_change_that_fits_nowhere(change: str) -> None:
     assert f"--set {change}" in problems(MINIMAL, change)
 

@@ -3,6 +3,9 @@
 A defence is a frozen dataclass whose fields are the scenario's parameters. It overrides the hooks that it needs; every
 hook takes the next inner function and returns a new one, so defences compose in the order written: the first one
 in the scenario is the innermost, the last one sees the update last before it is sent.
+
+An update has two parts, its tensors and its buffers (the statistics of batch norm). The defences of this version, noise
+among them, change the tensors alone: the buffers are sent as they are, and attackers see them.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ class Task:
     weights: Named
     """The global weights that the client was sent."""
     buffers: Named
+    """The buffers, and the parameters that are frozen, as the client was sent them."""
     data: Batch
     """All of the client's own data."""
     generator: torch.Generator

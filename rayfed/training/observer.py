@@ -69,11 +69,11 @@ class Observer:
             return self._tampered(fresh, attack)
 
         asked, defences = task(), host.arm(arm).defences
-        update = update_method(training, defences)(asked).tensors
+        returned = update_method(training, defences)(asked)
         used = torch.cat(list(batches(len(indices), training, asked.order))).unique().to(host.device)
         truth = Truth(asked.data.images[used], asked.data.labels[used])
         if defences:
-            truth = replace(truth, distortion=_apart(update, update_method(training, ())(task()).tensors))
+            truth = replace(truth, distortion=_apart(returned.tensors, update_method(training, ())(task()).tensors))
         extra = self._granted(arm, sent, client, attack, truth.images, states)
         if "candidates" in attack.knowledge:
             extra["candidates"], members = self._candidates(truth, sent.round, client)
@@ -84,7 +84,7 @@ class Observer:
             round=sent.round,
             weights=asked.weights,
             buffers=asked.buffers,
-            update=update,
+            update=returned.tensors,
             scale=local.scale,
             batch_size=len(truth.labels),
             image_shape=host.data.image_shape,
@@ -93,6 +93,7 @@ class Observer:
             labels=truth.labels.sort().values if "labels" in attack.knowledge else None,
             local=local,
             extra=extra,
+            returned_buffers=returned.buffers,
         )
         return observation, truth
 

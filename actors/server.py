@@ -21,7 +21,10 @@ ArmState = dict[str, Any]
 
 
 class ServerActor:
-    """Sees updates (or what the aggregation makes of them) and weights; never data, keys or client state."""
+    """Sees updates (or what the aggregation makes of them) and weights; never data, keys or client state.
+
+    It adds and does not train, so its model stays on the CPU, where partial results arrive.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,7 @@ class ServerActor:
         saved: dict[str, ArmState],
     ) -> None:
         """`saved` holds the arms of a checkpoint, or nothing for a new run."""
-        device = set_up(share)
+        set_up(share)
         self._aggregation: Aggregation = scenario.federation.aggregation.build()
         self._folds: dict[str, TreeFold] = {}
         server = scenario.federation.server
@@ -43,7 +46,7 @@ class ServerActor:
                 model = GlobalModel(optimiser=optimiser, **saved[name])
             else:
                 arm = build_arm(scenario.model, stack, image_shape, classes, scenario.seed)
-                model = GlobalModel.untrained(arm.model.to(device), optimiser)
+                model = GlobalModel.untrained(arm.model, optimiser)
             self._models[name] = model
 
     def sent(self, arm: str, round: int) -> tuple[Sent, Optimiser]:

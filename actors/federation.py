@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -103,20 +103,11 @@ class Federation:
 
     def play(self, round: int) -> RoundTables:
         """Play one round; when the server dies, start it from the last finished round and play again."""
-        for _ in range(Pool.RETRIES):
-            try:
-                return self._play(round)
-            except RayActorError as error:
-                self._progress.note(f"the server died in round {round} and the round is played again ({error})")
-                self._server, self._sent = self._start_server(), {}
-        return self._play(round)
+        return self._surviving(self._play, round)
 
     def attack(self, round: int) -> RoundTables:
-        """Only the attacks of a round, on the weights that clients would be sent in it."""
-        tables = RoundTables()
-        served = {arm: self._ask_server("sent", arm, round) for arm in self._scenario.stacks}
-        self._attack(round, {arm: sent for arm, (sent, _) in served.items()}, tables)
-        return tables
+        """Only the attacks of a round, on the weights that clients would be sent in it; again when the server dies."""
+        return self._surviving(self._attack_alone, round)
 
     @property
     def saved(self) -> dict[str, ArmState]:
@@ -134,6 +125,21 @@ class Federation:
         make = _remote(ServerActor, self._allotment.server)
         shape, classes = self._data.image_shape, len(self._data.classes)
         return make.remote(self._scenario, shape, classes, self._allotment.server, self._saved)
+
+    def _surviving(self, act: Callable[[int], RoundTables], round: int) -> RoundTables:
+        for _ in range(Pool.RETRIES):
+            try:
+                return act(round)
+            except RayActorError as error:
+                self._progress.note(f"the server died in round {round} and the round is played again ({error})")
+                self._server, self._sent = self._start_server(), {}
+        return act(round)
+
+    def _attack_alone(self, round: int) -> RoundTables:
+        tables = RoundTables()
+        served = {arm: self._ask_server("sent", arm, round) for arm in self._scenario.stacks}
+        self._attack(round, {arm: sent for arm, (sent, _) in served.items()}, tables)
+        return tables
 
     def _play(self, round: int) -> RoundTables:
         tables = RoundTables()

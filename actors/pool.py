@@ -64,7 +64,8 @@ class Pool:
 
         An actor is handed its next call before it has finished the last, so that it need not wait for the driver, while
         enough calls are left that none can end up queued behind one actor beside an idle one. Raises the call's own
-        exception when it fails, `ActorsLost` when it keeps killing actors.
+        exception when it fails, `RayActorError` when the maker of one of its arguments has died, `ActorsLost` when it
+        keeps killing actors.
         """
         waiting = deque((call, 0) for call in calls)
         running: dict[ray.ObjectRef, tuple[int, ActorHandle, Call, int, list[ray.ObjectRef]]] = {}
@@ -80,14 +81,14 @@ class Pool:
             queued[slot] -= 1
             try:
                 result = ray.get(done)
+            except RayTaskError as error:  # before RayActorError, which it is too when an argument's maker has died
+                raise _original(error) from None
             except RayActorError as error:
                 self._replace(slot, actor)
                 if losses + 1 > self.RETRIES:
                     raise ActorsLost(f"{call.method} lost {losses + 1} actors in a row: {error}") from error
                 waiting.appendleft((call, losses + 1))
                 continue
-            except RayTaskError as error:
-                raise _original(error) from None
             yield call, result, rest
 
     @staticmethod
@@ -114,5 +115,5 @@ class Pool:
 
 
 def _original(error: RayTaskError) -> Exception:
-    """A user's error as the actor raised it; anything else with the actor's traceback."""
-    return error.cause if isinstance(error.cause, UserError) else error
+    """A user's error and the death of an argument's maker as they are; anything else with the actor's traceback."""
+    return error.cause if isinstance(error.cause, UserError | RayActorError) else error

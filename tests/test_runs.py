@@ -13,6 +13,7 @@ import ray
 import torch
 
 from actors import launch as runs
+from actors.federation import Federation
 from actors.progress import Progress
 from rayfed import scenario as scenarios
 from rayfed.errors import ResourceError, RunError, UserError
@@ -103,6 +104,49 @@ def test_weights_are_the_same_after_an_actor_is_killed(victim: str, undisturbed:
     assert "died" in " ".join(killer.notes)
     assert_same_bits(weights(folder), weights(undisturbed))
     assert folder.read_table("clients").num_rows == 3 * 2 * 7
+
+
+def kill_server_before(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, so that what it is asked for never comes."""
+    ask, killed = Federation._ask_server, list[str]()
+
+    def deadly(self: Federation, asked: str, arm: str, round: int) -> Any:
+        if asked == method and not killed:
+            killed.append(asked)
+            ray.kill(self._server)
+        return ask(self, asked, arm, round)
+
+    monkeypatch.setattr(Federation, "_ask_server", deadly)
+
+
+class Noting(Progress):
+    def __init__(self) -> None:
+        self.notes = list[str]()
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+@pytest.mark.parametrize("method", ["sent", "finish"])
+def test_weights_are_the_same_when_the_server_dies_before_it_answers(
+    method: str, undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_server_before(method, monkeypatch)
+    progress = Noting()
+    folder = runs.launch(parsed(), str(tmp_path), None, progress)
+    assert_same_bits(weights(folder), weights(undisturbed))
+    [note] = progress.notes  # and none of the clients' actors was taken for dead
+    assert "the server died in round 0" in note
+
+
+def test_attacks_alone_survive_the_death_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), None, Progress())
+    kill_server_before("sent", monkeypatch)
+    progress = Noting()
+    folder = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), None, progress)
+    a, b = (f.read_table("attacks").drop_columns(["seconds"]) for f in (folder, expected))
+    assert a.equals(b)
+    assert len(progress.notes) == 1
 
 
 class Stop(Progress):

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError
 
 from actors.attacker import AttackerActor
 from actors.client import ClientActor
 from actors.cluster import Allotment
-from actors.pool import Call, Pool
+from actors.pool import Call, Pool, wait_for
 from actors.process import Share
 from actors.progress import Progress
 from actors.server import ArmState, Optimiser, ServerActor
-from rayfed import seeds
+from rayfed import gradients, seeds
+from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.attacks.base import Guess, Inference
 from rayfed.data.base import Dataset
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.training import plan
+from rayfed.training.arm import build_arm
 from rayfed.training.host import Sent, State
 
 EVALUATION_SLICE = 1000
 """Test samples in one call; fixed, so that the sum of losses does not depend on the cluster."""
-
-START_TIMEOUT = 900.0
-"""Seconds; an autoscaling cluster needs minutes for a new node."""
 
 Rows = list[dict[str, Any]]
 Served = tuple[ray.ObjectRef, ray.ObjectRef]
@@ -86,7 +85,8 @@ class Federation:
         """`saved` and `states` are the server's and the clients' side of a checkpoint, or empty."""
         self._scenario, self._data, self._allotment, self._progress = scenario, data, allotment, progress
         self._samples = [len(part) for part in parts]
-        self._saved, self.states = saved, {arm: dict(states.get(arm, {})) for arm in scenario.stacks}
+        self._saved = {arm: saved.get(arm) or _untrained(scenario, data, arm) for arm in scenario.stacks}
+        self.states = {arm: dict(states.get(arm, {})) for arm in scenario.stacks}
         self._sent: dict[str, Served] = {}
         data_ref, parts_ref = ray.put(data), ray.put(list(parts))
         make = _remote(ClientActor, allotment.client)
@@ -99,24 +99,17 @@ class Federation:
 
         Raises `ResourceError` when the cluster does not bring them up in time.
         """
-        self._clients.wait(START_TIMEOUT)
+        self._clients.wait()
 
     def play(self, round: int) -> RoundTables:
-        """Play one round; when the server dies, start it from the last finished round and play again."""
-        for _ in range(Pool.RETRIES):
-            try:
-                return self._play(round)
-            except RayActorError as error:
-                self._progress.note(f"the server died in round {round} and the round is played again ({error})")
-                self._server, self._sent = self._start_server(), {}
-        return self._play(round)
+        """Play one round; when the server dies or a node takes objects with it, start the server from the last finished
+        round and play again. Raises `ResourceError` when the cluster has no place for the actors any more.
+        """
+        return self._surviving(self._play, round)
 
     def attack(self, round: int) -> RoundTables:
-        """Only the attacks of a round, on the weights that clients would be sent in it."""
-        tables = RoundTables()
-        served = {arm: self._ask_server("sent", arm, round) for arm in self._scenario.stacks}
-        self._attack(round, {arm: sent for arm, (sent, _) in served.items()}, tables)
-        return tables
+        """Only the attacks of a round, on the weights that clients would be sent in it; again as `play` does it."""
+        return self._surviving(self._attack_alone, round)
 
     @property
     def saved(self) -> dict[str, ArmState]:
@@ -131,9 +124,31 @@ class Federation:
         ray.kill(self._server)
 
     def _start_server(self) -> Any:
-        make = _remote(ServerActor, self._allotment.server)
-        shape, classes = self._data.image_shape, len(self._data.classes)
-        return make.remote(self._scenario, shape, classes, self._allotment.server, self._saved)
+        """The server is told how to add and where to start; with the seed it could draw every client's noise again."""
+        s, share = self._scenario, self._allotment.server
+        optimiser = ServerOptimiser(s.federation.server.optimiser, s.server_lr, s.federation.server.momentum)
+        return _remote(ServerActor, share).remote(s.federation.aggregation, optimiser, share, self._saved)
+
+    def _surviving(self, act: Callable[[int], RoundTables], round: int) -> RoundTables:
+        failures = 0
+        while True:
+            try:
+                wait_for([self._server.__ray_ready__.remote()])  # else clients would wait for its weights without end
+                return act(round)
+            except (RayActorError, ObjectLostError) as error:
+                failures += 1
+                if failures > Pool.RETRIES:
+                    raise
+                what = "the server died" if isinstance(error, RayActorError) else "an object was lost"
+                self._progress.note(f"{what} in round {round} and the round is played again ({error})")
+                ray.kill(self._server)  # where an object was lost it lives on, with half a round added
+                self._server, self._sent = self._start_server(), {}
+
+    def _attack_alone(self, round: int) -> RoundTables:
+        tables = RoundTables()
+        served = {arm: self._ask_server("sent", arm, round) for arm in self._scenario.stacks}
+        self._attack(round, {arm: sent for arm, (sent, _) in served.items()}, tables)
+        return tables
 
     def _play(self, round: int) -> RoundTables:
         tables = RoundTables()
@@ -281,6 +296,12 @@ class Federation:
 
 def _remote(cls: type, share: Share) -> Any:
     return ray.remote(cls).options(num_cpus=share.num_cpus, num_gpus=share.num_gpus)
+
+
+def _untrained(scenario: Scenario, data: Dataset, arm: str) -> ArmState:
+    stack, classes = scenario.stacks[arm], len(data.classes)
+    model = build_arm(scenario.model, stack, data.image_shape, classes, scenario.seed).model
+    return {"weights": gradients.weights_of(model), "buffers": gradients.buffers_of(model), "state": {}}
 
 
 def _arm_state(sent: Sent, optimiser: Optimiser) -> ArmState:

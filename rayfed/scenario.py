@@ -212,7 +212,7 @@ class Resources(Section):
     clients: Actors = Actors()
     """ClientActors host the virtual clients and score reconstructions."""
     server: Actors = Actors(actors=1)
-    """The ServerActor; always one."""
+    """The ServerActor; always one. It adds and does not train, on the CPU: it has no use for a GPU."""
     attackers: Actors = Actors()
     """AttackerActors."""
 

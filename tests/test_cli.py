@@ -146,6 +146,18 @@ def test_a_defect_of_ours_ends_with_1(monkeypatch: pytest.MonkeyPatch, file) -> 
         CliRunner().invoke(app, ["validate", file(), "--debug"], catch_exceptions=False)
 
 
+@pytest.mark.parametrize(("command", "resumable"), [("launch", True), ("attack", False)])
+def test_only_training_is_said_to_go_on(command: str, resumable: bool, monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]
+    from actors import launch as runs
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, command, interrupted)
+    code, output = run(command, file(), "--set", "attacks=[idlg]")
+    assert (code, "rayfed resume" in output) == (130, resumable)
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]
@@ -164,6 +176,16 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, file) -> None:  # 
     assert _final_weights(folder) == _final_weights(other)
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_run_that_is_told_to_stop_is_interrupted(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]
+    command = [sys.executable, "-m", "rayfed", "launch", file(), "--out", str(tmp_path / "runs")]
+    folder = _stopped_after(
+        [*command, "--set", "federation.rounds=400"], tmp_path / "runs", rounds=1, how=signal.SIGTERM, code=130
+    )
+    assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"
+
+
 def _stopped_after(command: list[str], out: Path, rounds: int, how: signal.Signals, code: int) -> Path:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
@@ -174,7 +196,7 @@ def _stopped_after(command: list[str], out: Path, rounds: int, how: signal.Signa
     os.kill(process.pid, how)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    if how == signal.SIGINT:
+    if how != signal.SIGKILL:
         assert "rayfed resume" in errors
     return next(out.iterdir())
 

@@ -8,17 +8,27 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import torch
+from pydantic import BaseModel
+from ray._private.internal_api import free
+from ray.actor import ActorClass, ActorMethod
+from ray.exceptions import ObjectLostError
 
 from actors import launch as runs
+from actors import pool
+from actors.federation import Federation
 from actors.progress import Progress
 from rayfed import scenario as scenarios
+from rayfed.data.base import Dataset
 from rayfed.errors import ResourceError, RunError, UserError
 from rayfed.results import checkpoint
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
+from rayfed.training.inputs import prepare
+from rayfed.training.observer import Truth
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -105,6 +115,110 @@ def test_weights_are_the_same_after_an_actor_is_killed(victim: str, undisturbed:
     assert folder.read_table("clients").num_rows == 3 * 2 * 7
 
 
+def kill_server_before(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, so that what it is asked for never comes."""
+    ask, killed = Federation._ask_server, list[str]()
+
+    def deadly(self: Federation, asked: str, arm: str, round: int) -> Any:
+        if asked == method and not killed:
+            killed.append(asked)
+            ray.kill(self._server)
+        return ask(self, asked, arm, round)
+
+    monkeypatch.setattr(Federation, "_ask_server", deadly)
+
+
+class Noting(Progress):
+    def __init__(self) -> None:
+        self.notes = list[str]()
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+@pytest.mark.parametrize("method", ["sent", "finish"])
+def test_weights_are_the_same_when_the_server_dies_before_it_answers(
+    method: str, undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_server_before(method, monkeypatch)
+    progress = Noting()
+    folder = runs.launch(parsed(), str(tmp_path), None, progress)
+    assert_same_bits(weights(folder), weights(undisturbed))
+    [note] = progress.notes  # and none of the clients' actors was taken for dead
+    assert "the server died in round 0" in note
+
+
+def test_attacks_alone_survive_the_death_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), None, Progress())
+    kill_server_before("sent", monkeypatch)
+    progress = Noting()
+    folder = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), None, progress)
+    a, b = (f.read_table("attacks").drop_columns(["seconds"]) for f in (folder, expected))
+    assert a.equals(b)
+    assert len(progress.notes) == 1
+
+
+def test_weights_are_the_same_after_objects_are_lost(
+    undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the node dies that held what the server had sent; a test has one node, so Ray's error is pretended."""
+    evaluate, lost = Federation._evaluate, list[int]()
+
+    def failing(self: Federation, round: int, sent: Any) -> Any:
+        if round == 1 and not lost:
+            lost.append(round)
+            raise ObjectLostError("00" * 28, "", "")
+        return evaluate(self, round, sent)
+
+    monkeypatch.setattr(Federation, "_evaluate", failing)
+    progress = Noting()
+    folder = runs.launch(parsed(), str(tmp_path), None, progress)
+    assert_same_bits(weights(folder), weights(undisturbed))
+    [note] = progress.notes
+    assert "an object was lost in round 1" in note
+
+
+class Worker:
+    def work(self, what: Any) -> Any:
+        return what
+
+
+def workers(cpus: list[float]) -> Any:
+    """Makes actors that ask for so many CPUs, one after another; 100 are more than there are."""
+    asked = iter(cpus)
+    return lambda: ray.remote(Worker).options(num_cpus=next(asked)).remote()
+
+
+def test_actors_without_a_place_are_waited_for_no_longer_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "START_TIMEOUT", 1.0)
+    nowhere = pool.Pool(workers([100, 100]), 2)
+    with pytest.raises(ResourceError, match="2 of 2 actors did not start within 1 s"):
+        nowhere.wait()
+    with pytest.raises(ResourceError, match="2 of 2 actors did not start within 1 s"):
+        list(nowhere.run([pool.Call("work", (1,))]))
+    nowhere.close()
+
+
+def test_the_living_do_the_work_of_an_actor_that_cannot_be_replaced() -> None:
+    two = pool.Pool(workers([0, 0, 100]), 2)
+    two.wait()
+    ray.kill(two._actors[1])
+    assert sorted(result for _, result, _ in two.run([pool.Call("work", (i,)) for i in range(9)])) == list(range(9))
+    assert two.losses == 1
+    two.close()
+
+
+def test_a_lost_argument_costs_no_actor() -> None:
+    one = pool.Pool(workers([0]), 1)
+    one.wait()
+    argument = ray.put(bytes(1_000_000))
+    free([argument])
+    with pytest.raises(ObjectLostError):
+        list(one.run([pool.Call("work", (argument,))]))
+    assert one.losses == 0
+    one.close()
+
+
 class Stop(Progress):
     """Interrupts the driver after some rounds, as Ctrl-C does."""
 
@@ -184,42 +298,52 @@ def test_fedsgd_and_adam_run(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_attackers_are_sent_no_data_and_no_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every argument that goes to an AttackerActor, searched for the scenario and for raw images by value."""
-    import numpy as np
-
-    from actors import federation
-    from actors.pool import Pool
-    from rayfed.training.inputs import prepare
-    from rayfed.training.observer import Truth
-
-    data = prepare(parsed(extra=ATTACK)).data
-    raw = {image.tobytes() for image in data.train_images} | {
-        (i / np.float32(255)).astype("f4").tobytes() for i in data.train_images
+def test_server_and_attackers_are_sent_no_data_and_no_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every argument of their constructors and methods, searched for the scenario, the seed and raw images by value."""
+    scenario = parsed("seed=987654321", extra=ATTACK)
+    data = prepare(scenario).data
+    pixels = [images for images in (data.train_images, data.test_images, data.public_images) if images is not None]
+    raw = {
+        image.tobytes() for images in pixels for i in images for image in (i, (i / np.float32(255)).astype(np.float32))
     }
-    sent: list[Any] = []
-    run = Pool.run
+    sent: dict[str, list[Any]] = {}
+    create, call = ActorClass._remote, ActorMethod._remote
 
-    def spy(self: Pool, calls: Any) -> Any:
-        calls = list(calls)
-        sent.extend(arg for call in calls if call.method == "attack" for arg in call.args)
-        return run(self, calls)
+    def spied_create(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        handle = create(self, args, kwargs, **options)
+        sent.setdefault(type_of(handle), []).extend([args, kwargs])
+        return handle
 
-    monkeypatch.setattr(federation.Pool, "run", spy)
-    runs.launch(parsed(extra=ATTACK), str(tmp_path), None, Progress())
-    assert sent
-    values = [ray.get(a) if isinstance(a, ray.ObjectRef) else a for a in sent]
-    for value in _walk(values):
-        assert not isinstance(value, Scenario | Truth)
-        if isinstance(value, torch.Tensor):
-            flat = value.float().contiguous().numpy()
-            assert flat.tobytes() not in raw
-            assert not [r for r in flat.reshape(len(flat), -1) if r.tobytes() in raw] if flat.ndim > 1 else True
+    def spied_call(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        sent.setdefault(f"{type_of(self._actor)}.{self._method_name}", []).extend([args, kwargs])
+        return call(self, args, kwargs, **options)
+
+    monkeypatch.setattr(ActorClass, "_remote", spied_create)
+    monkeypatch.setattr(ActorMethod, "_remote", spied_call)
+    runs.launch(scenario, str(tmp_path), None, Progress())
+    curious = {name: values for name, values in sent.items() if not name.startswith("ClientActor")}
+    methods = {"ServerActor.sent", "ServerActor.add", "ServerActor.finish", "AttackerActor.attack"}
+    assert {"ServerActor", "AttackerActor", *methods} <= curious.keys()
+    for value in _walk(curious):
+        assert not isinstance(value, Scenario | Truth | Dataset)
+        assert str(value) != "987654321"
+        if isinstance(value, torch.Tensor | np.ndarray):
+            array = np.ascontiguousarray(value)
+            assert array.tobytes() not in raw
+            assert not array.ndim or not any(row.tobytes() in raw for row in array)
+
+
+def type_of(actor: Any) -> str:
+    return str(actor._ray_actor_creation_function_descriptor.class_name).rpartition(".")[2]
 
 
 def _walk(value: Any) -> Any:
+    if isinstance(value, ray.ObjectRef):
+        value = ray.get(value)
     yield value
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if isinstance(value, BaseModel):
+        children = [field for _, field in value]
     if hasattr(value, "__dataclass_fields__"):
         children = [getattr(value, f) for f in value.__dataclass_fields__]
     for child in children:

@@ -1,0 +1,118 @@
+"""What the Ray layer decides by itself, tested without Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors import launch as runs
+from actors import server
+from actors.cluster import divide
+from actors.process import Share
+from actors.progress import Progress
+from rayfed import scenario as scenarios
+from rayfed.aggregation.server_optimiser import ServerOptimiser
+from rayfed.errors import ResourceError, RunError
+from rayfed.results.folder import RunFolder
+from rayfed.scenario import AggregationSpec, Scenario
+
+TEXT = """
+name: t
+seed: 987654321
+data: {name: digits, size: 8}
+model: {name: mlp, hidden: [4]}
+federation: {rounds: 1, clients: 2}
+"""
+
+
+def parsed(*changes: str) -> Scenario:
+    return scenarios.parse(TEXT, changes=changes)
+
+
+def test_a_server_with_a_gpu_adds_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "set_up", lambda share: torch.device("meta"))  # stands for a device of its own
+    weights = {"w": torch.rand(3)}
+    optimiser = ServerOptimiser("sgd", lr=1.0)
+    arm = {"weights": weights, "buffers": {}, "state": {}}
+    made = server.ServerActor(AggregationSpec(name="fedavg"), optimiser, Share(0, 1), {"none": arm})
+    sent, _ = made.sent("none", 0)
+    steps: dict[str, Any] = {name: torch.ones_like(w, device="cpu") for name, w in sent.weights.items()}
+    made._models["none"].apply(steps, {})
+    after, _ = made.sent("none", 1)
+    assert all(torch.equal(after.weights[name], w - 1) for name, w in sent.weights.items())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "clients", "expected"),
+    [
+        ([(8, 2)], "{num_gpus: 0.6}", 2),  # what is left of two GPUs is no third share
+        ([(8, 2)], "{num_gpus: 0.5}", 4),
+        ([(8, 1)], "{num_cpus: 0.5, num_gpus: 0.1}", 10),
+        ([(1.5, 0), (1.5, 0)], "{num_cpus: 1}", 2),  # nor is a half of two nodes a CPU
+        ([(2, 0), (3, 1)], "{num_gpus: 1}", 1),
+        ([(4, 3), (4, 3)], "{num_gpus: 2}", 2),
+        ([(1, 0)], "{num_cpus: 0.3333333333}", 3),
+        ([(64, 0)], "{num_cpus: 1}", 20),  # no more than there are calls
+    ],
+)
+def test_actors_that_fit_on_nodes_and_gpus(nodes: list[tuple[float, float]], clients: str, expected: int) -> None:
+    assert divide(nodes, parsed(f"resources.clients={clients}"), 20, 0).clients == expected
+
+
+def test_clients_and_attackers_share_a_gpu_or_have_one_each() -> None:
+    parts = parsed("resources.clients={num_gpus: 0.5}", "resources.attackers={num_gpus: 0.5}")
+    found = divide([(8, 2)], parts, 20, 20)
+    assert (found.clients, found.attackers) == (2, 2)
+    more = parsed("resources.clients={num_gpus: 0.6}", "resources.attackers={num_gpus: 0.6}")
+    found = divide([(8, 3)], more, 20, 20)  # 3.6 GPUs would hold two pairs by their sum
+    assert (found.clients, found.attackers) == (1, 1)
+
+
+def test_more_actors_than_parts_of_gpus() -> None:
+    s = parsed("resources.clients={actors: 3, num_gpus: 0.6}")
+    with pytest.raises(ResourceError, match=r"3 client actors .* ask for 3 CPU and 1\.8 GPU together"):
+        divide([(8, 2)], s, 20, 0)
+
+
+def test_what_fails_after_a_failure_does_not_hide_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unwritable(folder: RunFolder) -> str:
+        raise RunError("the disk is full")
+
+    monkeypatch.setattr(runs.report, "write_report", unwritable)
+    folder = RunFolder.create(str(tmp_path), "t")
+    folder.write_text("checkpoint/latest.json", "damaged")
+    with pytest.raises(ZeroDivisionError), runs._recorded(folder, "training", 2, 3):
+        raise ZeroDivisionError
+    status = json.loads(folder.read_text("status.json"))
+    assert (status["state"], status["rounds_done"], status["error"]) == ("failed", 2, "ZeroDivisionError: ")
+    assert "after the run ended: RunError: the disk is full" in folder.read_text("log.txt")
+
+
+def test_a_log_that_cannot_be_written_does_not_hide_the_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unwritable(self: RunFolder, name: str, data: bytes) -> None:
+        raise RunError("the disk is full")
+
+    def fail() -> None:
+        monkeypatch.setattr(RunFolder, "write_bytes", unwritable)
+        raise ZeroDivisionError
+
+    folder = RunFolder.create(str(tmp_path), "t")
+    with pytest.raises(ZeroDivisionError), runs._recorded(folder, "training", 0, 3):
+        fail()
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, RunError])
+def test_attacks_without_training_cannot_be_resumed(end: type[BaseException], tmp_path: Path) -> None:
+    folder = RunFolder.create(str(tmp_path), "t")
+    folder.write_text("scenario.yaml", parsed().dump())
+    with pytest.raises(end), runs._recorded(folder, "attack", 0, 0):
+        raise end
+    assert "rayfed resume" not in folder.read_text("report.html")
+    with pytest.raises(RunError, match="attacked without training; nothing to resume"):
+        runs.resume(folder.url, None, Progress())

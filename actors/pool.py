@@ -133,7 +133,7 @@ class Pool:
             ray.kill(actor)
 
 
-def wait_for(starting: Sequence[ray.ObjectRef]) -> None:
+def wait_for(starting: list[ray.ObjectRef]) -> None:
     """Return when these `__ray_ready__` of actors are there; raises `ResourceError` after `START_TIMEOUT`."""
     ready, missing = ray.wait(starting, num_returns=len(starting), timeout=START_TIMEOUT)
     ray.get(ready)

@@ -21,7 +21,7 @@ def weights_of(model: nn.Module) -> Named:
 
 
 def buffers_of(model: nn.Module) -> Named:
-    """Copies of what a forward pass reads beside the weights, by name: the buffers, and the parameters that are frozen."""
+    """Copies of what a forward pass reads beside the weights, by name: the buffers, and the frozen parameters."""
     frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
     return {name: t.detach().clone() for name, t in [*model.named_buffers(), *frozen]}
 

@@ -21,8 +21,9 @@ def weights_of(model: nn.Module) -> Named:
 
 
 def buffers_of(model: nn.Module) -> Named:
-    """Copies of the buffers, by name."""
-    return {name: b.detach().clone() for name, b in model.named_buffers()}
+    """Copies of the buffers, and of the parameters that are frozen: all that a forward pass reads beside the weights."""
+    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
+    return {name: t.detach().clone() for name, t in [*model.named_buffers(), *frozen]}
 
 
 def batch_loss(

@@ -29,7 +29,8 @@ class Update:
     tensors: Named
     """Parameter name -> tensor of the parameter's shape."""
     buffers: Named
-    """Floating-point buffers (batch-norm statistics) as they are after local training: values, not differences."""
+    """Floating-point buffers (batch-norm statistics) as they are after local training: values, not differences.
+    Frozen parameters, which stay as they were sent, are not among them."""
     samples: int
     """How many samples the client trained on: its weight in a sample-weighted mean."""
     loss: float
@@ -79,7 +80,7 @@ class Observation:
     weights: Named
     """The parameters that the client was sent."""
     buffers: Named
-    """The model's buffers as the client was sent them."""
+    """The model's buffers, and its parameters that are frozen, as the client was sent them."""
     update: Named
     """The update that the client returned, after its defences."""
     scale: float

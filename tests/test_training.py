@@ -12,6 +12,7 @@ from torch import nn
 
 from rayfed import scenario as scenarios
 from rayfed import seeds
+from rayfed.attacks.matching import Matching, squared_l2
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task
 from rayfed.defences.gaussian import Gaussian
 from rayfed.errors import ScenarioError, UserError
@@ -19,6 +20,7 @@ from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.scenario import AttackSpec, DataSpec, ModelSpec, Scenario, Training
 from rayfed.training import plan
+from rayfed.training.arm import build_arm
 from rayfed.training.cohort import cohort_updates
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
@@ -262,6 +264,42 @@ def test_the_statistics_that_a_client_returns_are_observed_bare() -> None:
     assert any(not torch.equal(b, seen.buffers[name]) for name, b in seen.returned_buffers.items())
     for name, total in partial.buffers.items():
         assert torch.equal(seen.returned_buffers[name] * partial.weight, total)
+
+
+class HalfFrozen(nn.Module):
+    """A random projection that nobody trains, under a linear layer."""
+
+    def __init__(self, frozen_layers: int = 1) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 32), nn.Linear(32, 10)
+        for layer in (self.body, self.head)[:frozen_layers]:
+            layer.requires_grad_(False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.sigmoid(self.body(images.flatten(1))))
+
+
+def half_frozen(frozen_layers: int = 1) -> ModelSpec:
+    return ModelSpec(name="tests.test_training:HalfFrozen", frozen_layers=frozen_layers)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("how", ["loop", "vmap"])
+def test_attackers_are_shown_the_parameters_that_are_frozen(how: str) -> None:
+    s = scenario().model_copy(update={"model": half_frozen(), "training": Training(vectorise=how, batch_size=8)})  # type: ignore[arg-type]
+    h, sent = host(s)
+    assert (set(sent.weights), set(sent.buffers)) == ({"head.weight", "head.bias"}, {"body.weight", "body.bias"})
+    partial, _ = h.cohort("none", sent, [1, 2], {})
+    assert partial.buffers == {}
+    attack = AttackSpec(name="dlg", observes="gradient", knowledge=["labels"])
+    seen, truth = Observer(h).observe("none", sent, 1, attack, {})
+    others = build_arm(s.model, (), h.data.image_shape, 10, seed=7).model  # as attackers build it: another seed
+    problem = Matching.of([seen], others, None, squared_l2)
+    assert problem.losses(truth.images.reshape(1, -1), torch.zeros(1, dtype=torch.int64)) < 1e-10
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    with pytest.raises(UserError, match="has nothing to train"):
+        prepare(scenario().model_copy(update={"model": half_frozen(frozen_layers=2)}))
 
 
 def test_an_observed_gradient_is_that_of_its_truth() -> None:

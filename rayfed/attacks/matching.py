@@ -24,7 +24,7 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.local_steps import many_local_updates
 from rayfed.attacks.priors import Prior
 from rayfed.errors import UserError, nearest
-from rayfed.gradients import gradient, many_gradients
+from rayfed.gradients import buffers_of, gradient, many_gradients
 from rayfed.update import LocalTraining, Named, Observation
 
 Distance = Callable[[Named, Named], Tensor]
@@ -74,8 +74,8 @@ def without_tracking(model: nn.Module) -> nn.Module:
 
 
 def buffers_for(model: nn.Module, observation: Observation) -> Named:
-    """The observed buffers that `model`, a result of `without_tracking`, still has."""
-    return {name: observation.buffers[name] for name, _ in model.named_buffers()}
+    """The observed buffers and frozen parameters that `model`, a result of `without_tracking`, still has."""
+    return {name: observation.buffers[name] for name in buffers_of(model)}
 
 
 def matched_layers(names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:

@@ -42,6 +42,7 @@ class Task:
     weights: Named
     """The global weights that the client was sent."""
     buffers: Named
+    """The buffers, and the parameters that are frozen, as the client was sent them."""
     data: Batch
     """All of the client's own data."""
     generator: torch.Generator

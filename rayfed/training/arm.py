@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rayfed.defences.base import Defence
+from rayfed.errors import UserError
 from rayfed.models.build import build_model
 from rayfed.scenario import DefenceSpec, ModelSpec
 
@@ -25,7 +26,7 @@ class Arm:
 def build_arm(
     model: ModelSpec, stack: Sequence[DefenceSpec], image_shape: tuple[int, int, int], classes: int, seed: int
 ) -> Arm:
-    """Build an arm; raises `UserError` where the model does not fit the data."""
+    """Build an arm; raises `UserError` where the model does not fit the data, or has nothing to train."""
     defences = tuple(spec.build() for spec in stack)
     normalise = (model.normalise.mean, model.normalise.std) if model.normalise else None
     net = build_model(model.name, model.parameters, image_shape, classes, seed, normalise)
@@ -33,6 +34,8 @@ def build_arm(
         torch.manual_seed(seed)
         for defence in defences:
             net = defence.adapt_model(net)
+    if not any(p.requires_grad for p in net.parameters()):
+        raise UserError(f"model '{model.name}' has nothing to train: let one of its parameters have requires_grad=True")
     net.train()
     if model.batch_norm == "eval":
         for module in net.modules():

@@ -20,8 +20,8 @@ from rayfed.training.local import (
     batches,
     data_method,
     descend,
-    float_buffers,
     gradient_method,
+    returned_buffers,
     trained_samples,
     update_method,
     wrap_updates,
@@ -48,8 +48,7 @@ def _vectorised(task: Task, training: Training, defences: Sequence[Defence]) -> 
         if obstacle:
             raise UserError(f"training.vectorise: vmap is not possible: {obstacle}; use auto or loop")
         return True
-    on_cuda = next(iter(task.weights.values())).is_cuda
-    return on_cuda and len(task.weights) > 0 and obstacle is None
+    return next(iter(task.weights.values())).is_cuda and obstacle is None
 
 
 def _obstacle(model: nn.Module, defences: Sequence[Defence]) -> str | None:
@@ -91,9 +90,8 @@ def _train_together(tasks: Sequence[Task], training: Training, defences: Sequenc
     mean_losses = torch.stack(losses).nanmean(dim=0).tolist()
     for i, task in enumerate(tasks):
         tensors = {name: t[i] for name, t in sent.items()}
-        buffers = float_buffers(task.buffers)
         samples = trained_samples(len(task.data.labels), training)
-        yield Update(task.client, task.round, tensors, buffers, samples, mean_losses[i])
+        yield Update(task.client, task.round, tensors, returned_buffers(task), samples, mean_losses[i])
 
 
 def _stepper(task: Task, gradient: GradientMethod):  # type: ignore[no-untyped-def]

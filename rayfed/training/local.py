@@ -76,7 +76,7 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
         client=task.client,
         round=task.round,
         tensors=sent,
-        buffers=float_buffers(task.buffers),
+        buffers=returned_buffers(task),
         samples=trained_samples(len(task.data.labels), training),
         loss=float(torch.stack(losses).mean()),
     )
@@ -91,9 +91,9 @@ def descend(weights: Named, step: Named, velocity: Named, training: Training) ->
         weights[name].sub_(g, alpha=training.lr)
 
 
-def float_buffers(buffers: Named) -> Named:
-    """The buffers that can be averaged: batch-norm statistics, not counters."""
-    return {name: b for name, b in buffers.items() if b.is_floating_point()}
+def returned_buffers(task: Task) -> Named:
+    """The buffers that can be averaged: batch-norm statistics, neither counters nor frozen parameters."""
+    return {name: task.buffers[name] for name, b in task.model.named_buffers() if b.is_floating_point()}
 
 
 def batches(samples: int, training: Training, order: int) -> Iterator[Tensor]:

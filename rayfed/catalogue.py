@@ -65,22 +65,30 @@ def table(kind: str) -> Mapping[str, str]:
 def find(kind: str, name: str) -> Any:
     """The class or function behind a name.
 
-    Raises `UserError` for a name that is neither in the table nor an importable `module:attribute`.
+    Raises `UserError` for a name that is neither in the table nor an importable `module:attribute`, and for a module
+    that fails when it is imported.
     """
     known = table(kind)
     path = known.get(name, name)
-    module, colon, attribute = path.partition(":")
-    if not colon:
+    module, _, attribute = path.partition(":")
+    if not (module and attribute):
         raise UserError(
             f"unknown {kind.rstrip('s')} '{name}': {nearest(name, known)}, or a dotted path `my_module:Name`"
         )
     try:
-        return getattr(import_module(module), attribute)
+        imported = import_module(module)
     except ImportError as error:
         raise UserError(
             f"cannot import '{module}' for {kind.rstrip('s')} '{name}': {error}; "
             f"is its folder on PYTHONPATH or beside the scenario?"
         ) from error
+    except Exception as error:  # whatever the user's own code raises
+        raise UserError(
+            f"the module '{module}' of {kind.rstrip('s')} '{name}' fails when it is imported: "
+            f"{type(error).__name__}: {error}; --debug shows where"
+        ) from error
+    try:
+        return getattr(imported, attribute)
     except AttributeError as error:
         raise UserError(f"module '{module}' has no '{attribute}' (asked for as {kind.rstrip('s')} '{name}')") from error
 

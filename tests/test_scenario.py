@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -75,10 +76,25 @@ defences:
         ("defences: [{name: quantise, bits: 40}]", "less than or equal to 28"),
         ("model: {name: no.such.module:Net}", "cannot import 'no.such.module'"),
         ("model: {name: json:Net}", "module 'json' has no 'Net'"),
+        ("model: {name: ':Net'}", "unknown model ':Net'"),
+        ("model: {name: 'json:'}", "unknown model 'json:'"),
     ],
 )
 def test_one_error(extra: str, expected: str) -> None:
     assert expected in problems(MINIMAL + extra)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("def Net(:", "SyntaxError: "), ("import json\njson.nothing", "AttributeError: module 'json'"), ("1 / 0", "Zero")],
+)
+def test_a_module_of_the_user_that_fails(
+    code: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_net.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    message = problems(MINIMAL + "model: {name: 'failing_net:Net'}")
+    assert f"the module 'failing_net' of model 'failing_net:Net' fails when it is imported: {expected}" in message
 
 
 def test_not_yaml_and_not_a_mapping() -> None:

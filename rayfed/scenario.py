@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -424,9 +424,8 @@ def _problem(error: Any, root: type[BaseModel]) -> Problem:
 def _fields_at(model: type[BaseModel], path: Path_) -> list[str]:
     for key in path:
         annotation = model.model_fields[str(key)].annotation
-        assert isinstance(annotation, type)
-        assert issubclass(annotation, BaseModel)
-        model = annotation
+        options = get_args(annotation) or (annotation,)  # `Normalise | None` is a section too
+        [model] = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
     return list(model.model_fields)
 
 

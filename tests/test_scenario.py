@@ -76,6 +76,10 @@ defences:
         ("defences: [{name: quantise, bits: 40}]", "less than or equal to 28"),
         ("model: {name: no.such.module:Net}", "cannot import 'no.such.module'"),
         ("model: {name: json:Net}", "module 'json' has no 'Net'"),
+        (
+            "model: {name: mlp, normalise: {men: [0.5], std: [1]}}",
+            "model.normalise.men: unknown key; did you mean 'mean'",
+        ),
         ("model: {name: ':Net'}", "unknown model ':Net'"),
         ("model: {name: 'json:'}", "unknown model 'json:'"),
     ],

@@ -317,10 +317,10 @@ def load(source: str | Path, changes: Sequence[str] = ()) -> Scenario:
 def parse(text: str, origin: str = "scenario", changes: Sequence[str] = ()) -> Scenario:
     """Check the text of a scenario; see `load`."""
     try:
-        raw = yaml.safe_load(text)
-        lines = dict(_lines(yaml.compose(text, Loader=yaml.SafeLoader)))
-    except yaml.YAMLError as error:
+        raw, found = _read(text)
+    except ValueError as error:
         raise ScenarioError(f"{origin}: not valid YAML: {error}") from error
+    lines = dict(found)
     if not isinstance(raw, dict):
         raise ScenarioError(f"{origin}: not a scenario: expected `key: value` lines, found {type(raw).__name__}")
     for change in changes:
@@ -362,6 +362,16 @@ def _component_schemas(spec: type[ComponentSpec], shared: dict[str, Any]) -> Ite
     yield {"type": "object", "properties": {**shared["properties"], "name": dotted}, "required": ["name"]}
 
 
+def _read(text: str) -> tuple[Any, list[tuple[Path_, int]]]:
+    """A YAML document, and the lines of its paths; raises `ValueError` for what is none, or refers to itself."""
+    try:
+        return yaml.safe_load(text), list(_lines(yaml.compose(text, Loader=yaml.SafeLoader)))
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    except RecursionError:
+        raise ValueError("an anchor refers to itself, or the nesting is too deep") from None
+
+
 def _lines(node: yaml.Node | None, path: Path_ = ()) -> Iterator[tuple[Path_, int]]:
     """The line, from 1, of every path in the document."""
     if node is None:
@@ -382,8 +392,8 @@ def _apply(raw: dict[str, Any], change: str) -> None:
     if not equals or not path:
         raise ScenarioError(f"--set {change}: expected path.to.field=value, for example training.lr=0.05")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        value, _ = _read(text)
+    except ValueError as error:
         raise ScenarioError(f"--set {change}: the value is not valid YAML: {error}") from error
     *parents, last = path.split(".")
     place: Any = raw

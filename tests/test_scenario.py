@@ -103,6 +103,8 @@ def test_a_module_of_the_user_that_fails(
 
 def test_not_yaml_and_not_a_mapping() -> None:
     assert "not valid YAML" in problems("name: [x")
+    assert "not valid YAML: month must be in 1..12" in problems("name: 2024-13-45")
+    assert "not valid YAML: an anchor refers to itself" in problems("name: &a [*a]")
     assert "expected `key: value` lines" in problems("- a\n- b\n")
 
 
@@ -114,7 +116,9 @@ def test_changes_are_yaml_and_reach_into_lists() -> None:
     assert s.federation.aggregation.name == "median"
 
 
-@pytest.mark.parametrize("change", ["training.lr", "attacks.0=1", "name.deeper=1", "federation.0=1"])
+@pytest.mark.parametrize(
+    "change", ["training.lr", "attacks.0=1", "name.deeper=1", "federation.0=1", "name=2024-13-45", "name=&a [*a]"]
+)
 def test_a_change_that_fits_nowhere(change: str) -> None:
     assert f"--set {change}" in problems(MINIMAL, change)
 

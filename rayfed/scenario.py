@@ -325,7 +325,7 @@ def parse(text: str, origin: str = "scenario", changes: Sequence[str] = ()) -> S
         raise ScenarioError(f"{origin}: not a scenario: expected `key: value` lines, found {type(raw).__name__}")
     for change in changes:
         _apply(raw, change)
-    problems = _schema_problems(raw) + list(_component_problems(raw))
+    problems = [*_repeated(found), *_schema_problems(raw), *_component_problems(raw)]
     if not problems:
         scenario = Scenario.model_validate(raw)
         problems = list(_joint_problems(scenario))
@@ -410,6 +410,18 @@ def _apply(raw: dict[str, Any], change: str) -> None:
             place[last] = value
     except (IndexError, ValueError, TypeError, AttributeError):
         raise ScenarioError(f"--set {change}: the scenario has no place '{path}' to set") from None
+
+
+def _repeated(found: Sequence[tuple[Path_, int]]) -> Iterator[Problem]:
+    """Keys that stand twice in one place: YAML keeps the last one without a word."""
+    first: dict[Path_, int] = {}
+    repeated: set[Path_] = set()
+    for path, line in found:
+        if path not in first:
+            first[path] = line
+        elif not any(path[:depth] in repeated for depth in range(len(path))):  # what is in it need not be told too
+            repeated.add(path)
+            yield Problem(path=path, message=f"given before, in line {first[path]}: keep one")
 
 
 def _schema_problems(raw: Mapping[str, Any]) -> list[Problem]:

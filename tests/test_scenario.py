@@ -108,6 +108,13 @@ def test_not_yaml_and_not_a_mapping() -> None:
     assert "expected `key: value` lines" in problems("- a\n- b\n")
 
 
+def test_a_repeated_key_is_reported_once_with_both_lines() -> None:
+    message = problems(MINIMAL + "training:\n  lr: 0.1\ntraining:\n  lr: 0.2\nmodel: {name: mlp, name: lenet}\n")
+    assert "2 problems" in message
+    assert "line 5: training: given before, in line 3: keep one" in message
+    assert "line 7: model.name: given before, in line 7: keep one" in message
+
+
 def test_changes_are_yaml_and_reach_into_lists() -> None:
     text = MINIMAL + "defences: [{name: gaussian, sigma: 1}]\n"
     s = scenario.parse(text, changes=["training.lr=0.5", "defences.0.sigma=0.25", "federation.aggregation=median"])

@@ -531,6 +531,14 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
         if {"activations", "colluder"} & set(attack.knowledge) and "cut" not in attack.parameters:
             message = f"activations and colluder are those of an attack with a `cut`, and {attack.name} has none set"
             yield Problem(path=("attacks", i, "knowledge"), message=message)
+        if attack.observes == "update" and attack.batch_size != 1:
+            message = f"found {attack.batch_size}, but an update has the victim's own batches: set `observes: gradient`"
+            yield Problem(path=("attacks", i, "batch_size"), message=message)
+        for field, listed in (("rounds", attack.rounds), ("victims", attack.victims)):
+            if listed == []:
+                yield Problem(path=("attacks", i, field), message="is empty, so the attack never strikes")
+            elif isinstance(listed, list) and len(set(listed)) < len(listed):
+                yield Problem(path=("attacks", i, field), message=f"names one of {listed} twice")
         for r in attack.rounds:
             if r >= s.federation.rounds:
                 message = f"round {r} is never played: rounds count from 0 to {s.federation.rounds - 1}"

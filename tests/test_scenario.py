@@ -32,7 +32,8 @@ def test_minimal_scenario_takes_the_defaults() -> None:
 
 
 def test_dump_loads_to_the_same_scenario() -> None:
-    text = MINIMAL + "arms: {a: [], b: [{name: gaussian, sigma: 0.5}]}\nattacks: [{name: dlg, knowledge: [labels]}]\n"
+    text = MINIMAL + "arms: {a: [], b: [{name: gaussian, sigma: 0.5}]}\nattacks:\n"
+    text += "- {name: dlg, knowledge: [labels], observes: gradient, batch_size: 4}\n- {name: idlg, batch_size: 1}\n"
     first = scenario.parse(text)
     assert scenario.parse(first.dump()) == first
 
@@ -65,6 +66,10 @@ defences:
         ("attacks: [{name: dlg, rounds: [2]}]", "round 2 is never played"),
         ("attacks: [{name: dlg, victims: 5}]", "only 4 clients are drawn in a round"),
         ("attacks: [{name: dlg, victims: [4]}]", "there is no client 4"),
+        ("attacks: [{name: dlg, victims: [1, 1]}]", "attacks.0.victims: names one of [1, 1] twice"),
+        ("attacks: [{name: dlg, victims: []}]", "attacks.0.victims: is empty, so the attack never strikes"),
+        ("attacks: [{name: dlg, rounds: []}]", "attacks.0.rounds: is empty"),
+        ("attacks: [{name: dlg, batch_size: 4}]", "attacks.0.batch_size: found 4, but"),
         ("attacks: [{name: dlg}, {name: dlg}]", "give this one a `label`"),
         ("attacks: [{name: dlg, knowledge: [lables]}]", "attacks.0.knowledge.0"),
         ("attacks: [{name: dlg, knowledge: [public]}]", "set a share aside with `data.public`"),

@@ -204,6 +204,11 @@ def host(s: Scenario) -> tuple[Host, Sent]:
     return found, Sent(0, weights_of(model), buffers_of(model))
 
 
+def with_batch_norm(s: Scenario) -> Scenario:
+    model, data = ModelSpec(name="convnet", width=4), DataSpec(name="digits", size=16)  # type: ignore[call-arg]
+    return s.model_copy(update={"model": model, "data": data})
+
+
 def test_a_client_sends_the_same_whoever_its_neighbours_are() -> None:
     s = scenario()
     h, sent = host(s)
@@ -257,7 +262,7 @@ def test_an_observed_update_is_the_one_that_was_sent() -> None:
 
 def test_the_statistics_that_a_client_returns_are_observed_bare() -> None:
     s = scenario("arms: {none: [], gaussian: [{name: gaussian, sigma: 0.1}]}\n")
-    s = s.model_copy(update={"model": ModelSpec(name="convnet", width=4), "data": DataSpec(name="digits", size=16)})  # type: ignore[call-arg]
+    s = with_batch_norm(s)
     h, sent = host(s)
     partial, _ = h.cohort("none", sent, [2], {})
     seen, _ = Observer(h).observe("gaussian", sent, 2, AttackSpec(name="dlg"), {})
@@ -357,6 +362,14 @@ def test_a_diverged_client_is_named() -> None:
     h, sent = host(s)
     with pytest.raises(UserError, match="client 1 sent an update that is not finite in round 0 of arm 'none'"):
         h.cohort("none", sent, [1], {})
+
+
+def test_statistics_that_are_not_finite_are_refused() -> None:
+    s = with_batch_norm(scenario())
+    h, sent = host(s)
+    buffers = {name: b * torch.nan if b.is_floating_point() else b for name, b in sent.buffers.items()}
+    with pytest.raises(UserError, match="client 1 sent an update that is not finite"):
+        h.cohort("none", replace(sent, buffers=buffers), [1], {})
 
 
 def test_dropout_draws_the_same_for_the_same_client(digits) -> None:  # type: ignore[no-untyped-def]

@@ -140,7 +140,7 @@ def _recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]]) -
     """The updates as they come, each checked and noted in `rows`."""
     began = perf_counter()
     for update in updates:
-        if not all(bool(torch.isfinite(t).all()) for t in update.tensors.values()):
+        if not all(bool(torch.isfinite(t).all()) for t in [*update.tensors.values(), *update.buffers.values()]):
             raise UserError(
                 f"client {update.client} sent an update that is not finite in round {update.round} of arm '{arm}': "
                 f"training has diverged; lower training.lr, or look at the arm's defences"

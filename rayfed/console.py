@@ -13,6 +13,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 EXACT_DB = 100.0
 """Above this a reconstruction is exact for every purpose; means are taken with the value cut off here."""
@@ -49,7 +50,7 @@ class RunView:
             (allotment.attackers, "attacker", allotment.attacker),
         ]
         actors = [f"{_plural(n, what)} of {share} each" for n, what, share in kinds if n]
-        self._say(f"[bold]{scenario.name}[/bold]: {', '.join(_plural(*c) for c in counts)}; {', '.join(actors)}")
+        self._say((scenario.name, "bold"), f": {', '.join(_plural(*c) for c in counts)}; {', '.join(actors)}")
         self._say(f"results in {folder.url}")
         self._bar.start()
         self._task = self._bar.add_task("starting actors", total=None, rate="", left="")
@@ -62,7 +63,7 @@ class RunView:
     def clients_done(self, round: int, done: int, total: int) -> None:
         """Move the bar."""
         rate = done / max(monotonic() - self._round_began, 1e-9)
-        last = " ".join(f"loss {r['train_loss']:.3f} acc {r.get('test_accuracy') or 0:.1%}" for r in self._last[:1])
+        last = "".join(f"loss {r['train_loss']:.3f}" + _tested(r, " acc {:.1%}") for r in self._last[:1])
         self._show(f"round {round + 1}/{self._rounds} {last}", done, total, f"{rate:.1f} clients/s")
 
     def attacks_done(self, round: int, done: int, total: int) -> None:
@@ -73,8 +74,7 @@ class RunView:
         """One line for each arm, one for each attack on it."""
         for row in rows:
             loss = f"loss {row['train_loss']:.4f}"
-            tested = row.get("test_accuracy") is not None
-            accuracy = f"accuracy {row['test_accuracy']:6.2%}" if tested else " " * 16
+            accuracy = _tested(row, "accuracy {:6.2%}") or " " * 16
             speed = f"{row['clients'] / max(row['seconds'], 1e-9):.1f} clients/s"
             left = self._time_left(row["round"])
             arm = f"{row['arm']:<12}" if len(rows) > 1 else ""
@@ -86,7 +86,7 @@ class RunView:
 
     def note(self, message: str) -> None:
         """Something out of the ordinary."""
-        self._console.print(f"[yellow]note:[/yellow] {message}", highlight=False)
+        self._console.print(Text.assemble(("note:", "yellow"), f" {message}"))
 
     def close(self) -> None:
         """End the bar, however the run ended."""
@@ -104,18 +104,18 @@ class RunView:
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         for column in ("arm", "attack", "images", "PSNR", "best", "SSIM", "labels", "accuracy"):
             table.add_column(column, justify="left" if column in ("arm", "attack") else "right", no_wrap=True)
-        accuracy = {row["arm"]: row.get("test_accuracy") for row in self._last}
+        accuracy = {row["arm"]: _tested(row, "{:.2%}") for row in self._last}
         for (arm, attack), found in _grouped(self._attacks).items():
             psnr, ssim = _values(found, "psnr"), _values(found, "ssim")
             table.add_row(
-                arm,
-                attack,
+                Text(arm),
+                Text(attack),
                 str(len(found)),
                 f"{fmean(psnr):.1f} dB" if psnr else "-",
                 f"{max(psnr):.1f} dB" if psnr else "-",
                 f"{fmean(ssim):.3f}" if ssim else "-",
                 _share(_values(found, "label_accuracy")),
-                "-" if accuracy.get(arm) is None else f"{accuracy[arm]:.2%}",
+                accuracy.get(arm) or "-",
             )
         return table
 
@@ -131,9 +131,10 @@ class RunView:
             self._bar.update(self._task, left=left)
         return left
 
-    def _say(self, message: str) -> None:
+    def _say(self, *parts: str | tuple[str, str]) -> None:
+        """Print text as it is, with a style where one is given: brackets in names and paths are no markup."""
         if not self._quiet:
-            self._console.print(message, highlight=False, soft_wrap=True)
+            self._console.print(Text.assemble(*parts), soft_wrap=True)
 
 
 def _plural(count: int, what: str) -> str:
@@ -145,6 +146,11 @@ def _grouped(attacks: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[di
     for row in attacks:
         groups[row["arm"], row["attack"]].append(row)
     return groups
+
+
+def _tested(row: dict[str, Any], form: str) -> str:
+    """The test accuracy, or nothing for a round that was not evaluated."""
+    return "" if row.get("test_accuracy") is None else form.format(row["test_accuracy"])
 
 
 def _values(rows: Sequence[dict[str, Any]], column: str) -> list[float]:

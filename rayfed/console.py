@@ -111,8 +111,8 @@ class RunView:
                 Text(arm),
                 Text(attack),
                 str(len(found)),
-                f"{fmean(psnr):.1f} dB" if psnr else "-",
-                f"{max(psnr):.1f} dB" if psnr else "-",
+                _decibel(fmean(psnr)) if psnr else "-",
+                _decibel(max(psnr)) if psnr else "-",
                 f"{fmean(ssim):.3f}" if ssim else "-",
                 _share(_values(found, "label_accuracy")),
                 accuracy.get(arm) or "-",
@@ -159,13 +159,17 @@ def _values(rows: Sequence[dict[str, Any]], column: str) -> list[float]:
     return [min(v, EXACT_DB) if column == "psnr" else v for v in found if isfinite(v) or column == "psnr"]
 
 
+def _decibel(psnr: float) -> str:
+    return f">{EXACT_DB:.0f} dB" if psnr >= EXACT_DB else f"{psnr:.1f} dB"
+
+
 def _share(values: Sequence[float]) -> str:
     return f"{fmean(values):.0%}" if values else "-"
 
 
 def _summary(rows: Sequence[dict[str, Any]]) -> str:
     psnr = _values(rows, "psnr")
-    quality = f"PSNR mean {fmean(psnr):.1f} dB, best {max(psnr):.1f} dB; " if psnr else ""
+    quality = f"PSNR mean {_decibel(fmean(psnr))}, best {_decibel(max(psnr))}; " if psnr else ""
     failed = sorted({f"{r['status']}: {r['message']}" for r in rows if r["status"] != "ok"})
     labels = f"labels {_share(_values(rows, 'label_accuracy'))}"
     return f"{_plural(len(rows), 'image')}, {quality}{labels}" + "".join(f"; {reason}" for reason in failed)

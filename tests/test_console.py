@@ -56,3 +56,12 @@ def test_the_bar_leaves_out_an_accuracy_that_was_not_measured(view: RunView) -> 
         descriptions.append(view._bar.tasks[0].description)
     view.close()
     assert descriptions == ["round 2/3 loss 2.000", "round 2/3 loss 2.000 acc 50.0%"]
+
+
+def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:
+    view.ready(0)
+    view.round_done([trained()], [attacked(float("inf")), attacked(20)])
+    assert "PSNR mean 60.0 dB, best >100 dB" in printed(view)
+    view.finished("report.html")
+    assert "100.0 dB" not in printed(view)
+    assert printed(view).count(">100 dB") == 2

@@ -13,9 +13,10 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from rayfed import audit
-from rayfed.results.formats import decibel, fixed
+from rayfed.results.formats import fixed
 
 EXACT_DB = 100.0
 """Above this a reconstruction is exact for every purpose; means are taken with the value cut off here."""
@@ -53,7 +54,7 @@ class RunView:
             (allotment.attackers, "attacker", allotment.attacker),
         ]
         actors = [f"{_plural(n, what)} of {share} each" for n, what, share in kinds if n]
-        self._say(f"[bold]{scenario.name}[/bold]: {', '.join(_plural(*c) for c in counts)}; {', '.join(actors)}")
+        self._say((scenario.name, "bold"), f": {', '.join(_plural(*c) for c in counts)}; {', '.join(actors)}")
         self._say(f"results in {folder.url}")
         self._bar.start()
         self._task = self._bar.add_task("starting actors", total=None, rate="", left="")
@@ -66,7 +67,7 @@ class RunView:
     def clients_done(self, round: int, done: int, total: int) -> None:
         """Move the bar."""
         rate = done / max(monotonic() - self._round_began, 1e-9)
-        last = " ".join(f"loss {r['train_loss']:.3f} acc {r.get('test_accuracy') or 0:.1%}" for r in self._last[:1])
+        last = "".join(f"loss {r['train_loss']:.3f}" + _tested(r, " acc {:.1%}") for r in self._last[:1])
         self._show(f"round {round + 1}/{self._rounds} {last}", done, total, f"{rate:.1f} clients/s")
 
     def attacks_done(self, round: int, done: int, total: int) -> None:
@@ -84,8 +85,7 @@ class RunView:
             return
         for row in rows:
             loss = f"loss {row['train_loss']:.4f}"
-            tested = row.get("test_accuracy") is not None
-            accuracy = f"accuracy {row['test_accuracy']:6.2%}" if tested else " " * 16
+            accuracy = _tested(row, "accuracy {:6.2%}") or " " * 16
             speed = f"{row['clients'] / max(row['seconds'], 1e-9):.1f} clients/s"
             left = self._time_left(row["round"])
             arm = f"{row['arm']:<12}" if len(rows) > 1 else ""
@@ -99,7 +99,7 @@ class RunView:
 
     def note(self, message: str) -> None:
         """Something out of the ordinary."""
-        self._console.print(f"[yellow]note:[/yellow] {message}", highlight=False)
+        self._console.print(Text.assemble(("note:", "yellow"), f" {message}"))
 
     def close(self) -> None:
         """End the bar, however the run ended."""
@@ -121,7 +121,7 @@ class RunView:
         self._say(f"report: {report}")
 
     def _table(self) -> Table:
-        accuracy = {row["arm"]: row.get("test_accuracy") for row in self._last}
+        accuracy = {row["arm"]: _tested(row, "{:.2%}") for row in self._last}
         columns = ["arm", "attack", "images", "PSNR", "best", "SSIM", "labels", *["accuracy"][: len(accuracy)]]
         title = "leakage (mean over images; best is the closest one)" + " and accuracy" * bool(accuracy)
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
@@ -129,15 +129,15 @@ class RunView:
             table.add_column(column, justify="left" if column in ("arm", "attack") else "right", no_wrap=True)
         for (arm, attack), found in _grouped(self._attacks).items():
             psnr, ssim = _values(found, "psnr"), _values(found, "ssim")
-            row = [
-                arm,
-                attack,
+            row: list[str | Text] = [
+                Text(arm),
+                Text(attack),
                 str(len(found)),
-                f"{fmean(psnr):.1f} dB" if psnr else "-",
-                f"{max(psnr):.1f} dB" if psnr else "-",
+                _decibel(fmean(psnr)) if psnr else "-",
+                _decibel(max(psnr)) if psnr else "-",
                 f"{fmean(ssim):.3f}" if ssim else "-",
                 _share(_values(found, "label_accuracy")),
-                "-" if accuracy.get(arm) is None else f"{accuracy[arm]:.2%}",
+                accuracy.get(arm) or "-",
             ]
             table.add_row(*row[: len(columns)])
         return table
@@ -154,9 +154,10 @@ class RunView:
             self._bar.update(self._task, left=left)
         return left
 
-    def _say(self, message: str) -> None:
+    def _say(self, *parts: str | tuple[str, str]) -> None:
+        """Print text as it is, with a style where one is given: brackets in names and paths are no markup."""
         if not self._quiet:
-            self._console.print(message, highlight=False, soft_wrap=True)
+            self._console.print(Text.assemble(*parts), soft_wrap=True)
 
 
 def _worst_cases(cases: Sequence[audit.WorstCase], threshold: float) -> Table:
@@ -168,7 +169,7 @@ def _worst_cases(cases: Sequence[audit.WorstCase], threshold: float) -> Table:
         psnr, ssim = case.row["psnr"], case.row["ssim"]
         leak = "[red]leaks[/red]" if psnr >= threshold else ""
         method = case.row["attack"].partition(" ")[0]
-        numbers = (str(case.batch), str(case.victim), str(case.sample), f"{decibel(psnr)} dB", fixed(ssim))
+        numbers = (str(case.batch), str(case.victim), str(case.sample), _decibel(psnr), fixed(ssim))
         table.add_row(*numbers, method, leak)
     return table
 
@@ -183,7 +184,7 @@ def _verdicts(verdicts: Sequence[audit.Verdict], threshold: float) -> Table:
     table.add_column("")
     for verdict in verdicts:
         holds = f"under {threshold:g} dB" if verdict.holds(threshold) else "[red]leaks[/red]"
-        closest = [f"{decibel(value)} dB" for value in verdict.psnr.values()]
+        closest = [_decibel(value) for value in verdict.psnr.values()]
         table.add_row(verdict.arm, f"{verdict.distortion:.3f}", *closest, holds)
     return table
 
@@ -199,10 +200,19 @@ def _grouped(attacks: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[di
     return groups
 
 
+def _tested(row: dict[str, Any], form: str) -> str:
+    """The test accuracy, or nothing for a round that was not evaluated."""
+    return "" if row.get("test_accuracy") is None else form.format(row["test_accuracy"])
+
+
 def _values(rows: Sequence[dict[str, Any]], column: str) -> list[float]:
     """A column's numbers; PSNR of exact images is cut off, rows without one are left out."""
     found = [row[column] for row in rows if row.get(column) is not None]
     return [min(v, EXACT_DB) if column == "psnr" else v for v in found if isfinite(v) or column == "psnr"]
+
+
+def _decibel(psnr: float) -> str:
+    return f">{EXACT_DB:.0f} dB" if psnr >= EXACT_DB else f"{psnr:.1f} dB"
 
 
 def _share(values: Sequence[float]) -> str:
@@ -222,6 +232,6 @@ def _failures(rows: Sequence[dict[str, Any]]) -> str:
 
 def _summary(rows: Sequence[dict[str, Any]]) -> str:
     psnr = _values(rows, "psnr")
-    quality = f"PSNR mean {fmean(psnr):.1f} dB, best {max(psnr):.1f} dB; " if psnr else ""
+    quality = f"PSNR mean {_decibel(fmean(psnr))}, best {_decibel(max(psnr))}; " if psnr else ""
     labels = f"labels {_share(_values(rows, 'label_accuracy'))}"
     return f"{_plural(len(rows), 'image')}, {quality}{labels}" + _failures(rows)

@@ -34,7 +34,7 @@ class Update:
     samples: int
     """How many samples the client trained on: its weight in a sample-weighted mean."""
     loss: float
-    """Mean training loss over the round's local steps."""
+    """Mean training loss over the round's local steps, for the clients' table; no aggregation passes it on."""
     bits: int = 32
     """Bits of one sent value: 32 for floats, fewer after a quantiser. A defence that changes the values sets it."""
 

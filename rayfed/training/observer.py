@@ -53,9 +53,10 @@ class Observer:
     ) -> tuple[Observation, Truth]:
         """What the attack sees of one client in this round, and the truth behind it.
 
-        The client's work is done again from the same keys, so under `observes: update` this is the very update that it
-        sent, and nothing has to be kept for attackers while a round is played. A malicious server's victims work on
-        the model that it tampered with; the run itself goes on with what they do on the true one.
+        The client's work is done again from the same keys, so under `observes: update` this is the update that it sent
+        (up to rounding where its cohort was one vmap call), and nothing has to be kept for attackers while a round is
+        played. A malicious server's victims work on the model that it tampered with; the run itself goes on with what
+        they do on the true one.
         """
         host, sent = self.host, self.host.here(sent)
         training, indices = host.scenario.training, host.parts[client]

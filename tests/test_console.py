@@ -1,0 +1,67 @@
+"""What a run prints: text from outside as it is, and no figure that was not measured."""
+
+from __future__ import annotations
+
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rayfed import scenario as scenarios
+from rayfed.console import RunView
+
+SCENARIO = scenarios.parse("name: t\nfederation: {rounds: 3, clients: 4}\n")
+ALLOTMENT = SimpleNamespace(clients=1, client="1 CPU", attackers=0, attacker="1 CPU")
+
+
+def trained(accuracy: float | None = None, arm: str = "none") -> dict[str, Any]:
+    return {"arm": arm, "round": 0, "train_loss": 2.0, "test_accuracy": accuracy, "clients": 4, "seconds": 1.0}
+
+
+def attacked(psnr: float, arm: str = "none", attack: str = "dlg") -> dict[str, Any]:
+    return {"arm": arm, "attack": attack, "psnr": psnr, "ssim": 1.0, "label_accuracy": 1.0, "status": "ok"}
+
+
+@pytest.fixture
+def view() -> RunView:
+    return RunView(Console(file=StringIO(), force_terminal=True, width=200, no_color=True))
+
+
+def printed(view: RunView) -> str:
+    return view._console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_text_from_outside_is_no_markup(view: RunView) -> None:
+    view.starting(SCENARIO, SimpleNamespace(url="/data/[old]/runs/x"), ALLOTMENT)
+    view.ready(0)
+    view.note("no weights in [/tmp/x]")
+    view.round_done([trained(arm="[b]")], [attacked(20, "[b]", "[i]dlg")])
+    view.finished("/data/[old]/runs/x/report.html")
+    text = printed(view)
+    assert text.count("/data/[old]/runs/x") == 2
+    assert "no weights in [/tmp/x]" in text
+    assert "[i]dlg on [b]: 1 image" in text
+    assert text.count("[i]dlg") == 2
+
+
+def test_the_bar_leaves_out_an_accuracy_that_was_not_measured(view: RunView) -> None:
+    view.starting(SCENARIO, SimpleNamespace(url="runs/x"), ALLOTMENT)
+    view.ready(0)
+    descriptions = []
+    for accuracy in (None, 0.5):
+        view.round_done([trained(accuracy)], [])
+        view.clients_done(1, 1, 4)
+        descriptions.append(view._bar.tasks[0].description)
+    view.close()
+    assert descriptions == ["round 2/3 loss 2.000", "round 2/3 loss 2.000 acc 50.0%"]
+
+
+def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:
+    view.ready(0)
+    view.round_done([trained()], [attacked(float("inf")), attacked(20)])
+    assert "PSNR mean 60.0 dB, best >100 dB" in printed(view)
+    view.finished("report.html")
+    assert "100.0 dB" not in printed(view)
+    assert printed(view).count(">100 dB") == 2

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError
 
 from actors.attacker import AttackerActor
 from actors.client import ClientActor
 from actors.cluster import Allotment
-from actors.pool import Call, Pool
+from actors.pool import Call, Pool, wait_for
 from actors.process import Share
 from actors.progress import Progress
 from actors.server import ArmState, Optimiser, ServerActor
@@ -27,9 +27,6 @@ from rayfed.training.host import Sent, State
 
 EVALUATION_SLICE = 1000
 """Test samples in one call; fixed, so that the sum of losses does not depend on the cluster."""
-
-START_TIMEOUT = 900.0
-"""Seconds; an autoscaling cluster needs minutes for a new node."""
 
 Rows = list[dict[str, Any]]
 Served = tuple[ray.ObjectRef, ray.ObjectRef]
@@ -99,14 +96,16 @@ class Federation:
 
         Raises `ResourceError` when the cluster does not bring them up in time.
         """
-        self._clients.wait(START_TIMEOUT)
+        self._clients.wait()
 
     def play(self, round: int) -> RoundTables:
-        """Play one round; when the server dies, start it from the last finished round and play again."""
+        """Play one round; when the server dies or a node takes objects with it, start the server from the last finished
+        round and play again. Raises `ResourceError` when the cluster has no place for the actors any more.
+        """
         return self._surviving(self._play, round)
 
     def attack(self, round: int) -> RoundTables:
-        """Only the attacks of a round, on the weights that clients would be sent in it; again when the server dies."""
+        """Only the attacks of a round, on the weights that clients would be sent in it; again as `play` does it."""
         return self._surviving(self._attack_alone, round)
 
     @property
@@ -127,13 +126,19 @@ class Federation:
         return make.remote(self._scenario, shape, classes, self._allotment.server, self._saved)
 
     def _surviving(self, act: Callable[[int], RoundTables], round: int) -> RoundTables:
-        for _ in range(Pool.RETRIES):
+        failures = 0
+        while True:
             try:
+                wait_for([self._server.__ray_ready__.remote()])  # else clients would wait for its weights without end
                 return act(round)
-            except RayActorError as error:
-                self._progress.note(f"the server died in round {round} and the round is played again ({error})")
+            except (RayActorError, ObjectLostError) as error:
+                failures += 1
+                if failures > Pool.RETRIES:
+                    raise
+                what = "the server died" if isinstance(error, RayActorError) else "an object was lost"
+                self._progress.note(f"{what} in round {round} and the round is played again ({error})")
+                ray.kill(self._server)  # where an object was lost it lives on, with half a round added
                 self._server, self._sent = self._start_server(), {}
-        return act(round)
 
     def _attack_alone(self, round: int) -> RoundTables:
         tables = RoundTables()

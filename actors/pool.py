@@ -6,15 +6,18 @@ Every call is a pure function of its arguments, so a call that was lost with its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from rayfed.errors import ResourceError, UserError
+
+START_TIMEOUT = 900.0
+"""Seconds; an autoscaling cluster needs minutes for a new node."""
 
 
 @dataclass(frozen=True)
@@ -41,31 +44,30 @@ class Pool:
 
     def __init__(self, make: Callable[[], ActorHandle], size: int) -> None:
         self._make = make
-        self._actors = [make() for _ in range(size)]
+        self._actors: dict[int, ActorHandle] = {}
+        self._starting: dict[ray.ObjectRef, int] = {}
+        """The actors that are not up yet, by what says that they are; they are given no call."""
         self.losses = 0
         """Actors that have died so far."""
+        for slot in range(size):
+            self._start_actor(slot)
 
-    def wait(self, timeout: float) -> None:
-        """Return when all actors are up; raises `ResourceError` when that takes longer than `timeout` seconds.
+    def wait(self) -> None:
+        """Return when all actors are up; raises `ResourceError` when that takes longer than `START_TIMEOUT`.
 
         An actor that dies as it starts raises its own error.
         """
-        starting: list[Any] = [actor.__ray_ready__.remote() for actor in self._actors]
-        ready, missing = ray.wait(starting, num_returns=len(starting), timeout=timeout)
-        ray.get(ready)
-        if missing:
-            raise ResourceError(
-                f"{len(missing)} of {len(starting)} actors did not start within {timeout:g} s: the cluster is busy or "
-                f"too small; look at `ray status`, or ask for less under `resources`"
-            )
+        wait_for(list(self._starting))
+        self._starting.clear()
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Any, list[ray.ObjectRef]]]:
         """Each call with its first result and references to the others, in the order in which they finish.
 
         An actor is handed its next call before it has finished the last, so that it need not wait for the driver, while
         enough calls are left that none can end up queued behind one actor beside an idle one. Raises the call's own
-        exception when it fails, `RayActorError` when the maker of one of its arguments has died, `ActorsLost` when it
-        keeps killing actors.
+        exception when it fails, `RayActorError` when the maker of one of its arguments has died, `ObjectLostError` when
+        an argument or a result was lost with its node, `ActorsLost` when it keeps killing actors, and `ResourceError`
+        when no actor is left and none comes up within `START_TIMEOUT`.
         """
         waiting = deque((call, 0) for call in calls)
         running: dict[ray.ObjectRef, tuple[int, ActorHandle, Call, int, list[ray.ObjectRef]]] = {}
@@ -76,7 +78,9 @@ class Pool:
                 done, *rest = self._start(self._actors[slot], call)
                 running[done] = slot, self._actors[slot], call, losses, rest
                 queued[slot] += 1
-            [done], _ = ray.wait(list(running), num_returns=1)
+            done = self._first(running)
+            if self._starting.pop(done, None) is not None:
+                continue  # up, or dead as it started, which its first call will find out
             slot, actor, call, losses, rest = running.pop(done)
             queued[slot] -= 1
             try:
@@ -91,11 +95,22 @@ class Pool:
                 continue
             yield call, result, rest
 
-    @staticmethod
-    def _open(queued: Sequence[int], waiting: int) -> int | None:
+    def _first(self, running: Iterable[ray.ObjectRef]) -> ray.ObjectRef:
+        """What comes first: an actor that is up, or the end of a call.
+
+        The end always comes, for an actor that is up ends its call or dies; a start does not where there is no place.
+        """
+        running = list(running)
+        done, _ = ray.wait([*self._starting, *running], num_returns=1, timeout=None if running else START_TIMEOUT)
+        if not done:
+            raise _not_started(len(self._starting), len(self._actors))
+        return done[0]
+
+    def _open(self, queued: Sequence[int], waiting: int) -> int | None:
         """The actor that takes the next call: an idle one, or a second call for one at work while many are waiting."""
-        slot = min(range(len(queued)), key=queued.__getitem__)
-        return slot if queued[slot] < (2 if waiting > len(queued) else 1) else None
+        up = set(self._actors) - set(self._starting.values())
+        slot = min(sorted(up), key=queued.__getitem__, default=None)
+        return slot if slot is not None and queued[slot] < (2 if waiting > len(queued) else 1) else None
 
     @staticmethod
     def _start(actor: ActorHandle, call: Call) -> list[ray.ObjectRef]:
@@ -106,14 +121,33 @@ class Pool:
         """Put a new actor in a dead one's place, once for all the calls that it took with it."""
         if self._actors[slot] is dead:
             self.losses += 1
-            self._actors[slot] = self._make()
+            self._start_actor(slot)
+
+    def _start_actor(self, slot: int) -> None:
+        self._actors[slot] = self._make()
+        self._starting[self._actors[slot].__ray_ready__.remote()] = slot
 
     def close(self) -> None:
         """End all actors."""
-        for actor in self._actors:
+        for actor in self._actors.values():
             ray.kill(actor)
 
 
+def wait_for(starting: list[ray.ObjectRef]) -> None:
+    """Return when these `__ray_ready__` of actors are there; raises `ResourceError` after `START_TIMEOUT`."""
+    ready, missing = ray.wait(starting, num_returns=len(starting), timeout=START_TIMEOUT)
+    ray.get(ready)
+    if missing:
+        raise _not_started(len(missing), len(starting))
+
+
+def _not_started(missing: int, actors: int) -> ResourceError:
+    return ResourceError(
+        f"{missing} of {actors} actors did not start within {START_TIMEOUT:g} s: the cluster is busy or too small; "
+        f"look at `ray status`, or ask for less under `resources`"
+    )
+
+
 def _original(error: RayTaskError) -> Exception:
-    """A user's error and the death of an argument's maker as they are; anything else with the actor's traceback."""
-    return error.cause if isinstance(error.cause, UserError | RayActorError) else error
+    """A user's error and what befell an argument as they are; anything else with the actor's traceback."""
+    return error.cause if isinstance(error.cause, UserError | RayActorError | ObjectLostError) else error

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import ray
 import torch
+from ray.exceptions import ObjectLostError
 
 from actors import launch as runs
+from actors import pool
 from actors.federation import Federation
 from actors.progress import Progress
 from rayfed import scenario as scenarios
@@ -147,6 +149,68 @@ def test_attacks_alone_survive_the_death_of_the_server(tmp_path: Path, monkeypat
     a, b = (f.read_table("attacks").drop_columns(["seconds"]) for f in (folder, expected))
     assert a.equals(b)
     assert len(progress.notes) == 1
+
+
+def test_weights_are_the_same_after_objects_are_lost(
+    undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the node dies that held what the server had sent; a test has one node, so Ray's error is pretended."""
+    evaluate, lost = Federation._evaluate, list[int]()
+
+    def failing(self: Federation, round: int, sent: Any) -> Any:
+        if round == 1 and not lost:
+            lost.append(round)
+            raise ObjectLostError("00" * 28, "", "")
+        return evaluate(self, round, sent)
+
+    monkeypatch.setattr(Federation, "_evaluate", failing)
+    progress = Noting()
+    folder = runs.launch(parsed(), str(tmp_path), None, progress)
+    assert_same_bits(weights(folder), weights(undisturbed))
+    [note] = progress.notes
+    assert "an object was lost in round 1" in note
+
+
+class Worker:
+    def work(self, what: Any) -> Any:
+        return what
+
+    def miss(self) -> None:
+        raise ObjectLostError("00" * 28, "", "")
+
+
+def workers(cpus: list[float]) -> Any:
+    """Makes actors that ask for so many CPUs, one after another; 100 are more than there are."""
+    asked = iter(cpus)
+    return lambda: ray.remote(Worker).options(num_cpus=next(asked)).remote()
+
+
+def test_actors_without_a_place_are_waited_for_no_longer_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "START_TIMEOUT", 1.0)
+    nowhere = pool.Pool(workers([100, 100]), 2)
+    with pytest.raises(ResourceError, match="2 of 2 actors did not start within 1 s"):
+        nowhere.wait()
+    with pytest.raises(ResourceError, match="2 of 2 actors did not start within 1 s"):
+        list(nowhere.run([pool.Call("work", (1,))]))
+    nowhere.close()
+
+
+def test_the_living_do_the_work_of_an_actor_that_cannot_be_replaced() -> None:
+    two = pool.Pool(workers([0, 0, 100]), 2)
+    two.wait()
+    ray.kill(two._actors[1])
+    assert sorted(result for _, result, _ in two.run([pool.Call("work", (i,)) for i in range(9)])) == list(range(9))
+    assert two.losses == 1
+    two.close()
+
+
+def test_a_lost_argument_costs_no_actor() -> None:
+    one = pool.Pool(workers([0]), 1)
+    one.wait()
+    with pytest.raises(ObjectLostError):
+        list(one.run([pool.Call("miss", ())]))
+    assert one.losses == 0
+    one.close()
 
 
 class Stop(Progress):

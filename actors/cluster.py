@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ def connected(address: str | None) -> Iterator[None]:
         return
     # Ray's own lines (where it runs, deprecations of its own making) are not about the user's run
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
             address=address or "local",
@@ -39,6 +41,8 @@ def connected(address: str | None) -> Iterator[None]:
             f"no Ray cluster at '{address}': {error}; start one with `ray start --head`, or leave --address out. "
             f"A cluster that asks for a token needs RAY_AUTH_MODE=token here too."
         ) from error
+    if signal.getsignal(signal.SIGTERM) is not on_sigterm:
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the run as if it had failed
     try:
         yield
     finally:

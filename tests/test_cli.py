@@ -163,6 +163,16 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, file) -> None:  # 
     assert _final_weights(folder) == _final_weights(other)
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_run_that_is_told_to_stop_is_interrupted(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]
+    command = [sys.executable, "-m", "rayfed", "launch", file(), "--out", str(tmp_path / "runs")]
+    folder = _stopped_after(
+        [*command, "--set", "federation.rounds=400"], tmp_path / "runs", rounds=1, how=signal.SIGTERM, code=130
+    )
+    assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"
+
+
 def _stopped_after(command: list[str], out: Path, rounds: int, how: signal.Signals, code: int) -> Path:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
@@ -173,7 +183,7 @@ def _stopped_after(command: list[str], out: Path, rounds: int, how: signal.Signa
     os.kill(process.pid, how)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    if how == signal.SIGINT:
+    if how != signal.SIGKILL:
         assert "rayfed resume" in errors
     return next(out.iterdir())
 

@@ -6,16 +6,20 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import floor, inf
+from math import ceil
 
 import ray
 
 from actors.process import Share
 from rayfed.errors import ResourceError
 from rayfed.scenario import Actors, Scenario
+
+_ROUNDING = 1e-6
+"""Three thirds are one."""
 
 
 @contextmanager
@@ -63,52 +67,84 @@ class Allotment:
 def allot(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
     """Divide the cluster among the run's actors, never more of them than calls that can go on at once.
 
-    Clients and attackers take turns, so a core that holds one of each is never asked for two cores' work. Raises
-    `ResourceError` for a request that the cluster cannot satisfy.
+    Raises `ResourceError` for a request that the cluster cannot satisfy.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return divide([(n.get("CPU", 0.0), n.get("GPU", 0.0)) for n in nodes], scenario, client_calls, attack_calls)
+
+
+def divide(nodes: Sequence[tuple[float, float]], scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
+    """`allot` for nodes of so many CPUs and GPUs.
+
+    Clients and attackers take turns, so a core that holds one of each is never asked for two cores' work.
     """
     r = scenario.resources
     turns = 2 if attack_calls else 1
     client, attacker = (_share(kind, default_cpus=1 / turns) for kind in (r.clients, r.attackers))
     server = _share(r.server, default_cpus=0)
-    have = ray.cluster_resources()
-    cpus, gpus = have.get("CPU", 0.0) - server.num_cpus, have.get("GPU", 0.0) - server.num_gpus
     for what, share in (("server", server), ("clients", client), ("attackers", attacker)):
-        _check_node(what, share)
-    pair = Share(client.num_cpus + attacker.num_cpus, client.num_gpus + attacker.num_gpus) if attack_calls else client
-    slots = max(1, int(min(_fit(cpus, pair.num_cpus), _fit(gpus, pair.num_gpus), 1024)))
-    clients = r.clients.actors or min(slots, max(client_calls, 1))
-    attackers = (r.attackers.actors or min(slots, attack_calls)) if attack_calls else 0
+        _check_node(what, share, nodes)
+    group = [client, attacker] if attack_calls else [client]
+    most = max(client_calls, attack_calls, 1)
+    slots = bisect_left(range(1, most + 1), True, key=lambda n: not fits(nodes, [server, *group * n]))
+    clients = r.clients.actors or min(max(slots, 1), max(client_calls, 1))
+    attackers = (r.attackers.actors or min(max(slots, 1), attack_calls)) if attack_calls else 0
     allotment = Allotment(clients, client, server, attackers, attacker)
-    _check_total(allotment, have)
+    _check_total(allotment, nodes)
     return allotment
+
+
+def fits(nodes: Sequence[tuple[float, float]], shares: Sequence[Share]) -> bool:
+    """Whether actors with these shares have a place, the largest placed first: each on one node, a part of a GPU on
+    one GPU.
+    """
+    free = [_Free(cpus, [1.0] * int(gpus)) for cpus, gpus in nodes]
+    ordered = sorted(shares, key=lambda share: (share.num_gpus, share.num_cpus), reverse=True)
+    return all(any(node.take(share) for node in free) for share in ordered)
+
+
+@dataclass
+class _Free:
+    """What is left of a node."""
+
+    cpus: float
+    gpus: list[float]
+
+    def take(self, share: Share) -> bool:
+        """Give this share away, if it is there."""
+        each = min(share.num_gpus, 1.0)
+        able = [i for i, left in enumerate(self.gpus) if left > each - _ROUNDING][: ceil(share.num_gpus)]
+        if share.num_cpus > self.cpus + _ROUNDING or len(able) < ceil(share.num_gpus):
+            return False
+        self.cpus -= share.num_cpus
+        for i in able:
+            self.gpus[i] -= each
+        return True
 
 
 def _share(kind: Actors, default_cpus: float) -> Share:
     return Share(default_cpus if kind.num_cpus is None else kind.num_cpus, kind.num_gpus, tuple(sys.path))
 
 
-def _fit(available: float, each: float) -> float:
-    return floor(available / each + 1e-9) if each else inf
-
-
-def _check_node(what: str, share: Share) -> None:
+def _check_node(what: str, share: Share, nodes: Sequence[tuple[float, float]]) -> None:
     """One actor lives on one node."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if any(n.get("CPU", 0) >= share.num_cpus and n.get("GPU", 0) >= share.num_gpus for n in nodes):
+    if fits(nodes, [share]):
         return
-    largest = Share(max(n.get("CPU", 0) for n in nodes), max(n.get("GPU", 0) for n in nodes))
+    cpus, gpus = (max(have) for have in zip(*nodes, strict=True))
     raise ResourceError(
-        f"resources.{what}: one actor asks for {share}, but no node has more than {largest.num_cpus:g} CPU and "
-        f"{largest.num_gpus:g} GPU: lower num_cpus or num_gpus, or give --address of a larger cluster"
+        f"resources.{what}: one actor asks for {share}, but no node has more than {cpus:g} CPU and "
+        f"{gpus:g} GPU: lower num_cpus or num_gpus, or give --address of a larger cluster"
     )
 
 
-def _check_total(a: Allotment, have: dict[str, float]) -> None:
-    cpus = a.clients * a.client.num_cpus + a.attackers * a.attacker.num_cpus + a.server.num_cpus
-    gpus = a.clients * a.client.num_gpus + a.attackers * a.attacker.num_gpus + a.server.num_gpus
-    if cpus > have.get("CPU", 0) + 1e-6 or gpus > have.get("GPU", 0) + 1e-6:
+def _check_total(a: Allotment, nodes: Sequence[tuple[float, float]]) -> None:
+    shares = [a.server] + [a.client] * a.clients + [a.attacker] * a.attackers
+    if not fits(nodes, shares):
+        cpus, gpus = (sum(have) for have in zip(*nodes, strict=True))
         raise ResourceError(
             f"resources: {a.clients} client actors ({a.client} each), {a.attackers} attackers ({a.attacker} each) and "
-            f"the server ({a.server}) ask for {cpus:g} CPU and {gpus:g} GPU together, but the cluster has "
-            f"{have.get('CPU', 0):g} CPU and {have.get('GPU', 0):g} GPU: ask for fewer actors or smaller shares"
+            f"the server ({a.server}) ask for {sum(s.num_cpus for s in shares):g} CPU and "
+            f"{sum(s.num_gpus for s in shares):g} GPU together, each on one node and a part of a GPU on one GPU, but "
+            f"the cluster has {cpus:g} CPU and {gpus:g} GPU on {len(nodes)} node{'s' * (len(nodes) != 1)}: ask for "
+            f"fewer actors or smaller shares"
         )

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from actors import server
+from actors.cluster import divide
 from actors.process import Share
 from rayfed import scenario as scenarios
+from rayfed.errors import ResourceError
 from rayfed.scenario import Scenario
 
 TEXT = """
@@ -33,3 +35,35 @@ def test_a_server_with_a_gpu_adds_on_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
     made._models["none"].apply(steps, {})
     after, _ = made.sent("none", 1)
     assert all(torch.equal(after.weights[name], w - 1) for name, w in sent.weights.items())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "clients", "expected"),
+    [
+        ([(8, 2)], "{num_gpus: 0.6}", 2),  # what is left of two GPUs is no third share
+        ([(8, 2)], "{num_gpus: 0.5}", 4),
+        ([(8, 1)], "{num_cpus: 0.5, num_gpus: 0.1}", 10),
+        ([(1.5, 0), (1.5, 0)], "{num_cpus: 1}", 2),  # nor is a half of two nodes a CPU
+        ([(2, 0), (3, 1)], "{num_gpus: 1}", 1),
+        ([(4, 3), (4, 3)], "{num_gpus: 2}", 2),
+        ([(1, 0)], "{num_cpus: 0.3333333333}", 3),
+        ([(64, 0)], "{num_cpus: 1}", 20),  # no more than there are calls
+    ],
+)
+def test_actors_that_fit_on_nodes_and_gpus(nodes: list[tuple[float, float]], clients: str, expected: int) -> None:
+    assert divide(nodes, parsed(f"resources.clients={clients}"), 20, 0).clients == expected
+
+
+def test_clients_and_attackers_share_a_gpu_or_have_one_each() -> None:
+    parts = parsed("resources.clients={num_gpus: 0.5}", "resources.attackers={num_gpus: 0.5}")
+    found = divide([(8, 2)], parts, 20, 20)
+    assert (found.clients, found.attackers) == (2, 2)
+    more = parsed("resources.clients={num_gpus: 0.6}", "resources.attackers={num_gpus: 0.6}")
+    found = divide([(8, 3)], more, 20, 20)  # 3.6 GPUs would hold two pairs by their sum
+    assert (found.clients, found.attackers) == (1, 1)
+
+
+def test_more_actors_than_parts_of_gpus() -> None:
+    s = parsed("resources.clients={actors: 3, num_gpus: 0.6}")
+    with pytest.raises(ResourceError, match=r"3 client actors .* ask for 3 CPU and 1\.8 GPU together"):
+        divide([(8, 2)], s, 20, 0)

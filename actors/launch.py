@@ -8,7 +8,7 @@ import platform
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
@@ -178,7 +178,7 @@ class _Log:
     """log.txt and status.json of a run: what happened, and how it stands."""
 
     def __init__(self, folder: RunFolder, rounds: int) -> None:
-        self._folder, self._rounds, self._text = folder, rounds, StringIO()
+        self._folder, self._rounds, self._done, self._text = folder, rounds, 0, StringIO()
         if folder.exists("log.txt"):
             self._text.write(folder.read_text("log.txt"))
 
@@ -186,12 +186,16 @@ class _Log:
         self._text.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {message}\n")
         self._folder.write_text("log.txt", self._text.getvalue())
 
-    def status(self, state: str, done: int, error: str | None = None) -> None:
-        status = {"state": state, "rounds_done": done, "rounds": self._rounds, "error": error}
+    def status(self, state: str, error: str | None = None) -> None:
+        status = {"state": state, "rounds_done": self._done, "rounds": self._rounds, "error": error}
         self._folder.write_text("status.json", json.dumps(status, indent=2))
 
+    def running(self, done: int) -> None:
+        self._done = done
+        self.status("running")
+
     def round_done(self, round: int, tables: RoundTables) -> None:
-        self.status("running", round + 1)
+        self.running(round + 1)
         for row in tables.rounds:
             accuracy = "" if row.get("test_accuracy") is None else f", test accuracy {row['test_accuracy']:.4f}"
             self.line(f"round {round}, arm {row['arm']}: training loss {row['train_loss']:.4f}{accuracy}")
@@ -201,30 +205,38 @@ class _Log:
 def _recorded(folder: RunFolder, first: int, rounds: int) -> Iterator[_Log]:
     """Keep status, log and report true however the run ends."""
     log = _Log(folder, rounds)
-    log.status("running", first)
+    log.running(first)
     log.line(f"run starts at round {first} of {rounds}")
     try:
         yield log
     except BaseException as error:
-        done = _rounds_done(folder)
         interrupted = isinstance(error, KeyboardInterrupt)
         message = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
-        log.line(message if isinstance(error, UserError | KeyboardInterrupt) else traceback.format_exc())
-        log.status("interrupted" if interrupted else "failed", done, message)
-        report.write_report(folder)
+        trace = message if isinstance(error, UserError | KeyboardInterrupt) else traceback.format_exc()
+        with _not_hiding_the_first(log):
+            log.line(trace)
+        with _not_hiding_the_first(log):
+            log.status("interrupted" if interrupted else "failed", message)
+        with _not_hiding_the_first(log):
+            report.write_report(folder)
         raise
     log.line("run finished")
-    log.status("finished", rounds)
+    log.status("finished")
     report.write_report(folder)
+
+
+@contextmanager
+def _not_hiding_the_first(log: _Log) -> Iterator[None]:
+    """Let nothing that fails in here hide the error that ended the run; the log notes it, if it can be written."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(Exception):
+            log.line(f"after the run ended: {type(error).__name__}: {error}")
 
 
 def _status(folder: RunFolder) -> str:
     return str(json.loads(folder.read_text("status.json"))["state"]) if folder.exists("status.json") else "unknown"
-
-
-def _rounds_done(folder: RunFolder) -> int:
-    saved = checkpoint.load(folder)
-    return saved.round + 1 if saved else 0
 
 
 def _partition_rows(inputs: Inputs) -> list[dict[str, object]]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from actors import launch as runs
 from actors import server
 from actors.cluster import divide
 from actors.process import Share
 from rayfed import scenario as scenarios
-from rayfed.errors import ResourceError
+from rayfed.errors import ResourceError, RunError
+from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
 
 TEXT = """
@@ -67,3 +71,32 @@ def test_more_actors_than_parts_of_gpus() -> None:
     s = parsed("resources.clients={actors: 3, num_gpus: 0.6}")
     with pytest.raises(ResourceError, match=r"3 client actors .* ask for 3 CPU and 1\.8 GPU together"):
         divide([(8, 2)], s, 20, 0)
+
+
+def test_what_fails_after_a_failure_does_not_hide_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def unwritable(folder: RunFolder) -> str:
+        raise RunError("the disk is full")
+
+    monkeypatch.setattr(runs.report, "write_report", unwritable)
+    folder = RunFolder.create(str(tmp_path), "t")
+    folder.write_text("checkpoint/latest.json", "damaged")
+    with pytest.raises(ZeroDivisionError), runs._recorded(folder, 2, 3):
+        raise ZeroDivisionError
+    status = json.loads(folder.read_text("status.json"))
+    assert (status["state"], status["rounds_done"], status["error"]) == ("failed", 2, "ZeroDivisionError: ")
+    assert "after the run ended: RunError: the disk is full" in folder.read_text("log.txt")
+
+
+def test_a_log_that_cannot_be_written_does_not_hide_the_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unwritable(self: RunFolder, name: str, data: bytes) -> None:
+        raise RunError("the disk is full")
+
+    def fail() -> None:
+        monkeypatch.setattr(RunFolder, "write_bytes", unwritable)
+        raise ZeroDivisionError
+
+    folder = RunFolder.create(str(tmp_path), "t")
+    with pytest.raises(ZeroDivisionError), runs._recorded(folder, 0, 3):
+        fail()

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
+from typing import Literal
 
 import numpy as np
 import ray
@@ -33,6 +34,9 @@ from rayfed.training.inputs import Inputs, prepare
 
 _PACKAGES = ("rayfed", "torch", "torchvision", "ray", "numpy", "pyarrow", "scikit-learn", "scikit-image", "lpips")
 
+Kind = Literal["training", "attack"]
+"""What a run does; only training can be resumed."""
+
 
 def launch(scenario: Scenario, out: str | None, address: str | None, progress: Progress) -> RunFolder:
     """Run a scenario into a new folder under `out` (by default the scenario's own) and return it finished.
@@ -51,10 +55,12 @@ def resume(path: str, address: str | None, progress: Progress) -> RunFolder:
     Raises `RunError` where there is nothing to resume.
     """
     folder = RunFolder.open(path)
+    if _kind(folder) == "attack":
+        raise RunError(
+            f"{folder.url}: it attacked without training; nothing to resume: attack again with `rayfed attack`"
+        )
     scenario = scenarios.parse(folder.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
     saved = checkpoint.load(folder)
-    if saved is None and _status(folder) == "finished":
-        raise RunError(f"{folder.url}: it attacked without training; nothing to resume")
     if saved and saved.round + 1 >= scenario.federation.rounds and folder.exists("report.html"):
         raise RunError(f"{folder.url}: all {scenario.federation.rounds} rounds are played; nothing to resume")
     folder.drop_after(saved.round if saved else -1)
@@ -76,7 +82,10 @@ def attack(scenario: Scenario, run: str | None, out: str | None, address: str | 
     if saved:
         _check_fit(f"the run {run}", saved, scenario, inputs)
     folder = _new_folder(scenario, inputs, out)
-    with _recorded(folder, 0, 0) as log, _federation(scenario, inputs, folder, address, progress, saved) as federation:
+    with (
+        _recorded(folder, "attack", 0, 0) as log,
+        _federation(scenario, inputs, folder, address, progress, saved) as federation,
+    ):
         tables = federation.attack(round)
         _write(folder, round, tables)
         log.line(f"attacked the weights of round {round}" + (f" of {run}" if run else ", which are untrained"))
@@ -123,7 +132,7 @@ def _play(
     first = saved.round + 1 if saved else 0
     rounds = scenario.federation.rounds
     with (
-        _recorded(folder, first, rounds) as log,
+        _recorded(folder, "training", first, rounds) as log,
         _federation(scenario, inputs, folder, address, progress, saved) as federation,
     ):
         for round in range(first, rounds):
@@ -177,8 +186,9 @@ def _write(folder: RunFolder, round: int, tables: RoundTables) -> None:
 class _Log:
     """log.txt and status.json of a run: what happened, and how it stands."""
 
-    def __init__(self, folder: RunFolder, rounds: int) -> None:
-        self._folder, self._rounds, self._done, self._text = folder, rounds, 0, StringIO()
+    def __init__(self, folder: RunFolder, kind: Kind, rounds: int) -> None:
+        self._folder, self._kind, self._rounds = folder, kind, rounds
+        self._done, self._text = 0, StringIO()
         if folder.exists("log.txt"):
             self._text.write(folder.read_text("log.txt"))
 
@@ -187,7 +197,8 @@ class _Log:
         self._folder.write_text("log.txt", self._text.getvalue())
 
     def status(self, state: str, error: str | None = None) -> None:
-        status = {"state": state, "rounds_done": self._done, "rounds": self._rounds, "error": error}
+        rounds = {"rounds_done": self._done, "rounds": self._rounds}
+        status = {"kind": self._kind, "state": state, **rounds, "error": error}
         self._folder.write_text("status.json", json.dumps(status, indent=2))
 
     def running(self, done: int) -> None:
@@ -202,9 +213,9 @@ class _Log:
 
 
 @contextmanager
-def _recorded(folder: RunFolder, first: int, rounds: int) -> Iterator[_Log]:
+def _recorded(folder: RunFolder, kind: Kind, first: int, rounds: int) -> Iterator[_Log]:
     """Keep status, log and report true however the run ends."""
-    log = _Log(folder, rounds)
+    log = _Log(folder, kind, rounds)
     log.running(first)
     log.line(f"run starts at round {first} of {rounds}")
     try:
@@ -235,8 +246,9 @@ def _not_hiding_the_first(log: _Log) -> Iterator[None]:
             log.line(f"after the run ended: {type(error).__name__}: {error}")
 
 
-def _status(folder: RunFolder) -> str:
-    return str(json.loads(folder.read_text("status.json"))["state"]) if folder.exists("status.json") else "unknown"
+def _kind(folder: RunFolder) -> Kind | None:
+    """What the run is by its status; None where it ended before it had one."""
+    return json.loads(folder.read_text("status.json"))["kind"] if folder.exists("status.json") else None
 
 
 def _partition_rows(inputs: Inputs) -> list[dict[str, object]]:

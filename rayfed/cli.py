@@ -62,7 +62,7 @@ def launch(
     debug: Debug = False,
 ) -> None:
     """Run a scenario: train, attack, score, and write tables and a report."""
-    with _errors_for_people(debug):
+    with _errors_for_people(debug, resumable=True):
         loaded = _load(scenario, changes)
         from actors import launch as runs
 
@@ -98,7 +98,7 @@ def attack(
 @app.command()
 def resume(run: Run, address: Address = None, quiet: Quiet = False, debug: Debug = False) -> None:
     """Continue a run after its last complete round; the result is the same as without the break."""
-    with _errors_for_people(debug):
+    with _errors_for_people(debug, resumable=True):
         from actors import launch as runs
 
         _importable(Path.cwd())
@@ -251,7 +251,7 @@ def main() -> None:
 
 
 @contextmanager
-def _errors_for_people(debug: bool) -> Iterator[None]:
+def _errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     """Exit code 2 and one message for the user's mistakes, 1 for ours, 130 for an interruption."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
@@ -262,7 +262,7 @@ def _errors_for_people(debug: bool) -> Iterator[None]:
         errors.print(f"[red]error:[/red] {escape(str(error))}")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        errors.print("interrupted; what is complete is kept: `rayfed resume RUN` continues")
+        errors.print("interrupted" + "; what is complete is kept: `rayfed resume RUN` continues" * resumable)
         raise typer.Exit(INTERRUPTED) from None
     except (typer.Exit, typer.Abort):
         raise

@@ -13,6 +13,7 @@ from actors import launch as runs
 from actors import server
 from actors.cluster import divide
 from actors.process import Share
+from actors.progress import Progress
 from rayfed import scenario as scenarios
 from rayfed.errors import ResourceError, RunError
 from rayfed.results.folder import RunFolder
@@ -80,7 +81,7 @@ def test_what_fails_after_a_failure_does_not_hide_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(runs.report, "write_report", unwritable)
     folder = RunFolder.create(str(tmp_path), "t")
     folder.write_text("checkpoint/latest.json", "damaged")
-    with pytest.raises(ZeroDivisionError), runs._recorded(folder, 2, 3):
+    with pytest.raises(ZeroDivisionError), runs._recorded(folder, "training", 2, 3):
         raise ZeroDivisionError
     status = json.loads(folder.read_text("status.json"))
     assert (status["state"], status["rounds_done"], status["error"]) == ("failed", 2, "ZeroDivisionError: ")
@@ -98,5 +99,16 @@ def test_a_log_that_cannot_be_written_does_not_hide_the_failure(
         raise ZeroDivisionError
 
     folder = RunFolder.create(str(tmp_path), "t")
-    with pytest.raises(ZeroDivisionError), runs._recorded(folder, 0, 3):
+    with pytest.raises(ZeroDivisionError), runs._recorded(folder, "training", 0, 3):
         fail()
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, RunError])
+def test_attacks_without_training_cannot_be_resumed(end: type[BaseException], tmp_path: Path) -> None:
+    folder = RunFolder.create(str(tmp_path), "t")
+    folder.write_text("scenario.yaml", parsed().dump())
+    with pytest.raises(end), runs._recorded(folder, "attack", 0, 0):
+        raise end
+    assert "rayfed resume" not in folder.read_text("report.html")
+    with pytest.raises(RunError, match="attacked without training; nothing to resume"):
+        runs.resume(folder.url, None, Progress())

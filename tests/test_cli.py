@@ -145,6 +145,18 @@ def test_a_defect_of_ours_ends_with_1(monkeypatch: pytest.MonkeyPatch, file) -> 
         CliRunner().invoke(app, ["validate", file(), "--debug"], catch_exceptions=False)
 
 
+@pytest.mark.parametrize(("command", "resumable"), [("launch", True), ("attack", False)])
+def test_only_training_is_said_to_go_on(command: str, resumable: bool, monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]
+    from actors import launch as runs
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, command, interrupted)
+    code, output = run(command, file(), "--set", "attacks=[idlg]")
+    assert (code, "rayfed resume" in output) == (130, resumable)
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]

@@ -18,11 +18,13 @@ from actors.pool import Call, Pool, wait_for
 from actors.process import Share
 from actors.progress import Progress
 from actors.server import ArmState, Optimiser, ServerActor
-from rayfed import seeds
+from rayfed import gradients, seeds
+from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.attacks.base import Guess, Inference
 from rayfed.data.base import Dataset
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.training import plan
+from rayfed.training.arm import build_arm
 from rayfed.training.host import Sent, State
 
 EVALUATION_SLICE = 1000
@@ -83,7 +85,8 @@ class Federation:
         """`saved` and `states` are the server's and the clients' side of a checkpoint, or empty."""
         self._scenario, self._data, self._allotment, self._progress = scenario, data, allotment, progress
         self._samples = [len(part) for part in parts]
-        self._saved, self.states = saved, {arm: dict(states.get(arm, {})) for arm in scenario.stacks}
+        self._saved = {arm: saved.get(arm) or _untrained(scenario, data, arm) for arm in scenario.stacks}
+        self.states = {arm: dict(states.get(arm, {})) for arm in scenario.stacks}
         self._sent: dict[str, Served] = {}
         data_ref, parts_ref = ray.put(data), ray.put(list(parts))
         make = _remote(ClientActor, allotment.client)
@@ -121,9 +124,10 @@ class Federation:
         ray.kill(self._server)
 
     def _start_server(self) -> Any:
-        make = _remote(ServerActor, self._allotment.server)
-        shape, classes = self._data.image_shape, len(self._data.classes)
-        return make.remote(self._scenario, shape, classes, self._allotment.server, self._saved)
+        """The server is told how to add and where to start; with the seed it could draw every client's noise again."""
+        s, share = self._scenario, self._allotment.server
+        optimiser = ServerOptimiser(s.federation.server.optimiser, s.server_lr, s.federation.server.momentum)
+        return _remote(ServerActor, share).remote(s.federation.aggregation, optimiser, share, self._saved)
 
     def _surviving(self, act: Callable[[int], RoundTables], round: int) -> RoundTables:
         failures = 0
@@ -292,6 +296,12 @@ class Federation:
 
 def _remote(cls: type, share: Share) -> Any:
     return ray.remote(cls).options(num_cpus=share.num_cpus, num_gpus=share.num_gpus)
+
+
+def _untrained(scenario: Scenario, data: Dataset, arm: str) -> ArmState:
+    stack, classes = scenario.stacks[arm], len(data.classes)
+    model = build_arm(scenario.model, stack, data.image_shape, classes, scenario.seed).model
+    return {"weights": gradients.weights_of(model), "buffers": gradients.buffers_of(model), "state": {}}
 
 
 def _arm_state(sent: Sent, optimiser: Optimiser) -> ArmState:

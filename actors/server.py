@@ -8,8 +8,7 @@ from actors.process import Share, set_up
 from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.scenario import Scenario
-from rayfed.training.arm import build_arm
+from rayfed.scenario import AggregationSpec
 from rayfed.training.host import Sent
 from rayfed.update import Named
 
@@ -21,33 +20,19 @@ ArmState = dict[str, Any]
 
 
 class ServerActor:
-    """Sees updates (or what the aggregation makes of them) and weights; never data, keys or client state.
+    """Sees updates (or what the aggregation makes of them) and weights; never data, seed, keys or client state.
 
     It adds and does not train, so its model stays on the CPU, where partial results arrive.
     """
 
     def __init__(
-        self,
-        scenario: Scenario,
-        image_shape: tuple[int, int, int],
-        classes: int,
-        share: Share,
-        saved: dict[str, ArmState],
+        self, aggregation: AggregationSpec, optimiser: ServerOptimiser, share: Share, saved: dict[str, ArmState]
     ) -> None:
-        """`saved` holds the arms of a checkpoint, or nothing for a new run."""
+        """`saved` holds every arm as it is to go on: untrained, or from a checkpoint."""
         set_up(share)
-        self._aggregation: Aggregation = scenario.federation.aggregation.build()
+        self._aggregation: Aggregation = aggregation.build()
         self._folds: dict[str, TreeFold] = {}
-        server = scenario.federation.server
-        optimiser = ServerOptimiser(server.optimiser, scenario.server_lr, server.momentum)
-        self._models: dict[str, GlobalModel] = {}
-        for name, stack in scenario.stacks.items():
-            if name in saved:
-                model = GlobalModel(optimiser=optimiser, **saved[name])
-            else:
-                arm = build_arm(scenario.model, stack, image_shape, classes, scenario.seed)
-                model = GlobalModel.untrained(arm.model, optimiser)
-            self._models[name] = model
+        self._models = {arm: GlobalModel(optimiser=optimiser, **state) for arm, state in saved.items()}
 
     def sent(self, arm: str, round: int) -> tuple[Sent, Optimiser]:
         """What clients are sent in a round, and beside it the optimiser's state, which stays with the server."""

@@ -15,9 +15,10 @@ from actors.cluster import divide
 from actors.process import Share
 from actors.progress import Progress
 from rayfed import scenario as scenarios
+from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.errors import ResourceError, RunError
 from rayfed.results.folder import RunFolder
-from rayfed.scenario import Scenario
+from rayfed.scenario import AggregationSpec, Scenario
 
 TEXT = """
 name: t
@@ -34,7 +35,10 @@ def parsed(*changes: str) -> Scenario:
 
 def test_a_server_with_a_gpu_adds_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "set_up", lambda share: torch.device("meta"))  # stands for a device of its own
-    made = server.ServerActor(parsed(), (1, 8, 8), 10, Share(0, 1), {})
+    weights = {"w": torch.rand(3)}
+    optimiser = ServerOptimiser("sgd", lr=1.0)
+    arm = {"weights": weights, "buffers": {}, "state": {}}
+    made = server.ServerActor(AggregationSpec(name="fedavg"), optimiser, Share(0, 1), {"none": arm})
     sent, _ = made.sent("none", 0)
     steps: dict[str, Any] = {name: torch.ones_like(w, device="cpu") for name, w in sent.weights.items()}
     made._models["none"].apply(steps, {})

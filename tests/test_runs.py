@@ -8,9 +8,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import torch
+from pydantic import BaseModel
+from ray.actor import ActorClass, ActorMethod
 from ray.exceptions import ObjectLostError
 
 from actors import launch as runs
@@ -18,10 +21,13 @@ from actors import pool
 from actors.federation import Federation
 from actors.progress import Progress
 from rayfed import scenario as scenarios
+from rayfed.data.base import Dataset
 from rayfed.errors import ResourceError, RunError, UserError
 from rayfed.results import checkpoint
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
+from rayfed.training.inputs import prepare
+from rayfed.training.observer import Truth
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -292,42 +298,52 @@ def test_fedsgd_and_adam_run(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_attackers_are_sent_no_data_and_no_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Every argument that goes to an AttackerActor, searched for the scenario and for raw images by value."""
-    import numpy as np
-
-    from actors import federation
-    from actors.pool import Pool
-    from rayfed.training.inputs import prepare
-    from rayfed.training.observer import Truth
-
-    data = prepare(parsed(extra=ATTACK)).data
-    raw = {image.tobytes() for image in data.train_images} | {
-        (i / np.float32(255)).astype("f4").tobytes() for i in data.train_images
+def test_server_and_attackers_are_sent_no_data_and_no_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every argument of their constructors and methods, searched for the scenario, the seed and raw images by value."""
+    scenario = parsed("seed=987654321", extra=ATTACK)
+    data = prepare(scenario).data
+    pixels = [images for images in (data.train_images, data.test_images, data.public_images) if images is not None]
+    raw = {
+        image.tobytes() for images in pixels for i in images for image in (i, (i / np.float32(255)).astype(np.float32))
     }
-    sent: list[Any] = []
-    run = Pool.run
+    sent: dict[str, list[Any]] = {}
+    create, call = ActorClass._remote, ActorMethod._remote
 
-    def spy(self: Pool, calls: Any) -> Any:
-        calls = list(calls)
-        sent.extend(arg for call in calls if call.method == "attack" for arg in call.args)
-        return run(self, calls)
+    def spied_create(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        handle = create(self, args, kwargs, **options)
+        sent.setdefault(type_of(handle), []).extend([args, kwargs])
+        return handle
 
-    monkeypatch.setattr(federation.Pool, "run", spy)
-    runs.launch(parsed(extra=ATTACK), str(tmp_path), None, Progress())
-    assert sent
-    values = [ray.get(a) if isinstance(a, ray.ObjectRef) else a for a in sent]
-    for value in _walk(values):
-        assert not isinstance(value, Scenario | Truth)
-        if isinstance(value, torch.Tensor):
-            flat = value.float().contiguous().numpy()
-            assert flat.tobytes() not in raw
-            assert not [r for r in flat.reshape(len(flat), -1) if r.tobytes() in raw] if flat.ndim > 1 else True
+    def spied_call(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        sent.setdefault(f"{type_of(self._actor)}.{self._method_name}", []).extend([args, kwargs])
+        return call(self, args, kwargs, **options)
+
+    monkeypatch.setattr(ActorClass, "_remote", spied_create)
+    monkeypatch.setattr(ActorMethod, "_remote", spied_call)
+    runs.launch(scenario, str(tmp_path), None, Progress())
+    curious = {name: values for name, values in sent.items() if not name.startswith("ClientActor")}
+    methods = {"ServerActor.sent", "ServerActor.add", "ServerActor.finish", "AttackerActor.attack"}
+    assert {"ServerActor", "AttackerActor", *methods} <= curious.keys()
+    for value in _walk(curious):
+        assert not isinstance(value, Scenario | Truth | Dataset)
+        assert str(value) != "987654321"
+        if isinstance(value, torch.Tensor | np.ndarray):
+            array = np.ascontiguousarray(value)
+            assert array.tobytes() not in raw
+            assert not array.ndim or not any(row.tobytes() in raw for row in array)
+
+
+def type_of(actor: Any) -> str:
+    return str(actor._ray_actor_creation_function_descriptor.class_name).rpartition(".")[2]
 
 
 def _walk(value: Any) -> Any:
+    if isinstance(value, ray.ObjectRef):
+        value = ray.get(value)
     yield value
     children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if isinstance(value, BaseModel):
+        children = [field for _, field in value]
     if hasattr(value, "__dataclass_fields__"):
         children = [getattr(value, f) for f in value.__dataclass_fields__]
     for child in children:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
-from rayfed import gradients
 from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.update import Named
@@ -54,11 +51,6 @@ class GlobalModel:
     optimiser: ServerOptimiser
     state: dict[str, Named] = field(default_factory=dict)
     """The optimiser's own."""
-
-    @classmethod
-    def untrained(cls, model: nn.Module, optimiser: ServerOptimiser) -> GlobalModel:
-        """The weights that the model was initialised with."""
-        return cls(gradients.weights_of(model), gradients.buffers_of(model), optimiser)
 
     def apply(self, step: Named, buffers: Named) -> None:
         """Take one step; `buffers` replaces those that clients average (others stay)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,16 @@ from actors import pool
 from actors.federation import Federation
 from actors.progress import Progress
 from rayfed import scenario as scenarios
+from rayfed.catalogue import component
 from rayfed.data.base import Dataset
+from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.errors import ResourceError, RunError, UserError
 from rayfed.results import checkpoint
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
 from rayfed.training.inputs import prepare
 from rayfed.training.observer import Truth
+from rayfed.update import Update
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -80,6 +84,20 @@ def test_weights_do_not_depend_on_the_number_of_actors(actors: int, undisturbed:
     s = parsed(f"resources.clients.actors={actors}", "resources.clients.num_cpus=1")
     folder = runs.launch(s, str(tmp_path), None, Progress())
     assert_same_bits(weights(folder), weights(undisturbed))
+
+
+@component
+class Slow(Defence):
+    """Costs nothing but time."""
+
+    SECONDS = 0.3
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        def update(task: Task) -> Update:
+            time.sleep(self.SECONDS)
+            return next(task)
+
+        return update
 
 
 class Killer(Progress):
@@ -296,6 +314,17 @@ def test_fedsgd_and_adam_run(tmp_path: Path) -> None:
     folder = runs.launch(parsed(*changes), str(tmp_path), None, Progress())
     losses = folder.read_table("rounds").to_pandas().query("arm == 'none'")["train_loss"].tolist()
     assert losses[-1] < losses[0]
+
+
+def test_an_arms_seconds_are_its_own(tmp_path: Path) -> None:
+    arms = "arms={slow: [{name: 'tests.test_runs:Slow'}], none: []}"
+    s = parsed(arms, "federation.rounds=1", "federation.cohort_size=7", "resources.clients.actors=1")
+    folder = runs.launch(s, str(tmp_path), None, Progress())
+    seconds = {row["arm"]: row["actor_seconds"] for row in folder.read_table("rounds").to_pylist()}
+    assert seconds["slow"] >= 7 * Slow.SECONDS
+    for arm in seconds:
+        clients = [row["seconds"] for row in folder.read_table("clients").to_pylist() if row["arm"] == arm]
+        assert sum(clients) <= seconds[arm] < sum(clients) + 7 * Slow.SECONDS
 
 
 def test_server_and_attackers_are_sent_no_data_and_no_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

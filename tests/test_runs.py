@@ -237,6 +237,28 @@ def test_a_lost_argument_costs_no_actor() -> None:
     one.close()
 
 
+class AttackerKiller(Killer):
+    """Kills an attacker when the first of a round's attacks is scored."""
+
+    def clients_done(self, round: int, done: int, total: int) -> None:
+        pass
+
+    def attacks_done(self, round: int, done: int, total: int) -> None:
+        super().clients_done(round, done, total)
+
+
+def test_attacks_are_the_same_after_an_attacker_is_killed(undisturbed: RunFolder, tmp_path: Path) -> None:
+    killer = AttackerKiller("AttackerActor", round=1)
+    folder = runs.launch(parsed(extra=ATTACK), str(tmp_path), None, killer)
+    assert killer.killed == 1
+    assert "1 attacker died" in " ".join(killer.notes)
+    assert_same_bits(weights(folder), weights(undisturbed))
+    attacks, expected = (f.read_table("attacks").drop_columns(["seconds"]) for f in (folder, undisturbed))
+    assert attacks.equals(expected)
+    for table in ("images", "traces"):
+        assert folder.read_table(table).equals(undisturbed.read_table(table))
+
+
 class Stop(Progress):
     """Interrupts the driver after some rounds, as Ctrl-C does."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -185,19 +184,19 @@ class Federation:
         calls.sort(key=lambda call: -sum(self._samples[c] for c in call.args[2]))
         states: dict[str, dict[int, State]] = {arm: {} for arm in sent}
         added: list[ray.ObjectRef] = []
-        began, ended = perf_counter(), dict.fromkeys(sent, 0.0)
+        seconds = dict.fromkeys(sent, 0.0)
         for call, report, [partial] in self._run_clients(calls):
             arm, index = call.tag
             added.append(self._server.add.remote(arm, index, len(cohorts), partial))
             tables.clients += report.rows
             states[arm].update(report.states)
-            ended[arm] = perf_counter() - began
+            seconds[arm] += report.seconds
             self._progress.clients_done(round, len(tables.clients), sum(map(len, cohorts)) * len(sent))
         ray.get(added)
         order = {arm: i for i, arm in enumerate(sent)}
         tables.clients.sort(key=lambda row: (order[row["arm"]], row["client"]))
         for arm in sent:
-            tables.rounds.append(_round_row(arm, round, [r for r in tables.clients if r["arm"] == arm], ended[arm]))
+            tables.rounds.append(_round_row(arm, round, [r for r in tables.clients if r["arm"] == arm], seconds[arm]))
         return states
 
     def _evaluate(self, round: int, sent: dict[str, ray.ObjectRef]) -> dict[str, dict[str, float]]:
@@ -312,7 +311,7 @@ def _bytes_of(arm: ArmState) -> int:
     return sum(t.numel() * t.element_size() for t in [*arm["weights"].values(), *arm["buffers"].values()])
 
 
-def _round_row(arm: str, round: int, clients: Rows, seconds: float) -> dict[str, Any]:
+def _round_row(arm: str, round: int, clients: Rows, actor_seconds: float) -> dict[str, Any]:
     samples = sum(row["samples"] for row in clients)
     return {
         "arm": arm,
@@ -320,7 +319,7 @@ def _round_row(arm: str, round: int, clients: Rows, seconds: float) -> dict[str,
         "train_loss": sum(row["loss"] * row["samples"] for row in clients) / samples,
         "clients": len(clients),
         "samples": samples,
-        "seconds": seconds,
+        "actor_seconds": actor_seconds,
         "bytes_up": sum(row["sent_bytes"] for row in clients),
     }
 

@@ -64,7 +64,8 @@ class Pool:
         """Each call with its first result and references to the others, in the order in which they finish.
 
         An actor is handed its next call before it has finished the last, so that it need not wait for the driver, while
-        enough calls are left that none can end up queued behind one actor beside an idle one. Raises the call's own
+        more calls are left than there are actors. So at the end at most one call an actor waits behind a slow one while
+        others are idle. Raises the call's own
         exception when it fails, `RayActorError` when the maker of one of its arguments has died, `ObjectLostError` when
         an argument or a result was lost with its node, `ActorsLost` when it keeps killing actors, and `ResourceError`
         when no actor is left and none comes up within `START_TIMEOUT`.

@@ -42,6 +42,7 @@ class RunView:
         self._task: TaskID | None = None
         self._rounds = self._first = 0
         self._began = self._round_began = 0.0
+        self._speed = ""
         self._attacks: list[dict[str, Any]] = []
         self._last: list[dict[str, Any]] = []
 
@@ -66,9 +67,9 @@ class RunView:
 
     def clients_done(self, round: int, done: int, total: int) -> None:
         """Move the bar."""
-        rate = done / max(monotonic() - self._round_began, 1e-9)
+        self._speed = f"{done / max(monotonic() - self._round_began, 1e-9):.1f} clients/s"
         last = "".join(f"loss {r['train_loss']:.3f}" + _tested(r, " acc {:.1%}") for r in self._last[:1])
-        self._show(f"round {round + 1}/{self._rounds} {last}", done, total, f"{rate:.1f} clients/s")
+        self._show(f"round {round + 1}/{self._rounds} {last}", done, total, self._speed)
 
     def attacks_done(self, round: int, done: int, total: int) -> None:
         """Move the bar."""
@@ -80,16 +81,15 @@ class RunView:
         attacks: Sequence[dict[str, Any]],
         inferences: Sequence[dict[str, Any]],
     ) -> None:
-        """One line for each arm, one for each attack on it."""
+        """One line for each arm, one for each attack on it; speed and time left are of all arms together."""
         if self._brief:
             return
         for row in rows:
             loss = f"loss {row['train_loss']:.4f}"
             accuracy = _tested(row, "accuracy {:6.2%}") or " " * 16
-            speed = f"{row['clients'] / max(row['seconds'], 1e-9):.1f} clients/s"
             left = self._time_left(row["round"])
             arm = f"{row['arm']:<12}" if len(rows) > 1 else ""
-            self._say(f"round {row['round'] + 1:>3}/{self._rounds}  {arm}{loss}  {accuracy}  {speed}  {left}")
+            self._say(f"round {row['round'] + 1:>3}/{self._rounds}  {arm}{loss}  {accuracy}  {self._speed}  {left}")
         for (arm, attack), found in _grouped(attacks).items():
             self._say(f"  {attack} on {arm}: {_summary(found)}")
         for (arm, attack), found in _grouped(inferences).items():

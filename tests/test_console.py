@@ -37,7 +37,7 @@ def test_text_from_outside_is_no_markup(view: RunView) -> None:
     view.starting(SCENARIO, SimpleNamespace(url="/data/[old]/runs/x"), ALLOTMENT)
     view.ready(0)
     view.note("no weights in [/tmp/x]")
-    view.round_done([trained(arm="[b]")], [attacked(20, "[b]", "[i]dlg")])
+    view.round_done([trained(arm="[b]")], [attacked(20, "[b]", "[i]dlg")], [])
     view.finished("/data/[old]/runs/x/report.html")
     text = printed(view)
     assert text.count("/data/[old]/runs/x") == 2
@@ -51,7 +51,7 @@ def test_the_bar_leaves_out_an_accuracy_that_was_not_measured(view: RunView) -> 
     view.ready(0)
     descriptions = []
     for accuracy in (None, 0.5):
-        view.round_done([trained(accuracy)], [])
+        view.round_done([trained(accuracy)], [], [])
         view.clients_done(1, 1, 4)
         descriptions.append(view._bar.tasks[0].description)
     view.close()
@@ -60,7 +60,7 @@ def test_the_bar_leaves_out_an_accuracy_that_was_not_measured(view: RunView) -> 
 
 def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:
     view.ready(0)
-    view.round_done([trained()], [attacked(float("inf")), attacked(20)])
+    view.round_done([trained()], [attacked(float("inf")), attacked(20)], [])
     assert "PSNR mean 60.0 dB, best >100 dB" in printed(view)
     view.finished("report.html")
     assert "100.0 dB" not in printed(view)

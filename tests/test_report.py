@@ -67,7 +67,7 @@ def _round(arm: str, round: int) -> dict[str, Any]:
     accuracy = 0.97 - noise / 2 - 0.6 * math.exp(-0.8 * round)
     return {
         "arm": arm, "round": round, "train_loss": loss, "test_loss": 1.1 * loss, "test_accuracy": accuracy,
-        "clients": CLIENTS, "samples": 1000, "seconds": 2.5, "bytes_up": 6 * 63176, "bytes_down": 6 * 63176,
+        "clients": CLIENTS, "samples": 1000, "actor_seconds": 2.5, "bytes_up": 6 * 63176, "bytes_down": 6 * 63176,
     }  # fmt: skip
 
 

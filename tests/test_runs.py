@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import pytest
 import ray
 import torch
 from pydantic import BaseModel
-from ray._private.internal_api import free
 from ray.actor import ActorClass, ActorMethod
 from ray.exceptions import ObjectLostError
 
@@ -22,13 +22,16 @@ from actors import pool
 from actors.federation import Federation
 from actors.progress import Progress
 from rayfed import scenario as scenarios
+from rayfed.catalogue import component
 from rayfed.data.base import Dataset
+from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.errors import ResourceError, RunError, UserError
 from rayfed.results import checkpoint
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
 from rayfed.training.inputs import prepare
 from rayfed.training.observer import Truth
+from rayfed.update import Update
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
@@ -81,6 +84,20 @@ def test_weights_do_not_depend_on_the_number_of_actors(actors: int, undisturbed:
     s = parsed(f"resources.clients.actors={actors}", "resources.clients.num_cpus=1")
     folder = runs.launch(s, str(tmp_path), None, Progress())
     assert_same_bits(weights(folder), weights(undisturbed))
+
+
+@component
+class Slow(Defence):
+    """Costs nothing but time."""
+
+    SECONDS = 0.3
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        def update(task: Task) -> Update:
+            time.sleep(self.SECONDS)
+            return next(task)
+
+        return update
 
 
 class Killer(Progress):
@@ -182,6 +199,9 @@ class Worker:
     def work(self, what: Any) -> Any:
         return what
 
+    def miss(self) -> None:
+        raise ObjectLostError("00" * 28, "", "")
+
 
 def workers(cpus: list[float]) -> Any:
     """Makes actors that ask for so many CPUs, one after another; 100 are more than there are."""
@@ -211,12 +231,32 @@ def test_the_living_do_the_work_of_an_actor_that_cannot_be_replaced() -> None:
 def test_a_lost_argument_costs_no_actor() -> None:
     one = pool.Pool(workers([0]), 1)
     one.wait()
-    argument = ray.put(bytes(1_000_000))
-    free([argument])
     with pytest.raises(ObjectLostError):
-        list(one.run([pool.Call("work", (argument,))]))
+        list(one.run([pool.Call("miss", ())]))
     assert one.losses == 0
     one.close()
+
+
+class AttackerKiller(Killer):
+    """Kills an attacker when the first of a round's attacks is scored."""
+
+    def clients_done(self, round: int, done: int, total: int) -> None:
+        pass
+
+    def attacks_done(self, round: int, done: int, total: int) -> None:
+        super().clients_done(round, done, total)
+
+
+def test_attacks_are_the_same_after_an_attacker_is_killed(undisturbed: RunFolder, tmp_path: Path) -> None:
+    killer = AttackerKiller("AttackerActor", round=1)
+    folder = runs.launch(parsed(extra=ATTACK), str(tmp_path), None, killer)
+    assert killer.killed == 1
+    assert "1 attacker died" in " ".join(killer.notes)
+    assert_same_bits(weights(folder), weights(undisturbed))
+    attacks, expected = (f.read_table("attacks").drop_columns(["seconds"]) for f in (folder, undisturbed))
+    assert attacks.equals(expected)
+    for table in ("images", "traces"):
+        assert folder.read_table(table).equals(undisturbed.read_table(table))
 
 
 class Stop(Progress):
@@ -296,6 +336,17 @@ def test_fedsgd_and_adam_run(tmp_path: Path) -> None:
     folder = runs.launch(parsed(*changes), str(tmp_path), None, Progress())
     losses = folder.read_table("rounds").to_pandas().query("arm == 'none'")["train_loss"].tolist()
     assert losses[-1] < losses[0]
+
+
+def test_an_arms_seconds_are_its_own(tmp_path: Path) -> None:
+    arms = "arms={slow: [{name: 'tests.test_runs:Slow'}], none: []}"
+    s = parsed(arms, "federation.rounds=1", "federation.cohort_size=7", "resources.clients.actors=1")
+    folder = runs.launch(s, str(tmp_path), None, Progress())
+    seconds = {row["arm"]: row["actor_seconds"] for row in folder.read_table("rounds").to_pylist()}
+    assert seconds["slow"] >= 7 * Slow.SECONDS
+    for arm in seconds:
+        clients = [row["seconds"] for row in folder.read_table("clients").to_pylist() if row["arm"] == arm]
+        assert sum(clients) <= seconds[arm] < sum(clients) + 7 * Slow.SECONDS
 
 
 def test_server_and_attackers_are_sent_no_data_and_no_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

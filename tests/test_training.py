@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -207,6 +207,30 @@ def host(s: Scenario) -> tuple[Host, Sent]:
 def with_batch_norm(s: Scenario) -> Scenario:
     model, data = ModelSpec(name="convnet", width=4), DataSpec(name="digits", size=16)  # type: ignore[call-arg]
     return s.model_copy(update={"model": model, "data": data})
+
+
+@pytest.mark.parametrize(("vectorise", "expected"), [("vmap", [3.0, 3.0]), ("loop", [1.0, 5.0])])
+def test_the_seconds_of_a_cohort(vectorise: str, expected: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by 1 and 5 s as the two clients are trained: in one call, or one after the other."""
+    s = scenario()
+    s = s.model_copy(update={"training": s.training.model_copy(update={"vectorise": vectorise})})
+    h, sent = host(s)
+    clock = [0.0]
+    updates = cohort_updates
+
+    def timed(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Update]:
+        def trained() -> Iterator[Update]:
+            for update, seconds in zip(updates(tasks, training, defences), (1, 5), strict=True):
+                clock[0] += seconds
+                yield update
+
+        return iter(list(trained())) if vectorise == "vmap" else trained()
+
+    monkeypatch.setattr("rayfed.training.host.cohort_updates", timed)
+    monkeypatch.setattr("rayfed.training.host.perf_counter", lambda: clock[0])
+    _, report = h.cohort("none", sent, [1, 3], {})
+    assert [row["seconds"] for row in report.rows] == expected
+    assert report.seconds == 6
 
 
 def test_a_client_sends_the_same_whoever_its_neighbours_are() -> None:

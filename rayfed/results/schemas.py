@@ -41,7 +41,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("test_accuracy", _real, "share of the test set classified right, 0..1; null where not evaluated"),
             _value("clients", _int, "clients whose updates were aggregated"),
             _value("samples", _long, "training samples behind those updates"),
-            _value("seconds", _real, "wall time of the round, without its attacks (s)"),
+            _value("actor_seconds", _real, "training of the arm: its cohorts' wall times on client actors, summed (s)"),
             _value("bytes_up", _long, "sent by all clients to the server (bytes)"),
             _value("bytes_down", _long, "sent by the server to all clients (bytes)"),
         ]
@@ -53,7 +53,9 @@ TABLES: dict[str, pa.Schema] = {
             _key("client", _int, "id of the client"),
             _value("samples", _long, "samples that the client trained on"),
             _value("loss", _real, "mean training loss over the client's local steps (nats)"),
-            _value("seconds", _real, "wall time of the client's local round (s)"),
+            _value(
+                "seconds", _real, "wall time of the client's local round; under vmap an equal part of the cohort's (s)"
+            ),
             _value("sent_bytes", _long, "size of the update as sent (bytes)"),
         ]
     ),

@@ -89,8 +89,8 @@ class Arm:
     """Against the first arm; None for the first arm itself."""
     loss: float | None
     """On the test set after the last evaluated round (nats)."""
-    seconds: Spread | None
-    """A round's wall time."""
+    actor_seconds: Spread | None
+    """What a round's training costs: its cohorts' wall times, summed."""
     bytes_up: int
     bytes_down: int
     update_bytes: Spread | None
@@ -198,7 +198,7 @@ def arms(
                 accuracy_round=last["round"] if last else None,
                 accuracy_change=None if accuracy is None or reference is None else accuracy - reference,
                 loss=last["test_loss"] if last else None,
-                seconds=spread(row["seconds"] for row in mine),
+                actor_seconds=spread(row["actor_seconds"] for row in mine),
                 bytes_up=sum(row["bytes_up"] or 0 for row in mine),
                 bytes_down=sum(row["bytes_down"] or 0 for row in mine),
                 update_bytes=spread(row["sent_bytes"] for row in sent.get((name,), [])),

@@ -42,6 +42,8 @@ class CohortReport:
 
     rows: list[dict[str, Any]]
     """A row of the clients' table for each client."""
+    seconds: float
+    """Wall time of the whole cohort, partial result included."""
     states: dict[int, State] = field(default_factory=dict)
     """The clients' own memories, to be handed back to them next time."""
 
@@ -70,12 +72,14 @@ class Host:
 
         Raises `UserError` when a client's update is not finite.
         """
-        sent = self.here(sent)
+        began, sent = perf_counter(), self.here(sent)
         tasks = [self.task(arm, sent, c, self.parts[c], states.get(c, {})) for c in clients]
         rows: list[dict[str, Any]] = []
-        updates = cohort_updates(tasks, self.scenario.training, self.arm(arm).defences)
-        partial = self.aggregation.partial(_recorded(arm, updates, rows))
-        return partial, CohortReport(rows, {t.client: t.state for t in tasks if t.state})
+        defences, asked = self.arm(arm).defences, perf_counter()
+        updates = cohort_updates(tasks, self.scenario.training, defences)
+        together = (perf_counter() - asked) / len(tasks)  # under vmap the training of all clients, else nothing
+        partial = self.aggregation.partial(_recorded(arm, updates, rows, together))
+        return partial, CohortReport(rows, perf_counter() - began, {t.client: t.state for t in tasks if t.state})
 
     @torch.no_grad()
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[float, int]:
@@ -136,8 +140,8 @@ class Host:
         return Sent(sent.round, weights, {name: b.to(self.device) for name, b in sent.buffers.items()})
 
 
-def _recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]]) -> Iterator[Update]:
-    """The updates as they come, each checked and noted in `rows`."""
+def _recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]], together: float) -> Iterator[Update]:
+    """The updates as they come, each checked and noted in `rows`; `together` is a client's part of common work (s)."""
     began = perf_counter()
     for update in updates:
         if not all(bool(torch.isfinite(t).all()) for t in [*update.tensors.values(), *update.buffers.values()]):
@@ -153,7 +157,7 @@ def _recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]]) -
                 "client": update.client,
                 "samples": update.samples,
                 "loss": update.loss,
-                "seconds": now - began,
+                "seconds": together + now - began,
                 "sent_bytes": update.sent_bytes,
             }
         )

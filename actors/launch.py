@@ -21,6 +21,7 @@ from actors import transport
 from actors.cluster import Allotment, allot, connected
 from actors.federation import Federation, RoundTables, count_calls
 from actors.progress import Progress
+from rayfed import catalogue
 from rayfed import scenario as scenarios
 from rayfed.data.partitions.base import label_mix
 from rayfed.errors import RunError, UserError
@@ -270,6 +271,7 @@ def _environment(scenario: Scenario, a: Allotment) -> dict[str, object]:
     return {
         "started": f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}",
         "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+        "search_path": catalogue.SEARCHED,
         "seed": scenario.seed,
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -8,6 +8,7 @@ dotted path such as `my_module:MyDefence`.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,6 +24,8 @@ from rayfed.errors import UserError, nearest
 T = TypeVar("T")
 
 KINDS = ("attacks", "defences", "aggregations", "models", "datasets", "partitions")
+SEARCHED: list[str] = []
+"""The folders that `search` was given, the first one searched first; a run notes them, for who resumes it elsewhere."""
 _ROOMS = {"aggregations": "aggregation", "datasets": "data.sets", "partitions": "data.partitions"}
 
 
@@ -60,6 +63,14 @@ def table(kind: str) -> Mapping[str, str]:
             )
         own[entry.name] = entry.value
     return own
+
+
+def search(folder: str) -> None:
+    """Let dotted paths name modules in this folder too."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if folder not in SEARCHED:
+        SEARCHED.insert(0, folder)
 
 
 def find(kind: str, name: str) -> Any:

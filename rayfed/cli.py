@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -85,6 +84,8 @@ def attack(
 ) -> None:
     """Play a scenario's attacks without its training: what does one update give away?"""
     with _errors_for_people(debug):
+        if run:
+            _search_where(run)
         loaded = _load(scenario, changes)
         if not loaded.attacks:
             raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
@@ -101,7 +102,7 @@ def resume(run: Run, address: Address = None, quiet: Quiet = False, debug: Debug
     with _errors_for_people(debug, resumable=True):
         from actors import launch as runs
 
-        _importable(Path.cwd())
+        _search_where(run)
         with _watched(quiet) as view:
             folder = runs.resume(run, address, view)
             view.finished(f"{folder.url}/report.html")
@@ -158,10 +159,10 @@ def audit(
 ) -> None:
     """Without a scenario: how much does one gradient of your model leak, and which defence stops it?"""
     with _errors_for_people(debug):
-        from rayfed import scenario
+        from rayfed import catalogue, scenario
         from rayfed.audit import scenario_text
 
-        _importable(Path.cwd())
+        catalogue.search(str(Path.cwd()))
         text = scenario_text(model, data, _batches(batch), images, size, iterations, seed)
         loaded = scenario.parse(text, "the audit's scenario", changes or [])
         from actors import launch as runs
@@ -306,10 +307,10 @@ def _errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
 
 
 def _load(path: Path, changes: list[str] | None) -> Any:
-    from rayfed import scenario
+    from rayfed import catalogue, scenario
 
-    for folder in (Path.cwd(), path.resolve().parent):
-        _importable(folder)
+    catalogue.search(str(Path.cwd()))
+    catalogue.search(str(path.resolve().parent))
     return scenario.load(path, changes or [])
 
 
@@ -323,10 +324,16 @@ def _batches(text: str) -> list[int]:
     return sizes
 
 
-def _importable(folder: Path) -> None:
-    """Let dotted paths of a scenario name modules beside it or in the working directory."""
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+def _search_where(run: str) -> None:
+    """Let dotted paths name modules where the run found them, or in the working directory."""
+    from rayfed import catalogue
+    from rayfed.results.folder import RunFolder
+
+    catalogue.search(str(Path.cwd()))
+    folder = RunFolder.open(run)
+    if folder.exists("environment.json"):  # a run that never got a cluster has none
+        for place in reversed(json.loads(folder.read_text("environment.json")).get("search_path", [])):
+            catalogue.search(place)
 
 
 def _components(scenario: Any) -> Iterator[Any]:

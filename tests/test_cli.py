@@ -129,6 +129,44 @@ def test_resources_that_are_not_there(tmp_path: Path, file) -> None:  # type: ig
     assert "resources.clients: one actor asks for 1 CPU and 1 GPU" in output
 
 
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+def test_a_module_beside_the_scenario_is_found_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rayfed import catalogue
+
+    def move_to(name: str) -> Path:
+        """As a new process in another folder would start."""
+        monkeypatch.setattr(sys, "path", before.copy())
+        monkeypatch.setattr(catalogue, "SEARCHED", [])
+        sys.modules.pop("own_net", None)
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        return tmp_path / name
+
+    before = sys.path.copy()
+    home = move_to("scenarios")
+    code = (
+        "from torch import nn\n\n\ndef net(classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    (home / "own_net.py").write_text(code)
+    text = MINIMAL.replace("{name: mlp, hidden: [8]}", "own_net:net") + "attacks: [{name: idlg, iterations: 1}]\n"
+    (home / "s.yaml").write_text(text)
+    move_to("elsewhere")
+    exit_code, output = run("launch", str(home / "s.yaml"), "--out", str(tmp_path / "runs"))
+    assert exit_code == 0, output
+    [folder] = (tmp_path / "runs").iterdir()
+    saved = folder / "scenario.yaml"
+    saved.write_text(saved.read_text().replace("rounds: 1", "rounds: 2"))
+    move_to("third")
+    exit_code, output = run("resume", str(folder))
+    assert exit_code == 0, output
+    (move_to("fourth") / "s.yaml").write_text(text)
+    exit_code, output = run("attack", "s.yaml", "--run", str(folder), "--out", str(tmp_path / "attacked"))
+    assert exit_code == 0, output
+
+
 @pytest.mark.parametrize("command", ["resume", "report"])
 def test_a_folder_that_is_no_run(command: str, tmp_path: Path) -> None:
     code, output = run(command, str(tmp_path))

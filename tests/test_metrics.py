@@ -182,6 +182,16 @@ def test_lpips_without_weights_is_an_empty_column_with_one_warning(digits, tmp_p
     assert "vgg16-397923af.pth" in messages[1]
 
 
+def test_weights_that_cannot_be_used_are_told_before_anything_is_scored(tmp_path, random_alexnet):
+    (tmp_path / "alexnet_features.pth").write_bytes(b"not a state dict")
+    torch.save({"epoch": 3, "state_dict": {}}, tmp_path / "vgg16_features.pth")
+    alex, vgg = Scorer(METRICS, lpips_weights=str(tmp_path)).unavailable()
+    assert alex.startswith("the column lpips_alex stays empty: cannot read")
+    assert vgg.startswith("the column lpips_vgg stays empty: ")
+    assert "does not hold the backbone" in vgg
+    assert Scorer(("psnr", "lpips_alex"), lpips_weights=str(random_alexnet)).unavailable() == []
+
+
 def test_lpips_says_which_file_is_missing_or_wrong(tmp_path):
     with pytest.raises(LpipsUnavailable, match=r"alexnet-owt-7be5be79\.pth"):
         Lpips("alex", tmp_path)

@@ -48,7 +48,7 @@ class Lpips:
 
     def __init__(self, net: Net, weights: str | Path | None = None) -> None:
         self.net = net
-        path = weights_file(net, weights)
+        path = _weights_file(net, weights)
         backbone = _read(net, path)
         self._network = _network(net)
         _fill(self._network, backbone, path)
@@ -72,7 +72,7 @@ class Lpips:
         return images * 2 - 1
 
 
-def weights_file(net: Net, weights: str | Path | None) -> Path:
+def _weights_file(net: Net, weights: str | Path | None) -> Path:
     """The backbone's file that `Lpips` would read; raises `LpipsUnavailable` where there is none."""
     place = Path(torch.hub.get_dir(), "checkpoints") if weights is None else Path(weights).expanduser()
     for path in [place] if place.is_file() else [place / name for name in _FILES[net]]:
@@ -92,7 +92,7 @@ def _read(net: Net, path: Path) -> dict[str, Tensor]:
         raise LpipsUnavailable(f"cannot read '{path}' as weights for LPIPS ({net}): {error}") from error
     if not isinstance(state, Mapping):
         raise LpipsUnavailable(f"'{path}' holds a {type(state).__name__}, not a state dict for LPIPS ({net})")
-    return {key.removeprefix("features."): tensor.float() for key, tensor in state.items()}
+    return {key.removeprefix("features."): t.float() for key, t in state.items() if isinstance(t, Tensor)}
 
 
 def _network(net: Net) -> LPIPS:

@@ -17,7 +17,7 @@ from rayfed.errors import UserError, nearest
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.images import mse, psnr, ssim
 from rayfed.metrics.labels import label_accuracy
-from rayfed.metrics.lpips import Lpips, LpipsUnavailable, Net, weights_file
+from rayfed.metrics.lpips import Lpips, LpipsUnavailable, Net
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 
@@ -40,12 +40,12 @@ class Scorer:
                 raise UserError(f"metrics: unknown metric '{name}': {nearest(name, METRICS)}")
 
     def unavailable(self) -> list[str]:
-        """For each metric whose weights are not on this machine: why its column will stay empty."""
+        """For each metric whose weights this machine cannot load: why its column will stay empty."""
         messages = []
         for name in self.names:
             try:
                 if name in _LPIPS:
-                    weights_file(_LPIPS[name], self.lpips_weights)
+                    Lpips(_LPIPS[name], self.lpips_weights)
             except LpipsUnavailable as error:
                 messages.append(f"the column {name} stays empty: {error}")
         return messages

@@ -7,9 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.optimize
-import skimage.data
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from rayfed.attacks import TABLE
@@ -25,61 +23,14 @@ from rayfed.attacks.matching import Matching, matched_layers, one_minus_cosine, 
 from rayfed.attacks.priors import total_variation
 from rayfed.catalogue import build
 from rayfed.errors import UserError
-from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.convnet import ConvNet
-from rayfed.models.lenet import LeNet
 from rayfed.models.mlp import Mlp
-from rayfed.update import Named, Observation
-
-
-def digit(index: int) -> Tensor:
-    """(1, 1, 8, 8)"""
-    return torch.tensor(load_digits().images[index], dtype=torch.float32)[None, None] / 16
-
-
-def photo(top: int, left: int, size: int = 32) -> Tensor:
-    """A crop of the cat, shrunk four times: (1, 3, size, size)."""
-    crop = skimage.data.chelsea()[top : top + 4 * size, left : left + 4 * size]
-    return nn.functional.avg_pool2d(torch.tensor(crop).permute(2, 0, 1)[None] / 255, 4)
-
-
-def observe(model: nn.Module, images: Tensor, labels: Tensor, known: bool = True) -> Observation:
-    weights, buffers = weights_of(model), buffers_of(model)
-    update, _ = gradient(model, weights, {n: b.clone() for n, b in buffers.items()}, images, labels)
-    return Observation(
-        victim=0,
-        round=0,
-        weights=weights,
-        buffers=buffers,
-        update=update,
-        scale=1.0,
-        batch_size=len(images),
-        image_shape=tuple(images.shape[1:]),
-        classes=10,
-        labels=labels if known else None,
-    )
-
-
-def seeded(*seeds: int) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
-
-
-def psnr(found: Tensor, true: Tensor) -> float:
-    return -10 * float((found - true).square().mean().log10())
-
-
-def leaky_lenet(shape: tuple[int, int, int], seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return LeNet(activation="sigmoid", init="uniform").build(shape, 10)
+from rayfed.update import Named
+from tests.attack_fixtures import digit, leaky_lenet, observe, photo, psnr, seeded, two_digits
 
 
 def tv_prior(images: Tensor) -> Tensor:
     return 0.1 * total_variation(images).mean(1)
-
-
-def two_digits(known: bool = True) -> tuple[nn.Module, list[Observation]]:
-    model = leaky_lenet((1, 8, 8))
-    return model, [observe(model, digit(i), torch.tensor([i]), known) for i in (3, 5)]
 
 
 # the objective

@@ -29,7 +29,7 @@ from rayfed.scenario import parse
 from rayfed.training.generator import train
 from rayfed.training.inputs import prepare
 from rayfed.update import Observation
-from tests.test_leakage import LENET, generators, images_of, observed
+from tests.attack_fixtures import LENET, generators, images_of, observed
 
 SHAPE = (1, 8, 8)
 

@@ -14,7 +14,7 @@ from rayfed.attacks.gradinversion import GradInversion, _apart, _rates
 from rayfed.attacks.priors import euclidean
 from rayfed.models.convnet import ConvNet
 from rayfed.models.lenet import LeNet
-from tests.test_attacks import digit, leaky_lenet, observe, photo, psnr, seeded
+from tests.attack_fixtures import digit, leaky_lenet, observe, photo, psnr, seeded
 
 PHOTOS = torch.cat([photo(0, 0), photo(100, 150)])
 

@@ -16,7 +16,7 @@ from rayfed.attacks.matching import Matching, squared_l2
 from rayfed.errors import UserError
 from rayfed.metrics.images import psnr
 from rayfed.update import Observation
-from tests.test_attacks import digit, leaky_lenet, observe, photo, seeded, two_digits
+from tests.attack_fixtures import digit, leaky_lenet, observe, photo, seeded, two_digits
 
 
 def short(**weights: float) -> Grnn:

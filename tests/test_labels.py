@@ -8,11 +8,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from rayfed.attacks.labels import column_minima, counted_labels, infer, last_linear, sign_rule, with_labels
-from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.convnet import ConvNet
 from rayfed.models.lenet import LeNet
 from rayfed.models.mlp import Mlp
-from rayfed.update import Observation
+from tests.attack_fixtures import observe
 
 MODELS = {
     "lenet": LeNet(),
@@ -31,25 +30,8 @@ def digits(count: int, seed: int) -> tuple[Tensor, Tensor]:
     return images.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, None], torch.tensor(data.target)[chosen]
 
 
-def observe(model: nn.Module, images: Tensor, labels: Tensor, known: bool = False) -> Observation:
-    weights, buffers = weights_of(model), buffers_of(model)
-    update, _ = gradient(model, weights, buffers, images, labels)
-    return Observation(
-        victim=0,
-        round=0,
-        weights=weights,
-        buffers=buffers,
-        update=update,
-        scale=1.0,
-        batch_size=len(images),
-        image_shape=tuple(images.shape[1:]),
-        classes=10,
-        labels=labels if known else None,
-    )
-
-
 def inferred(model: nn.Module, images: Tensor, labels: Tensor, seed: int) -> Tensor:
-    observation = observe(model, images, labels)
+    observation = observe(model, images, labels, known=False)
     head = last_linear(observation.update, 10)
     assert head is not None
     return infer(observation, model, head, torch.Generator().manual_seed(seed))
@@ -108,7 +90,7 @@ def test_column_minima_on_a_real_gradient() -> None:
     torch.manual_seed(0)
     images, _ = digits(3, 0)
     labels = torch.tensor([2, 5, 9])
-    observation = observe(LeNet(activation="sigmoid").build((1, 16, 16), 10), images, labels)
+    observation = observe(LeNet(activation="sigmoid").build((1, 16, 16), 10), images, labels, known=False)
     assert column_minima(observation.update["fc.weight"], 3).tolist() == [2, 5, 9]
 
 
@@ -126,4 +108,4 @@ def test_given_labels_stay_and_a_missing_head_is_said() -> None:
     (kept,) = with_labels([observation], model, [torch.Generator()]) or []
     assert kept.labels is labels
     body = nn.Sequential(nn.Conv2d(1, 10, 16), nn.Flatten())
-    assert with_labels([observe(body, images, labels)], body, [torch.Generator()]) is None
+    assert with_labels([observe(body, images, labels, known=False)], body, [torch.Generator()]) is None

@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.catalogue import build
-from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune
-from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.images import psnr
 from rayfed.models.build import build_model
-from rayfed.scenario import Training
-from rayfed.training.local import update_method
-from rayfed.update import Observation
-
-LENET = ("lenet", {"activation": "sigmoid", "init": "uniform"})
-
-
-def images_of(name: str, count: int, size: int = 32, skip: int = 0) -> tuple[Tensor, Tensor]:
-    data = build("datasets", name, {"size": size, "test_samples": count + skip}).load()
-    return torch.from_numpy(data.test_images[skip:]).float() / 255, torch.from_numpy(data.test_labels[skip:])
-
-
-def observed(
-    model: nn.Module, images: Tensor, labels: Tensor, defences: Sequence[Defence] = (), classes: int = 10, seed: int = 0
-) -> Observation:
-    """What a server sees of one client that sends the gradient of a batch through its defences."""
-    generator = torch.Generator().manual_seed(seed)
-    task = Task(0, 0, model, weights_of(model), buffers_of(model), Batch(images, labels), generator, order=0)
-    sent = update_method(Training(algorithm="fedsgd", batch_size=None), defences)(task)
-    shape = (images.shape[1], images.shape[2], images.shape[3])
-    return Observation(0, 0, task.weights, task.buffers, sent.tensors, 1.0, len(labels), shape, classes)
-
-
-def generators(count: int, seed: int = 0) -> list[torch.Generator]:
-    return [torch.Generator().manual_seed(1000 * seed + i) for i in range(count)]
+from tests.attack_fixtures import LENET, generators, images_of, observed
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from rayfed.models.convnet import ConvNet
 from rayfed.scenario import Training
 from rayfed.training.local import local_training
 from rayfed.update import LocalTraining, Named, Observation
-from tests.test_attacks import digit, leaky_lenet, observe, photo, psnr, seeded
+from tests.attack_fixtures import digit, leaky_lenet, observe, photo, psnr, seeded
 
 LOCAL = LocalTraining(steps=4, batch_size=2, lr=0.1, momentum=0.9)
 DIGITS = torch.tensor([3, 5, 7])

@@ -21,7 +21,7 @@ from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
 from rayfed.training.observer import Observer
 from rayfed.update import Observation
-from tests.test_leakage import generators, images_of, observed
+from tests.attack_fixtures import generators, images_of, observed
 
 
 def scenario(data: str = "digits, size: 16", cut: str = "conv1", **changes: object) -> Scenario:

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks import TABLE
-from rayfed.attacks.adam import adam
 from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Attack, InferenceAttack
 from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.gradinversion import GradInversion
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients, decayed
-from rayfed.attacks.lbfgs import minimise
-from rayfed.attacks.matching import Matching, matched_layers, one_minus_cosine, squared_l2, without_tracking
-from rayfed.attacks.priors import total_variation
+from rayfed.attacks.matching.adam import adam
+from rayfed.attacks.matching.lbfgs import minimise
+from rayfed.attacks.matching.priors import total_variation
+from rayfed.attacks.matching.problem import Matching, matched_layers, one_minus_cosine, squared_l2
+from rayfed.attacks.probe import without_tracking
 from rayfed.catalogue import build
 from rayfed.errors import UserError
 from rayfed.models.convnet import ConvNet

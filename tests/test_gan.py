@@ -7,7 +7,7 @@ import torch
 
 from rayfed import scenario as scenarios
 from rayfed.attacks.base import Inference
-from rayfed.attacks.gan import Gan
+from rayfed.attacks.inference.gan import Gan
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.inference import class_share, nearest
 from rayfed.models.build import build_model

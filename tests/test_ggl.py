@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Attack
 from rayfed.attacks.ggl import Ggl, Search
 from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.attacks.matching import Matching, one_minus_cosine, squared_l2
-from rayfed.attacks.priors import latent_divergence
+from rayfed.attacks.matching.priors import latent_divergence
+from rayfed.attacks.matching.problem import Matching, one_minus_cosine, squared_l2
 from rayfed.catalogue import build
 from rayfed.defences.base import Defence
 from rayfed.defences.gaussian import Gaussian

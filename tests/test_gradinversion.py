@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed.attacks.batch_norm import batch_norm_prior
 from rayfed.attacks.gradinversion import GradInversion, _apart, _rates
-from rayfed.attacks.priors import euclidean
+from rayfed.attacks.matching.batch_norm import batch_norm_prior
+from rayfed.attacks.matching.priors import euclidean
 from rayfed.models.convnet import ConvNet
 from rayfed.models.lenet import LeNet
 from tests.attack_fixtures import digit, leaky_lenet, observe, photo, psnr, seeded

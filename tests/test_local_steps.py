@@ -13,9 +13,9 @@ from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.gradinversion import GradInversion
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.attacks.local_steps import local_update, many_local_updates
-from rayfed.attacks.matching import Matching, matched_layers, one_minus_cosine, squared_l2
-from rayfed.attacks.options import class_averages
+from rayfed.attacks.matching.local_steps import local_update, many_local_updates
+from rayfed.attacks.matching.options import class_averages
+from rayfed.attacks.matching.problem import Matching, matched_layers, one_minus_cosine, squared_l2
 from rayfed.errors import UserError
 from rayfed.models.convnet import ConvNet
 from rayfed.scenario import Training

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from rayfed import scenario as scenarios
-from rayfed.attacks.membership import Membership
+from rayfed.attacks.inference.membership import Membership
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.metrics.inference import auc
 from rayfed.results.schemas import TABLES

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed.attacks.property_inference import PropertyInference
+from rayfed.attacks.inference.property_inference import PropertyInference
 from rayfed.catalogue import build
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.build import build_model

@@ -12,7 +12,7 @@ from torch import nn
 
 from rayfed import scenario as scenarios
 from rayfed import seeds
-from rayfed.attacks.matching import Matching, squared_l2
+from rayfed.attacks.matching.problem import Matching, squared_l2
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task
 from rayfed.defences.gaussian import Gaussian
 from rayfed.errors import ScenarioError, UserError

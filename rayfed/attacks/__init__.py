@@ -1,7 +1,7 @@
 """Attacks: one a file, each a component that turns what was observed into images and labels (see `base.py`).
 
-`matching.py`, `options.py`, `local_steps.py`, `priors.py`, `batch_norm.py`, `labels.py`, `lbfgs.py` and `adam.py` hold
-what several of them share.
+`matching/` holds what gradient-matching attacks share, `inference/` the attacks that rebuild nothing; `labels.py`,
+`probe.py` and `groups.py` serve all of them.
 """
 
 TABLE: dict[str, str] = {
@@ -14,7 +14,7 @@ TABLE: dict[str, str] = {
     "ggl": "rayfed.attacks.ggl:Ggl",
     "model_inversion": "rayfed.attacks.model_inversion:ModelInversion",
     "imprint": "rayfed.attacks.imprint:Imprint",
-    "gan": "rayfed.attacks.gan:Gan",
-    "membership": "rayfed.attacks.membership:Membership",
-    "property_inference": "rayfed.attacks.property_inference:PropertyInference",
+    "gan": "rayfed.attacks.inference.gan:Gan",
+    "membership": "rayfed.attacks.inference.membership:Membership",
+    "property_inference": "rayfed.attacks.inference.property_inference:PropertyInference",
 }

@@ -15,9 +15,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.lbfgs import Minima, minimise
-from rayfed.attacks.matching import Matching, squared_l2
-from rayfed.attacks.options import GradientMatching
+from rayfed.attacks.matching.lbfgs import Minima, minimise
+from rayfed.attacks.matching.options import GradientMatching
+from rayfed.attacks.matching.problem import Matching, squared_l2
 from rayfed.catalogue import component
 from rayfed.update import Observation
 

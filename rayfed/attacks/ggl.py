@@ -20,9 +20,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import NO_HEAD, with_labels
-from rayfed.attacks.matching import Distance, Matching, in_groups, one_minus_cosine, squared_l2
-from rayfed.attacks.priors import latent_divergence
+from rayfed.attacks.matching.priors import latent_divergence
+from rayfed.attacks.matching.problem import Distance, Matching, one_minus_cosine, squared_l2
 from rayfed.catalogue import component
 from rayfed.models.dcgan import Generator
 from rayfed.models.pretrained import load_generator

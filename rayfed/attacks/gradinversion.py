@@ -16,13 +16,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rayfed.attacks.adam import adam, best_restarts
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.batch_norm import batch_norm_prior
 from rayfed.attacks.labels import NO_HEAD, column_minima, last_linear
-from rayfed.attacks.matching import squared_l2
-from rayfed.attacks.options import GradientMatching
-from rayfed.attacks.priors import Prior, euclidean, total_variation
+from rayfed.attacks.matching.adam import adam, best_restarts
+from rayfed.attacks.matching.batch_norm import batch_norm_prior
+from rayfed.attacks.matching.options import GradientMatching
+from rayfed.attacks.matching.priors import Prior, euclidean, total_variation
+from rayfed.attacks.matching.problem import squared_l2
 from rayfed.catalogue import component
 from rayfed.update import Named, Observation
 

@@ -22,11 +22,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from rayfed.attacks.adam import Descent, best_restarts
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.generators import LATENT, Generator
-from rayfed.attacks.matching import Matching, in_groups, one_minus_cosine, squared_l2
-from rayfed.attacks.priors import total_variation
+from rayfed.attacks.groups import in_groups
+from rayfed.attacks.matching.adam import Descent, best_restarts
+from rayfed.attacks.matching.priors import total_variation
+from rayfed.attacks.matching.problem import Matching, one_minus_cosine, squared_l2
 from rayfed.catalogue import component
 from rayfed.update import Named, Observation
 

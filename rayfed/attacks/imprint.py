@@ -26,8 +26,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import NO_HEAD, with_labels
-from rayfed.attacks.matching import in_groups
 from rayfed.catalogue import component
 from rayfed.update import Named, Observation
 

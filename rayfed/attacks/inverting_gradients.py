@@ -13,12 +13,12 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from rayfed.attacks.adam import adam, best_restarts
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.labels import NO_HEAD, with_labels
-from rayfed.attacks.matching import one_minus_cosine
-from rayfed.attacks.options import GradientMatching
-from rayfed.attacks.priors import total_variation
+from rayfed.attacks.matching.adam import adam, best_restarts
+from rayfed.attacks.matching.options import GradientMatching
+from rayfed.attacks.matching.priors import total_variation
+from rayfed.attacks.matching.problem import one_minus_cosine
 from rayfed.catalogue import component
 from rayfed.update import Observation
 

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import NO_HEAD, with_labels
-from rayfed.attacks.lbfgs import Minima, minimise
-from rayfed.attacks.matching import in_groups, without_tracking
-from rayfed.attacks.priors import total_variation
+from rayfed.attacks.matching.lbfgs import Minima, minimise
+from rayfed.attacks.matching.priors import total_variation
+from rayfed.attacks.probe import without_tracking
 from rayfed.catalogue import component
 from rayfed.models.front import Front
 from rayfed.update import Observation

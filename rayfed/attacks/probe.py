@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
-from rayfed.attacks.matching import buffers_for, without_tracking
-from rayfed.update import Observation
+from rayfed.gradients import buffers_of
+from rayfed.update import Named, Observation
+
+
+def without_tracking(model: nn.Module) -> nn.Module:
+    """A copy that an attacker can differentiate as a function of its images.
+
+    Modules in training mode change: batch norms use the statistics of the (dummy) batch and keep none, as running
+    statistics cannot be updated under `torch.func.vmap`; dropouts pass, as nobody knows the client's masks. What is in
+    evaluation mode stays as it is.
+    """
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if module.training and isinstance(module, _BatchNorm):
+            torch.func.replace_all_batch_norm_modules_(module)
+        if module.training and isinstance(module, _DropoutNd):
+            module.eval()
+    return model
+
+
+def buffers_for(model: nn.Module, observation: Observation) -> Named:
+    """The observed buffers and frozen parameters that `model`, a result of `without_tracking`, still has."""
+    return {name: observation.buffers[name] for name in buffers_of(model)}
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from rayfed.attacks.base import Inference
-from rayfed.attacks.matching import buffers_for, without_tracking
+from rayfed.attacks.probe import buffers_for, without_tracking
 from rayfed.catalogue import component
 from rayfed.update import Observation
 

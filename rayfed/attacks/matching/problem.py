@@ -6,25 +6,20 @@ Gradients", equation 4 (one minus cosine).
 
 from __future__ import annotations
 
-import copy
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import filter as matching_names
 from math import prod
-from time import perf_counter
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
-from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.local_steps import many_local_updates
-from rayfed.attacks.priors import Prior
+from rayfed.attacks.matching.local_steps import many_local_updates
+from rayfed.attacks.matching.priors import Prior
+from rayfed.attacks.probe import buffers_for, without_tracking
 from rayfed.errors import UserError, nearest
-from rayfed.gradients import buffers_of, gradient, many_gradients
+from rayfed.gradients import gradient, many_gradients
 from rayfed.update import LocalTraining, Named, Observation
 
 Distance = Callable[[Named, Named], Tensor]
@@ -55,27 +50,6 @@ def one_minus_cosine(gradients: Named, targets: Named) -> Tensor:
 def _inner(left: Named, right: Named) -> Tensor:
     products = [torch.linalg.vecdot(left[name].flatten(1), right[name].flatten(1)) for name in left]
     return torch.stack(products).sum(0)
-
-
-def without_tracking(model: nn.Module) -> nn.Module:
-    """A copy that an attacker can differentiate as a function of its images.
-
-    Modules in training mode change: batch norms use the statistics of the (dummy) batch and keep none, as running
-    statistics cannot be updated under `torch.func.vmap`; dropouts pass, as nobody knows the client's masks. What is in
-    evaluation mode stays as it is.
-    """
-    model = copy.deepcopy(model)
-    for module in model.modules():
-        if module.training and isinstance(module, _BatchNorm):
-            torch.func.replace_all_batch_norm_modules_(module)
-        if module.training and isinstance(module, _DropoutNd):
-            module.eval()
-    return model
-
-
-def buffers_for(model: nn.Module, observation: Observation) -> Named:
-    """The observed buffers and frozen parameters that `model`, a result of `without_tracking`, still has."""
-    return {name: observation.buffers[name] for name in buffers_of(model)}
 
 
 def matched_layers(names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:
@@ -239,23 +213,3 @@ class Matching:
         # One problem alone is up to 1.6 times as fast without vmap.
         one, _ = gradient(self.model, matched, fixed, images[0], labels[0], create_graph=True)
         return {name: g[None] for name, g in one.items()}
-
-
-Group = Callable[[Sequence[Observation], Sequence[torch.Generator]], list[Reconstruction]]
-"""An attack on observations of one batch size and local training, whose labels are all known or all unknown."""
-
-
-def in_groups(
-    attack: Group, observations: Sequence[Observation], generators: Sequence[torch.Generator]
-) -> list[Reconstruction]:
-    """Attack observations that make one batched problem together; the results in the order of the observations."""
-    members: dict[tuple[int, LocalTraining, bool], list[int]] = defaultdict(list)
-    for index, observation in enumerate(observations):
-        members[observation.batch_size, observation.local, observation.labels is None].append(index)
-    found: dict[int, Reconstruction] = {}
-    for group in members.values():
-        began = perf_counter()
-        results = attack([observations[i] for i in group], [generators[i] for i in group])
-        seconds = (perf_counter() - began) / len(group)
-        found |= {i: replace(result, seconds=seconds) for i, result in zip(group, results, strict=True)}
-    return [found[index] for index in range(len(observations))]

@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Inference
-from rayfed.attacks.matching import buffers_for, without_tracking
+from rayfed.attacks.probe import buffers_for, without_tracking
 from rayfed.catalogue import component
 from rayfed.gradients import flatten, many_gradients
 from rayfed.update import Observation

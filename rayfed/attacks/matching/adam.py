@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.matching import Matching
+from rayfed.attacks.matching.problem import Matching
 
 _BETAS = (0.9, 0.999)
 _TRACED = 50

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.matching import Distance, Group, LocalSteps, Matching, in_groups
-from rayfed.attacks.priors import Prior
+from rayfed.attacks.groups import Group, in_groups
+from rayfed.attacks.matching.priors import Prior
+from rayfed.attacks.matching.problem import Distance, LocalSteps, Matching
 from rayfed.catalogue import component
 from rayfed.update import Observation
 

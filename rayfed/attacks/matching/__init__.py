@@ -1,0 +1,1 @@
+"""What gradient-matching attacks share: the problem, priors, optimisers, options, simulated local steps."""

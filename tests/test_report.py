@@ -255,7 +255,8 @@ def test_infinite_psnr_is_exact_and_leaves_means_finite(tmp_path: Path) -> None:
     rows[1] |= {"psnr": 141.0, "mse": 8e-15}
     folder.write_part("attacks", 0, [row for row in rows if row["round"] == 0])
     page = read(folder)
-    assert "PSNR of exact" in page.text
+    assert "rebuilt an image of client" in page.text
+    assert "exactly, given" in page.text
     assert ">100 dB" in page.text
     values = [min(row["psnr"], 100.0) for row in rows]
     assert f"{sum(values) / len(values):.1f} ±" in page.text

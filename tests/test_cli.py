@@ -225,7 +225,13 @@ def test_a_run_that_is_told_to_stop_is_interrupted(tmp_path: Path, file) -> None
 
 
 def _stopped_after(command: list[str], out: Path, rounds: int, how: signal.Signals, code: int) -> Path:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     deadline = time.monotonic() + 120
     while not list(out.glob(f"*/rounds/part-{rounds:05d}.parquet")):
         assert time.monotonic() < deadline

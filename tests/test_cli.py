@@ -131,6 +131,7 @@ def test_resources_that_are_not_there(tmp_path: Path, file) -> None:  # type: ig
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
+@pytest.mark.slow
 def test_a_module_beside_the_scenario_is_found_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,6 +165,7 @@ def test_weights_are_the_same_when_the_server_dies_before_it_answers(
     assert "the server died in round 0" in note
 
 
+@pytest.mark.slow
 def test_attacks_alone_survive_the_death_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), None, Progress())
     kill_server_before("sent", monkeypatch)
@@ -401,6 +402,7 @@ def _walk(value: Any) -> Any:
         yield from _walk(child)
 
 
+@pytest.mark.slow
 def test_attacks_alone_see_the_untrained_model_or_what_a_run_has_learnt(tmp_path: Path) -> None:
     whole = runs.launch(parsed(extra=ATTACK), str(tmp_path), None, Progress())
     before = runs.launch(parsed("federation.rounds=1"), str(tmp_path), None, Progress())

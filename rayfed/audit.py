@@ -20,7 +20,7 @@ DEFENCES: dict[str, list[dict[str, Any]]] = {
     UNDEFENDED: [],
     **{f"gaussian {s:g}": [{"name": "gaussian", "sigma": s}] for s in (1e-3, 1e-2, 1e-1)},
     **{f"prune {r:g}": [{"name": "prune", "ratio": r}] for r in (0.5, 0.9, 0.99)},
-    **{f"quantise to {b}": [{"name": "quantise", "bits": b}] for b in (8, 4, 1)},
+    **{f"quantise {b}-bit": [{"name": "quantise", "bits": b}] for b in (8, 4, 1)},
 }
 """Arm -> its defences, from weak to strong within each kind."""
 

@@ -39,6 +39,7 @@ Set = Annotated[
     ),
 ]
 ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario's YAML file.", show_default=False)]
+Out = Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its URL.", show_default=False)]
 Kind = Annotated[
     str,
@@ -55,7 +56,7 @@ INTERRUPTED = 130
 def launch(
     scenario: ScenarioFile,
     changes: Set = None,
-    out: Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")] = None,
+    out: Out = None,
     address: Address = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -77,7 +78,7 @@ def attack(
     run: Annotated[
         str | None, typer.Option("--run", help="Attack what this run has learnt instead of the untrained model.")
     ] = None,
-    out: Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")] = None,
+    out: Out = None,
     address: Address = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -152,7 +153,7 @@ def audit(
     threshold: Annotated[float, typer.Option(help="PSNR in dB from which a reconstruction is a leak.")] = 15.0,
     seed: Annotated[int, typer.Option(min=0, help="All randomness follows from it.")] = 0,
     changes: Set = None,
-    out: Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")] = None,
+    out: Out = None,
     address: Address = None,
     quiet: Quiet = False,
     debug: Debug = False,

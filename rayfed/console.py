@@ -17,9 +17,7 @@ from rich.text import Text
 
 from rayfed import audit
 from rayfed.results.formats import fixed
-
-EXACT_DB = 100.0
-"""Above this a reconstruction is exact for every purpose; means are taken with the value cut off here."""
+from rayfed.results.summary import PSNR_CEILING
 
 
 class RunView:
@@ -208,11 +206,11 @@ def _tested(row: dict[str, Any], form: str) -> str:
 def _values(rows: Sequence[dict[str, Any]], column: str) -> list[float]:
     """A column's numbers; PSNR of exact images is cut off, rows without one are left out."""
     found = [row[column] for row in rows if row.get(column) is not None]
-    return [min(v, EXACT_DB) if column == "psnr" else v for v in found if isfinite(v) or column == "psnr"]
+    return [min(v, PSNR_CEILING) if column == "psnr" else v for v in found if isfinite(v) or column == "psnr"]
 
 
 def _decibel(psnr: float) -> str:
-    return f">{EXACT_DB:.0f} dB" if psnr >= EXACT_DB else f"{psnr:.1f} dB"
+    return f">{PSNR_CEILING:.0f} dB" if psnr >= PSNR_CEILING else f"{psnr:.1f} dB"
 
 
 def _share(values: Sequence[float]) -> str:

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from rayfed import catalogue
 from rayfed.errors import ScenarioError, UserError, nearest
 
-Knowledge = Literal["labels", "public", "candidates", "activations", "colluder"]
+Knowledge = Literal["labels", "public", "defence", "candidates", "activations", "colluder"]
 """What a threat model may grant an attacker beyond the weights, the update and the batch size."""
 
 
@@ -112,9 +112,13 @@ class AttackSpec(ComponentSpec):
     batch_size: Annotated[int, Field(ge=1)] = 1
     """Samples behind the gradient, with `observes: gradient`."""
     knowledge: list[Knowledge] = []
-    """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data,
-    `candidates` for membership. Of a split model, whose modules up to the attack's `cut` are private: `activations`
-    (what the victim's private part sends) and `colluder` (the private part of the next drawn client)."""
+    """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data, the
+    victim's `defence` (what it has spoilt is left out of the matching), `candidates` for membership. Of a split model,
+    whose modules up to the attack's `cut` are private: `activations` (what the victim's private part sends) and
+    `colluder` (the private part of the next drawn client)."""
+    averages: Annotated[int, Field(ge=1)] = 1
+    """How often the victim answers at the same weights with the same samples; the attack sees the mean, in which fresh
+    noise fades. More than 1 with `knowledge: [defence]` only."""
     victims_per_call: Annotated[int, Field(ge=1)] = 4
     """Victims that one actor attacks in one batched call."""
 
@@ -525,6 +529,9 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
             message = f"two attacks are called '{attack.title}' in the tables: give this one a `label`"
             yield Problem(path=("attacks", i), message=message)
         titles.add(attack.title)
+        if attack.averages > 1 and "defence" not in attack.knowledge:
+            message = "averaging over noise is for an attacker who knows of it: add `knowledge: [defence]`"
+            yield Problem(path=("attacks", i, "averages"), message=message)
         if "public" in attack.knowledge and not s.data.public:
             message = "knows the public data, but there are none: set a share aside with `data.public`, such as 0.1"
             yield Problem(path=("attacks", i, "knowledge"), message=message)

@@ -123,3 +123,9 @@ def test_bytes_on_the_wire(update: Named) -> None:
 def test_parameters_are_checked_wherever_a_defence_is_built(make) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValidationError):
         make()
+
+
+def test_an_attacker_who_knows_of_pruning_matches_what_was_kept(update: Named) -> None:
+    out = sent([Prune(ratio=0.9)], update)
+    exposed = Prune(ratio=0.9).exposed(out)
+    assert {name: int(mask.sum()) for name, mask in exposed.items()} == {"a": 6000, "b": 500}

@@ -344,6 +344,29 @@ def test_an_observed_gradient_is_that_of_its_truth() -> None:
     assert torch.equal(seen.labels, truth.labels.sort().values)
 
 
+def test_noise_fades_in_the_mean_of_answers_that_an_informed_attacker_sees() -> None:
+    s = scenario("arms: {none: [], noisy: [{name: gaussian, sigma: 0.5}]}\n")
+    h, sent = host(s)
+    attack = AttackSpec(name="dlg", observes="gradient", knowledge=["defence"], averages=100)
+    plain, truth = Observer(h).observe("none", sent, 2, attack, {})
+    noisy, same = Observer(h).observe("noisy", sent, 2, attack, {})
+    assert torch.equal(truth.images, same.images)
+    rest = torch.cat([(noisy.update[n] - t).flatten() for n, t in plain.update.items()])
+    assert float(rest.std()) == pytest.approx(0.05, rel=0.1)
+
+
+def test_an_informed_attacker_matches_only_what_pruning_kept() -> None:
+    s = scenario("arms: {none: [], pruned: [{name: prune, ratio: 0.9}]}\n")
+    h, sent = host(s)
+    attack = AttackSpec(name="dlg", observes="gradient", knowledge=["defence", "labels"])
+    seen, truth = Observer(h).observe("pruned", sent, 2, attack, {})
+    problem = Matching.of([seen], h.arm("pruned").model, None, squared_l2)
+    blind = Matching.of([replace(seen, extra={})], h.arm("pruned").model, None, squared_l2)
+    point, victim = truth.images.reshape(1, -1), torch.tensor([0])
+    assert problem.values(point, victim).item() == pytest.approx(0, abs=1e-10)
+    assert blind.values(point, victim).item() > 1e-3
+
+
 def test_the_gradient_estimate_of_one_local_step_is_exact() -> None:
     s = scenario()
     s = s.model_copy(update={"training": Training(steps=1, batch_size=None, lr=0.01)})

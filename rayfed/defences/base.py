@@ -4,8 +4,8 @@ A defence is a frozen dataclass whose fields are the scenario's parameters. It o
 hook takes the next inner function and returns a new one, so defences compose in the order written: the first one
 in the scenario is the innermost, the last one sees the update last before it is sent.
 
-An update has two parts, its tensors and its buffers (the statistics of batch norm). The defences of this version, noise
-among them, change the tensors alone: the buffers are sent as they are, and attackers see them.
+An update has two parts, its tensors and its buffers (the statistics of batch norm). Defences of the update, noise among
+them, change the tensors alone: the buffers are sent as they are, and attackers see them.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class Task:
     """The defences' only source of randomness, seeded by (seed, round, client)."""
     order: int
     """Seed of the order in which the data are batched, from (seed, round, client) too."""
+    public: Batch | None = None
+    """Data that no client owns (the scenario's `data.public`); None where there are none."""
+    batch_size: int = 1
+    """Samples of one local step, their expected number where they are drawn at random."""
     state: dict[str, Any] = field(default_factory=dict)
     """The client's own memory across rounds (keys, error feedback). A hook may write to it; it never leaves the
     client's side, and survives the death of an actor and a resume. Tensors, numbers, strings, containers of them."""
@@ -70,12 +74,19 @@ class Defence:
     """Base of every defence: all hooks pass through."""
 
     vectorises: ClassVar[bool] = True
-    """Whether `wrap_gradient` works inside `torch.func.vmap` (no generator, no data-dependent branch) and `wrap_update`
-    calls `next` exactly once with the task that it was given. A defence that cannot promise it says False."""
+    """Whether `wrap_gradient` works inside `torch.func.vmap` (no generator, no data-dependent branch, nothing of the
+    task but its model and buffers) and `wrap_update` calls `next` exactly once with the task that it was given. A defence
+    that cannot promise it says False."""
+    post_processes: ClassVar[bool] = False
+    """Whether it changes what is sent from that alone, never looking at the data again, so that a guarantee which an
+    earlier defence of the stack gives still holds behind it. A defence that can promise it says True."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
         """Change the architecture, once, before any weights are drawn from it."""
         return model
+
+    def check(self, model: nn.Module) -> None:
+        """Raise `UserError` where the defence and the model, in the clients' mode, do not fit."""
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
         """Change the client's data of a round."""
@@ -88,3 +99,10 @@ class Defence:
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         """Change the update that is sent."""
         return next
+
+    def exposed(self, update: Update) -> Named | None:
+        """Which values of a sent update still carry the gradient, as an attacker who knows the defence can tell.
+
+        Name -> bool of the tensor's shape, some names or all; None: every value does. `knowledge: [defence]` grants it.
+        """
+        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -19,6 +19,8 @@ class Gaussian(Defence):
     Empirical: it carries no (epsilon, delta) as it stands, for noise and clip are free of each other and no accountant
     follows the rounds. Source: Zhu 2019, section 5.1; Refiner (Fan 2024), section 5.1 with clip 1.
     """
+
+    post_processes: ClassVar[bool] = True
 
     sigma: Annotated[float, Field(ge=0)]
     """Standard deviation of the noise, in the units of the update (not multiplied by the clip bound)."""

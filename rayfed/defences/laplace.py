@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -19,6 +19,8 @@ class Laplace(Defence):
 
     Empirical: no accountant follows it. Source: Zhu 2019, section 5.1.
     """
+
+    post_processes: ClassVar[bool] = True
 
     scale: Annotated[float, Field(ge=0)]
     """Scale b of the noise (its standard deviation is b * sqrt 2), in the units of the update."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rayfed.catalogue import component
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.update import Update
+from rayfed.update import Named, Update
 
 
 @component
@@ -21,6 +21,8 @@ class Prune(Defence):
     Empirical. Source: Zhu 2019, section 5.2, after Lin 2018, 'Deep gradient compression', layer by layer, without
     its error feedback.
     """
+
+    post_processes: ClassVar[bool] = True
 
     ratio: Annotated[float, Field(ge=0, lt=1)]
     """Share of each tensor's values that is set to zero."""
@@ -39,3 +41,7 @@ class Prune(Defence):
         flat = tensor.flatten()
         drop = torch.sort(flat.abs(), stable=True).indices[: int(self.ratio * flat.numel())]
         return flat.index_fill(0, drop, 0.0).view_as(tensor)
+
+    def exposed(self, update: Update) -> Named:
+        """What was not set to zero."""
+        return {name: t != 0 for name, t in update.tensors.items()}

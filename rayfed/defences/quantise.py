@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -21,6 +21,8 @@ class Quantise(Defence):
     With b bits there are 2^b - 1 levels, zero among them, so pruned values stay zero; with one bit a value keeps its
     sign alone and takes the tensor's mean magnitude. Empirical. Source: Refiner, section 5.1; Seide 2014 for one bit.
     """
+
+    post_processes: ClassVar[bool] = True
 
     bits: Annotated[int, Field(ge=1, le=28)]
     """Bits of one sent value."""

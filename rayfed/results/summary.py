@@ -18,6 +18,7 @@ Row = Mapping[str, Any]
 _KNOWLEDGE = {
     "labels": "the labels",
     "public": "public data",
+    "defence": "which defence there is",
     "candidates": "candidates for membership",
     "activations": "the activations of the victim's private part",
     "colluder": "a colluder's private part",

@@ -26,7 +26,7 @@ class Arm:
 def build_arm(
     model: ModelSpec, stack: Sequence[DefenceSpec], image_shape: tuple[int, int, int], classes: int, seed: int
 ) -> Arm:
-    """Build an arm; raises `UserError` where the model does not fit the data, or has nothing to train."""
+    """Build an arm; raises `UserError` where the model does not fit data or defences, or has nothing to train."""
     defences = tuple(spec.build() for spec in stack)
     normalise = (model.normalise.mean, model.normalise.std) if model.normalise else None
     net = build_model(model.name, model.parameters, image_shape, classes, seed, normalise)
@@ -41,4 +41,6 @@ def build_arm(
         for module in net.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()
+    for defence in defences:
+        defence.check(net)
     return Arm(net, defences)

@@ -114,6 +114,7 @@ class Host:
             data=Batch(*self._tensors(self.data.train_images, self.data.train_labels, indices)),
             generator=seeds.torch_generator(*key, "defences"),
             order=self.order(sent, client),
+            public=Batch(*self.public) if self.scenario.data.public else None,
             state=state,
         )
 

@@ -60,8 +60,9 @@ def _train(task: Task, training: Training, data: DataMethod, gradient: GradientM
 
 
 def _descent(task: Task, training: Training, data: DataMethod, gradient: GradientMethod) -> Update:
-    task = task.replace(buffers={name: b.clone() for name, b in task.buffers.items()})
     local = data(task)
+    size = min(training.batch_size or len(local.labels), len(local.labels))
+    task = task.replace(buffers={name: b.clone() for name, b in task.buffers.items()}, batch_size=size)
     weights = {name: w.clone() for name, w in task.weights.items()}
     velocity: Named = {}
     losses, sent = [], Named()

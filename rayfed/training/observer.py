@@ -6,7 +6,7 @@ This is the simulator's, on the clients' side: only the `Observation` goes to an
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from rayfed import gradients, seeds
 from rayfed.attacks.base import Inference, MaliciousServer
-from rayfed.defences.base import Task
+from rayfed.defences.base import Defence, Task
 from rayfed.metrics.inference import auc, class_share, correct, nearest
 from rayfed.models.front import Front
 from rayfed.scenario import AttackSpec, Training
 from rayfed.training import plan
 from rayfed.training.host import Host, Sent, State
 from rayfed.training.local import batches, local_training, training_method, update_method
-from rayfed.update import Named, Observation
+from rayfed.update import Named, Observation, Update
 
 MOST_CANDIDATES = 500
 """Candidates that a membership attack is asked about at most; one half are members."""
@@ -70,12 +70,19 @@ class Observer:
             return self._tampered(fresh, attack)
 
         asked, defences = task(), host.arm(arm).defences
-        returned = update_method(training, defences)(asked)
+        answer = update_method(training, defences)
+        returned = answer(asked)
+        for again in range(1, attack.averages):
+            key = (host.scenario.seed, "client", sent.round, client, "defences", again)
+            repeated = answer(task().replace(generator=seeds.torch_generator(*key)))
+            returned = replace(returned, tensors=_running_mean(returned.tensors, repeated.tensors, again))
         used = torch.cat(list(batches(len(indices), training, asked.order))).unique().to(host.device)
         truth = Truth(asked.data.images[used], asked.data.labels[used])
         if defences:
             truth = replace(truth, distortion=_apart(returned.tensors, update_method(training, ())(task()).tensors))
         extra = self._granted(arm, sent, client, attack, truth.images, states)
+        if "defence" in attack.knowledge:
+            extra["defence"] = _unspoilt(returned, defences)
         if "candidates" in attack.knowledge:
             extra["candidates"], members = self._candidates(truth, sent.round, client)
             truth = replace(truth, members=members)
@@ -178,3 +185,17 @@ class Observer:
 def _apart(defended: Named, plain: Named) -> float:
     difference = {name: tensor - plain[name] for name, tensor in defended.items()}
     return float(gradients.norm(difference) / gradients.norm(plain))
+
+
+def _running_mean(mean: Named, value: Named, count: int) -> Named:
+    """The mean of `count` values, with one more."""
+    return {name: t + (value[name] - t) / (count + 1) for name, t in mean.items()}
+
+
+def _unspoilt(update: Update, defences: Sequence[Defence]) -> Named:
+    """Which values of the update all of the defences have left to an attacker who knows them."""
+    masks = {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}
+    for defence in defences:
+        for name, mask in (defence.exposed(update) or {}).items():
+            masks[name] = masks[name] & mask
+    return masks

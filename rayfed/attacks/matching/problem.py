@@ -76,6 +76,16 @@ def _fitting(known: list[str], patterns: Iterable[str]) -> set[str]:
     return found
 
 
+def _masks(
+    observations: Sequence[Observation], names: Sequence[str], device: torch.device, dtype: torch.dtype
+) -> Named | None:
+    """What each victim's defence has left to be matched, where the attacker knows the defence."""
+    known = [observation.extra.get("defence") for observation in observations]
+    if any(masks is None for masks in known):
+        return None
+    return {name: torch.stack([masks[name] for masks in known if masks]).to(device, dtype) for name in names}
+
+
 def _cast(tensors: Named, dtype: torch.dtype) -> Named:
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
 
@@ -104,6 +114,8 @@ class Matching:
     """What is added to the distance."""
     local: LocalTraining | None
     """The local steps to simulate; None: a gradient at the weights is matched."""
+    masks: Named | None = None
+    """Which values of the targets are matched, (V, ...) of 0 and 1; None: all."""
 
     @classmethod
     def of(
@@ -125,11 +137,13 @@ class Matching:
         gradients = [observation.gradient for observation in observations]
         device = gradients[0][names[0]].device
         model = without_tracking(model).to(device, dtype)
+        masks = _masks(observations, names, device, dtype)
+        targets = _cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype)
         return cls(
             model=model,
             weights=_cast(first.weights, dtype),
             buffers=_cast(buffers_for(model, first), dtype),
-            targets=_cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype),
+            targets=targets if masks is None else {name: t * masks[name] for name, t in targets.items()},
             labels=None
             if first.labels is None
             else torch.stack([o.labels for o in observations if o.labels is not None]).to(device),
@@ -138,6 +152,7 @@ class Matching:
             distance=distance,
             prior=prior,
             local=first.local if local_steps == "simulated" else None,
+            masks=masks,
         )
 
     @property
@@ -172,7 +187,10 @@ class Matching:
         images = self.images(points)
         labels = self.labels[victims] if self.labels is not None else self._logits(points).softmax(-1)
         targets = {name: target[victims] for name, target in self.targets.items()}
-        loss = self.distance(self._gradients(images, labels), targets)
+        gradients = self._gradients(images, labels)
+        if self.masks is not None:
+            gradients = {name: g * self.masks[name][victims] for name, g in gradients.items()}
+        loss = self.distance(gradients, targets)
         return loss if self.prior is None else loss + self.prior(images)
 
     def values(self, points: Tensor, victims: Tensor) -> Tensor:

@@ -75,8 +75,8 @@ class Defence:
 
     vectorises: ClassVar[bool] = True
     """Whether `wrap_gradient` works inside `torch.func.vmap` (no generator, no data-dependent branch, nothing of the
-    task but its model and buffers) and `wrap_update` calls `next` exactly once with the task that it was given. A defence
-    that cannot promise it says False."""
+    task but its model and buffers) and `wrap_update` calls `next` exactly once with the task that it was given. A
+    defence that cannot promise it says False."""
     post_processes: ClassVar[bool] = False
     """Whether it changes what is sent from that alone, never looking at the data again, so that a guarantee which an
     earlier defence of the stack gives still holds behind it. A defence that can promise it says True."""

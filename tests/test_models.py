@@ -160,6 +160,15 @@ def test_batch_norm_in_evaluation_mode_keeps_samples_apart():
     torch.testing.assert_close(alone, together)
 
 
+@pytest.mark.parametrize(("name", "own"), [("convnet", {"width": 4}), ("resnet10", {})])
+@pytest.mark.parametrize("norm", ["group", "none"])
+def test_group_norm_keeps_samples_apart(name, own, norm):
+    model = build_model(name, {**own, "norm": norm}, (3, 32, 32), 10, seed=0).train()
+    assert not uses_batch_statistics(model)
+    images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model(images)[:1], model(images[:1]), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["lenet", "mlp", "small_cnn"])
 def test_models_without_batch_norm_use_no_batch_statistics(name):
     assert not uses_batch_statistics(build_model(name, SMALL[name], (1, 28, 28), 10, 0))

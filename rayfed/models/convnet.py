@@ -14,6 +14,7 @@ from torch import nn
 
 from rayfed.catalogue import component
 from rayfed.errors import UserError
+from rayfed.models.norm import Norm, norm
 
 _WIDTHS = (1, 2, 2, 4, 4, 4, 4, 4)
 _POOLED = (6, 8)
@@ -25,6 +26,8 @@ class ConvNet:
 
     width: Annotated[int, Field(ge=1)] = 64
     """Channels of the first convolution; the later ones have two and four times as many."""
+    norm: Norm = "batch"
+    """After each convolution; `group` keeps the samples of a batch apart."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """The network for images (N, C, H, W), with logits (N, classes).
@@ -39,7 +42,7 @@ class ConvNet:
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for index, factor in enumerate(_WIDTHS, start=1):
             layers[f"conv{index}"] = nn.Conv2d(channels, factor * self.width, 3, padding=1)
-            layers[f"bn{index}"] = nn.BatchNorm2d(factor * self.width)
+            layers[f"bn{index}"] = norm(self.norm, factor * self.width)
             layers[f"relu{index}"] = nn.ReLU()
             if index in _POOLED:
                 layers[f"pool{index}"] = nn.MaxPool2d(3)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rayfed.catalogue import component
 from rayfed.models.activation import Activation, activation
+from rayfed.models.norm import Norm, norm
 
 _WIDTHS = (64, 128, 256, 512)
 
@@ -19,18 +20,18 @@ _WIDTHS = (64, 128, 256, 512)
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with batch norm and a shortcut: (N, C, H, W) to (N, width, H/stride, W/stride)."""
 
-    def __init__(self, channels: int, width: int, stride: int, activation_name: Activation) -> None:
+    def __init__(self, channels: int, width: int, stride: int, activation_name: Activation, norm_name: Norm) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.bn1 = norm(norm_name, width)
         self.act1 = activation(activation_name)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
+        self.bn2 = norm(norm_name, width)
         self.act2 = activation(activation_name)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != width:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
+                nn.Conv2d(channels, width, 1, stride=stride, bias=False), norm(norm_name, width)
             )
 
     def forward(self, images: Tensor) -> Tensor:
@@ -42,10 +43,12 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     """Stem, four stages that halve the resolution and double the width, global average, linear layer."""
 
-    def __init__(self, channels: int, classes: int, blocks: tuple[int, ...], activation_name: Activation) -> None:
+    def __init__(
+        self, channels: int, classes: int, blocks: tuple[int, ...], activation_name: Activation, norm_name: Norm
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, _WIDTHS[0], 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(_WIDTHS[0])
+        self.bn1 = norm(norm_name, _WIDTHS[0])
         self.act1 = activation(activation_name)
         stages = []
         channels = _WIDTHS[0]
@@ -53,7 +56,7 @@ class ResNet(nn.Module):
             strides = [1 if stage == 0 else 2] + [1] * (count - 1)
             layers = []
             for stride in strides:
-                layers.append(BasicBlock(channels, width, stride, activation_name))
+                layers.append(BasicBlock(channels, width, stride, activation_name, norm_name))
                 channels = width
             stages.append(nn.Sequential(*layers))
         self.stages = nn.Sequential(*stages)
@@ -75,10 +78,12 @@ class ResNet10:
 
     activation: Activation = "relu"
     """`sigmoid` as in the GRNN experiments, which need a twice differentiable network."""
+    norm: Norm = "batch"
+    """After each convolution; `group` keeps the samples of a batch apart."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """The network for images (N, C, H, W), with logits (N, classes)."""
-        return ResNet(image_shape[0], classes, self.blocks, self.activation)
+        return ResNet(image_shape[0], classes, self.blocks, self.activation, self.norm)
 
 
 @component

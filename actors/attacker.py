@@ -16,12 +16,17 @@ from rayfed.update import Observation
 class AttackerActor:
     """Runs attacks on what a threat model lets them see."""
 
-    def __init__(self, model: ModelSpec, image_shape: tuple[int, int, int], classes: int, share: Share) -> None:
+    def __init__(self, image_shape: tuple[int, int, int], classes: int, share: Share) -> None:
         self._device = set_up(share)
-        self._model, self._image_shape, self._classes = model, image_shape, classes
+        self._image_shape, self._classes = image_shape, classes
 
     def attack(
-        self, attack: AttackSpec, stack: Sequence[DefenceSpec], observations: Sequence[Observation], keys: Sequence[int]
+        self,
+        attack: AttackSpec,
+        model: ModelSpec,
+        stack: Sequence[DefenceSpec],
+        observations: Sequence[Observation],
+        keys: Sequence[int],
     ) -> tuple[list[Guess], list[Guess]]:
         """What is guessed of each observation: without its images for the driver, and whole for scoring.
 
@@ -29,7 +34,7 @@ class AttackerActor:
         architecture, which an attacker knows from the weights that are sent; the model's own are drawn anew.
         """
         method: Attack | InferenceAttack = attack.build()
-        arm = build_arm(self._model, stack, self._image_shape, self._classes, seed=0)
+        arm = build_arm(model, stack, self._image_shape, self._classes, seed=0)
         seen = [observation.to(self._device) for observation in observations]
         generators = [torch_generator(key) for key in keys]
         act = method.infer if isinstance(method, InferenceAttack) else method.reconstruct

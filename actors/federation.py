@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from actors.cluster import Allotment
 from actors.pool import Call, Pool, wait_for
 from actors.process import Share
 from actors.progress import Progress
-from actors.server import ArmState, Optimiser, ServerActor
+from actors.server import ArmState, Optimiser, ServerActor, ServerRole
 from rayfed import gradients, seeds
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.attacks.base import Guess, Inference
@@ -100,15 +101,15 @@ class Federation:
         """
         self._clients.wait()
 
-    def play(self, round: int) -> RoundTables:
-        """Play one round; when the server dies or a node takes objects with it, start the server from the last finished
-        round and play again. Raises `ResourceError` when the cluster has no place for the actors any more.
+    def play(self, round: int, arms: Sequence[str]) -> RoundTables:
+        """Play one round of some arms; when the server dies or a node takes objects with it, start the server from the
+        last finished round and play again. Raises `ResourceError` when the cluster has no place for actors any more.
         """
-        return self._surviving(self._play, round)
+        return self._surviving(lambda: self._play(round, arms), round)
 
     def attack(self, round: int) -> RoundTables:
         """Only the attacks of a round, on the weights that clients would be sent in it; again as `play` does it."""
-        return self._surviving(self._attack_alone, round)
+        return self._surviving(lambda: self._attack_alone(round), round)
 
     @property
     def saved(self) -> dict[str, ArmState]:
@@ -124,16 +125,24 @@ class Federation:
 
     def _start_server(self) -> Any:
         """The server is told how to add and where to start; with the seed it could draw every client's noise again."""
-        s, share = self._scenario, self._allotment.server
-        optimiser = ServerOptimiser(s.federation.server.optimiser, s.server_lr, s.federation.server.momentum)
-        return _remote(ServerActor, share).remote(s.federation.aggregation, optimiser, share, self._saved)
+        s, share, server = self._scenario, self._allotment.server, self._scenario.federation.server
+        roles = {
+            arm: ServerRole(
+                s.federation.aggregation,
+                stack,
+                s.clients_per_round,
+                ServerOptimiser(server.optimiser, s.server_lr(arm), server.momentum),
+            )
+            for arm, stack in s.stacks.items()
+        }
+        return _remote(ServerActor, share).remote(roles, share, self._saved)
 
-    def _surviving(self, act: Callable[[int], RoundTables], round: int) -> RoundTables:
+    def _surviving(self, act: Callable[[], RoundTables], round: int) -> RoundTables:
         failures = 0
         while True:
             try:
                 wait_for([self._server.__ray_ready__.remote()])  # else clients would wait for its weights without end
-                return act(round)
+                return act()
             except (RayActorError, ObjectLostError) as error:
                 failures += 1
                 if failures > Pool.RETRIES:
@@ -149,17 +158,17 @@ class Federation:
         self._attack(round, {arm: sent for arm, (sent, _) in served.items()}, tables)
         return tables
 
-    def _play(self, round: int) -> RoundTables:
+    def _play(self, round: int, arms: Sequence[str]) -> RoundTables:
         tables = RoundTables()
-        arms = list(self._scenario.stacks)
         cohorts = plan.cohorts(self._scenario, round)
-        served = self._sent or {arm: self._ask_server("sent", arm, round) for arm in arms}
+        served = {arm: self._sent.get(arm) or self._ask_server("sent", arm, round) for arm in arms}
         before = {arm: sent for arm, (sent, _) in served.items()}
         states = self._train(round, cohorts, before, tables)
-        served = {arm: self._ask_server("finish", arm, round) for arm in arms}
+        key = seeds.torch_generator(self._scenario.seed, "server", round).initial_seed()
+        served = {arm: self._ask_server("finish", arm, round, key) for arm in arms}
         evaluations = self._evaluate(round, {arm: sent for arm, (sent, _) in served.items()})
         self._attack(round, before, tables)
-        self._saved = {arm: _arm_state(*ray.get(list(refs))) for arm, refs in served.items()}
+        self._saved |= {arm: _arm_state(*ray.get(list(refs))) for arm, refs in served.items()}
         self._sent = served
         for row in tables.rounds:
             row.update(evaluations.get(row["arm"], {}))
@@ -168,8 +177,8 @@ class Federation:
             self.states[arm].update(changed)
         return tables
 
-    def _ask_server(self, method: str, arm: str, round: int) -> Served:
-        sent, optimiser = getattr(self._server, method).options(num_returns=2).remote(arm, round)
+    def _ask_server(self, method: str, *arguments: Any) -> Served:
+        sent, optimiser = getattr(self._server, method).options(num_returns=2).remote(*arguments)
         return sent, optimiser
 
     def _train(
@@ -235,8 +244,9 @@ class Federation:
             for i, d in enumerate(due)
         ]
         observed = {call.tag: refs for call, _, refs in self._run_clients(observe)}
+        known = {arm: (self._scenario.model_of(arm), stack) for arm, stack in self._scenario.stacks.items()}
         attack = [
-            Call("attack", (d.attack, self._scenario.stacks[d.arm], observed[i][0], self._keys(d, round)), i, returns=2)
+            Call("attack", (d.attack, *known[d.arm], observed[i][0], self._keys(d, round)), i, returns=2)
             for i, d in enumerate(due)
         ]
         attacked = {}
@@ -272,13 +282,8 @@ class Federation:
 
     def _run_attackers(self, calls: Sequence[Call]) -> Iterable[tuple[Call, Any, list[ray.ObjectRef]]]:
         if self._attackers is None:
-            make, s, d, a = (
-                _remote(AttackerActor, self._allotment.attacker),
-                self._scenario,
-                self._data,
-                self._allotment,
-            )
-            arguments = (s.model, d.image_shape, len(d.classes), a.attacker)
+            make, d, a = _remote(AttackerActor, self._allotment.attacker), self._data, self._allotment
+            arguments = (d.image_shape, len(d.classes), a.attacker)
             self._attackers = Pool(lambda: make.remote(*arguments), a.attackers)
         return self._noting_losses(self._attackers, calls, "attacker")
 
@@ -299,7 +304,7 @@ def _remote(cls: type, share: Share) -> Any:
 
 def _untrained(scenario: Scenario, data: Dataset, arm: str) -> ArmState:
     stack, classes = scenario.stacks[arm], len(data.classes)
-    model = build_arm(scenario.model, stack, data.image_shape, classes, scenario.seed).model
+    model = build_arm(scenario.model_of(arm), stack, data.image_shape, classes, scenario.seed).model
     return {"weights": gradients.weights_of(model), "buffers": gradients.buffers_of(model), "state": {}}
 
 
@@ -312,13 +317,14 @@ def _bytes_of(arm: ArmState) -> int:
 
 
 def _round_row(arm: str, round: int, clients: Rows, actor_seconds: float) -> dict[str, Any]:
-    samples = sum(row["samples"] for row in clients)
+    trained = [row for row in clients if not isnan(row["loss"])]
+    counted = sum(row["samples"] for row in trained)
     return {
         "arm": arm,
         "round": round,
-        "train_loss": sum(row["loss"] * row["samples"] for row in clients) / samples,
+        "train_loss": sum(row["loss"] * row["samples"] for row in trained) / counted if counted else None,
         "clients": len(clients),
-        "samples": samples,
+        "samples": sum(row["samples"] for row in clients),
         "actor_seconds": actor_seconds,
         "bytes_up": sum(row["sent_bytes"] for row in clients),
     }

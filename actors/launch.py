@@ -45,8 +45,9 @@ def launch(scenario: Scenario, out: str | None, address: str | None, progress: P
     Raises `UserError` for what the user can mend; whatever is raised, the folder says how far the run came.
     """
     inputs = prepare(scenario)
-    folder = _new_folder(scenario, inputs, out)
-    _play(scenario, inputs, folder, address, progress, None)
+    _ = inputs.limits  # a budget that is too small shows before there is a folder
+    folder = _new_folder(inputs, out)
+    _play(inputs, folder, address, progress, None)
     return folder
 
 
@@ -62,12 +63,13 @@ def resume(path: str, address: str | None, progress: Progress) -> RunFolder:
         )
     scenario = scenarios.parse(folder.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
     saved = checkpoint.load(folder)
-    if saved and saved.round + 1 >= scenario.federation.rounds and folder.exists("report.html"):
-        raise RunError(f"{folder.url}: all {scenario.federation.rounds} rounds are played; nothing to resume")
-    folder.drop_after(saved.round if saved else -1)
     inputs = prepare(scenario)
+    rounds = max(inputs.limits.values())
+    if saved and saved.round + 1 >= rounds and folder.exists("report.html"):
+        raise RunError(f"{folder.url}: all {rounds} rounds are played; nothing to resume")
+    folder.drop_after(saved.round if saved else -1)
     folder.write_part("partition", 0, _partition_rows(inputs))
-    _play(scenario, inputs, folder, address, progress, saved)
+    _play(inputs, folder, address, progress, saved)
     return folder
 
 
@@ -78,14 +80,14 @@ def attack(scenario: Scenario, run: str | None, out: str | None, address: str | 
     """
     saved = _trained(run) if run else None
     round = saved.round + 1 if saved else 0
-    scenario = scenario.attacked_in(round)
-    inputs = prepare(scenario)
+    inputs = prepare(scenario.attacked_in(round), rounds=scenario.federation.rounds)
+    scenario = inputs.scenario
     if saved:
         _check_fit(f"the run {run}", saved, scenario, inputs)
-    folder = _new_folder(scenario, inputs, out)
+    folder = _new_folder(inputs, out)
     with (
         _recorded(folder, "attack", 0, 0) as log,
-        _federation(scenario, inputs, folder, address, progress, saved) as federation,
+        _federation(inputs, folder, address, progress, saved) as federation,
     ):
         tables = federation.attack(round)
         _write(folder, round, tables)
@@ -108,13 +110,14 @@ def _check_fit(what: str, saved: checkpoint.Checkpoint, scenario: Scenario, inpu
         if name not in saved.server:
             raise RunError(f"{what} has no arm '{name}', only {', '.join(saved.server)}: name the scenario's arms so")
         data = inputs.data
-        model = build_arm(scenario.model, stack, data.image_shape, len(data.classes), scenario.seed).model
+        model = build_arm(scenario.model_of(name), stack, data.image_shape, len(data.classes), scenario.seed).model
         shapes = {name: w.shape for name, w in weights_of(model).items()}
         if shapes != {name: w.shape for name, w in saved.server[name]["weights"].items()}:
             raise RunError(f"{what} trained another model than the scenario's in arm '{name}': make `model` the same")
 
 
-def _new_folder(scenario: Scenario, inputs: Inputs, out: str | None) -> RunFolder:
+def _new_folder(inputs: Inputs, out: str | None) -> RunFolder:
+    scenario = inputs.scenario
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     folder.write_text("scenario.yaml", scenario.dump())
     folder.write_part("partition", 0, _partition_rows(inputs))
@@ -122,22 +125,25 @@ def _new_folder(scenario: Scenario, inputs: Inputs, out: str | None) -> RunFolde
 
 
 def _play(
-    scenario: Scenario,
-    inputs: Inputs,
-    folder: RunFolder,
-    address: str | None,
-    progress: Progress,
-    saved: checkpoint.Checkpoint | None,
+    inputs: Inputs, folder: RunFolder, address: str | None, progress: Progress, saved: checkpoint.Checkpoint | None
 ) -> None:
     """The rounds after the checkpoint, then the report; the folder's status and log follow along."""
-    first = saved.round + 1 if saved else 0
-    rounds = scenario.federation.rounds
+    first, limits = saved.round + 1 if saved else 0, inputs.limits
+    rounds = max(limits.values())
+    accounts = [row for account in inputs.accounts for row in account.rows(limits[account.name])]
     with (
         _recorded(folder, "training", first, rounds) as log,
-        _federation(scenario, inputs, folder, address, progress, saved) as federation,
+        _federation(inputs, folder, address, progress, saved) as federation,
     ):
+        folder.write_part("privacy", 0, accounts)
+        progress.accounted(accounts)
+        for arm, limit in limits.items():
+            if limit < inputs.scenario.federation.rounds:
+                message = f"arm {arm} ends after round {limit - 1}: one more would spend more than privacy.budget"
+                log.line(message)
+                progress.note(message)
         for round in range(first, rounds):
-            tables = federation.play(round)
+            tables = federation.play(round, [arm for arm, limit in limits.items() if round < limit])
             _write(folder, round, tables)
             checkpoint.save(folder, checkpoint.Checkpoint(round, federation.saved, federation.states))
             log.round_done(round, tables)
@@ -146,14 +152,10 @@ def _play(
 
 @contextmanager
 def _federation(
-    scenario: Scenario,
-    inputs: Inputs,
-    folder: RunFolder,
-    address: str | None,
-    progress: Progress,
-    saved: checkpoint.Checkpoint | None,
+    inputs: Inputs, folder: RunFolder, address: str | None, progress: Progress, saved: checkpoint.Checkpoint | None
 ) -> Iterator[Federation]:
     """The run's actors, up and ready to go on after the checkpoint."""
+    scenario = inputs.scenario
     with connected(address):
         transport.register()
         allotment = allot(scenario, *count_calls(scenario, len(inputs.data.test_labels)))
@@ -210,7 +212,8 @@ class _Log:
         self.running(round + 1)
         for row in tables.rounds:
             accuracy = "" if row.get("test_accuracy") is None else f", test accuracy {row['test_accuracy']:.4f}"
-            self.line(f"round {round}, arm {row['arm']}: training loss {row['train_loss']:.4f}{accuracy}")
+            loss = "no client" if row["train_loss"] is None else f"training loss {row['train_loss']:.4f}"
+            self.line(f"round {round}, arm {row['arm']}: {loss}{accuracy}")
 
 
 @contextmanager

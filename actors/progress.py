@@ -19,6 +19,9 @@ class Progress:
     def ready(self, first_round: int) -> None:
         """All actors are up; this round begins."""
 
+    def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
+        """What every arm guarantees over its whole run: the rows of `privacy`."""
+
     def clients_done(self, round: int, done: int, total: int) -> None:
         """So many of the round's client updates (over all arms) are in."""
 

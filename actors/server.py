@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from actors.process import Share, set_up
-from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.scenario import AggregationSpec
+from rayfed.scenario import AggregationSpec, DefenceSpec
+from rayfed.seeds import torch_generator
+from rayfed.training.arm import aggregation_of
 from rayfed.training.host import Sent
 from rayfed.update import Named
 
@@ -19,20 +22,30 @@ ArmState = dict[str, Any]
 """`weights`, `buffers` and the optimiser's `state`: what the checkpoint keeps of an arm."""
 
 
+@dataclass(frozen=True)
+class ServerRole:
+    """What the server does in one arm."""
+
+    aggregation: AggregationSpec
+    stack: Sequence[DefenceSpec]
+    """The arm's defences, some of which change how updates are added."""
+    clients: int
+    """Of a round; their expected number where they are drawn."""
+    optimiser: ServerOptimiser
+
+
 class ServerActor:
     """Sees updates (or what the aggregation makes of them) and weights; never data, seed, keys or client state.
 
     It adds and does not train, so its model stays on the CPU, where partial results arrive.
     """
 
-    def __init__(
-        self, aggregation: AggregationSpec, optimiser: ServerOptimiser, share: Share, saved: dict[str, ArmState]
-    ) -> None:
+    def __init__(self, roles: dict[str, ServerRole], share: Share, saved: dict[str, ArmState]) -> None:
         """`saved` holds every arm as it is to go on: untrained, or from a checkpoint."""
         set_up(share)
-        self._aggregation: Aggregation = aggregation.build()
+        self._aggregations = {arm: aggregation_of(r.aggregation, r.stack, r.clients) for arm, r in roles.items()}
         self._folds: dict[str, TreeFold] = {}
-        self._models = {arm: GlobalModel(optimiser=optimiser, **state) for arm, state in saved.items()}
+        self._models = {arm: GlobalModel(optimiser=roles[arm].optimiser, **state) for arm, state in saved.items()}
 
     def sent(self, arm: str, round: int) -> tuple[Sent, Optimiser]:
         """What clients are sent in a round, and beside it the optimiser's state, which stays with the server."""
@@ -42,11 +55,17 @@ class ServerActor:
     def add(self, arm: str, index: int, cohorts: int, partial: Any) -> None:
         """Take the partial result of cohort `index` of so many, in any order, each once."""
         if arm not in self._folds:
-            self._folds[arm] = TreeFold(self._aggregation, cohorts)
+            self._folds[arm] = TreeFold(self._aggregations[arm], cohorts)
         self._folds[arm].add(index, partial)
 
-    def finish(self, arm: str, round: int) -> tuple[Sent, Optimiser]:
-        """Step on what was added; what clients are sent in the next round, as `sent` gives it."""
-        step, buffers = self._aggregation.combine(self._folds.pop(arm).total())
-        self._models[arm].apply(step, buffers)
+    def finish(self, arm: str, round: int, key: int) -> tuple[Sent, Optimiser]:
+        """Step on what was added; what clients are sent in the next round, as `sent` gives it.
+
+        `key` seeds the server's own randomness of the round.
+        """
+        aggregation, model, generator = self._aggregations[arm], self._models[arm], torch_generator(key)
+        if arm in self._folds:
+            model.apply(*aggregation.combine(self._folds.pop(arm).total(), generator))
+        else:
+            model.apply(aggregation.idle(model.weights, generator), {})
         return self.sent(arm, round + 1)

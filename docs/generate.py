@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rayfed import catalogue
-from rayfed.scenario import AttackSpec, ComponentSpec, DataSpec, ModelSpec, Normalise, Scenario
+from rayfed.scenario import ArmSpec, AttackSpec, ComponentSpec, DataSpec, ModelSpec, Normalise, Scenario
 
 HEADER = """\
 # The scenario, field by field
@@ -43,6 +43,9 @@ def _sections(path: str, model: type[BaseModel]) -> Iterator[str]:
 
 
 def _own_fields() -> Iterator[str]:
+    yield "## `arms.NAME`\n"
+    yield f"{_text(ArmSpec.__doc__)}\n"
+    yield from _table((name, field) for name, field in ArmSpec.model_fields.items())
     own = {"data": DataSpec, "model": ModelSpec, "model.normalise": Normalise, "attacks[]": AttackSpec}
     for path, model in own.items():
         yield f"## `{path}`\n"

@@ -42,7 +42,8 @@ class RunView:
         self._began = self._round_began = 0.0
         self._speed = ""
         self._attacks: list[dict[str, Any]] = []
-        self._last: list[dict[str, Any]] = []
+        self._last: dict[str, dict[str, Any]] = {}
+        self._privacy: dict[str, str] = {}
 
     def starting(self, scenario: Any, folder: Any, allotment: Any) -> None:
         """Say what runs where, and begin the bar."""
@@ -63,10 +64,24 @@ class RunView:
         self._first = first_round
         self._began = self._round_began = monotonic()
 
+    def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Say what is guaranteed, and what is not; nothing of arms without a defence."""
+        for row in rows:
+            epsilon, note = row.get("epsilon"), row.get("note")
+            if epsilon is not None:
+                self._privacy[row["arm"]] = f"{epsilon:.3g}"
+                said = (
+                    f"epsilon {epsilon:.3g} at delta {row['delta']:g} for {row['adjacency']}, against {row['against']}"
+                )
+                self._say(f"privacy of {row['arm']} after {_plural(row['rounds'], 'round')}: {said}")
+            elif note is not None:
+                self._privacy.setdefault(row["arm"], "none")
+                self._say(f"privacy of {row['arm']}: {note}")
+
     def clients_done(self, round: int, done: int, total: int) -> None:
         """Move the bar."""
         self._speed = f"{done / max(monotonic() - self._round_began, 1e-9):.1f} clients/s"
-        last = "".join(f"loss {r['train_loss']:.3f}" + _tested(r, " acc {:.1%}") for r in self._last[:1])
+        last = "".join(_loss(r, ".3f") + _tested(r, " acc {:.1%}") for r in list(self._last.values())[:1])
         self._show(f"round {round + 1}/{self._rounds} {last}", done, total, self._speed)
 
     def attacks_done(self, round: int, done: int, total: int) -> None:
@@ -83,7 +98,7 @@ class RunView:
         if self._brief:
             return
         for row in rows:
-            loss = f"loss {row['train_loss']:.4f}"
+            loss = _loss(row, ".4f")
             accuracy = _tested(row, "accuracy {:6.2%}") or " " * 16
             left = self._time_left(row["round"])
             arm = f"{row['arm']:<12}" if len(rows) > 1 else ""
@@ -92,7 +107,8 @@ class RunView:
             self._say(f"  {attack} on {arm}: {_summary(found)}")
         for (arm, attack), found in _grouped(inferences).items():
             self._say(f"  {attack} on {arm}: {_inferred(found)}")
-        self._last, self._attacks = list(rows), self._attacks + list(attacks)
+        self._last |= {row["arm"]: row for row in rows}
+        self._attacks += attacks
         self._round_began = monotonic()
 
     def note(self, message: str) -> None:
@@ -119,8 +135,9 @@ class RunView:
         self._say(f"report: {report}")
 
     def _table(self) -> Table:
-        accuracy = {row["arm"]: _tested(row, "{:.2%}") for row in self._last}
-        columns = ["arm", "attack", "images", "PSNR", "best", "SSIM", "labels", *["accuracy"][: len(accuracy)]]
+        accuracy = {arm: _tested(row, "{:.2%}") for arm, row in self._last.items()}
+        columns = ["arm", "attack", "images", "PSNR", "best", "SSIM", "labels"]
+        columns += ["accuracy"] * bool(accuracy) + ["epsilon"] * bool(self._privacy)
         title = "leakage (mean over images; best is the closest one)" + " and accuracy" * bool(accuracy)
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         for column in columns:
@@ -135,9 +152,10 @@ class RunView:
                 _decibel(max(psnr)) if psnr else "-",
                 f"{fmean(ssim):.3f}" if ssim else "-",
                 _share(_values(found, "label_accuracy")),
-                accuracy.get(arm) or "-",
+                *[accuracy.get(arm) or "-"] * bool(accuracy),
+                *[self._privacy.get(arm, "-")] * bool(self._privacy),
             ]
-            table.add_row(*row[: len(columns)])
+            table.add_row(*row)
         return table
 
     def _show(self, description: str, done: int, total: int, rate: str) -> None:
@@ -196,6 +214,11 @@ def _grouped(attacks: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[di
     for row in attacks:
         groups[row["arm"], row["attack"]].append(row)
     return groups
+
+
+def _loss(row: dict[str, Any], form: str) -> str:
+    """The training loss; a round whose clients are drawn each for itself may have none."""
+    return "no client" if row["train_loss"] is None else f"loss {row['train_loss']:{form}}"
 
 
 def _tested(row: dict[str, Any], form: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -139,6 +139,9 @@ class Training(Section):
     """Local steps instead of epochs (fedavg)."""
     batch_size: Annotated[int, Field(ge=1)] | None = 32
     """Samples of one step; null takes all of the client's samples."""
+    sampling: Literal["shuffle", "poisson"] = "shuffle"
+    """Batches of a fresh permutation each epoch; or each sample for itself with probability batch_size / samples in
+    every step, which is what the privacy account of `dp_sgd` gains from."""
     lr: Annotated[float, Field(gt=0)] = 0.1
     """Learning rate of the local steps; the server's under fedsgd unless that has its own."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -174,7 +177,10 @@ class Federation(Section):
     clients: Annotated[int, Field(ge=1)]
     """Clients in the federation."""
     clients_per_round: Annotated[int, Field(ge=1)] | None = None
-    """Clients drawn each round, uniformly without replacement; null: all."""
+    """Clients drawn each round; null: all."""
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    """So many clients uniformly without replacement; or each for itself with probability clients_per_round / clients,
+    so that their number varies: the privacy account of `dp_fedavg` gains from it."""
     cohort_size: Annotated[int, Field(ge=1)] | None = None
     """Clients in one unit of work; null: an eighth of a round's clients. It fixes the order in which updates are
     summed, so it belongs to the scenario and not to the cluster."""
@@ -184,6 +190,31 @@ class Federation(Section):
     """The server's optimiser."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between evaluations on the test set; the last round is always evaluated."""
+
+
+def _stacked(value: Any) -> Any:
+    """`arm: [...]` is short for `arm: {defences: [...]}`."""
+    return {"defences": value} if isinstance(value, list) else value
+
+
+class ArmSpec(Section):
+    """One arm: its stack of defences, and what it does otherwise than the others. A list is the stack."""
+
+    defences: list[Annotated[DefenceSpec, Short]] = []
+    """Applied in the order written."""
+    training: dict[str, Any] = {}
+    """Fields of `training` that this arm sets otherwise: the batch size and the local steps protect, too."""
+    model: dict[str, Any] = {}
+    """Fields of `model` that this arm sets otherwise."""
+
+
+class Privacy(Section):
+    """How (epsilon, delta) are accounted, for the defences that have one."""
+
+    accountant: Literal["pld", "rdp"] | None = None
+    """Privacy loss distributions, or Renyi differential privacy; null: the former where it can follow the sampling."""
+    budget: Annotated[float, Field(gt=0)] | None = None
+    """Epsilon that no arm may exceed: an arm stops before the round that would."""
 
 
 MetricName = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "label_accuracy"]
@@ -247,8 +278,10 @@ class Scenario(Section):
     """Rounds, clients, aggregation."""
     defences: list[Annotated[DefenceSpec, Short]] = []
     """One stack of defences, applied in the order written."""
-    arms: dict[str, list[Annotated[DefenceSpec, Short]]] = {}
+    arms: dict[str, Annotated[ArmSpec, BeforeValidator(_stacked)]] = {}
     """Several named stacks to compare, instead of `defences`: same data, seeds and victims."""
+    privacy: Privacy = Privacy()
+    """The privacy account."""
     attacks: list[Annotated[AttackSpec, Short]] = []
     """Who attacks what."""
     metrics: Metrics = Metrics()
@@ -261,7 +294,26 @@ class Scenario(Section):
     @property
     def stacks(self) -> dict[str, list[DefenceSpec]]:
         """Arm name -> its defences; one arm named after its stack when the scenario has no arms."""
-        return self.arms or {"+".join(d.name for d in self.defences) or "none": self.defences}
+        if self.arms:
+            return {name: arm.defences for name, arm in self.arms.items()}
+        return {"+".join(d.name for d in self.defences) or "none": self.defences}
+
+    def training_of(self, arm: str) -> Training:
+        """What an arm's clients do in one round."""
+        own = self.arms[arm].training if self.arms else {}
+        return Training.model_validate({**self.training.model_dump(), **own}) if own else self.training
+
+    def model_of(self, arm: str) -> ModelSpec:
+        """The model that an arm trains."""
+        own = self.arms[arm].model if self.arms else {}
+        return ModelSpec.model_validate({**self.model.model_dump(), **own}) if own else self.model
+
+    def with_stacks(self, stacks: Mapping[str, list[DefenceSpec]]) -> Scenario:
+        """The same with other defences in the same arms."""
+        if not self.arms:
+            return self.model_copy(update={"defences": next(iter(stacks.values()))})
+        arms = {name: arm.model_copy(update={"defences": stacks[name]}) for name, arm in self.arms.items()}
+        return self.model_copy(update={"arms": arms})
 
     @property
     def clients_per_round(self) -> int:
@@ -273,10 +325,10 @@ class Scenario(Section):
         """Clients in one unit of work: from the scenario alone, never from the cluster."""
         return self.federation.cohort_size or ceil(self.clients_per_round / 8)
 
-    @property
-    def server_lr(self) -> float:
-        """The server's step size with its default resolved."""
-        default = 1.0 if self.training.algorithm == "fedavg" else self.training.lr
+    def server_lr(self, arm: str) -> float:
+        """The server's step size in an arm with its default resolved."""
+        training = self.training_of(arm)
+        default = 1.0 if training.algorithm == "fedavg" else training.lr
         return self.federation.server.lr or default
 
     def attacked_in(self, round: int) -> Scenario:
@@ -347,6 +399,8 @@ def json_schema() -> dict[str, Any]:
             "description": shared["description"],
             "anyOf": [{"type": "string"}, *_component_schemas(spec, shared)],
         }
+    arm = schema["$defs"]["ArmSpec"]
+    schema["$defs"]["ArmSpec"] = {"description": arm["description"], "anyOf": [arm["properties"]["defences"], arm]}
     return schema
 
 
@@ -444,13 +498,18 @@ def _problem(error: Any, root: type[BaseModel]) -> Problem:
     if error["type"] == "missing":
         return Problem(path=path, message="required, but not given")
     found = "" if isinstance(error["input"], dict | list) else f"found {error['input']!r}; "
-    return Problem(path=path, message=found + error["msg"][0].lower() + error["msg"][1:])
+    message = error["msg"].removeprefix("Value error, ")
+    return Problem(path=path, message=found + message[0].lower() + message[1:])
 
 
 def _fields_at(model: type[BaseModel], path: Path_) -> list[str]:
-    for key in path:
+    keys = iter(path)
+    for key in keys:
         annotation = model.model_fields[str(key)].annotation
-        options = get_args(annotation) or (annotation,)  # `Normalise | None` is a section too
+        if get_origin(annotation) is dict:
+            next(keys)  # a name that the user has given
+        options = [getattr(option, "__origin__", option) for option in get_args(annotation) or (annotation,)]
+        # `Normalise | None` is a section too
         [model] = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
     return list(model.model_fields)
 
@@ -468,7 +527,9 @@ def _specs(raw: Mapping[str, Any]) -> Iterator[tuple[Path_, type[ComponentSpec],
     ]
     arms = raw.get("arms")
     if isinstance(arms, dict):
-        stacks += [(("arms", arm), stack, DefenceSpec) for arm, stack in arms.items()]
+        for arm, value in arms.items():
+            path: Path_ = ("arms", arm, "defences") if isinstance(value, dict) else ("arms", arm)
+            stacks.append((path, value.get("defences") if isinstance(value, dict) else value, DefenceSpec))
     for path, stack, spec in stacks:
         if isinstance(stack, list):
             yield from (((*path, i), spec, item) for i, item in enumerate(stack))
@@ -507,11 +568,9 @@ def _joint_problems(s: Scenario) -> Iterator[Problem]:
     """What no single field can tell."""
     if s.arms and s.defences:
         yield Problem(path=("defences",), message="give either `defences` (one stack) or `arms` (several), not both")
-    if s.training.epochs and s.training.steps:
-        yield Problem(path=("training", "steps"), message="give either `epochs` or `steps`, not both")
-    if s.training.algorithm == "fedsgd" and (s.training.epochs or s.training.steps or s.training.momentum):
-        message = "fedsgd sends the gradient of one batch: it takes no epochs, steps or momentum (use fedavg)"
-        yield Problem(path=("training", "algorithm"), message=message)
+    yield from _training_problems(("training",), s.training)
+    for name, arm in s.arms.items():
+        yield from _arm_problems(s, name, arm)
     if s.clients_per_round > s.federation.clients:
         message = f"found {s.clients_per_round}, but the federation has {s.federation.clients} clients"
         yield Problem(path=("federation", "clients_per_round"), message=message)
@@ -520,6 +579,37 @@ def _joint_problems(s: Scenario) -> Iterator[Problem]:
     if s.resources.server.actors not in (None, 1):
         yield Problem(path=("resources", "server", "actors"), message="there is one server; leave it out")
     yield from _attack_problems(s)
+
+
+def _training_problems(path: Path_, training: Training) -> Iterator[Problem]:
+    if training.epochs and training.steps:
+        yield Problem(path=(*path, "steps"), message="give either `epochs` or `steps`, not both")
+    if training.algorithm == "fedsgd" and (training.epochs or training.steps or training.momentum):
+        message = "fedsgd sends the gradient of one batch: it takes no epochs, steps or momentum (use fedavg)"
+        yield Problem(path=(*path, "algorithm"), message=message)
+
+
+def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
+    """What is wrong with an arm's own training and model, told where the arm sets it."""
+    for section, own, model in (("training", arm.training, Training), ("model", arm.model, ModelSpec)):
+        if not own:
+            continue
+        try:
+            model.model_validate({**getattr(s, section).model_dump(), **own})
+        except ValidationError as error:
+            for e in error.errors():
+                problem = _problem(e, model)
+                yield problem.model_copy(update={"path": ("arms", name, section, *problem.path)})
+            return
+    yield from _training_problems(("arms", name, "training"), s.training_of(name))
+    if arm.model:
+        spec = s.model_of(name)
+        try:
+            target = catalogue.find(spec.kind, spec.name)
+        except UserError as error:
+            yield Problem(path=("arms", name, "model", "name"), message=str(error))
+        else:
+            yield from _parameter_problems(("arms", name, "model"), ModelSpec, target, spec.parameters)
 
 
 def _attack_problems(s: Scenario) -> Iterator[Problem]:

@@ -38,7 +38,9 @@ def test_a_server_with_a_gpu_adds_on_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
     weights = {"w": torch.rand(3)}
     optimiser = ServerOptimiser("sgd", lr=1.0)
     arm = {"weights": weights, "buffers": {}, "state": {}}
-    made = server.ServerActor(AggregationSpec(name="fedavg"), optimiser, Share(0, 1), {"none": arm})
+    made = server.ServerActor(
+        {"none": server.ServerRole(AggregationSpec(name="fedavg"), [], 2, optimiser)}, Share(0, 1), {"none": arm}
+    )
     sent, _ = made.sent("none", 0)
     steps: dict[str, Any] = {name: torch.ones_like(w, device="cpu") for name, w in sent.weights.items()}
     made._models["none"].apply(steps, {})

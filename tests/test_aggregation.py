@@ -31,7 +31,7 @@ def folded(rule: Aggregation, sent: list[Update], size: int, order: list[int] | 
     fold = TreeFold(rule, len(cohorts))
     for i in order or range(len(cohorts)):
         fold.add(i, rule.partial(cohorts[i]))
-    return rule.combine(fold.total())
+    return rule.combine(fold.total(), torch.Generator())
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])

@@ -136,11 +136,11 @@ def kill_server_before(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, so that what it is asked for never comes."""
     ask, killed = Federation._ask_server, list[str]()
 
-    def deadly(self: Federation, asked: str, arm: str, round: int) -> Any:
+    def deadly(self: Federation, asked: str, *arguments: Any) -> Any:
         if asked == method and not killed:
             killed.append(asked)
             ray.kill(self._server)
-        return ask(self, asked, arm, round)
+        return ask(self, asked, *arguments)
 
     monkeypatch.setattr(Federation, "_ask_server", deadly)
 

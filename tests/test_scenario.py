@@ -22,7 +22,7 @@ def problems(text: str, *changes: str) -> str:
 
 def test_minimal_scenario_takes_the_defaults() -> None:
     s = scenario.parse(MINIMAL)
-    assert (s.data.name, s.federation.aggregation.name, s.clients_per_round, s.server_lr) == (
+    assert (s.data.name, s.federation.aggregation.name, s.clients_per_round, s.server_lr("none")) == (
         "digits",
         "fedavg",
         4,
@@ -61,7 +61,7 @@ defences:
     ("extra", "expected"),
     [
         ("defences: [{name: gaussian, sigma: 1, clp: 2}]", "did you mean 'clip'"),
-        ("defences: [{name: gaussian}]", "defences.0.sigma: required, but not given"),
+        ("defences: [{name: prune}]", "defences.0.ratio: required, but not given"),
         ("attacks: [{name: dlg, victms: 2}]", "did you mean 'victims'"),
         ("attacks: [{name: dlg, rounds: [2]}]", "round 2 is never played"),
         ("attacks: [{name: dlg, victims: 5}]", "only 4 clients are drawn in a round"),
@@ -146,9 +146,9 @@ def test_attack_fields_do_not_hide_an_attacks_own_parameters() -> None:
 
 def test_json_schema_knows_components_and_their_fields() -> None:
     schema = json.loads(json.dumps(scenario.json_schema()))
-    gaussian = next(o for o in schema["$defs"]["DefenceSpec"]["anyOf"] if o.get("title") == "gaussian")
-    assert gaussian["properties"]["sigma"]["minimum"] == 0
-    assert gaussian["required"] == ["name", "sigma"]
+    prune = next(o for o in schema["$defs"]["DefenceSpec"]["anyOf"] if o.get("title") == "prune")
+    assert prune["properties"]["ratio"]["minimum"] == 0
+    assert prune["required"] == ["name", "ratio"]
 
 
 def test_template_of_new_is_valid() -> None:

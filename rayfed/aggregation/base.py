@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from rayfed.update import Named, Update
 
 
@@ -25,6 +27,13 @@ class Aggregation:
         """Join two partial results; the order of the arguments is the order of the cohorts."""
         raise NotImplementedError
 
-    def combine(self, total: Any) -> tuple[Named, Named]:
-        """The step that the server optimiser takes (same sign as a gradient), and the averaged float buffers."""
+    def combine(self, total: Any, generator: torch.Generator) -> tuple[Named, Named]:
+        """The step that the server optimiser takes (same sign as a gradient), and the averaged float buffers.
+
+        `generator` is the server's only source of randomness.
+        """
         raise NotImplementedError
+
+    def idle(self, weights: Named, generator: torch.Generator) -> Named:
+        """The step after a round in which no client was drawn: none."""
+        return {name: torch.zeros_like(w) for name, w in weights.items()}

@@ -37,7 +37,7 @@ class FedAvg(Aggregation):
         total: WeightedSum | None = None
         for update in updates:
             weight = float(update.samples) if self.weights == "samples" else 1.0
-            term = WeightedSum(_scaled(update.tensors, weight), _scaled(update.buffers, weight), weight)
+            term = WeightedSum(scaled(update.tensors, weight), scaled(update.buffers, weight), weight)
             total = term if total is None else self.merge(total, term)
         if total is None:
             raise ValueError("a cohort has at least one client")
@@ -49,12 +49,13 @@ class FedAvg(Aggregation):
             _added(left.tensors, right.tensors), _added(left.buffers, right.buffers), left.weight + right.weight
         )
 
-    def combine(self, total: WeightedSum) -> tuple[Named, Named]:
+    def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
         """The weighted mean."""
-        return _scaled(total.tensors, 1 / total.weight), _scaled(total.buffers, 1 / total.weight)
+        return scaled(total.tensors, 1 / total.weight), scaled(total.buffers, 1 / total.weight)
 
 
-def _scaled(tensors: Named, factor: float) -> Named:
+def scaled(tensors: Named, factor: float) -> Named:
+    """Every tensor times the same."""
     return {name: t * factor for name, t in tensors.items()}
 
 

@@ -28,7 +28,7 @@ class Median(Aggregation):
         """Both lists, in order."""
         return left + right
 
-    def combine(self, total: list[tuple[Named, Named]]) -> tuple[Named, Named]:
+    def combine(self, total: list[tuple[Named, Named]], generator: torch.Generator) -> tuple[Named, Named]:
         """The median of every parameter and buffer coordinate."""
         updates, buffers = zip(*total, strict=True)
         return _median(updates), _median(buffers)

@@ -1,4 +1,4 @@
-"""The contract of a defence: middleware around the four places where a client's data meets its update.
+"""The contract of a defence: middleware around the places where a client's data meets its update.
 
 A defence is a frozen dataclass whose fields are the scenario's parameters. It overrides the hooks that it needs; every
 hook takes the next inner function and returns a new one, so defences compose in the order written: the first one
@@ -10,13 +10,16 @@ them, change the tensors alone: the buffers are sent as they are, and attackers 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from rayfed.aggregation.base import Aggregation
+from rayfed.privacy.accountant import Method
+from rayfed.privacy.spending import Setting, Spending
 from rayfed.update import Named, Update
 
 
@@ -53,6 +56,8 @@ class Task:
     """Data that no client owns (the scenario's `data.public`); None where there are none."""
     batch_size: int = 1
     """Samples of one local step, their expected number where they are drawn at random."""
+    clients_per_round: int = 1
+    """Clients of one round, their expected number where they are drawn at random."""
     state: dict[str, Any] = field(default_factory=dict)
     """The client's own memory across rounds (keys, error feedback). A hook may write to it; it never leaves the
     client's side, and survives the death of an actor and a resume. Tensors, numbers, strings, containers of them."""
@@ -77,6 +82,8 @@ class Defence:
     """Whether `wrap_gradient` works inside `torch.func.vmap` (no generator, no data-dependent branch, nothing of the
     task but its model and buffers) and `wrap_update` calls `next` exactly once with the task that it was given. A
     defence that cannot promise it says False."""
+    samplewise: ClassVar[bool] = False
+    """Whether `wrap_gradient` calls `next` inside vmap itself, sample by sample."""
     post_processes: ClassVar[bool] = False
     """Whether it changes what is sent from that alone, never looking at the data again, so that a guarantee which an
     earlier defence of the stack gives still holds behind it. A defence that can promise it says True."""
@@ -88,6 +95,21 @@ class Defence:
     def check(self, model: nn.Module) -> None:
         """Raise `UserError` where the defence and the model, in the clients' mode, do not fit."""
 
+    def refuses(self, later: Sequence[Defence]) -> str | None:
+        """Why a stack makes no sense in which these come after this one, in words; None where it does."""
+        return None
+
+    def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
+        """The same with the noise that its epsilon needs in this run; itself where none is asked for.
+
+        Raises `UserError` where no noise gives it.
+        """
+        return self
+
+    def spends(self, setting: Setting) -> Spending | None:
+        """What it releases in such a run, for the accountant; None where nothing is guaranteed (empirical)."""
+        return None
+
     def wrap_data(self, next: DataMethod) -> DataMethod:
         """Change the client's data of a round."""
         return next
@@ -98,6 +120,10 @@ class Defence:
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         """Change the update that is sent."""
+        return next
+
+    def wrap_aggregation(self, next: Aggregation, clients: int) -> Aggregation:
+        """Change how the server adds updates; `clients` of them a round, or as many expected where they are drawn."""
         return next
 
     def exposed(self, update: Update) -> Named | None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from rayfed.defences.base import Task, UpdateMethod
+from rayfed.privacy.accountant import Release
+from rayfed.privacy.spending import Spending
 from rayfed.update import Named, Update
 
 Draw = Callable[[torch.Size, torch.Generator], Tensor]
@@ -33,3 +35,16 @@ def noisy(next: UpdateMethod, clip: float | None, order: float, draw: Draw) -> U
         return replace(sent, tensors=noised, bits=32)
 
     return update
+
+
+def local_spending(name: str, release: Release, delta: float) -> Spending:
+    """What a client spends that hides all of its data in noise of its own; its updates need nobody's trust."""
+    return Spending(
+        (release,),
+        delta,
+        unit="client",
+        adjacency="all samples of one client replaced",
+        against="whoever sees the client's updates, the server among them",
+        mechanism=f"{name.capitalize()} noise of {release.multiplier:.3g} times the sensitivity (twice the clip bound) "
+        f"on each of up to {release.count} updates of a client",
+    )

@@ -78,8 +78,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     scenario_text = folder.read_text(SCENARIO)
     scenario = _mapping(folder, SCENARIO, yaml.safe_load, scenario_text)
     status = _json(folder, "status.json")
-    tables = ("rounds", "clients", "attacks", "inferences")
-    rounds, clients, attacks, inferences = (folder.read_table(name).to_pylist() for name in tables)
+    tables = ("rounds", "clients", "attacks", "inferences", "privacy")
+    rounds, clients, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in tables)
     names = summary.arm_names(scenario, rounds, attacks, inferences)
     arms = summary.arms(names, scenario, rounds, clients, attacks)
     leaks = summary.leaks(attacks, names)
@@ -101,6 +101,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "inference_metrics": INFERRED,
         "made": _made(folder, claims),
         "worst": worst,
+        "guarantees": [row for row in privacy if row["epsilon"] is not None],
+        "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
         "setting": summary.setting,
         "worst_pairs": {arm.name: pictures.get(_key(arm.worst)) for arm in arms if arm.worst},
         "failures": [(guess, *failure, n) for guess in guesses for failure, n in guess.failures.items()],

@@ -108,6 +108,22 @@ TABLES: dict[str, pa.Schema] = {
             _key("reconstructed", _bytes, "the reconstruction matched to it (PNG)"),
         ]
     ),
+    "privacy": pa.schema(
+        [
+            _ARM,
+            _key("rounds", _int, "rounds that the account is about: those that the arm plays at most"),
+            _value("defence", _string, "the mechanism; null where the row speaks of the whole arm"),
+            _value("epsilon", _real, "of (epsilon, delta)-differential privacy; null where nothing is guaranteed"),
+            _value("delta", _real, "the probability with which the guarantee may fail"),
+            _value("unit", _string, "what is hidden: 'sample' or 'client'"),
+            _value("adjacency", _string, "which two data sets cannot be told apart"),
+            _value("against", _string, "who cannot tell"),
+            _value("mechanism", _string, "what was done, with its numbers"),
+            _value("accountant", _string, "'pld' or 'rdp'"),
+            _value("conversion", _string, "how the accountant comes to an epsilon"),
+            _value("note", _string, "why there is no guarantee"),
+        ]
+    ),
     "partition": pa.schema(
         [
             _key("client", _int, "id of the client"),
@@ -117,4 +133,4 @@ TABLES: dict[str, pa.Schema] = {
         ]
     ),
 }
-"""Table name -> schema. `partition` has one part, number 0; the others have one a round."""
+"""Table name -> schema. `privacy` and `partition` have one part, number 0; the others have one a round."""

@@ -1,4 +1,4 @@
-"""One arm of a scenario: the model as its defences adapt it, and the defences themselves."""
+"""One arm of a scenario: the model as its defences adapt it, the defences themselves, and how the server adds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from rayfed.aggregation.base import Aggregation
 from rayfed.defences.base import Defence
 from rayfed.errors import UserError
 from rayfed.models.build import build_model
-from rayfed.scenario import DefenceSpec, ModelSpec
+from rayfed.scenario import AggregationSpec, DefenceSpec, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,17 @@ class Arm:
     model: nn.Module
     """The architecture in the clients' mode; the weights drawn from the seed."""
     defences: tuple[Defence, ...]
+
+
+def aggregation_of(spec: AggregationSpec, stack: Sequence[DefenceSpec], clients: int) -> Aggregation:
+    """The scenario's rule as the defences of an arm change it, for so many clients a round.
+
+    Raises `UserError` where a defence and the rule do not go together.
+    """
+    rule: Aggregation = spec.build()
+    for defence in stack:
+        rule = defence.build().wrap_aggregation(rule, clients)
+    return rule
 
 
 def build_arm(
@@ -41,6 +53,19 @@ def build_arm(
         for module in net.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()
-    for defence in defences:
+    for index, defence in enumerate(defences):
         defence.check(net)
+        reason = defence.refuses(defences[index + 1 :])
+        if reason:
+            raise UserError(f"{stack[index].name} does not go with {_listed(stack[index + 1 :])} behind it: {reason}")
+        slow = next((d for d in defences[:index] if not d.vectorises), None) if defence.samplewise else None
+        if slow is not None:
+            raise UserError(
+                f"{type(slow).__name__} cannot work sample by sample, as {stack[index].name} asks of the defences "
+                f"before it in the stack: write it after, or leave one out"
+            )
     return Arm(net, defences)
+
+
+def _listed(stack: Sequence[DefenceSpec]) -> str:
+    return ", ".join(spec.name for spec in stack)

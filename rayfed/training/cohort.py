@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
-from rayfed import gradients
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError
 from rayfed.models.build import is_stochastic, uses_batch_statistics
@@ -20,6 +19,7 @@ from rayfed.training.local import (
     batches,
     data_method,
     descend,
+    functional_gradient,
     gradient_method,
     returned_buffers,
     trained_samples,
@@ -75,7 +75,7 @@ def _train_together(tasks: Sequence[Task], training: Training, defences: Sequenc
     local = [data_method(defences)(task) for task in tasks]
     schedules = [list(batches(len(d.labels), training, t.order)) for d, t in zip(local, tasks, strict=True)]
     weights = {name: w.expand(len(tasks), *w.shape).clone() for name, w in first.weights.items()}
-    step = vmap(_stepper(first, gradient_method(defences, _functional_gradient)))
+    step = vmap(_stepper(first, gradient_method(defences, functional_gradient)))
     velocity: Named = {}
     sent: Named = {}
     losses = []
@@ -103,11 +103,6 @@ def _stepper(task: Task, gradient: GradientMethod):  # type: ignore[no-untyped-d
     return step
 
 
-def _functional_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
-    """The plain gradient in the form that works under vmap (autograd's own does not)."""
-    return grad_and_value(lambda w: gradients.batch_loss(task.model, w, task.buffers, *batch))(weights)
-
-
 def _padded(local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: int) -> tuple[Batch, Tensor]:
     """Step k of every client, padded to one size with masked samples; and (clients,) whether it has such a step."""
     device = local[0].images.device
@@ -120,7 +115,7 @@ def _padded(local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: in
         images.append(data.images[rows])
         labels.append(data.labels[rows])
         masks.append((torch.arange(size, device=device) < len(index)).float())
-    active = torch.tensor([len(index) > 0 for index in indices], device=device)
+    active = torch.tensor([k < len(schedule) for schedule in schedules], device=device)
     return Batch(torch.stack(images), torch.stack(labels), torch.stack(masks)), active
 
 

@@ -15,12 +15,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from rayfed import seeds
-from rayfed.aggregation.base import Aggregation
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Task
 from rayfed.errors import UserError
 from rayfed.scenario import Scenario
-from rayfed.training.arm import Arm, build_arm
+from rayfed.training.arm import Arm, aggregation_of, build_arm
 from rayfed.training.cohort import cohort_updates
 from rayfed.update import Named, Update
 
@@ -54,14 +53,15 @@ class Host:
     def __init__(self, scenario: Scenario, data: Dataset, parts: Sequence[np.ndarray], device: torch.device) -> None:
         """`parts[i]` are the training indices of client i."""
         self.scenario, self.data, self.parts, self.device = scenario, data, parts, device
-        self.aggregation: Aggregation = scenario.federation.aggregation.build()
         self._arms: dict[str, Arm] = {}
+        rule, clients = scenario.federation.aggregation, scenario.clients_per_round
+        self._aggregations = {arm: aggregation_of(rule, stack, clients) for arm, stack in scenario.stacks.items()}
 
     def arm(self, name: str) -> Arm:
         """An arm, built when it is first asked for."""
         if name not in self._arms:
             s, d = self.scenario, self.data
-            arm = build_arm(s.model, s.stacks[name], d.image_shape, len(d.classes), s.seed)
+            arm = build_arm(s.model_of(name), s.stacks[name], d.image_shape, len(d.classes), s.seed)
             self._arms[name] = replace(arm, model=arm.model.to(self.device))
         return self._arms[name]
 
@@ -76,9 +76,9 @@ class Host:
         tasks = [self.task(arm, sent, c, self.parts[c], states.get(c, {})) for c in clients]
         rows: list[dict[str, Any]] = []
         defences, asked = self.arm(arm).defences, perf_counter()
-        updates = cohort_updates(tasks, self.scenario.training, defences)
+        updates = cohort_updates(tasks, self.scenario.training_of(arm), defences)
         together = (perf_counter() - asked) / len(tasks)  # under vmap the training of all clients, else nothing
-        partial = self.aggregation.partial(_recorded(arm, updates, rows, together))
+        partial = self._aggregations[arm].partial(_recorded(arm, updates, rows, together))
         return partial, CohortReport(rows, perf_counter() - began, {t.client: t.state for t in tasks if t.state})
 
     @torch.no_grad()
@@ -114,6 +114,7 @@ class Host:
             data=Batch(*self._tensors(self.data.train_images, self.data.train_labels, indices)),
             generator=seeds.torch_generator(*key, "defences"),
             order=self.order(sent, client),
+            clients_per_round=self.scenario.clients_per_round,
             public=Batch(*self.public) if self.scenario.data.public else None,
             state=state,
         )

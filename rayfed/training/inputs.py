@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -11,16 +12,30 @@ from rayfed.attacks.base import Checked
 from rayfed.data.base import Dataset
 from rayfed.scenario import DataSpec, Scenario
 from rayfed.training import plan
-from rayfed.training.arm import build_arm
+from rayfed.training.account import Account
+from rayfed.training.arm import aggregation_of, build_arm
 
 
 @dataclass(frozen=True)
 class Inputs:
     """A scenario's data, loaded and dealt."""
 
+    scenario: Scenario
+    """The scenario with the noise that its defences need for their epsilons."""
     data: Dataset
     parts: list[np.ndarray]
     """Training indices of each client."""
+    accounts: list[Account]
+    """How every arm spends privacy."""
+
+    @cached_property
+    def limits(self) -> dict[str, int]:
+        """The rounds that every arm plays: those of the scenario, or fewer where the budget for privacy ends before.
+
+        Raises `UserError` for a budget that ends in the first round.
+        """
+        budget, rounds = self.scenario.privacy.budget, self.scenario.federation.rounds
+        return {account.name: account.rounds_within(budget) if budget else rounds for account in self.accounts}
 
 
 def load_data(spec: DataSpec) -> Dataset:
@@ -29,18 +44,25 @@ def load_data(spec: DataSpec) -> Dataset:
     return data.with_public(spec.public) if spec.public else data
 
 
-def prepare(scenario: Scenario) -> Inputs:
+def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     """Load the data, deal it to the clients, try every arm's model and attack: mistakes show before a cluster starts.
 
-    Raises `UserError` for what does not fit.
+    Noise that is asked for by an epsilon is found for so many rounds, by default the scenario's own. Raises `UserError`
+    for what does not fit.
     """
     data = load_data(scenario.data)
     generator = seeds.numpy_generator(scenario.seed, "partition")
     parts = scenario.partition.build().split(data.train_labels, scenario.federation.clients, generator)
     checked = [method for method in (attack.build() for attack in scenario.attacks) if isinstance(method, Checked)]
-    for stack in scenario.stacks.values():
-        arm = build_arm(scenario.model, stack, data.image_shape, len(data.classes), scenario.seed)
+    samples = tuple(len(part) for part in parts)
+    plan.check_victims(scenario, samples)
+    accounts = {}
+    for name, stack in scenario.stacks.items():
+        arm = build_arm(scenario.model_of(name), stack, data.image_shape, len(data.classes), scenario.seed)
         for method in checked:
             method.check(arm.model, data.image_shape, len(data.classes))
-    plan.check_victims(scenario, [len(part) for part in parts])
-    return Inputs(data, parts)
+        accounts[name] = Account(scenario, name, arm, samples).calibrated(rounds or scenario.federation.rounds)
+    scenario = scenario.with_stacks({name: account.stack for name, account in accounts.items()})
+    for account in accounts.values():
+        aggregation_of(scenario.federation.aggregation, account.stack, scenario.clients_per_round)
+    return Inputs(scenario, data, parts, list(accounts.values()))

@@ -7,6 +7,7 @@ from functools import reduce
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value
 
 from rayfed import gradients
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task, UpdateMethod
@@ -39,7 +40,9 @@ def data_method(defences: Sequence[Defence]) -> DataMethod:
 
 def gradient_method(defences: Sequence[Defence], inner: GradientMethod | None = None) -> GradientMethod:
     """A batch's gradient (by default the plain one) inside the defences' `wrap_gradient`."""
-    return reduce(lambda next, defence: defence.wrap_gradient(next), defences, inner or _plain_gradient)
+    if inner is None:
+        inner = functional_gradient if any(defence.samplewise for defence in defences) else _plain_gradient
+    return reduce(lambda next, defence: defence.wrap_gradient(next), defences, inner)
 
 
 def _own_data(task: Task) -> Batch:
@@ -48,6 +51,11 @@ def _own_data(task: Task) -> Batch:
 
 def _plain_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
     return gradients.gradient(task.model, weights, task.buffers, *batch)
+
+
+def functional_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+    """The plain gradient in the form that works under vmap (autograd's own does not)."""
+    return grad_and_value(lambda w: gradients.batch_loss(task.model, w, task.buffers, *batch))(weights)
 
 
 def _train(task: Task, training: Training, data: DataMethod, gradient: GradientMethod) -> Update:
@@ -67,7 +75,8 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
     velocity: Named = {}
     losses, sent = [], Named()
     for index in batches(len(local.labels), training, task.order):
-        sent, loss = gradient(task, weights, Batch(local.images[index], local.labels[index]))
+        mask = None if len(index) else local.images.new_zeros(0)  # a Poisson draw can be empty: no slope then
+        sent, loss = gradient(task, weights, Batch(local.images[index], local.labels[index], mask))
         losses.append(loss)
         if training.algorithm == "fedavg":
             descend(weights, sent, velocity, training)
@@ -79,7 +88,7 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
         tensors=sent,
         buffers=returned_buffers(task),
         samples=trained_samples(len(task.data.labels), training),
-        loss=float(torch.stack(losses).mean()),
+        loss=float(torch.stack(losses).nanmean()),  # a step that drew no sample may have none
     )
 
 
@@ -98,14 +107,18 @@ def returned_buffers(task: Task) -> Named:
 
 
 def batches(samples: int, training: Training, order: int) -> Iterator[Tensor]:
-    """The indices of every local step's batch, in order: a fresh permutation each epoch.
+    """The indices of every local step's batch, in order: of a fresh permutation each epoch, or drawn for each step.
 
-    `order` seeds the permutations; the same value gives the same batches, which is how the truth behind an update is
+    `order` seeds the draws; the same value gives the same batches, which is how the truth behind an update is
     known when an attack on it is scored.
     """
     generator = torch.Generator().manual_seed(order)
     size = min(training.batch_size or samples, samples)
     steps = _steps(samples, size, training)
+    if training.sampling == "poisson":
+        for _ in range(steps):
+            yield (torch.rand(samples, generator=generator, dtype=torch.float64) < size / samples).nonzero().flatten()
+        return
     while steps > 0:
         for index in torch.randperm(samples, generator=generator).split(size)[:steps]:
             yield index

@@ -16,6 +16,7 @@ from torch import Tensor
 from rayfed import gradients, seeds
 from rayfed.attacks.base import Inference, MaliciousServer
 from rayfed.defences.base import Defence, Task
+from rayfed.errors import UserError
 from rayfed.metrics.inference import auc, class_share, correct, nearest
 from rayfed.models.front import Front
 from rayfed.scenario import AttackSpec, Training
@@ -59,7 +60,7 @@ class Observer:
         they do on the true one.
         """
         host, sent = self.host, self.host.here(sent)
-        training, indices = host.scenario.training, host.parts[client]
+        training, indices = host.scenario.training_of(arm), host.parts[client]
         if attack.observes == "gradient":
             training = Training(algorithm="fedsgd", batch_size=None)
             draw = seeds.numpy_generator(host.scenario.seed, "victim", sent.round, client)
@@ -77,6 +78,11 @@ class Observer:
             repeated = answer(task().replace(generator=seeds.torch_generator(*key)))
             returned = replace(returned, tensors=_running_mean(returned.tensors, repeated.tensors, again))
         used = torch.cat(list(batches(len(indices), training, asked.order))).unique().to(host.device)
+        if not len(used):
+            raise UserError(
+                f"client {client} draws no sample in round {sent.round} (training.sampling: poisson), so "
+                f"'{attack.title}' has nothing to find: attack another round, or with `observes: gradient`"
+            )
         truth = Truth(asked.data.images[used], asked.data.labels[used])
         if defences:
             truth = replace(truth, distortion=_apart(returned.tensors, update_method(training, ())(task()).tensors))
@@ -160,7 +166,7 @@ class Observer:
 
     def _trained(self, arm: str, sent: Sent, client: int, states: Mapping[int, State]) -> Named:
         """A client's own weights and buffers after its local training of this round, before what defends the update."""
-        host, training = self.host, self.host.scenario.training
+        host, training = self.host, self.host.scenario.training_of(arm)
         task = host.task(arm, sent, client, host.parts[client], copy.deepcopy(states.get(client, {})))
         update = training_method(training, host.arm(arm).defences)(task)
         step = training.lr if training.algorithm == "fedsgd" else 1.0

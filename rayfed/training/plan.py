@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from rayfed import seeds
 from rayfed.errors import ScenarioError
 from rayfed.scenario import AttackSpec, Scenario
 
 
 def drawn_clients(scenario: Scenario, round: int) -> list[int]:
-    """The clients of a round, uniformly without replacement, in ascending order."""
+    """The clients of a round, in ascending order, drawn as `federation.sampling` says."""
     generator = seeds.numpy_generator(scenario.seed, "clients", round)
+    everybody = scenario.federation.clients
+    if scenario.federation.sampling == "poisson":
+        return [int(c) for c in np.flatnonzero(generator.random(everybody) < scenario.clients_per_round / everybody)]
     chosen = generator.choice(scenario.federation.clients, scenario.clients_per_round, replace=False)
     return sorted(chosen.tolist())
 

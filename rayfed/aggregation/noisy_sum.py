@@ -1,0 +1,41 @@
+"""The server's side of client-level differential privacy: a sum with noise over a number of clients that is known.
+
+Source: McMahan et al. 2018, 'Learning differentially private recurrent language models', section 2.2 (the estimator
+with a fixed denominator); Geyer et al. 2017, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from rayfed.aggregation.fedavg import FedAvg, WeightedSum, scaled
+from rayfed.update import Named
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisySum(FedAvg):
+    """All updates alike, their noisy sum divided by how many clients a round has, or is expected to have.
+
+    A divisor that follows from who was drawn would tell something about it; so the mean is right in expectation only.
+    """
+
+    weights: Literal["samples", "uniform"] = "uniform"
+    clients: int
+    """Of a round."""
+    deviation: float
+    """Of the Gaussian noise on every value of the sum."""
+
+    def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
+        """The noisy mean of the updates, and the mean of the buffers."""
+        return self._noised(total.tensors, generator), scaled(total.buffers, 1 / total.weight)
+
+    def idle(self, weights: Named, generator: torch.Generator) -> Named:
+        """Noise alone: that nobody was drawn is as secret as who was."""
+        return self._noised({name: torch.zeros_like(w) for name, w in weights.items()}, generator)
+
+    def _noised(self, sums: Named, generator: torch.Generator) -> Named:
+        noise = {name: self.deviation * torch.randn(s.shape, generator=generator).to(s) for name, s in sums.items()}
+        return {name: (s + noise[name]) / self.clients for name, s in sums.items()}

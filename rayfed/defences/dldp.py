@@ -1,0 +1,26 @@
+"""The two noise levels that the paper on private passports compares with (Gu 2021, section 5: DLDP-A and DLDP-B)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rayfed.catalogue import component
+from rayfed.defences.gaussian import Gaussian
+
+
+@component
+class DldpA(Gaussian):
+    """Little Gaussian noise on the update: `gaussian` with sigma 0.002 and, as the paper gives none, no clip bound."""
+
+    sigma: Annotated[float, Field(ge=0)] | None = 0.002
+    """Standard deviation of the noise, in the units of the update."""
+
+
+@component
+class DldpB(Gaussian):
+    """Much Gaussian noise on the update: `gaussian` with sigma 0.128 and, as the paper gives none, no clip bound."""
+
+    sigma: Annotated[float, Field(ge=0)] | None = 0.128
+    """Standard deviation of the noise, in the units of the update."""

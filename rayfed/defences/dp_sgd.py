@@ -1,0 +1,129 @@
+"""DP-SGD: every sample's gradient is clipped and noise is added to their sum, in every local step.
+
+Source: Abadi et al. 2016, 'Deep learning with differential privacy', algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from rayfed.catalogue import component
+from rayfed.defences.base import Batch, GradientMethod, Task
+from rayfed.defences.private import Private
+from rayfed.errors import UserError
+from rayfed.models.build import uses_batch_statistics
+from rayfed.privacy.accountant import Release
+from rayfed.privacy.spending import Setting, Spending, Work
+from rayfed.update import Named
+
+_NUMBERS_AT_ONCE = 16_000_000
+"""In the per-sample gradients of one vectorised call: more only costs memory."""
+
+
+@component
+class DpSgd(Private):
+    """Hide single samples of a client from everybody who sees its updates, the server among them.
+
+    The sum of a step's clipped gradients gets Gaussian noise of deviation `noise_multiplier * clip` and is divided by
+    the expected size of a batch. With `training.sampling: poisson` the account gains from the sampling; with `shuffle`
+    every use of a sample counts in full. That a client took part, and how many samples it holds, is not hidden.
+    """
+
+    vectorises: ClassVar[bool] = False
+    samplewise: ClassVar[bool] = True
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse batch norm in training mode: a sample's gradient would depend on its neighbours."""
+        if uses_batch_statistics(model):
+            raise UserError(
+                "dp_sgd clips every sample's own gradient, and batch norm mixes the samples of a batch: replace it by "
+                "group norm (`norm: group` of convnet and the resnets), or fix its statistics with `batch_norm: eval`"
+            )
+
+    def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
+        """Clip sample by sample, add up, add noise."""
+
+        def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+            sums = {name: torch.zeros_like(w) for name, w in weights.items()}
+            losses = []
+            for part in _parts(batch, weights):
+                each, loss = _each(next, task, weights, part)
+                for name, total in self.clipped_sum(each, task).items():
+                    sums[name] += total
+                losses.append(loss)
+            deviation = self.noise(task)
+            noised = {
+                name: (s + deviation * torch.randn(s.shape, generator=task.generator).to(s)) / task.batch_size
+                for name, s in sums.items()
+            }
+            return noised, torch.cat(losses).mean() if losses else torch.tensor(torch.nan, device=batch.images.device)
+
+        return gradient
+
+    def clipped_sum(self, each: Named, task: Task) -> Named:
+        """The sum over samples (the first dimension) of gradients that are clipped over all layers together."""
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in each.values()]).norm(dim=0)
+        factors = clip_factors(norms, self.clip)
+        return {name: torch.tensordot(factors, g, dims=1) for name, g in each.items()}
+
+    def noise(self, task: Task) -> float:
+        """Deviation of the noise on the sum."""
+        return self.deviation
+
+    def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
+        """Every local step of every client's own rounds."""
+        if setting.sample_sampling == "poisson":
+            return tuple(
+                Release("gaussian", multiplier, work.rounds * work.steps, work.batch_size / work.samples)
+                for work in setting.clients
+            )
+        return tuple(Release("gaussian", multiplier, work.rounds * _uses(work)) for work in setting.clients)
+
+    def spends(self, setting: Setting) -> Spending:
+        """The worst client's account."""
+        assert self.noise_multiplier is not None
+        poisson = setting.sample_sampling == "poisson"
+        return Spending(
+            self.released(setting, self.noise_multiplier),
+            self.delta,
+            unit="sample",
+            adjacency="one sample of one client added or removed"
+            if poisson
+            else "one sample of one client with its gradients set to zero",
+            against="whoever sees the client's updates, the server among them",
+            mechanism=f"Gaussian noise of {self.noise_multiplier:.3g} times the clip bound in every local step, "
+            + ("samples drawn for themselves (Poisson)" if poisson else "shuffled batches, no gain from sampling"),
+        )
+
+
+def clip_factors(norms: Tensor, bound: float) -> Tensor:
+    """What scales vectors of these norms to at most the bound."""
+    return torch.clamp(bound / norms.clamp(min=torch.finfo(norms.dtype).tiny), max=1.0)
+
+
+def _uses(work: Work) -> int:
+    """How often one sample can be in a batch in one round: at most once an epoch."""
+    return ceil(work.steps / ceil(work.samples / work.batch_size))
+
+
+def _parts(batch: Batch, weights: Named) -> Iterator[Batch]:
+    """A batch in parts whose per-sample gradients one call can hold; none of an empty batch."""
+    size = max(1, _NUMBERS_AT_ONCE // sum(w.numel() for w in weights.values()))
+    for start in range(0, len(batch.labels), size):
+        yield Batch(batch.images[start : start + size], batch.labels[start : start + size])
+
+
+def _each(next: GradientMethod, task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+    """The gradient of every sample alone, (N, ...) by name, and the losses (N,)."""
+
+    def one(image: Tensor, label: Tensor) -> tuple[Named, Tensor]:
+        return next(task, weights, Batch(image[None], label[None]))
+
+    gradients, losses = vmap(one, randomness="different")(batch.images, batch.labels)
+    return gradients, losses

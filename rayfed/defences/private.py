@@ -1,0 +1,50 @@
+"""What the defences with an accountant share: a clip bound, and noise in units of it, given or found for an epsilon."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from rayfed.catalogue import component
+from rayfed.defences.base import Defence
+from rayfed.privacy.accountant import Method, Release, least_noise
+from rayfed.privacy.spending import Setting
+
+
+@component
+class Private(Defence):
+    """Base of the mechanisms whose whole run is accounted."""
+
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    """Bound C on the L2 norm of what one unit of privacy contributes."""
+    noise_multiplier: Annotated[float, Field(ge=0)] | None = None
+    """Deviation of the noise over C; or give `epsilon`."""
+    epsilon: Annotated[float, Field(gt=0)] | None = None
+    """What the whole run may spend: the smallest noise that keeps to it is found before the run."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """The probability with which the guarantee may fail; well below one over the units."""
+
+    @model_validator(mode="after")
+    def _one_measure_of_noise(self) -> Self:
+        if (self.noise_multiplier is None) == (self.epsilon is None):
+            raise ValueError("give either noise_multiplier or epsilon")
+        return self
+
+    def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
+        """The same with a noise multiplier in the place of epsilon."""
+        if self.epsilon is None:
+            return self
+        noise = least_noise(lambda z: self.released(setting, z), self.epsilon, self.delta, accountant)
+        return replace(self, noise_multiplier=noise, epsilon=None)
+
+    def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
+        """The noisy answers of a run with that noise multiplier, one release for each client that may be worst off."""
+        raise NotImplementedError
+
+    @property
+    def deviation(self) -> float:
+        """Of the noise, in the units of what is clipped."""
+        assert self.noise_multiplier is not None, "calibrated before it is used"
+        return self.clip * self.noise_multiplier

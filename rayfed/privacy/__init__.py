@@ -1,0 +1,1 @@
+"""Accountants: the (epsilon, delta) of what really ran."""

@@ -1,0 +1,137 @@
+"""The privacy account of an arm: what its defences guarantee over a run, or why they guarantee nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from rayfed import gradients
+from rayfed.defences.base import Defence
+from rayfed.errors import UserError
+from rayfed.models.build import uses_batch_statistics
+from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
+from rayfed.privacy.spending import Setting, Spending, Work
+from rayfed.scenario import DefenceSpec, Scenario
+from rayfed.training import plan
+from rayfed.training.arm import Arm
+from rayfed.training.local import local_training
+
+
+@dataclass(frozen=True)
+class Account:
+    """How one arm spends privacy."""
+
+    scenario: Scenario
+    name: str
+    arm: Arm
+    samples: tuple[int, ...]
+    """Of each client."""
+
+    @property
+    def stack(self) -> list[DefenceSpec]:
+        """The arm's defences as the scenario writes them."""
+        return self.scenario.stacks[self.name]
+
+    def setting(self, rounds: int) -> Setting:
+        """The first so many rounds of the run."""
+        s, training = self.scenario, self.scenario.training_of(self.name)
+        drawn = [0] * len(self.samples)
+        for round in range(rounds):
+            for client in plan.drawn_clients(s, round):
+                drawn[client] += 1
+        local = [local_training(n, training) for n in self.samples]
+        return Setting(
+            clients=tuple(
+                Work(n, work.batch_size or n, work.steps, times)
+                for n, work, times in zip(self.samples, local, drawn, strict=True)
+            ),
+            clients_per_round=s.clients_per_round,
+            rounds=rounds,
+            client_sampling=s.federation.sampling,
+            sample_sampling=training.sampling,
+            layers=len(gradients.weights_of(self.arm.model)),
+        )
+
+    def calibrated(self, rounds: int) -> Account:
+        """The same with the noise that the arm's epsilons need over so many rounds."""
+        setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
+        defences = tuple(defence.calibrated(setting, accountant) for defence in self.arm.defences)
+        stack = [_respecified(*each) for each in zip(self.stack, self.arm.defences, defences, strict=True)]
+        scenario = self.scenario.with_stacks(self.scenario.stacks | {self.name: stack})
+        return replace(self, scenario=scenario, arm=replace(self.arm, defences=defences))
+
+    def epsilon(self, rounds: int) -> float:
+        """The largest epsilon of the arm's guarantees after so many rounds; 0 where it has none."""
+        return max((found.epsilon for _, _, found in self._guarantees(rounds)), default=0.0)
+
+    def rounds_within(self, budget: float) -> int:
+        """How many rounds keep to a budget; raises `UserError` where not even the first one does."""
+        low, high = 0, self.scenario.federation.rounds
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.epsilon(middle) <= budget else (low, middle - 1)
+        if low == 0:
+            raise UserError(
+                f"privacy.budget: the first round of arm '{self.name}' would spend an epsilon of "
+                f"{self.epsilon(1):.3g}, more than {budget:g}: allow more, or add more noise"
+            )
+        return low
+
+    def rows(self, rounds: int) -> list[dict[str, Any]]:
+        """The arm's rows for the table `privacy`: its guarantees, or what to call it instead."""
+        row: dict[str, Any] = {"arm": self.name, "rounds": rounds}
+        guaranteed = [
+            row
+            | {"defence": defence, "epsilon": found.epsilon, "delta": found.delta, "accountant": found.accountant}
+            | {name: getattr(spent, name) for name in ("unit", "adjacency", "against", "mechanism")}
+            | {"conversion": CONVERSIONS[found.accountant]}
+            for defence, spent, found in self._guarantees(rounds)
+        ]
+        broken = [row | {"defence": defence, "note": obstacle} for defence, obstacle in self._broken.items()]
+        if guaranteed or broken:
+            return guaranteed + broken
+        return [row | {"note": "empirical: no defence of this arm has a guarantee" if self.arm.defences else None}]
+
+    def _guarantees(self, rounds: int) -> list[tuple[str, Spending, Guarantee]]:
+        """Those that hold, with the defences' names."""
+        setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
+        found = []
+        for name, defence in self._named:
+            spent = None if name in self._broken else defence.spends(setting)
+            if spent is not None:
+                found.append((name, spent, guarantee(spent.releases, spent.delta, accountant)))
+        return found
+
+    @cached_property
+    def _named(self) -> list[tuple[str, Defence]]:
+        return [(spec.name, defence) for spec, defence in zip(self.stack, self.arm.defences, strict=True)]
+
+    @cached_property
+    def _broken(self) -> dict[str, str]:
+        """Mechanism -> why its guarantee does not carry over to the arm."""
+        setting = self.setting(1)
+        spending = [(name, defence.spends(setting)) for name, defence in self._named]
+        found = [(name, self._obstacle(i, spent)) for i, (name, spent) in enumerate(spending) if spent is not None]
+        return {name: f"no guarantee: {obstacle}" for name, obstacle in found if obstacle is not None}
+
+    def _obstacle(self, place: int, spent: Spending) -> str | None:
+        if uses_batch_statistics(self.arm.model):
+            return "the statistics of batch norm are sent without noise (model.batch_norm: eval would keep them)"
+        for name, later in self._named[place + 1 :]:
+            if not later.post_processes:
+                return f"{name} comes after it and looks at the data again"
+        if spent.unit == "sample":
+            for name, other in self._named:
+                if type(other).wrap_data is not Defence.wrap_data:
+                    return f"{name} makes the samples anew, and one sample can be in several of them"
+        return None
+
+
+def _respecified(spec: DefenceSpec, defence: Defence, calibrated: Defence) -> DefenceSpec:
+    """The defence as a scenario would write it after calibration."""
+    if calibrated is defence:
+        return spec
+    values = {f.name: getattr(calibrated, f.name) for f in fields(calibrated)}  # type: ignore[arg-type]
+    changed = {name: value for name, value in values.items() if value != getattr(defence, name)}
+    return DefenceSpec(name=spec.name, **{k: v for k, v in (spec.parameters | changed).items() if v is not None})

@@ -51,6 +51,41 @@ def make_run(out: str, arms: dict[str, Any] = ARMS, attacks: dict[str, float] = 
     return folder
 
 
+PRIVATE = {
+    "rounds": 5,
+    "defence": "dp_sgd",
+    "epsilon": 2.9555,
+    "delta": 1e-5,
+    "unit": "sample",
+    "adjacency": "one sample added",
+    "against": "the server",
+    "mechanism": "noise",
+    "accountant": "pld",
+    "conversion": "exact",
+}
+
+
+def test_guarantees_stand_beside_what_is_empirical(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path))
+    note = "empirical: no defence of this arm has a guarantee"
+    folder.write_part("privacy", 0, [{"arm": "gaussian", **PRIVATE}, {"arm": "prune", "rounds": 5, "note": note}])
+    text = html(folder)
+    for words in ("2.96", "1e-05", "one sample added", "the server", "PLD", note, "holds against every attack"):
+        assert words in text
+    assert "carry no (ε, δ) guarantee" not in text
+    assert "carry no (ε, δ) guarantee" in html(make_run(str(tmp_path)))
+
+
+def test_an_arm_with_training_of_its_own_says_so(tmp_path: Path) -> None:
+    own = {"defences": ["prune"], "training": {"batch_size": 64}, "model": {}}
+    folder = make_run(str(tmp_path), {"none": [], "large": own})  # type: ignore[dict-item]
+    assert "training (batch_size 64) → prune" in html(folder)
+
+
+def html(folder: RunFolder) -> str:
+    return Path(write_report(folder)).read_text()
+
+
 def _partition() -> list[dict[str, Any]]:
     shares = np.random.default_rng(3).dirichlet(np.full(10, 0.4), CLIENTS)
     counts = [(share * (120 + 40 * client)).astype(int).tolist() for client, share in enumerate(shares)]

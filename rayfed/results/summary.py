@@ -88,7 +88,7 @@ class Arm:
 
     name: str
     defences: list[str]
-    """As the scenario writes them."""
+    """As the scenario writes them, behind what the arm sets otherwise of training and model."""
     rounds: int
     accuracy: float | None
     """On the test set after the last evaluated round, 0..1."""
@@ -247,9 +247,13 @@ def measured(value: float | None) -> bool:
 
 
 def _defences(scenario: Row, arm: str) -> list[str]:
-    """An arm's stack as `name (parameter value, ...)`; the only stack of a scenario without arms."""
-    stack = (scenario.get("arms") or {}).get(arm, scenario.get("defences")) or []
-    return [_defence({"name": entry} if isinstance(entry, str) else entry) for entry in stack]
+    """An arm's stack as `name (parameter value, ...)`, what it sets otherwise before; the only one without arms."""
+    own = (scenario.get("arms") or {}).get(arm, scenario.get("defences")) or []
+    changed = []
+    if isinstance(own, Mapping):
+        changed = [{"name": section, **own[section]} for section in ("training", "model") if own.get(section)]
+        own = own.get("defences") or []
+    return [_defence({"name": entry} if isinstance(entry, str) else entry) for entry in [*changed, *own]]
 
 
 def _defence(entry: Row) -> str:

@@ -306,7 +306,13 @@ class Scenario(Section):
     def model_of(self, arm: str) -> ModelSpec:
         """The model that an arm trains."""
         own = self.arms[arm].model if self.arms else {}
-        return ModelSpec.model_validate({**self.model.model_dump(), **own}) if own else self.model
+        return ModelSpec.model_validate(self._model_with(own)) if own else self.model
+
+    def _model_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's fields with an arm's; another architecture does not take over the parameters of this one."""
+        same = own.get("name", self.model.name) == self.model.name
+        shared = self.model.model_dump(include=None if same else set(ModelSpec.model_fields))
+        return {**shared, **own}
 
     def with_stacks(self, stacks: Mapping[str, list[DefenceSpec]]) -> Scenario:
         """The same with other defences in the same arms."""
@@ -591,11 +597,13 @@ def _training_problems(path: Path_, training: Training) -> Iterator[Problem]:
 
 def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
     """What is wrong with an arm's own training and model, told where the arm sets it."""
-    for section, own, model in (("training", arm.training, Training), ("model", arm.model, ModelSpec)):
-        if not own:
-            continue
+    whole: dict[str, tuple[type[Section], dict[str, Any]]] = {
+        "training": (Training, {**s.training.model_dump(), **arm.training}),
+        "model": (ModelSpec, s._model_with(arm.model)),
+    }
+    for section, (model, values) in whole.items():
         try:
-            model.model_validate({**getattr(s, section).model_dump(), **own})
+            model.model_validate(values)
         except ValidationError as error:
             for e in error.errors():
                 problem = _problem(e, model)

@@ -157,3 +157,44 @@ def test_template_of_new_is_valid() -> None:
     text = files("rayfed").joinpath("new_scenario.yaml").read_text()
     assert scenario.parse(text.replace("NAME", "mine")).name == "mine"
     assert yaml.safe_load(text)["arms"]["none"] == []
+
+
+ARMS = """
+training: {batch_size: 4, lr: 0.5}
+model: {name: lenet, activation: sigmoid, batch_norm: eval}
+arms:
+  plain: []
+  large: {training: {batch_size: 64}, defences: [{name: prune, ratio: 0.5}]}
+  other: {model: {name: convnet, width: 4}}
+"""
+
+
+def test_an_arm_can_set_training_and_model_otherwise() -> None:
+    s = scenario.parse(MINIMAL + ARMS)
+    assert [s.training_of(arm).batch_size for arm in s.arms] == [4, 64, 4]
+    assert s.training_of("large").lr == 0.5
+    assert [d.name for d in s.stacks["large"]] == ["prune"]
+    assert s.model_of("large") == s.model
+    other = s.model_of("other")
+    assert (other.name, other.parameters, other.batch_norm) == ("convnet", {"width": 4}, "eval")
+    assert scenario.parse(s.dump()) == s
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("arms.large.training.stepz=4", "arms.large.training.stepz: unknown key; did you mean 'steps'"),
+        ("arms.large.training.lr=-1", "arms.large.training.lr: found -1; input should be greater than 0"),
+        ("arms.large.training.algorithm=fedsgd", None),
+        ("arms.large.training={algorithm: fedsgd, steps: 3}", "arms.large.training.algorithm: fedsgd sends"),
+        ("arms.other.model.widht=3", "arms.other.model.widht: unknown key; did you mean 'width'"),
+        ("arms.other.model.name=convnot", "arms.other.model.name: unknown model 'convnot': did you mean 'convnet'"),
+        ("arms.other={defenses: []}", "arms.other.defenses: unknown key; did you mean 'defences'"),
+        ("arms.large.defences.0.ratio=2", "arms.large.defences.0.ratio: found 2; input should be less than 1"),
+    ],
+)
+def test_errors_of_an_arm_stand_where_it_is_set(change: str, expected: str | None) -> None:
+    if expected is None:
+        assert scenario.parse(MINIMAL + ARMS, changes=[change]).training_of("large").algorithm == "fedsgd"
+    else:
+        assert expected in problems(MINIMAL + ARMS, change)

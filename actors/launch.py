@@ -130,13 +130,13 @@ def _play(
     """The rounds after the checkpoint, then the report; the folder's status and log follow along."""
     first, limits = saved.round + 1 if saved else 0, inputs.limits
     rounds = max(limits.values())
-    accounts = [row for account in inputs.accounts for row in account.rows(limits[account.name])]
+    privacy = inputs.privacy()
     with (
         _recorded(folder, "training", first, rounds) as log,
         _federation(inputs, folder, address, progress, saved) as federation,
     ):
-        folder.write_part("privacy", 0, accounts)
-        progress.accounted(accounts)
+        folder.write_part("privacy", 0, privacy)
+        progress.accounted(privacy)
         for arm, limit in limits.items():
             if limit < inputs.scenario.federation.rounds:
                 message = f"arm {arm} ends after round {limit - 1}: one more would spend more than privacy.budget"

@@ -124,6 +124,7 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
     """Check a scenario, its data and its models without running it."""
     with _errors_for_people(debug):
         loaded = _load(scenario, changes)
+        from rayfed.console import guarantees
         from rayfed.training.inputs import prepare
 
         inputs = prepare(loaded)
@@ -136,6 +137,8 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         )
         print(f"  clients: {len(sizes)}, with {sizes[0]} to {sizes[-1]} samples ({loaded.partition.name})")
         print(f"  arms: {', '.join(loaded.stacks)}")
+        for line in guarantees(inputs.privacy()):
+            print(f"  {line}")
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
         foreign = sorted({spec.name for spec in _components(loaded) if ":" in spec.name})
         if foreign:

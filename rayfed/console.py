@@ -67,16 +67,12 @@ class RunView:
     def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
         """Say what is guaranteed, and what is not; nothing of arms without a defence."""
         for row in rows:
-            epsilon, note = row.get("epsilon"), row.get("note")
-            if epsilon is not None:
+            if (epsilon := row.get("epsilon")) is not None:
                 self._privacy[row["arm"]] = f"{epsilon:.3g}"
-                said = (
-                    f"epsilon {epsilon:.3g} at delta {row['delta']:g} for {row['adjacency']}, against {row['against']}"
-                )
-                self._say(f"privacy of {row['arm']} after {_plural(row['rounds'], 'round')}: {said}")
-            elif note is not None:
+            elif row.get("note") is not None:
                 self._privacy.setdefault(row["arm"], "none")
-                self._say(f"privacy of {row['arm']}: {note}")
+        for line in guarantees(rows):
+            self._say(line)
 
     def clients_done(self, round: int, done: int, total: int) -> None:
         """Move the bar."""
@@ -174,6 +170,18 @@ class RunView:
         """Print text as it is, with a style where one is given: brackets in names and paths are no markup."""
         if not self._quiet:
             self._console.print(Text.assemble(*parts), soft_wrap=True)
+
+
+def guarantees(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each row of `privacy` that says something."""
+    lines = []
+    for row in rows:
+        if (epsilon := row.get("epsilon")) is not None:
+            said = f"epsilon {epsilon:.3g} at delta {row['delta']:g} for {row['adjacency']}, against {row['against']}"
+            lines.append(f"privacy of {row['arm']} after {_plural(row['rounds'], 'round')}: {said}")
+        elif (note := row.get("note")) is not None:
+            lines.append(f"privacy of {row['arm']}: {note}")
+    return lines
 
 
 def _worst_cases(cases: Sequence[audit.WorstCase], threshold: float) -> Table:

@@ -266,8 +266,7 @@ federation: {rounds: 4, clients: 6}
 
 
 def claimed(extra: str, **changes: str) -> list[dict]:  # type: ignore[type-arg]
-    found = inputs(extra, **changes)
-    return [row for account in found.accounts for row in account.rows(found.limits[account.name])]
+    return inputs(extra, **changes).privacy()
 
 
 def test_dp_sgd_is_accounted_for_the_worst_client() -> None:

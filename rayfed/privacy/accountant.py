@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import log
 from typing import TYPE_CHECKING, Literal
 
 from rayfed.errors import UserError
@@ -31,6 +32,8 @@ _ORDERS = [2 + x / 10 for x in range(90)] + list(range(11, 64)) + [128, 256, 512
 _MOST_NOISE = 1e6
 _PRECISION = 1e-3
 """Relative, of a noise multiplier that is searched for; the found one errs towards more noise."""
+_TINY = 1e-12
+"""Stands for an epsilon of zero where logarithms are compared."""
 
 
 @dataclass(frozen=True)
@@ -80,19 +83,24 @@ def least_noise(
 
     Raises `UserError` where no noise up to a million times the sensitivity does.
     """
+    from scipy.optimize import brentq
 
-    def enough(multiplier: float) -> bool:
-        return guarantee(releases(multiplier), delta, method).epsilon <= epsilon
+    def excess(multiplier: float, used: Method | None) -> float:
+        return log(max(guarantee(releases(multiplier), delta, used).epsilon, _TINY) / epsilon)
 
-    low, high = 0.0, 1.0
-    while not enough(high):
-        low, high = high, 2 * high
+    quick: Method = "rdp"  # its noise is enough for the tight accountant as well, and found in no time
+    high = 1.0
+    while excess(high, quick) > 0:
+        high *= 2
         if high > _MOST_NOISE:
             raise UserError(f"no noise keeps to epsilon {epsilon:g} at delta {delta:g}: allow more, or fewer rounds")
-    while high - low > _PRECISION * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    low = high / 2
+    while excess(low, method) <= 0:
+        low, high = low / 2, low
+    found = float(brentq(excess, low, high, args=(method,), rtol=_PRECISION / 2))
+    while excess(found, method) > 0:
+        found *= 1 + _PRECISION / 2
+    return found
 
 
 def analytic_gaussian(epsilon: float, delta: float) -> float:

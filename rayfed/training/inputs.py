@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,10 @@ class Inputs:
         """
         budget, rounds = self.scenario.privacy.budget, self.scenario.federation.rounds
         return {account.name: account.rounds_within(budget) if budget else rounds for account in self.accounts}
+
+    def privacy(self) -> list[dict[str, Any]]:
+        """The rows of the table `privacy`: what every arm guarantees over its rounds."""
+        return [row for account in self.accounts for row in account.rows(self.limits[account.name])]
 
 
 def load_data(spec: DataSpec) -> Dataset:

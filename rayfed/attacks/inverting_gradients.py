@@ -13,8 +13,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.labels import NO_HEAD, with_labels
+from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.adam import adam, best_restarts
 from rayfed.attacks.matching.options import GradientMatching
 from rayfed.attacks.matching.priors import total_variation
@@ -38,14 +38,12 @@ class InvertingGradients(GradientMatching):
     tv: Annotated[float, Field(ge=0)] = 1e-3
     """Weight of the total variation."""
 
+    @needs_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
-        labelled = with_labels(observations, model, generators)
-        if labelled is None:
-            return [not_applicable(observation, NO_HEAD) for observation in observations]
-        return self._where_it_can_start(lambda o, g: self._group(o, model, g), labelled, generators)
+        return self._where_it_can_start(lambda o, g: self._group(o, model, g), observations, generators)
 
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]

@@ -93,7 +93,7 @@ class GradInversion(GradientMatching):
             return self.noise * torch.cat([torch.randn(*shape, generator=g) for g in generators]).to(problem.device)
 
         descent = adam(objective, start.to(problem.device), _rates(self.lr, self.iterations), noise=noise)
-        return best_restarts(problem, descent, self.seeds)
+        return best_restarts(problem, descent, victims)
 
     def _distance(self, gradients: Named, targets: Named) -> Tensor:
         return self.matching * squared_l2(gradients, targets)

@@ -64,7 +64,7 @@ class InvertingGradients(GradientMatching):
             decayed(self.lr, self.iterations),
             signed=True,
         )
-        return best_restarts(problem, descent, self.restarts)
+        return best_restarts(problem, descent, victims)
 
 
 def decayed(lr: float, iterations: int) -> list[float]:

@@ -155,6 +155,15 @@ class Matching:
         """The length of a point."""
         return self.pixels + (self.images_shape[0] * self.classes if self.labels is None else 0)
 
+    @property
+    def at_once(self) -> int:
+        """How many points one vectorised call takes best."""
+        size = _IMAGES_AT_ONCE_GPU // self.images_shape[0]
+        if self.device.type == "cpu":
+            matched = sum(target[0].numel() for target in self.targets.values())
+            size = min(_IMAGES_AT_ONCE_CPU // self.images_shape[0], _GRADIENTS_AT_ONCE_CPU // matched)
+        return max(1, size)
+
     def images(self, points: Tensor) -> Tensor:
         """(Q, D) -> (Q, N, C, H, W)"""
         return points[:, : self.pixels].unflatten(1, self.images_shape)
@@ -191,13 +200,8 @@ class Matching:
         return torch.cat(values), torch.cat(slopes)
 
     def _chunks(self, points: Tensor, victims: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """As many points, detached, with their victims as one vectorised call takes best."""
-        size = _IMAGES_AT_ONCE_GPU // self.images_shape[0]
-        if self.device.type == "cpu":
-            matched = sum(target[0].numel() for target in self.targets.values())
-            size = min(_IMAGES_AT_ONCE_CPU // self.images_shape[0], _GRADIENTS_AT_ONCE_CPU // matched)
-        size = max(1, size)
-        return zip(points.detach().split(size), victims.split(size), strict=True)
+        """Points, detached, with their victims, as many at a time as one vectorised call takes best."""
+        return zip(points.detach().split(self.at_once), victims.split(self.at_once), strict=True)
 
     def _logits(self, points: Tensor) -> Tensor:
         return points[:, self.pixels :].unflatten(1, (self.images_shape[0], self.classes))

@@ -115,8 +115,10 @@ class Matching:
         prior: Prior | None = None,
         local_steps: LocalSteps = "divided",
         dtype: torch.dtype = torch.float32,
+        model_dtype: torch.dtype | None = None,
     ) -> Matching:
-        """The problem of observations that `in_groups` puts together; `dtype` is the precision in which it is solved.
+        """The problem of observations that `in_groups` puts together; `dtype` is the precision in which it is solved,
+        `model_dtype` that of the model's gradients, where it is another.
 
         Raises `UserError` for a pattern in `layers` that no parameter fits.
         """
@@ -124,11 +126,12 @@ class Matching:
         names = matched_layers(first.update, layers)
         gradients = [observation.gradient for observation in observations]
         device = gradients[0][names[0]].device
-        model = without_tracking(model).to(device, dtype)
+        inner = model_dtype or dtype
+        model = without_tracking(model).to(device, inner)
         return cls(
             model=model,
-            weights=_cast(first.weights, dtype),
-            buffers=_cast(buffers_for(model, first), dtype),
+            weights=_cast(first.weights, inner),
+            buffers=_cast(buffers_for(model, first), inner),
             targets=_cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype),
             labels=None
             if first.labels is None
@@ -207,6 +210,11 @@ class Matching:
         return points[:, self.pixels :].unflatten(1, (self.images_shape[0], self.classes))
 
     def _gradients(self, images: Tensor, labels: Tensor) -> Named:
+        outer, inner = images.dtype, next(iter(self.weights.values())).dtype
+        return _cast(self._own_gradients(**_cast({"images": images, "labels": labels}, inner)), outer)
+
+    def _own_gradients(self, images: Tensor, labels: Tensor) -> Named:
+        """In the model's precision."""
         if self.local is not None:
             updates = many_local_updates(self.model, self.weights, self.buffers, images, labels, self.local)
             return {name: updates[name] / self.local.scale for name in self.targets}

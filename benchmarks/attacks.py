@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from statistics import median
@@ -170,6 +171,7 @@ def sides_of(
         "plain loop": (singles, iterations, alone),
         "inverting_gradients, one by one": (singles, iterations, lambda n: attacked(ours, n, together=False)),
         "inverting_gradients, together": (len(seen), iterations, lambda n: attacked(ours, n)),
+        "the same in bfloat16": (len(seen), iterations, lambda n: attacked(replace(ours, precision="bfloat16"), n)),
         "gradinversion, one seed": (
             singles,
             iterations,
@@ -180,6 +182,8 @@ def sides_of(
         sides["dlg, together"] = (len(seen), 10, lambda n: attacked(Dlg(iterations=10, restarts=1), n))
     if breaching_python:
         peer = stack.enter_context(breaching(breaching_python, model, seen, starts, iterations))
+        smooth = replace(ours, tv=BREACHING_TV)
+        sides[f"one by one, TV {BREACHING_TV}"] = (singles, iterations, lambda n: attacked(smooth, n, together=False))
         sides[f"breaching, its own TV {BREACHING_TV}"] = (singles, iterations, lambda n: peer(n, BREACHING_TV))
         sides[f"breaching, TV {TV}"] = (singles, iterations, lambda n: peer(n, TV))
     return sides

@@ -1,18 +1,27 @@
-"""Seconds an image, iterations a second and PSNR of the attacks, beside a plain loop written without them.
+"""Seconds an image, iterations a second and PSNR of the attacks, beside a plain loop and the package `breaching`.
 
     python -m benchmarks.attacks [--cases lenet convnet] [--data photos] [--images 16] [--singles 2] [--skip 0]
-                                 [--iterations 40] [--repeats 3]
+                                 [--iterations 40] [--repeats 3] [--breaching-python PATH] [--sides PATTERN ...]
 
 The plain loop is Inverting Gradients as everyone writes it: one image, a gradient with its graph, `backward`, Adam on
-the sign. It has the same weights, gradients, starts, schedule and number of iterations. One thread; sides take turns,
-so compare the ratios. `--data` is a data set's name or, for pixels that no codec has touched, a Parquet file.
+the sign. It has the same weights, gradients, starts, schedule and number of iterations; so has `breaching`, in a
+process of its own. One thread; sides take turns, so compare the ratios. `--data` is a data set's name or, for pixels
+that no codec has touched, a Parquet file. `--breaching-python` is the interpreter of an environment with `breaching`
+0.1.2; without it that side is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -31,6 +40,11 @@ from rayfed.models.build import build_model
 from rayfed.update import Observation
 
 TV, LR = 1e-3, 0.1
+BREACHING_TV = 0.2
+"""Its own weight; it is the mean over all pixels, the last row and column with it, where ours is over the pairs."""
+
+Work = Callable[[int], Tensor]
+"""Attacks the first so many images and returns what it found, (n, C, H, W)."""
 
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "lenet": ("lenet", {"activation": "sigmoid", "init": "uniform"}),
@@ -87,26 +101,65 @@ def generators(count: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(i) for i in range(count)]
 
 
+@contextmanager
+def breaching(
+    python: str, model: nn.Module, seen: list[Observation], starts: list[Tensor], iterations: int
+) -> Iterator[Callable[[int, float], Tensor]]:
+    """The package in a process of its own, which waits while others have their turn."""
+    problems = [
+        {"gradients": list(o.update.values()), "labels": o.labels, "start": start}
+        for o, start in zip(seen, starts, strict=True)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        saved, found, log = (Path(folder) / name for name in ("problems.pt", "found.pt", "log"))
+        torch.save((model, problems), saved)
+        command = [python, "-m", "benchmarks.breaching_attack", saved, found, str(iterations)]
+        env = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+        with (
+            log.open("w") as errors,
+            subprocess.Popen(command, env=env, stdin=-1, stdout=-1, stderr=errors, text=True) as process,
+        ):
+
+            def wait() -> None:
+                if "done\n" not in (process.stdout or ()):
+                    sys.exit(f"breaching failed\n{log.read_text()[-3000:]}")
+
+            def attack(count: int, tv: float) -> Tensor:
+                print(count, tv, file=process.stdin, flush=True)
+                wait()
+                images: Tensor = torch.load(found)
+                return images
+
+            wait()
+            try:
+                yield attack
+            finally:
+                process.terminate()
+
+
 def timed(work: Callable[[], Tensor]) -> tuple[float, Tensor]:
     began = perf_counter()
     found = work()
     return perf_counter() - began, found
 
 
-def compare(
-    case: str, images: Tensor, labels: Tensor, classes: int, iterations: int, repeats: int, singles: int
-) -> None:
-    """Print a table: every side's median time an image and, in the same repetition, over the plain loop's."""
-    name, parameters = MODELS[case]
-    model = build_model(name, parameters, tuple(images.shape[1:]), classes, seed=11).eval()
-    seen = [observe(model, x[None], y[None], classes) for x, y in zip(images, labels, strict=True)]
-    starts = [
-        torch.rand(1, x.numel(), generator=g).view(1, *x.shape)
-        for x, g in zip(images, generators(len(images)), strict=True)
-    ]
+def sides_of(
+    case: str,
+    model: nn.Module,
+    seen: list[Observation],
+    iterations: int,
+    singles: int,
+    breaching_python: str | None,
+    stack: ExitStack,
+) -> dict[str, tuple[int, int, Work]]:
+    """Every side's images, iterations and work; `stack` closes what they have opened."""
+    starts = [torch.rand(1, *o.image_shape, generator=g) for o, g in zip(seen, generators(len(seen)), strict=True)]
     ours = InvertingGradients(iterations=iterations, lr=LR, tv=TV)
 
-    def attacked(attack: Attack, count: int, together: bool) -> Tensor:
+    def alone(count: int) -> Tensor:
+        return torch.cat([plain(model, o, s, iterations) for o, s in zip(seen[:count], starts, strict=False)])
+
+    def attacked(attack: Attack, count: int, together: bool = True) -> Tensor:
         calls = [range(count)] if together else [range(i, i + 1) for i in range(count)]
         found = []
         for call in calls:
@@ -114,37 +167,51 @@ def compare(
             found += attack.reconstruct([seen[i] for i in call], model, rng)
         return torch.cat([one.images for one in found])
 
-    sides: dict[str, tuple[int, int, Callable[[int], Tensor]]] = {
-        "plain loop": (
-            singles,
-            iterations,
-            lambda n: torch.cat([plain(model, o, s, iterations) for o, s in zip(seen[:n], starts[:n], strict=True)]),
-        ),
-        "inverting_gradients, one by one": (singles, iterations, lambda n: attacked(ours, n, False)),
-        "inverting_gradients, together": (len(images), iterations, lambda n: attacked(ours, n, True)),
+    sides: dict[str, tuple[int, int, Work]] = {
+        "plain loop": (singles, iterations, alone),
+        "inverting_gradients, one by one": (singles, iterations, lambda n: attacked(ours, n, together=False)),
+        "inverting_gradients, together": (len(seen), iterations, lambda n: attacked(ours, n)),
+        "the same in bfloat16": (len(seen), iterations, lambda n: attacked(replace(ours, precision="bfloat16"), n)),
         "gradinversion, one seed": (
             singles,
             iterations,
-            lambda n: attacked(GradInversion(iterations=iterations, seeds=1), n, True),
+            lambda n: attacked(GradInversion(iterations=iterations, seeds=1), n),
         ),
     }
     if case == "lenet":
-        sides["dlg, together"] = (len(images), 10, lambda n: attacked(Dlg(iterations=10, restarts=1), n, True))
-    seconds: dict[str, list[float]] = {side: [] for side in sides}
-    quality: dict[str, float] = {}
-    for _ in range(repeats):
-        for side, (count, _, work) in sides.items():
-            taken, found = timed(lambda work=work, count=count: work(count))  # type: ignore[misc]
-            seconds[side].append(taken / count)
-            quality[side] = psnr(images[:count], found).mean().item()
-    print(f"\n{case}, {images.shape[1]} channels, {iterations} iterations; load {os.getloadavg()[0]:.1f}")
-    print(f"{'':34}{'images':>7}{'s / image':>11}{'it / s':>8}{'PSNR':>7}   plain loop's time over its")
+        sides["dlg, together"] = (len(seen), 10, lambda n: attacked(Dlg(iterations=10, restarts=1), n))
+    if breaching_python:
+        peer = stack.enter_context(breaching(breaching_python, model, seen, starts, iterations))
+        smooth = replace(ours, tv=BREACHING_TV)
+        sides[f"one by one, TV {BREACHING_TV}"] = (singles, iterations, lambda n: attacked(smooth, n, together=False))
+        sides[f"breaching, its own TV {BREACHING_TV}"] = (singles, iterations, lambda n: peer(n, BREACHING_TV))
+        sides[f"breaching, TV {TV}"] = (singles, iterations, lambda n: peer(n, TV))
+    return sides
+
+
+def compare(case: str, images: Tensor, labels: Tensor, classes: int, chosen: argparse.Namespace) -> None:
+    """Print a table: every side's median time an image and, in the same repetition, over the first side's."""
+    name, parameters = MODELS[case]
+    model = build_model(name, parameters, tuple(images.shape[1:]), classes, seed=11).eval()
+    seen = [observe(model, x[None], y[None], classes) for x, y in zip(images, labels, strict=True)]
+    with ExitStack() as stack:
+        sides = sides_of(case, model, seen, chosen.iterations, chosen.singles, chosen.breaching_python, stack)
+        sides = {side: how for side, how in sides.items() if any(fnmatch(side, p) for p in chosen.sides)}
+        seconds: dict[str, list[float]] = {side: [] for side in sides}
+        quality: dict[str, list[float]] = {}
+        for _ in range(chosen.repeats):
+            for side, (count, _, work) in sides.items():
+                taken, found = timed(lambda work=work, count=count: work(count))  # type: ignore[misc]
+                seconds[side].append(taken / count)
+                quality[side] = psnr(images[:count], found).tolist()
+    first = next(iter(sides))
+    print(f"\n{case}, {images.shape[1]} channels, {chosen.iterations} iterations; load {os.getloadavg()[0]:.1f}")
+    print(f"{'':34}{'images':>7}{'s / image':>11}{'it / s':>8}{'PSNR':>7}   time of '{first}' over its; PSNR of each")
     for side, (count, steps, _) in sides.items():
-        ratios = [p / t for p, t in zip(seconds["plain loop"], seconds[side], strict=True)]
-        each = median(seconds[side])
-        print(
-            f"{side:34}{count:7}{each:11.3f}{steps / each:8.1f}{quality[side]:7.1f}   {median(ratios):.2f}", flush=True
-        )
+        ratio = median(p / t for p, t in zip(seconds[first], seconds[side], strict=True))
+        each, mean = median(seconds[side]), sum(quality[side]) / count
+        single = " ".join(f"{value:.1f}" for value in quality[side])
+        print(f"{side:34}{count:7}{each:11.3f}{steps / each:8.1f}{mean:7.1f}   {ratio:.2f}; {single}", flush=True)
 
 
 def main() -> None:
@@ -156,12 +223,14 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=0, help="leave out so many of the first images")
     parser.add_argument("--iterations", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--breaching-python", metavar="PATH")
+    parser.add_argument("--sides", nargs="*", metavar="PATTERN", default=["*"], help="which sides, as `breaching*`")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # the first optimiser of a process imports for seconds
     images, labels, classes = images_of(chosen.data, chosen.images, chosen.skip)
     for case in chosen.cases:
-        compare(case, images, labels, classes, chosen.iterations, chosen.repeats, chosen.singles)
+        compare(case, images, labels, classes, chosen)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ from rayfed.attacks.grnn import Grnn, Makers, RmsProp, wasserstein
 from rayfed.attacks.matching.problem import Matching, squared_l2
 from rayfed.errors import UserError
 from rayfed.metrics.images import psnr
-from rayfed.update import Observation
+from rayfed.update import LocalTraining, Observation
 from tests.attack_fixtures import digit, leaky_lenet, observe, photo, seeded, two_digits
+
+GENERATOR = Generator((1, 8, 8), 10)
 
 
 def short(**weights: float) -> Grnn:
@@ -185,6 +187,31 @@ def test_batch_sizes_mix_and_labels_that_are_known_stay() -> None:
         assert observation.labels is None or torch.equal(result.labels, observation.labels)
         assert result.loss <= min(value for _, value in result.trace)
         assert result.seconds > 0
+
+
+def test_a_result_does_not_depend_on_who_trains_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, observations = two_digits(known=False)
+    observations = [*observations, *two_digits(known=False)[1]]
+    together = short().reconstruct(observations, model, seeded(*range(4)))
+    sizes: list[int] = []
+    points = Makers.points
+    monkeypatch.setattr(Makers, "points", lambda self: sizes.append(len(self.latents)) or points(self))
+    monkeypatch.setattr("rayfed.attacks.grnn._WEIGHTS_AT_ONCE", 3 * sum(w.numel() for w in GENERATOR.parameters()))
+    apart = short().reconstruct(observations, model, seeded(*range(4)))
+    assert set(sizes) == {3, 1}
+    for one, other in zip(together, apart, strict=True):
+        assert one.trace[10][1] == pytest.approx(other.trace[10][1], rel=1e-4)
+        assert torch.equal(one.labels, other.labels)
+
+
+def test_local_steps_are_simulated() -> None:
+    model, observation = seen(3, known=True)
+    observation = replace(observation, local=LocalTraining(steps=3, lr=0.5))
+    attack = Grnn(iterations=1, local_steps="simulated", wd=0, tv=0)
+    (simulated,) = attack.reconstruct([observation], model, seeded(0))
+    problem = Matching.of([observation], model, None, squared_l2, local_steps="simulated")
+    points = Makers.draw(problem, seeded(0)).points()
+    assert simulated.trace[0][1] == pytest.approx(problem.losses(points, torch.tensor([0])).item(), rel=1e-5)
 
 
 def test_a_broken_observation_leaves_the_others_alone() -> None:

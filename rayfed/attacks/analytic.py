@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import NO_HEAD, with_labels
+from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.probe import run
 from rayfed.catalogue import component
 from rayfed.update import Named, Observation
@@ -36,6 +36,7 @@ class Analytic:
     [0, 1] before the others; no image twice.
     """
 
+    @needs_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
@@ -44,10 +45,7 @@ class Analytic:
         affine = None if layer is None else _affine(model, observations[0], layer)
         if layer is None or affine is None:
             return [not_applicable(observation, _NO_LAYER) for observation in observations]
-        labelled = with_labels(observations, model, generators)
-        if labelled is None:
-            return [not_applicable(observation, NO_HEAD) for observation in observations]
-        return in_groups(lambda group, _: [_reconstruction(o, layer, *affine) for o in group], labelled, generators)
+        return in_groups(lambda group, _: [_reconstruction(o, layer, *affine) for o in group], observations, generators)
 
 
 def _reconstruction(observation: Observation, layer: str, black: Tensor, white: Tensor) -> Reconstruction:

@@ -19,9 +19,9 @@ from cmaes import CMA
 from pydantic import Field
 from torch import Tensor, nn
 
-from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import NO_HEAD, with_labels
+from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.priors import latent_divergence
 from rayfed.attacks.matching.problem import Distance, Matching, one_minus_cosine, squared_l2
 from rayfed.catalogue import component
@@ -62,6 +62,7 @@ class Ggl:
         """Raise `UserError` unless the generator is there and makes such images."""
         load_generator(self.generator, image_shape, classes)
 
+    @needs_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
@@ -69,11 +70,8 @@ class Ggl:
 
         Raises `UserError` for an unknown layer and for a generator that is missing, altered or of other images.
         """
-        labelled = with_labels(observations, model, generators)
-        if labelled is None:
-            return [not_applicable(observation, NO_HEAD) for observation in observations]
-        pretrained = load_generator(self.generator, labelled[0].image_shape, labelled[0].classes)
-        return in_groups(lambda o, g: self._group(o, model, pretrained, g), labelled, generators)
+        pretrained = load_generator(self.generator, observations[0].image_shape, observations[0].classes)
+        return in_groups(lambda o, g: self._group(o, model, pretrained, g), observations, generators)
 
     def _group(
         self,

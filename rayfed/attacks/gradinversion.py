@@ -20,7 +20,7 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.labels import NO_HEAD, column_minima, last_linear
 from rayfed.attacks.matching.adam import adam, best_restarts
 from rayfed.attacks.matching.batch_norm import batch_norm_prior
-from rayfed.attacks.matching.options import GradientMatching
+from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
 from rayfed.attacks.matching.priors import Prior, euclidean, total_variation
 from rayfed.attacks.matching.problem import squared_l2
 from rayfed.catalogue import component
@@ -32,7 +32,7 @@ _REPEATS = "{} samples of {} classes repeat labels, which column minima cannot c
 
 
 @component
-class GradInversion(GradientMatching):
+class GradInversion(MixedPrecision, GradientMatching):
     """Fits images in [0, 1] from several seeds that are drawn to their mean; labels given or by column minima.
 
     Of a model without batch norm the prior on its statistics is absent. The seed with the smallest objective
@@ -75,7 +75,8 @@ class GradInversion(GradientMatching):
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        problem = self._problem(observations, model, self._distance, self._prior(model, observations[0]))
+        prior = self._prior(model, observations[0])
+        problem = self._problem(observations, model, self._distance, prior, model_dtype=self._model_dtype)
         shape = self.seeds, problem.dimension
         start = torch.cat(
             [
@@ -93,7 +94,7 @@ class GradInversion(GradientMatching):
             return self.noise * torch.cat([torch.randn(*shape, generator=g) for g in generators]).to(problem.device)
 
         descent = adam(objective, start.to(problem.device), _rates(self.lr, self.iterations), noise=noise)
-        return best_restarts(problem, descent, self.seeds)
+        return best_restarts(problem, descent, victims)
 
     def _distance(self, gradients: Named, targets: Named) -> Tensor:
         return self.matching * squared_l2(gradients, targets)

@@ -27,10 +27,12 @@ from rayfed.attacks.generators import LATENT, Generator
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.matching.adam import Descent, best_restarts
 from rayfed.attacks.matching.priors import total_variation
-from rayfed.attacks.matching.problem import Matching, one_minus_cosine, squared_l2
+from rayfed.attacks.matching.problem import LocalSteps, Matching, one_minus_cosine, squared_l2
 from rayfed.catalogue import component
 from rayfed.update import Named, Observation
 
+_WEIGHTS_AT_ONCE = 64_000_000
+"""Numbers in the generators that train together: with their slopes and RMSprop's two states 1 GB."""
 _EPSILON = 1e-8
 _TRACED = 50
 
@@ -58,6 +60,8 @@ class Grnn:
     """Weight of the total variation; the thesis takes 1e-3 for LeNet, 1e-6 for ResNet-18."""
     layers: list[str] | None = None
     """Names or patterns (`conv*`) of the parameters that are matched; all by default."""
+    local_steps: LocalSteps = "divided"
+    """An update of several local steps: `divided` by learning rate and steps into one gradient, or `simulated`."""
 
     def __post_init__(self) -> None:
         if not (self.mse or self.wd or self.cd):
@@ -81,13 +85,17 @@ class Grnn:
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        problem = Matching.of(observations, model, self.layers, self.distance, self.prior)
-        return best_restarts(problem, self._train(problem, Makers.draw(problem, generators)), 1)
+        problem = Matching.of(observations, model, self.layers, self.distance, self.prior, self.local_steps)
+        victims = torch.arange(len(observations), device=problem.device)
+        found = []
+        for some in victims.split(trained_together(problem)):
+            makers = Makers.draw(problem, [generators[v] for v in some.tolist()])
+            found += best_restarts(problem, self._train(problem, makers, some), some)
+        return found
 
-    def _train(self, problem: Matching, makers: Makers) -> Descent:
+    def _train(self, problem: Matching, makers: Makers, victims: Tensor) -> Descent:
         optimiser = RmsProp(makers.weights, self.lr, self.momentum, self.smoothing)
         points = makers.points()
-        victims = torch.arange(len(points), device=problem.device)
         best, best_values = points.detach(), torch.full_like(points[:, 0].detach(), torch.inf)
         trace = []
         for i in range(self.iterations + 1):
@@ -109,6 +117,14 @@ def wasserstein(gradients: Named, targets: Named) -> Tensor:
     size, the mean distance of the values in order of size."""
     values, goals = (torch.cat([t.flatten(1) for t in g.values()], 1).sort(1).values for g in (gradients, targets))
     return (values - goals).abs().mean(1)
+
+
+def trained_together(problem: Matching) -> int:
+    """How many victims' generators are held at a time."""
+    with torch.device("meta"):
+        generator = Generator(problem.images_shape[1:], problem.classes)
+    size = sum(weight.numel() for weight in generator.parameters())
+    return max(1, min(problem.at_once, _WEIGHTS_AT_ONCE // size))
 
 
 @dataclass(frozen=True)

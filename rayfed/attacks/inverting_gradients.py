@@ -11,12 +11,12 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
-from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.labels import NO_HEAD, with_labels
+from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.adam import adam, best_restarts
-from rayfed.attacks.matching.options import GradientMatching
+from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import one_minus_cosine
 from rayfed.catalogue import component
@@ -26,7 +26,7 @@ _DECAYS = (3 / 8, 5 / 8, 7 / 8)
 
 
 @component
-class InvertingGradients(GradientMatching):
+class InvertingGradients(MixedPrecision, GradientMatching):
     """Fits images in [0, 1] to the direction of the observed gradient, with labels given or inferred."""
 
     iterations: Annotated[int, Field(ge=1)] = 4800
@@ -38,21 +38,17 @@ class InvertingGradients(GradientMatching):
     tv: Annotated[float, Field(ge=0)] = 1e-3
     """Weight of the total variation."""
 
+    @needs_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
-        labelled = with_labels(observations, model, generators)
-        if labelled is None:
-            return [not_applicable(observation, NO_HEAD) for observation in observations]
-        return self._where_it_can_start(lambda o, g: self._group(o, model, g), labelled, generators)
+        return self._where_it_can_start(lambda o, g: self._group(o, model, g), observations, generators)
 
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        problem = self._problem(
-            observations, model, one_minus_cosine, lambda images: self.tv * total_variation(images).mean(1)
-        )
+        problem = self._problem(observations, model, one_minus_cosine, self._prior, model_dtype=self._model_dtype)
         start = torch.cat(
             [
                 self._started(torch.rand(self.restarts, problem.dimension, generator=generator), observation)
@@ -66,7 +62,10 @@ class InvertingGradients(GradientMatching):
             decayed(self.lr, self.iterations),
             signed=True,
         )
-        return best_restarts(problem, descent, self.restarts)
+        return best_restarts(problem, descent, victims)
+
+    def _prior(self, images: Tensor) -> Tensor:
+        return self.tv * total_variation(images).mean(1)
 
 
 def decayed(lr: float, iterations: int) -> list[float]:

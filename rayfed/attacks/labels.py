@@ -10,17 +10,22 @@ Wainakh et al. 2022, "User-Level Label Leakage from Gradients in Federated Learn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from rayfed.attacks.base import Attack, Reconstruction, not_applicable
 from rayfed.attacks.probe import run
 from rayfed.update import Named, Observation
 
 NO_HEAD = "the update has no last linear layer to read labels from; grant them with `knowledge: [labels]`"
 _DUMMIES = 64
+
+Reconstruct = TypeVar("Reconstruct", bound=Callable[..., list[Reconstruction]])
 
 
 def last_linear(tensors: Named, classes: int) -> str | None:
@@ -94,3 +99,18 @@ def with_labels(
             observation = replace(observation, labels=infer(observation, model, head, generator))
         labelled.append(observation)
     return labelled
+
+
+def needs_labels(reconstruct: Reconstruct) -> Reconstruct:
+    """`reconstruct` of observations with labels for those without: inferred, or not applicable where they cannot be."""
+
+    @wraps(reconstruct)
+    def inferring(
+        attack: Attack, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        labelled = with_labels(observations, model, generators)
+        if labelled is None:
+            return [not_applicable(observation, NO_HEAD) for observation in observations]
+        return reconstruct(attack, labelled, model, generators)
+
+    return cast(Reconstruct, inferring)

@@ -17,7 +17,7 @@ from torch.func import vmap
 
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import NO_HEAD, with_labels
+from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.lbfgs import Minima, minimise
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.probe import without_tracking
@@ -48,16 +48,14 @@ class ModelInversion:
         """Raise `UserError` unless the model has the cut and comes to it."""
         Front(model, self.cut).names(image_shape)
 
+    @needs_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown `cut`."""
         if any(not {"activations", "colluder"} <= observation.extra.keys() for observation in observations):
             return [not_applicable(observation, _NOT_GRANTED) for observation in observations]
-        labelled = with_labels(observations, model, generators)
-        if labelled is None:
-            return [not_applicable(observation, NO_HEAD) for observation in observations]
-        return in_groups(lambda o, g: self._group(o, model, g), labelled, generators)
+        return in_groups(lambda o, g: self._group(o, model, g), observations, generators)
 
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]

@@ -9,8 +9,6 @@ algorithm 1, without its active step: nothing false is sent back, so the victims
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from time import perf_counter
 from typing import Annotated
 
 import torch
@@ -20,7 +18,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from rayfed.attacks.base import Inference
-from rayfed.attacks.probe import buffers_for, without_tracking
+from rayfed.attacks.inference.one_by_one import OneByOne
+from rayfed.attacks.probe import buffers_for
 from rayfed.catalogue import component
 from rayfed.update import Observation
 
@@ -48,7 +47,7 @@ class Generator(nn.Module):
 
 
 @component
-class Gan:
+class Gan(OneByOne):
     """Generates images of a class from the weights alone, as any client could; metric: share of the class.
 
     The share is judged by the nearest neighbours among the test images, never by the model that was attacked.
@@ -63,18 +62,10 @@ class Gan:
     images: Annotated[int, Field(ge=1)] = 16
     """Generated images that are kept and judged."""
 
-    def infer(
-        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
-    ) -> list[Inference]:
-        """One inference for each observation (see `InferenceAttack`)."""
-        model = without_tracking(model)
-        return [self._inference(o, model, g) for o, g in zip(observations, generators, strict=True)]
-
     def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
         if self.target_class >= observation.classes:
             message = f"there is no class {self.target_class}: they count from 0 to {observation.classes - 1}"
             return Inference(metric="class_share", status="not applicable", message=message)
-        began = perf_counter()
         device = next(iter(observation.weights.values())).device
         state = {**observation.weights, **buffers_for(model, observation)}
         model = model.to(device)
@@ -89,16 +80,10 @@ class Gan:
             adam.step()
         with torch.no_grad():
             images = maker(torch.randn(self.images, _LATENT, generator=generator).to(device)).cpu()
-        seconds = perf_counter() - began
         if not images.isfinite().all():
-            return Inference(metric="class_share", seconds=seconds, status="diverged", message="not a number")
-        return Inference(
-            metric="class_share",
-            images=images,
-            label=self.target_class,
-            chance=1 / observation.classes,
-            seconds=seconds,
-        )
+            return Inference(metric="class_share", status="diverged", message="not a number")
+        chance = 1 / observation.classes
+        return Inference(metric="class_share", images=images, label=self.target_class, chance=chance)
 
 
 def _initialised(image_shape: tuple[int, int, int], generator: torch.Generator) -> Generator:

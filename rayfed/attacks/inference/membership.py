@@ -12,8 +12,6 @@ attack model: their norm and direction are used here as they are.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from time import perf_counter
 from typing import Literal
 
 import torch
@@ -22,6 +20,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from rayfed.attacks.base import Inference
+from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.catalogue import component
 from rayfed.gradients import flatten, per_sample_gradients
 from rayfed.update import Named, Observation
@@ -31,35 +30,29 @@ _AT_ONCE = 32
 
 
 @component
-class Membership:
+class Membership(OneByOne):
     """Scores the candidates of `knowledge: [candidates]`, half of which the victim trained on; metric: AUC."""
 
     score: Literal["loss", "norm", "cosine"] = "cosine"
     """Small loss or small gradient norm after the victim's update, or a gradient in the direction of the update."""
 
-    def infer(
-        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
-    ) -> list[Inference]:
-        """One inference for each observation (see `InferenceAttack`)."""
-        model = copy.deepcopy(model).eval()  # a candidate's score must not depend on the candidates beside it
-        return [self._inference(observation, model) for observation in observations]
+    def _own(self, model: nn.Module) -> nn.Module:
+        return copy.deepcopy(model).eval()  # a candidate's score must not depend on the candidates beside it
 
-    def _inference(self, observation: Observation, model: nn.Module) -> Inference:
+    def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
         if "candidates" not in observation.extra:
             message = "there is nobody to ask about: grant `knowledge: [candidates]`"
             return Inference(metric="auc", status="not applicable", message=message)
-        began = perf_counter()
         device = next(iter(observation.weights.values())).device
         model = model.to(device)
         images, labels = (t.to(device) for t in observation.extra["candidates"])
         local = {name: w - observation.update[name] for name, w in observation.weights.items()}
         chunks = zip(images.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True)
         scores = torch.cat([self._scores(observation, model, local, *chunk) for chunk in chunks]).cpu()
-        seconds = perf_counter() - began
         if not scores.isfinite().all():
             message = f"the {self.score} of some candidates is not a number"
-            return Inference(metric="auc", scores=scores, seconds=seconds, status="diverged", message=message)
-        return Inference(metric="auc", scores=scores, seconds=seconds)
+            return Inference(metric="auc", scores=scores, status="diverged", message=message)
+        return Inference(metric="auc", scores=scores)
 
     @torch.no_grad()
     def _scores(

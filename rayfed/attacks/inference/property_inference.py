@@ -9,8 +9,6 @@ single-batch property inference).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from time import perf_counter
 from typing import Annotated
 
 import torch
@@ -21,7 +19,8 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Inference
-from rayfed.attacks.probe import buffers_for, without_tracking
+from rayfed.attacks.inference.one_by_one import OneByOne
+from rayfed.attacks.probe import buffers_for
 from rayfed.catalogue import component
 from rayfed.gradients import flatten, many_gradients
 from rayfed.update import Observation
@@ -32,7 +31,7 @@ _IMAGES_AT_ONCE = 256
 
 
 @component
-class PropertyInference:
+class PropertyInference(OneByOne):
     """Asks whether a class is in the batch, of a classifier trained on gradients of public batches; metric: accuracy.
 
     Chance is what always giving the answer that is right for most public batches of that size gets.
@@ -43,18 +42,10 @@ class PropertyInference:
     batches: Annotated[int, Field(ge=10)] = 400
     """Public batches that the classifier is trained on; one half holds the class."""
 
-    def infer(
-        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
-    ) -> list[Inference]:
-        """One inference for each observation (see `InferenceAttack`)."""
-        model = without_tracking(model)
-        return [self._inference(o, model, g) for o, g in zip(observations, generators, strict=True)]
-
     def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
         if "public" not in observation.extra:
             message = "there are no batches to learn from: grant `knowledge: [public]`"
             return Inference(metric="accuracy", status="not applicable", message=message)
-        began = perf_counter()
         images, labels = (t.cpu() for t in observation.extra["public"])
         holds = labels == self.target_class
         if not holds.any() or holds.all():
@@ -75,7 +66,6 @@ class PropertyInference:
             scores=torch.from_numpy(classifier.predict_proba(seen.numpy())[:, 1]),
             label=self.target_class,
             chance=max(share, 1 - share),
-            seconds=perf_counter() - began,
         )
 
     def _features(

@@ -70,11 +70,12 @@ def adam(
     return Descent(best, best_values, values, trace, len(rates))
 
 
-def best_restarts(problem: Matching, descent: Descent, restarts: int) -> list[Reconstruction]:
-    """Each victim's restart with the smallest objective; row v * restarts + r is victim v's restart r."""
+def best_restarts(problem: Matching, descent: Descent, owners: Tensor) -> list[Reconstruction]:
+    """Each victim's restart with the smallest objective; `owners` (P,) are the rows' victims, in blocks of one size."""
+    victims = owners.unique_consecutive()
+    restarts = len(owners) // len(victims)
     ranked = descent.best_values.reshape(-1, restarts).argmin(1)
-    victims = torch.arange(len(ranked), device=ranked.device)
-    rows = ranked + victims * restarts
+    rows = ranked + restarts * torch.arange(len(ranked), device=ranked.device)
     images = problem.images(descent.best[rows]).cpu()
     labels = problem.hard_labels(descent.best[rows], victims).cpu()
     return [_reconstruction(images[v], labels[v], descent, row) for v, row in enumerate(rows.tolist())]

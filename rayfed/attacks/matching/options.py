@@ -44,8 +44,9 @@ class GradientMatching:
         distance: Distance,
         prior: Prior | None = None,
         dtype: torch.dtype = torch.float32,
+        model_dtype: torch.dtype | None = None,
     ) -> Matching:
-        return Matching.of(observations, model, self.layers, distance, prior, self.local_steps, dtype)
+        return Matching.of(observations, model, self.layers, distance, prior, self.local_steps, dtype, model_dtype)
 
     def _where_it_can_start(
         self, attack: Group, observations: Sequence[Observation], generators: Sequence[torch.Generator]
@@ -76,6 +77,18 @@ class GradientMatching:
         points = points.clone()
         points[0, : images.numel()] = images.flatten()
         return points
+
+
+@component
+class MixedPrecision:
+    """What attacks by Adam share: L-BFGS needs all the precision that there is."""
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the model and its gradients; images, objective and priors stay in float32."""
+
+    @property
+    def _model_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
 
 def class_averages(observation: Observation) -> Tensor:

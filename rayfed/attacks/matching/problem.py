@@ -127,8 +127,10 @@ class Matching:
         prior: Prior | None = None,
         local_steps: LocalSteps = "divided",
         dtype: torch.dtype = torch.float32,
+        model_dtype: torch.dtype | None = None,
     ) -> Matching:
-        """The problem of observations that `in_groups` puts together; `dtype` is the precision in which it is solved.
+        """The problem of observations that `in_groups` puts together; `dtype` is the precision in which it is solved,
+        `model_dtype` that of the model's gradients, where it is another.
 
         Raises `UserError` for a pattern in `layers` that no parameter fits.
         """
@@ -136,13 +138,14 @@ class Matching:
         names = matched_layers(first.update, layers)
         gradients = [observation.gradient for observation in observations]
         device = gradients[0][names[0]].device
-        model = without_tracking(model).to(device, dtype)
+        inner = model_dtype or dtype
+        model = without_tracking(model).to(device, inner)
         masks = _masks(observations, names, device, dtype)
         targets = _cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype)
         return cls(
             model=model,
-            weights=_cast(first.weights, dtype),
-            buffers=_cast(buffers_for(model, first), dtype),
+            weights=_cast(first.weights, inner),
+            buffers=_cast(buffers_for(model, first), inner),
             targets=targets if masks is None else {name: t * masks[name] for name, t in targets.items()},
             labels=None
             if first.labels is None
@@ -169,6 +172,15 @@ class Matching:
     def dimension(self) -> int:
         """The length of a point."""
         return self.pixels + (self.images_shape[0] * self.classes if self.labels is None else 0)
+
+    @property
+    def at_once(self) -> int:
+        """How many points one vectorised call takes best."""
+        size = _IMAGES_AT_ONCE_GPU // self.images_shape[0]
+        if self.device.type == "cpu":
+            matched = sum(target[0].numel() for target in self.targets.values())
+            size = min(_IMAGES_AT_ONCE_CPU // self.images_shape[0], _GRADIENTS_AT_ONCE_CPU // matched)
+        return max(1, size)
 
     def images(self, points: Tensor) -> Tensor:
         """(Q, D) -> (Q, N, C, H, W)"""
@@ -209,18 +221,18 @@ class Matching:
         return torch.cat(values), torch.cat(slopes)
 
     def _chunks(self, points: Tensor, victims: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """As many points, detached, with their victims as one vectorised call takes best."""
-        size = _IMAGES_AT_ONCE_GPU // self.images_shape[0]
-        if self.device.type == "cpu":
-            matched = sum(target[0].numel() for target in self.targets.values())
-            size = min(_IMAGES_AT_ONCE_CPU // self.images_shape[0], _GRADIENTS_AT_ONCE_CPU // matched)
-        size = max(1, size)
-        return zip(points.detach().split(size), victims.split(size), strict=True)
+        """Points, detached, with their victims, as many at a time as one vectorised call takes best."""
+        return zip(points.detach().split(self.at_once), victims.split(self.at_once), strict=True)
 
     def _logits(self, points: Tensor) -> Tensor:
         return points[:, self.pixels :].unflatten(1, (self.images_shape[0], self.classes))
 
     def _gradients(self, images: Tensor, labels: Tensor) -> Named:
+        outer, inner = images.dtype, next(iter(self.weights.values())).dtype
+        return _cast(self._own_gradients(**_cast({"images": images, "labels": labels}, inner)), outer)
+
+    def _own_gradients(self, images: Tensor, labels: Tensor) -> Named:
+        """In the model's precision."""
         if self.local is not None:
             updates = many_local_updates(self.model, self.weights, self.buffers, images, labels, self.local)
             return {name: updates[name] / self.local.scale for name in self.targets}

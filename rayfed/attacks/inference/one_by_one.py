@@ -1,0 +1,38 @@
+"""What inference attacks share: one observation after the other, and how long each took."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+
+import torch
+from torch import nn
+
+from rayfed.attacks.base import Inference
+from rayfed.attacks.probe import without_tracking
+from rayfed.update import Observation
+
+
+class OneByOne(ABC):
+    """An attack that looks at every observation alone."""
+
+    def infer(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Inference]:
+        """One inference for each observation (see `InferenceAttack`)."""
+        model = self._own(model)
+        found = []
+        for observation, generator in zip(observations, generators, strict=True):
+            began = perf_counter()
+            inference = self._inference(observation, model, generator)
+            found.append(replace(inference, seconds=perf_counter() - began))
+        return found
+
+    def _own(self, model: nn.Module) -> nn.Module:
+        """A copy of the model as the attack runs it."""
+        return without_tracking(model)
+
+    @abstractmethod
+    def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference: ...

@@ -5,4 +5,5 @@ TABLE: dict[str, str] = {
     "laplace": "rayfed.defences.laplace:Laplace",
     "prune": "rayfed.defences.prune:Prune",
     "quantise": "rayfed.defences.quantise:Quantise",
+    "top_k": "rayfed.defences.top_k:TopK",
 }

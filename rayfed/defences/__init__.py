@@ -5,5 +5,6 @@ TABLE: dict[str, str] = {
     "laplace": "rayfed.defences.laplace:Laplace",
     "prune": "rayfed.defences.prune:Prune",
     "quantise": "rayfed.defences.quantise:Quantise",
+    "soteria": "rayfed.defences.soteria:Soteria",
     "top_k": "rayfed.defences.top_k:TopK",
 }

@@ -2,6 +2,7 @@
 
 TABLE: dict[str, str] = {
     "gaussian": "rayfed.defences.gaussian:Gaussian",
+    "grad_defense": "rayfed.defences.grad_defense:GradDefense",
     "laplace": "rayfed.defences.laplace:Laplace",
     "prune": "rayfed.defences.prune:Prune",
     "quantise": "rayfed.defences.quantise:Quantise",

@@ -126,7 +126,7 @@ def displacement(features: Tensor, norms: Tensor) -> Tensor:
 
 def jacobian_norms(features: Features, images: Tensor) -> Tensor:
     """norm(dr_i/dx) of every sample and feature, (N, F): all rows of the Jacobian in one vectorised call."""
-    values, pull = vjp(features, images)
+    values, pull = vjp(features, images)  # type: ignore[misc]
 
     def norm(row: Tensor) -> Tensor:
         return pull(row.expand_as(values))[0].flatten(1).norm(dim=1)

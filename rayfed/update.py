@@ -40,15 +40,21 @@ class Update:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes on the wire: each tensor dense, or, where that is shorter, a bit mask and its non-zero values.
+        """Bytes on the wire: each tensor in the shortest of three forms, dense, or its non-zero values behind a bit
+        mask, or behind a list of their indices.
 
         Buffers travel as dense 32-bit floats; headers and the quantiser's one scale a tensor are not counted.
         """
         total_bits = 32 * sum(b.numel() for b in self.buffers.values())
-        for tensor in self.tensors.values():
-            sparse = tensor.numel() + self.bits * int(torch.count_nonzero(tensor))
-            total_bits += min(self.bits * tensor.numel(), sparse)
-        return (total_bits + 7) // 8
+        return (total_bits + sum(map(self._bits_of, self.tensors.values())) + 7) // 8
+
+    def _bits_of(self, tensor: Tensor) -> int:
+        size, kept = tensor.numel(), int(torch.count_nonzero(tensor))
+        index = (size - 1).bit_length()
+        sparse = self.bits * kept + min(size, index * kept)
+        if self.bits == 1 and kept < size:  # one bit tells two signs apart, and no zero beside them
+            return sparse
+        return min(self.bits * size, sparse)
 
 
 @dataclass(frozen=True)

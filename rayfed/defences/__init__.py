@@ -7,7 +7,10 @@ TABLE: dict[str, str] = {
     "dp_sgd": "rayfed.defences.dp_sgd:DpSgd",
     "fed_cdp": "rayfed.defences.fed_cdp:FedCdp",
     "gaussian": "rayfed.defences.gaussian:Gaussian",
+    "grad_defense": "rayfed.defences.grad_defense:GradDefense",
     "laplace": "rayfed.defences.laplace:Laplace",
     "prune": "rayfed.defences.prune:Prune",
     "quantise": "rayfed.defences.quantise:Quantise",
+    "soteria": "rayfed.defences.soteria:Soteria",
+    "top_k": "rayfed.defences.top_k:TopK",
 }

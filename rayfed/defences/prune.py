@@ -3,44 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfed.catalogue import component
-from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.defences.base import Task
+from rayfed.defences.error_feedback import Compression
+from rayfed.defences.sparse import Importance, importance, pruned, pruned_together, size
 from rayfed.update import Named, Update
 
 
 @component
-class Prune(Defence):
-    """Set the share of each tensor that is smallest in magnitude to zero.
+class Prune(Compression):
+    """Set the share of each tensor, or of the whole update, that matters least to zero: floor(ratio * size) values.
 
-    Empirical. Source: Zhu 2019, section 5.2, after Lin 2018, 'Deep gradient compression', layer by layer, without
-    its error feedback.
+    Empirical. Source: Zhu 2019, section 5.2, after Lin 2018, 'Deep gradient compression', layer by layer; ranked by
+    abs(weight * gradient): Refiner (Fan 2024), table 1.
     """
 
-    post_processes: ClassVar[bool] = True
-
     ratio: Annotated[float, Field(ge=0, lt=1)]
-    """Share of each tensor's values that is set to zero."""
+    """Share of the values that is set to zero."""
+    by: Importance = "magnitude"
+    """What a value is ranked by: its magnitude, or its product with the weight that the client was sent."""
+    scope: Literal["layer", "global"] = "layer"
+    """Rank within each tensor, or over the whole update, where small layers may lose all or nothing."""
 
-    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+    def compress(self, task: Task, update: Update) -> Update:
         """Prune what is sent."""
-
-        def update(task: Task) -> Update:
-            sent = next(task)
-            return replace(sent, tensors={name: self._pruned(t) for name, t in sent.tensors.items()})
-
-        return update
-
-    def _pruned(self, tensor: Tensor) -> Tensor:
-        """Exactly floor(ratio * size) values go, ties by position, so constant tensors are not lost whole."""
-        flat = tensor.flatten()
-        drop = torch.sort(flat.abs(), stable=True).indices[: int(self.ratio * flat.numel())]
-        return flat.index_fill(0, drop, 0.0).view_as(tensor)
+        tensors, scores = update.tensors, importance(self.by, task, update.tensors)
+        if self.scope == "global":
+            return replace(update, tensors=pruned_together(tensors, scores, int(self.ratio * size(tensors))))
+        kept = {name: pruned(t, scores[name], int(self.ratio * t.numel())) for name, t in tensors.items()}
+        return replace(update, tensors=kept)
 
     def exposed(self, update: Update) -> Named:
         """What was not set to zero."""

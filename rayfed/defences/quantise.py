@@ -1,47 +1,61 @@
-"""Gradient quantisation to a few bits (Refiner, Fan 2024, section 5.1, 'GQ'; one bit as Seide 2014)."""
+"""Gradient quantisation to a few bits (Refiner, Fan 2024, section 5.1, 'GQ'; one bit as Seide 2014; QSGD)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from rayfed.catalogue import component
-from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.defences.base import Task
+from rayfed.defences.error_feedback import Compression
 from rayfed.update import Update
 
 
 @component
-class Quantise(Defence):
+class Quantise(Compression):
     """Round each tensor to evenly spaced levels, symmetric about zero, between plus and minus its largest magnitude.
 
     With b bits there are 2^b - 1 levels, zero among them, so pruned values stay zero; with one bit a value keeps its
-    sign alone and takes the tensor's mean magnitude. Empirical. Source: Refiner, section 5.1; Seide 2014 for one bit.
+    sign alone and takes the tensor's mean magnitude. Empirical. Sources: Refiner, section 5.1; Seide 2014 for one bit;
+    Alistarh 2017, 'QSGD', for stochastic rounding (it scales by the Euclidean norm, where the levels are wider apart).
     """
-
-    post_processes: ClassVar[bool] = True
 
     bits: Annotated[int, Field(ge=1, le=28)]
     """Bits of one sent value."""
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """To the nearest level, or to one of the two next levels at random, so that the mean is the value itself."""
 
-    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+    def __post_init__(self) -> None:
+        if self.rounding == "stochastic" and self.bits == 1:
+            raise ValueError(
+                "bits: 1 has no level beyond the mean magnitude, so larger values cannot be met in the mean: "
+                "rounding: stochastic needs 2 bits or more"
+            )
+        if self.rounding == "stochastic" and self.error_feedback:
+            raise ValueError(
+                "error_feedback makes up for the bias of rounding, and rounding: stochastic has none; with few bits "
+                "its error is larger than the update, and the memory would grow for ever: choose one of the two"
+            )
+
+    def compress(self, task: Task, update: Update) -> Update:
         """Quantise what is sent."""
+        tensors = {name: self._quantised(t, task.generator) for name, t in update.tensors.items()}
+        return replace(update, tensors=tensors, bits=self.bits)
 
-        def update(task: Task) -> Update:
-            sent = next(task)
-            tensors = {name: self._quantised(t) for name, t in sent.tensors.items()}
-            return replace(sent, tensors=tensors, bits=self.bits)
-
-        return update
-
-    def _quantised(self, tensor: Tensor) -> Tensor:
+    def _quantised(self, tensor: Tensor, generator: torch.Generator) -> Tensor:
         if self.bits == 1:
             return tensor.sign() * tensor.abs().mean()
         largest = tensor.abs().max().double()  # float32 cannot count the levels of 24 bits and more
         if largest == 0:
             return tensor
         step = largest / (2 ** (self.bits - 1) - 1)
-        return (torch.round(tensor.double() / step) * step).to(tensor)
+        levels = tensor.double() / step
+        if self.rounding == "stochastic":
+            levels = torch.floor(levels + torch.rand(tensor.shape, generator=generator).to(levels))
+        else:
+            levels = torch.round(levels)
+        return (levels * step).to(tensor)

@@ -1,4 +1,7 @@
-"""The front part of a model: from the images to the output of one module. Split models keep it with the client."""
+"""The front part of a model: from the images to the output, or the input, of one module.
+
+Split models keep it with the client; Soteria looks at what enters a layer.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,24 @@ class _Reached(Exception):
 class Front:
     """A model up to the module called `cut`, as a pure function of weights and images."""
 
-    def __init__(self, model: nn.Module, cut: str) -> None:
-        """`model` is copied; its modules keep their modes. Raises `UserError` for a module that it does not have."""
+    def __init__(self, model: nn.Module, cut: str, before: bool = False) -> None:
+        """`model` is copied; its modules keep their modes. With `before` it ends at what enters the cut.
+
+        Raises `UserError` for a module that the model does not have.
+        """
         modules = dict(model.named_modules())
         del modules[""]
         if cut not in modules:
             raise UserError(f"cut: the model has no module '{cut}': {nearest(cut, modules)}")
         self.cut, self._model = cut, copy.deepcopy(model)
-        self._model.get_submodule(cut).register_forward_hook(_stop)
+        last = self._model.get_submodule(cut)
+        if before:
+            last.register_forward_pre_hook(_stop_before)
+        else:
+            last.register_forward_hook(_stop)
 
     def __call__(self, state: Named, images: Tensor) -> Tensor:
-        """The output (N, ...) of the cut for images (N, C, H, W), with the parameters and buffers in `state`.
+        """What leaves (or enters) the cut, (N, ...), for images (N, C, H, W), given parameters and buffers in `state`.
 
         Can be differentiated and vectorised. Raises `UserError` if the forward pass never comes to the cut.
         """
@@ -57,6 +67,10 @@ class Front:
 
 def _stop(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
     raise _Reached(output)
+
+
+def _stop_before(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    raise _Reached(inputs[0])
 
 
 def _noting(name: str, ran: set[str]) -> Callable[[nn.Module, Any], None]:

@@ -1,0 +1,150 @@
+"""Soteria: columns of one linear layer's gradient that give the input away are set to zero (Sun et al. 2021).
+
+Source: 'Soteria: Provable defense against privacy leakage in federated learning from representation perspective',
+section 4. Let r be the features that enter the layer. Setting r_i to 0 moves the attacker's estimate of the input x by
+about abs(r_i) / norm(dr_i/dx): the features with the largest such displacement, the smallest norm(dr_i/dx) / abs(r_i),
+are pruned.
+
+The formula is one sample's. For a batch, whose samples share the columns, the samples' displacements are added. The
+authors' code divides by r_i with its sign, adds norm(dr_i/dx) / r_i over the batch and takes the absolute value of the
+sum: features of both signs cancel there, and a single feature of zero hides what it says of the others.
+
+It is known to break: every other gradient is sent as it is, so an attacker who leaves the layer out of the matching
+rebuilds the input as if nothing had been done.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import jvp, vjp, vmap
+
+from rayfed.catalogue import component
+from rayfed.defences.base import Batch, Defence, GradientMethod, Task
+from rayfed.errors import UserError, nearest
+from rayfed.models.build import uses_batch_statistics
+from rayfed.models.front import Front
+from rayfed.update import Named, Update
+
+Features = Callable[[Tensor], Tensor]
+"""Images (N, C, H, W) -> features (N, F), each sample on its own."""
+
+_IMAGES_AT_ONCE = 256
+"""Images whose tangents or slopes are held at once: enough for the gain of one call, and little memory."""
+
+
+@component
+class Soteria(Defence):
+    """Set to zero the columns of a linear layer's weight gradient that tell most about the input.
+
+    The features are those of the network in evaluation mode: dropout passes. Batch norm in training mode is refused, as
+    a feature would depend on the batch's other samples. Empirical. Source: Sun 2021, section 4.
+    """
+
+    vectorises: ClassVar[bool] = False  # probes are drawn; the exact Jacobian fills a call with one client alone
+
+    ratio: Annotated[float, Field(ge=0, lt=1)]
+    """Share of the features that is pruned: floor(ratio * features)."""
+    layer: str | None = None
+    """Name of the `nn.Linear` whose input features are pruned; null: the model's last."""
+    jacobian: Literal["exact", "estimated"] = "exact"
+    """`exact`: a row for each feature, as in the paper. `estimated`: the rows' squared norms from random probes, at a
+    cost that does not grow with the number of features."""
+    probes: Annotated[int, Field(ge=1)] = 16
+    """Random directions of `jacobian: estimated`; the squared norms' relative error falls as sqrt(2 / probes)."""
+
+    def check(self, model: nn.Module) -> None:
+        """Raise `UserError` for a layer that is none, and for batch norm in training mode."""
+        self._layer_of(model)
+        if uses_batch_statistics(model):
+            raise UserError(
+                "soteria: scores are of single samples, and batch norm in training mode mixes those of a batch: "
+                "set `batch_norm: eval` under `model`"
+            )
+
+    def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
+        """Prune columns of every batch's gradient."""
+        front_of = cache(self._front)
+
+        def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+            sent, loss = next(task, weights, batch)
+            front = front_of(task.model)
+            state, name = {**weights, **task.buffers}, f"{front.cut}.weight"
+            kept = self._kept(lambda images: front(state, images), batch.images, task.generator)
+            return sent | {name: sent[name] * kept}, loss
+
+        return gradient
+
+    def exposed(self, update: Update) -> Named:
+        """The kept columns of the layer; of an update of several steps, those that were kept in one of them."""
+        # Without a name the last matrix is taken, which is the last linear layer's where no embedding follows it.
+        name = f"{self.layer}.weight" if self.layer else [n for n, t in update.tensors.items() if t.dim() == 2][-1]
+        weight = update.tensors[name]
+        return {name: (weight != 0).any(dim=0).expand_as(weight)}
+
+    def _kept(self, features: Features, images: Tensor, generator: torch.Generator) -> Tensor:
+        """(F,) bool."""
+        with torch.no_grad():
+            values = features(images)
+        if values.dim() != 2:
+            raise UserError(f"soteria: features of shape {tuple(values.shape)} enter the layer, not one row a sample")
+        if self.jacobian == "exact":
+            norms = jacobian_norms(features, images)
+        else:
+            norms = estimated_norms(features, images, self.probes, generator)
+        kept = torch.ones(values.shape[1], dtype=torch.bool, device=values.device)
+        kept[displacement(values, norms).topk(int(self.ratio * len(kept))).indices] = False
+        return kept
+
+    def _front(self, model: nn.Module) -> Front:
+        return Front(copy.deepcopy(model).eval(), self._layer_of(model), before=True)
+
+    def _layer_of(self, model: nn.Module) -> str:
+        linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear) and m.weight.requires_grad]
+        if not linear:
+            raise UserError("soteria: the model has no nn.Linear that is trained: choose another defence or model")
+        if self.layer is not None and self.layer not in linear:
+            raise UserError(
+                f"soteria: layer '{self.layer}' is no nn.Linear that is trained: {nearest(self.layer, linear)}"
+            )
+        return self.layer or linear[-1]
+
+
+def displacement(features: Tensor, norms: Tensor) -> Tensor:
+    """How far pruning each feature moves the attacker's estimates, summed over the samples: (N, F) twice -> (F,).
+
+    Nothing where a feature is zero already, though its slope may be zero too (a ReLU that is off).
+    """
+    return torch.where(features == 0, 0.0, features.abs() / norms).sum(0)
+
+
+def jacobian_norms(features: Features, images: Tensor) -> Tensor:
+    """norm(dr_i/dx) of every sample and feature, (N, F): all rows of the Jacobian in one vectorised call."""
+    values, pull = vjp(features, images)  # type: ignore[misc]
+
+    def norm(row: Tensor) -> Tensor:
+        return pull(row.expand_as(values))[0].flatten(1).norm(dim=1)
+
+    rows = torch.eye(values.shape[1], dtype=values.dtype, device=values.device)
+    return vmap(norm, out_dims=1, chunk_size=max(1, _IMAGES_AT_ONCE // len(images)))(rows)
+
+
+@torch.no_grad()
+def estimated_norms(features: Features, images: Tensor, probes: int, generator: torch.Generator) -> Tensor:
+    """The same, (N, F), with squares that have no bias: E[(J v)_i^2] = norm(dr_i/dx)^2 for v of random signs.
+
+    One forward-mode probe gives all features for about one forward pass, whatever F is: Hutchinson's estimator of the
+    diagonal of J J^T.
+    """
+    signs = 2.0 * torch.randint(0, 2, (probes, *images.shape), generator=generator).to(images) - 1
+
+    def squares(direction: Tensor) -> Tensor:
+        return jvp(features, (images,), (direction,))[1].square()
+
+    return vmap(squares, chunk_size=max(1, _IMAGES_AT_ONCE // len(images)))(signs).mean(0).sqrt()

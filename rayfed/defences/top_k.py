@@ -1,0 +1,51 @@
+"""Top-k sparsification: the k largest values of the whole update are sent (Aji 2017; Stich 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+from torch import nn
+
+from rayfed.catalogue import component
+from rayfed.defences.base import Task
+from rayfed.defences.error_feedback import Compression
+from rayfed.defences.sparse import Importance, importance, pruned_together, size
+from rayfed.errors import UserError
+from rayfed.gradients import weights_of
+from rayfed.update import Named, Update
+
+
+@component
+class TopK(Compression):
+    """Keep exactly k values of the whole update and set the others to zero.
+
+    Empirical. Sources: Aji 2017, 'Sparse communication for distributed gradient descent'; Stich 2018, 'Sparsified SGD
+    with memory'. Both have error feedback.
+    """
+
+    k: Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1)]
+    """How many values are kept; below 1 a share of the update: floor(k * size) values, one at least."""
+    by: Importance = "magnitude"
+    """What a value is ranked by: its magnitude, or its product with the weight that the client was sent."""
+
+    def check(self, model: nn.Module) -> None:
+        """Raise `UserError` where the model has fewer than k parameters to send."""
+        values = size(weights_of(model))
+        if self.k > values:
+            raise UserError(
+                f"top_k: k is {self.k}, but the model trains {values} values: set fewer, or a share below 1"
+            )
+
+    def compress(self, task: Task, update: Update) -> Update:
+        """Drop all but k values."""
+        values = size(update.tensors)
+        keep = self.k if isinstance(self.k, int) else max(1, int(self.k * values))
+        scores = importance(self.by, task, update.tensors)
+        # A model split by another defence may send fewer than k values.
+        return replace(update, tensors=pruned_together(update.tensors, scores, max(0, values - keep)))
+
+    def exposed(self, update: Update) -> Named:
+        """What was not set to zero."""
+        return {name: t != 0 for name, t in update.tensors.items()}

@@ -1,10 +1,11 @@
-"""Seconds of one client iteration behind each defence over none, beside Refiner's table 5 as ratios.
+"""CPU seconds of one client iteration behind each defence over none, beside Refiner's table 5 as ratios.
 
     python -m benchmarks.defences [--models lenet resnet10 resnet18] [--only prune soteria] [--batch 32] [--repeats 5]
     python -m benchmarks.defences --estimate [--batch 4]    # Soteria's two Jacobians beside a loop, on ResNet-18
 
 An iteration is one batch's gradient, through the defence, as an update that could be sent. Images are 3x32x32 noise:
-the cost does not depend on what is in them. One thread; sides take turns, so compare the ratios of one run.
+the cost does not depend on what is in them. One thread, whose own seconds count: others may use the machine. Sides take
+turns, so compare the ratios of one run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
+from time import process_time
 
 import torch
 from torch import Tensor
@@ -82,9 +83,9 @@ def iteration(defences: Sequence[Defence]) -> Callable[[Task], Update]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    began = perf_counter()
+    began = process_time()
     work()
-    return perf_counter() - began
+    return process_time() - began
 
 
 def compare(model_name: str, sides: Sequence[str], size: int, repeats: int) -> None:
@@ -102,6 +103,7 @@ def compare(model_name: str, sides: Sequence[str], size: int, repeats: int) -> N
         for side in sides:
             if turn and DEFENCES[side].slow and model_name != "lenet":
                 continue
+            plain(task)  # the memory that a side before has given back is fetched again
             alone = seconds(lambda: plain(task))
             taken[side].append(seconds(lambda side=side: rounds[side](task)))  # type: ignore[misc]
             ratios[side].append(taken[side][-1] / alone)
@@ -138,9 +140,9 @@ def estimate(size: int) -> None:
     print(f"resnet18, batch {size}: loop {alone:.2f} s; one call {together:.2f} s")
     exact = displacement(values, jacobian_norms(features, images))
     for probes in (1, 2, 4, 8, 16, 32, 64):
-        began = perf_counter()
+        began = process_time()
         found = displacement(values, estimated_norms(features, images, probes, torch.Generator().manual_seed(probes)))
-        share = (perf_counter() - began) / alone
+        share = (process_time() - began) / alone
         overlaps = [_overlap(exact, found, ratio) for ratio in (0.1, 0.5, 0.8)]
         print(
             f"{probes:4} probes: {share:.4f} of the loop; overlap {' '.join(f'{o:.3f}' for o in overlaps)}", flush=True

@@ -146,12 +146,12 @@ def test_inferences_pass_through_the_actors_into_their_own_table() -> None:
     inputs = prepare(scenario)
     share = Share(1, 0)
     client = ClientActor(scenario, inputs.data, inputs.parts, share)
-    attacker = AttackerActor(scenario.model, inputs.data.image_shape, 10, share)
+    attacker = AttackerActor(inputs.data.image_shape, 10, share)
     net = client._host.arm("none").model
     sent, tables = Sent(0, weights_of(net), buffers_of(net)), RoundTables()
     for attack in scenario.attacks:
         _, seen, truths = client.observe("none", sent, [2, 3], attack, {})
-        bare, found = attacker.attack(attack, [], seen, [0, 1])
+        bare, found = attacker.attack(attack, scenario.model, [], seen, [0, 1])
         assert all(len(guess.images) == 0 for guess in bare)
         _note_attack(tables, AttackCall("none", attack, (2, 3)), 0, bare, client.score(truths, found))
     names = [row["attack"] for row in tables.inferences]

@@ -54,7 +54,7 @@ def _train(task: Task, training: Training, data: DataMethod, gradient: GradientM
     """Local SGD (fedavg) or one gradient (fedsgd) from the weights in `task`, which are left as they are."""
     if is_stochastic(task.model):  # dropout knows the global stream only
         with torch.random.fork_rng():
-            torch.manual_seed(task.order)
+            torch.manual_seed(int(torch.randint(2**62, (), generator=task.generator)))
             return _descent(task, training, data, gradient)
     return _descent(task, training, data, gradient)
 

@@ -66,8 +66,8 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
     weights = {name: w.clone() for name, w in task.weights.items()}
     velocity: Named = {}
     losses, sent = [], Named()
-    for index in batches(len(local.labels), training, task.order):
-        sent, loss = gradient(task, weights, Batch(local.images[index], local.labels[index]))
+    for step, index in enumerate(batches(len(local.labels), training, task.order)):
+        sent, loss = gradient(task.replace(step=step), weights, Batch(local.images[index], local.labels[index]))
         losses.append(loss)
         if training.algorithm == "fedavg":
             descend(weights, sent, velocity, training)

@@ -145,7 +145,7 @@ def test_random_policies_differ_and_follow_from_the_seed() -> None:
 
 
 def command(file: Path, out: Path, *more: str) -> tuple[int, str]:
-    arguments = ["search-policy", str(file), "--out", str(out), "--candidates", "12", "--images", "4", "--epochs", "2"]
+    arguments = ["search-policy", str(file), "--out", str(out), "--candidates", "12", "--images", "4", "--epochs", "5"]
     result = CliRunner().invoke(app, [*arguments, *more])
     return result.exit_code, " ".join(result.output.split())
 

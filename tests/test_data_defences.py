@@ -22,6 +22,7 @@ from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
 from rayfed.training.local import data_method, gradient_method, update_method
 from rayfed.training.observer import Observer
+from rayfed.update import Update
 from tests.attack_fixtures import digit
 
 CPU = torch.device("cpu")
@@ -196,6 +197,8 @@ def test_small_values_go_and_large_ones_get_noise_by_the_variance_of_the_weights
     assert not sent["a"][untouched].any()
     between = ~untouched & (clean["a"].abs() < 0.799)  # pruned, then given noise
     assert sent["a"][between].std().item() == pytest.approx(0.8 * 0.25, rel=0.1)
+    exposed = Outpost().exposed(Update(0, 0, sent, {}, 1, 0.0))
+    assert torch.equal(exposed["a"], sent["a"] != 0)
     assert torch.equal(sent["b"], clean["b"])  # equal values are none the smallest, and these are small
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from rayfed.catalogue import component
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.gradients import flatten
-from rayfed.update import Named
+from rayfed.update import Named, Update
 
 
 @component
@@ -57,3 +57,7 @@ class Outpost(Defence):
         risk = weight.var(correction=0).clamp(max=1)
         noise = torch.randn(gradient.shape, generator=generator).to(gradient) * self.noise * risk
         return gradient * (magnitudes >= smallest) + noise * (magnitudes >= least)
+
+    def exposed(self, update: Update) -> Named:
+        """What was not set to zero; which of it got noise cannot be told."""
+        return {name: t != 0 for name, t in update.tensors.items()}

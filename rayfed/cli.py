@@ -201,6 +201,44 @@ def train_generator(
         print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
 
 
+@app.command()
+def search_policy(
+    scenario: ScenarioFile,
+    out: Annotated[Path, typer.Option(help="YAML file to write; its `defences` fit a scenario.", metavar="FILE")],
+    candidates: Annotated[int, typer.Option(min=1, help="Random policies that are scored.")] = 300,
+    sequences: Annotated[int, typer.Option(min=1, help="Best policies that the written one is a hybrid of.")] = 2,
+    images: Annotated[int, typer.Option(min=1, help="Public images behind the privacy score.")] = 20,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the public images of the half training.")] = 10,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Share by which the accuracy score may fall below the untransformed images'.")
+    ] = 0.1,
+    seed: Annotated[int, typer.Option(min=0, help="All randomness of the search follows from it.")] = 0,
+    changes: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Search a policy of transformations for the defence `ats`, on the scenario's public data and for its model."""
+    with _errors_for_people(debug):
+        loaded = _load(scenario, changes)
+        from rayfed.training import policy_search
+
+        def progress(scored: int, candidates: int) -> None:
+            if not quiet and scored % max(1, candidates // 10) == 0:
+                print(f"scored {scored:>4}/{candidates} policies", flush=True)
+
+        found, plain = policy_search.search(
+            loaded,
+            candidates=candidates,
+            images=images,
+            epochs=epochs,
+            tolerance=tolerance,
+            seed=seed,
+            progress=progress,
+        )
+        policy = policy_search.write(out, found[:sequences], plain)
+        print(f"{len(found)} of {candidates} policies keep the accuracy score; wrote {out} with policy {policy}")
+
+
 @app.command("list")
 def list_(kind: Kind, debug: Debug = False) -> None:
     """Name every component of a kind."""

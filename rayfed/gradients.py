@@ -7,6 +7,10 @@ in training mode does).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -26,19 +30,41 @@ def buffers_of(model: nn.Module) -> Named:
     return {name: t.detach().clone() for name, t in [*model.named_buffers(), *frozen]}
 
 
+class Penalised(ABC):
+    """A module whose output costs something: whatever computes a loss or its gradient here adds that."""
+
+    @abstractmethod
+    def penalty(self, output: Tensor) -> Tensor:
+        """What each of the N samples adds to the loss, (N,), from what the module's forward pass gave."""
+
+
 def batch_loss(
     model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Mean cross entropy of a batch, a scalar.
+    """Mean cross entropy of a batch, and what the modules that are `Penalised` add to it, a scalar.
 
     `images` is (N, C, H, W) in [0, 1]; `labels` is (N,) int64 or (N, K) probabilities; `mask` is (N,) weights of the
     samples, 0 for padding.
     """
-    logits = functional_call(model, {**weights, **buffers}, (images,))
+    with _penalties(model) as penalties:
+        logits = functional_call(model, {**weights, **buffers}, (images,))
     if mask is None:
-        return F.cross_entropy(logits, labels)
-    losses = F.cross_entropy(logits, labels, reduction="none")
+        return F.cross_entropy(logits, labels) + sum(penalty.mean() for penalty in penalties)
+    losses = F.cross_entropy(logits, labels, reduction="none") + sum(penalties)
     return (losses * mask).sum() / mask.sum().clamp(min=1)
+
+
+@contextmanager
+def _penalties(model: nn.Module) -> Iterator[list[Tensor]]:
+    """The penalties of a forward pass that is run inside; nothing of them stays with the model."""
+    found: list[Tensor] = []
+    modules = [module for module in model.modules() if isinstance(module, Penalised)]
+    hooks = [m.register_forward_hook(lambda m, _, output: found.append(m.penalty(output))) for m in modules]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def gradient(

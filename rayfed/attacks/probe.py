@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from rayfed.gradients import buffers_of
+from rayfed.models.build import draw_nothing
 from rayfed.update import Named, Observation
 
 
@@ -18,15 +18,15 @@ def without_tracking(model: nn.Module) -> nn.Module:
     """A copy that an attacker can differentiate as a function of its images.
 
     Modules in training mode change: batch norms use the statistics of the (dummy) batch and keep none, as running
-    statistics cannot be updated under `torch.func.vmap`; dropouts pass, as nobody knows the client's masks. What is in
-    evaluation mode stays as it is.
+    statistics cannot be updated under `torch.func.vmap`; what draws random numbers is as in evaluation mode (dropouts
+    pass, a variational bottleneck gives its mean), as nobody knows what the client drew. What is in evaluation mode
+    stays as it is.
     """
     model = copy.deepcopy(model)
+    draw_nothing(model)
     for module in model.modules():
         if module.training and isinstance(module, _BatchNorm):
             torch.func.replace_all_batch_norm_modules_(module)
-        if module.training and isinstance(module, _DropoutNd):
-            module.eval()
     return model
 
 

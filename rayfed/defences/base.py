@@ -47,13 +47,19 @@ class Task:
     buffers: Named
     """The buffers, and the parameters that are frozen, as the client was sent them."""
     data: Batch
-    """All of the client's own data."""
+    """The client's own data: all of them, or the batch behind an observed gradient."""
     generator: torch.Generator
     """The defences' only source of randomness, seeded by (seed, round, client)."""
     order: int
     """Seed of the order in which the data are batched, from (seed, round, client) too."""
     public: Batch | None = None
     """Data that no client owns (the scenario's `data.public`); None where there are none."""
+    others: Batch | None = None
+    """The rest of the client's own data, for defences that mix them in; None where `data` are all."""
+    classes: int = 1
+    """How many there are: the columns of labels that are probabilities."""
+    step: int = 0
+    """Local steps of this round that came before."""
     batch_size: int = 1
     """Samples of one local step, their expected number where they are drawn at random."""
     clients_per_round: int = 1

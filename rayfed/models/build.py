@@ -65,7 +65,12 @@ def build_model(
             # First in line: what the images are normalised by refers to their own channels.
             model.register_forward_pre_hook(Normalise(*normalise), prepend=True)
         _check_forward(name, model, image_shape, classes)
-        if _draws_random_numbers(name, model, image_shape):
+        if _draws_random_numbers(name, model, image_shape, training=False):
+            raise UserError(
+                f"model '{name}' draws random numbers in evaluation mode, so nothing could be measured twice: "
+                f"let it draw in training mode alone, as `F.dropout(x, training=self.training)` does"
+            )
+        if _draws_random_numbers(name, model, image_shape, training=True):
             model.stochastic = True
     return model
 
@@ -146,10 +151,10 @@ def _words(image_shape: Shape) -> str:
     return f"{channels} channel{'s' if channels > 1 else ''} and {height}x{width} pixels"
 
 
-def _draws_random_numbers(name: str, model: nn.Module, image_shape: Shape) -> bool:
+def _draws_random_numbers(name: str, model: nn.Module, image_shape: Shape, training: bool) -> bool:
     """Ask the generator, not the layers, so that `F.dropout` in a user's own model counts as well."""
     before = torch.get_rng_state()
-    _trial(name, copy.deepcopy(model).train(), image_shape)
+    _trial(name, copy.deepcopy(model).train(training), image_shape)
     return not torch.equal(before, torch.get_rng_state())
 
 
@@ -165,10 +170,17 @@ def is_stochastic(model: nn.Module) -> bool:
     True for dropout, and for any module with an attribute `stochastic = True`: `build_model` sets it on a model that
     was seen to draw numbers, and a block that a defence adds declares it.
     """
-    return any(
-        module.training
-        and (
-            getattr(module, "stochastic", False) or (isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0)
-        )
-        for module in model.modules()
-    )
+    return any(_draws(module) for module in model.modules())
+
+
+def draw_nothing(model: nn.Module) -> None:
+    """Put what draws random numbers, with all that is in it, in evaluation mode; norms stay in the mode they are in."""
+    for module in [module for module in model.modules() if _draws(module)]:
+        for part in module.modules():
+            if not isinstance(part, nn.modules.batchnorm._NormBase):
+                part.training = False
+
+
+def _draws(module: nn.Module) -> bool:
+    dropout = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+    return module.training and (dropout or getattr(module, "stochastic", False))

@@ -59,7 +59,7 @@ def _obstacle(model: nn.Module, defences: Sequence[Defence]) -> str | None:
     if uses_batch_statistics(model):
         return "batch norm in training mode would see the padding of smaller clients (model.batch_norm: eval would do)"
     if is_stochastic(model):
-        return "dropout draws from one stream for all clients"
+        return "what draws random numbers in the model, such as dropout, has one stream for all clients"
     return None
 
 

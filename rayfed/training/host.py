@@ -105,6 +105,7 @@ class Host:
     def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
         """A client's work in a round on some of the training samples."""
         key = (self.scenario.seed, "client", sent.round, client)
+        rest = np.setdiff1d(self.parts[client], indices)
         return Task(
             client=client,
             round=sent.round,
@@ -115,6 +116,8 @@ class Host:
             generator=seeds.torch_generator(*key, "defences"),
             order=self.order(sent, client),
             clients_per_round=self.scenario.clients_per_round,
+            others=Batch(*self._tensors(self.data.train_images, self.data.train_labels, rest)) if len(rest) else None,
+            classes=len(self.data.classes),
             public=Batch(*self.public) if self.scenario.data.public else None,
             state=state,
         )

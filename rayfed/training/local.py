@@ -62,7 +62,7 @@ def _train(task: Task, training: Training, data: DataMethod, gradient: GradientM
     """Local SGD (fedavg) or one gradient (fedsgd) from the weights in `task`, which are left as they are."""
     if is_stochastic(task.model):  # dropout knows the global stream only
         with torch.random.fork_rng():
-            torch.manual_seed(task.order)
+            torch.manual_seed(int(torch.randint(2**62, (), generator=task.generator)))
             return _descent(task, training, data, gradient)
     return _descent(task, training, data, gradient)
 
@@ -74,9 +74,10 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
     weights = {name: w.clone() for name, w in task.weights.items()}
     velocity: Named = {}
     losses, sent = [], Named()
-    for index in batches(len(local.labels), training, task.order):
+    for step, index in enumerate(batches(len(local.labels), training, task.order)):
         mask = None if len(index) else local.images.new_zeros(0)  # a Poisson draw can be empty: no slope then
-        sent, loss = gradient(task, weights, Batch(local.images[index], local.labels[index], mask))
+        batch = Batch(local.images[index], local.labels[index], mask)
+        sent, loss = gradient(task.replace(step=step), weights, batch)
         losses.append(loss)
         if training.algorithm == "fedavg":
             descend(weights, sent, velocity, training)

@@ -1,0 +1,56 @@
+"""ATS: clients train on images that a searched policy has transformed.
+
+Source: Gao et al. 2021, "Privacy-preserving Collaborative Learning with Automatic Transformation Search"; the search is
+`rayfed search-policy`. The random crops and flips with which the authors train beside it are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfed.catalogue import component
+from rayfed.defences.base import Batch, DataMethod, Defence, Task
+from rayfed.defences.transformations import NAMES, transform
+
+
+@component
+class Ats(Defence):
+    """Every image is transformed by a sequence that it picks from the policy, anew in every round. Empirical."""
+
+    policy: Annotated[str, Field(pattern=r"^\d+(-\d+)*(\+\d+(-\d+)*)*$")] = "3-1-7+43-18-18"
+    """Numbers of transformations, one after the other (`3-1-7`); a hybrid has several such sequences (`+`). The default
+    is the authors' for CIFAR-100 and ResNet-20; `rayfed search-policy` finds one for other data and models."""
+
+    def __post_init__(self) -> None:
+        for number in self._numbers:
+            for one in number:
+                if one >= len(NAMES):
+                    raise ValueError(f"policy: found {one}, but transformations count from 0 to {len(NAMES) - 1}")
+
+    @property
+    def _numbers(self) -> list[list[int]]:
+        return [[int(one) for one in sequence.split("-")] for sequence in self.policy.split("+")]
+
+    def wrap_data(self, next: DataMethod) -> DataMethod:
+        """Train on transformed images."""
+
+        def data(task: Task) -> Batch:
+            own = next(task)
+            return own._replace(images=self.transform(own.images, task.generator))
+
+        return data
+
+    def transform(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Images (N, C, H, W) in [0, 1], each by a sequence that it picks."""
+        sequences = self._numbers
+        picked = torch.randint(len(sequences), (len(images),), generator=generator).to(images.device)
+        images = images.clone()
+        for index, sequence in enumerate(sequences):
+            rows = picked == index
+            for number in sequence if rows.any() else ():
+                images[rows] = transform(images[rows], number, generator)
+        return images

@@ -1,0 +1,32 @@
+"""Dropout before the head, taken for a defence.
+
+Source: Scheliga et al. 2023, "Dropout is NOT All You Need to Prevent Gradient Leakage", which shows that it is none.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import nn
+
+from rayfed.catalogue import component
+from rayfed.defences.base import Defence
+from rayfed.models.head import before_head, untouched
+from rayfed.update import Named, Update
+
+
+@component
+class Dropout(Defence):
+    """A dropout of the features before the last linear layer, while clients train. Empirical."""
+
+    rate: Annotated[float, Field(gt=0, lt=1)]
+    """Probability with which a feature is left out; the others grow to 1 / (1 - rate)."""
+
+    def adapt_model(self, model: nn.Module) -> nn.Module:
+        """Put the dropout in. Raises `UserError` for a model without a linear layer."""
+        return before_head(model, "dropout", lambda _: nn.Dropout(self.rate))
+
+    def exposed(self, update: Update) -> Named:
+        """The layers in front of the dropout; in the head's gradient, the columns of what it left out are 0."""
+        return untouched(update.tensors, "dropout")

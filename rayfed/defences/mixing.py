@@ -1,0 +1,41 @@
+"""What the defences share that train on mixtures of images."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rayfed.defences.base import Batch, DataMethod, Task
+
+
+def pool(next: DataMethod, task: Task) -> tuple[int, Tensor, Tensor]:
+    """How many samples the round is about; they and the client's others: images (M, C, H, W), labels (M, K)."""
+    own = next(task)
+    parts = [own] if task.others is None else [own, next(task.replace(data=task.others, others=None))]
+    labels = [part.labels if part.labels.ndim == 2 else F.one_hot(part.labels, task.classes).float() for part in parts]
+    return len(own.labels), torch.cat([part.images for part in parts]), torch.cat(labels)
+
+
+def partners(samples: int, choices: int, others: int, draw: np.random.Generator) -> np.ndarray:
+    """Rows of a pool for each of `samples` mixtures: the sample's own first, then any `others`, (N, 1 + others)."""
+    return np.column_stack([np.arange(samples), draw.integers(choices, size=(samples, others))])
+
+
+def blend(tensors: Tensor, rows: np.ndarray, coefficients: np.ndarray) -> Tensor:
+    """Sums of rows (N, k) of `tensors` (M, ...), weighted by `coefficients` (N, k): (N, ...)."""
+    index = torch.from_numpy(rows).to(tensors.device)
+    weights = torch.from_numpy(coefficients).to(tensors)
+    parts = [tensors[r] * w.view(-1, *[1] * (tensors.ndim - 1)) for r, w in zip(index.T, weights.T, strict=True)]
+    return torch.stack(parts).sum(0)
+
+
+def numpy_draws(task: Task) -> np.random.Generator:
+    """Numpy's distributions, seeded from the defences' generator."""
+    return np.random.default_rng(int(torch.randint(2**62, (), generator=task.generator)))
+
+
+def mixtures(images: Tensor, labels: Tensor) -> Batch:
+    """Mixed samples; rounding can leave a sum of pixels a hair outside [0, 1]."""
+    return Batch(images.clamp(0, 1), labels)

@@ -1,0 +1,42 @@
+"""Mixup: clients train on weighted sums of their images and labels.
+
+Sources: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", section 2; as a defence, Huang et al. 2021,
+"Evaluating Gradient Inversion Attacks and Defenses in Federated Learning", section 3.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from rayfed.catalogue import component
+from rayfed.defences.base import Batch, DataMethod, Defence, Task
+from rayfed.defences.mixing import blend, mixtures, numpy_draws, partners, pool
+
+
+@component
+class Mixup(Defence):
+    """Every sample is mixed with others of the same client, anew in every round, and so are their labels. Empirical.
+
+    The coefficients are drawn from a symmetric Dirichlet distribution: of two images, from Beta(alpha, alpha). A
+    partner may be the sample itself, and is where the client has no other.
+    """
+
+    alpha: Annotated[float, Field(gt=0)] = 1.0
+    """Small: one image rules a mixture; large: all count alike."""
+    images: Annotated[int, Field(ge=2)] = 2
+    """Images in a mixture."""
+
+    def wrap_data(self, next: DataMethod) -> DataMethod:
+        """Train on mixtures."""
+
+        def data(task: Task) -> Batch:
+            samples, images, labels = pool(next, task)
+            draw = numpy_draws(task)
+            rows = partners(samples, len(labels), self.images - 1, draw)
+            coefficients = draw.dirichlet(np.full(self.images, self.alpha), size=samples)
+            return mixtures(blend(images, rows, coefficients), blend(labels, rows, coefficients))
+
+        return data

@@ -1,0 +1,63 @@
+"""Outpost: gradients of early local steps are pruned and get noise where they matter, ever more rarely.
+
+Source: Wang et al. 2023, "More than Enough is Too Much: Adaptive Defenses against Gradient Leakage in Production
+Federated Learning"; the values of the parameters are those of its authors' framework. The Fisher information is that of
+the batch: the square of its gradient.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfed.catalogue import component
+from rayfed.defences.base import Batch, Defence, GradientMethod, Task
+from rayfed.gradients import flatten
+from rayfed.update import Named, Update
+
+
+@component
+class Outpost(Defence):
+    """Local step t (from 0) is perturbed with probability 1 / (1 + beta t): small values go, large ones get noise.
+
+    The noise of a tensor grows with the variance of its weights, which says how much they leak. Empirical.
+    """
+
+    vectorises: ClassVar[bool] = False
+
+    beta: Annotated[float, Field(ge=0)] = 0.125
+    """How fast the perturbation becomes rare over a round's local steps; 0: every step is perturbed."""
+    noise: Annotated[float, Field(ge=0)] = 0.8
+    """Standard deviation of the noise over the variance of the tensor's weights (1 at most)."""
+    noised: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """Share of the gradient's values, the largest of all tensors together, that get noise."""
+    pruned: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    """Share of each tensor's values, the smallest, that are set to zero before."""
+
+    def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
+        """Perturb a batch's gradient, or send it as it is."""
+
+        def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+            found, loss = next(task, weights, batch)
+            if torch.rand((), generator=task.generator) >= 1 / (1 + self.beta * task.step):
+                return found, loss
+            values = flatten(found).abs().sort(descending=True).values
+            least = values[ceil(self.noised * len(values)) - 1]
+            return {name: self._perturbed(g, weights[name], least, task.generator) for name, g in found.items()}, loss
+
+        return gradient
+
+    def _perturbed(self, gradient: Tensor, weight: Tensor, least: Tensor, generator: torch.Generator) -> Tensor:
+        magnitudes = gradient.abs()
+        smallest = magnitudes.flatten().sort().values[int(self.pruned * gradient.numel())]
+        risk = weight.var(correction=0).clamp(max=1)
+        noise = torch.randn(gradient.shape, generator=generator).to(gradient) * self.noise * risk
+        return gradient * (magnitudes >= smallest) + noise * (magnitudes >= least)
+
+    def exposed(self, update: Update) -> Named:
+        """What was not set to zero; which of it got noise cannot be told."""
+        return {name: t != 0 for name, t in update.tensors.items()}

@@ -1,0 +1,42 @@
+"""PRECODE: a variational bottleneck before the head, whose randomness runs through the gradient.
+
+Sources: Scheliga et al. 2022, "PRECODE - A Generic Model Extension to Prevent Deep Gradient Leakage"; Scheliga et al.
+2022, "Combining Variational Modeling with Partial Gradient Perturbation to Prevent Deep Gradient Leakage", for the
+attack that leaves the random gradients out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import nn
+
+from rayfed.catalogue import component
+from rayfed.defences.base import Defence
+from rayfed.models.bottleneck import VariationalBottleneck
+from rayfed.models.head import before_head, untouched
+from rayfed.update import Named, Update
+
+
+@component
+class Precode(Defence):
+    """A variational bottleneck before the last linear layer; the loss gains `beta` times its KL divergence.
+
+    Empirical. The model learns with the bottleneck, and everybody knows it: it is part of the architecture.
+    """
+
+    bottleneck: Annotated[int, Field(ge=1)] = 256
+    """Random numbers that the features are encoded to."""
+    beta: Annotated[float, Field(ge=0)] = 1e-3
+    """Weight of the KL divergence from N(0, 1) in the loss."""
+
+    def adapt_model(self, model: nn.Module) -> nn.Module:
+        """Put the bottleneck in. Raises `UserError` for a model without a linear layer."""
+        return before_head(
+            model, "precode", lambda features: VariationalBottleneck(features, self.bottleneck, self.beta)
+        )
+
+    def exposed(self, update: Update) -> Named:
+        """The layers in front of the bottleneck: what was drawn reaches them weakened, the others directly."""
+        return untouched(update.tensors, "precode")

@@ -1,0 +1,39 @@
+"""The last linear layer of a network, and what a defence puts in front of it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from rayfed.errors import UserError
+from rayfed.update import Named
+
+
+def before_head(model: nn.Module, name: str, block: Callable[[int], nn.Module]) -> nn.Module:
+    """The model, in place, with a block in front of its last linear layer; `block` makes it from its features.
+
+    The layer `fc` becomes a sequence of `fc.NAME` and `fc.head`. Raises `UserError` for a model without a linear layer.
+    """
+    layers = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise UserError(
+            f"the defence {name} stands before the last linear layer, and the model has none: "
+            f"choose another defence, or a model that ends in a linear layer"
+        )
+    head = model.get_submodule(layers[-1])
+    assert isinstance(head, nn.Linear)
+    model.set_submodule(layers[-1], nn.Sequential(OrderedDict({name: block(head.in_features), "head": head})))
+    return model
+
+
+def untouched(tensors: Named, name: str) -> Named:
+    """Masks of an update that leave out the block that `before_head` put in, and the last linear layer behind it."""
+
+    def spoilt(parameter: str) -> bool:
+        module = parameter.rpartition(".")[0]
+        return f".{name}." in f"{module}." or module.endswith(".head")
+
+    return {n: torch.full_like(t, not spoilt(n), dtype=torch.bool) for n, t in tensors.items()}

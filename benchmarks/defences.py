@@ -58,6 +58,15 @@ DEFENCES: dict[str, Side] = {
     "soteria": Side("soteria", {"ratio": 0.5}, "Soteria", slow=True),
     "soteria, estimated": Side("soteria", {"ratio": 0.5, "jacobian": "estimated"}, "Soteria"),
     "grad_defense": Side("grad_defense", {"scale": 1e-3}, "Soteria"),
+    "dp_sgd": Side("dp_sgd", {"noise_multiplier": 1.0}),
+    "fed_cdp": Side("fed_cdp", {"noise_multiplier": 6.0, "clip": 4.0}),
+    "dp_fedavg, clients add the noise": Side("dp_fedavg", {"noise_multiplier": 1.0, "noise": "clients"}),
+    "dropout": Side("dropout", {"rate": 0.5}),
+    "precode": Side("precode", {}),
+    "mixup": Side("mixup", {}),
+    "instahide": Side("instahide", {}),
+    "ats": Side("ats", {}),
+    "outpost": Side("outpost", {}),
 }
 """What is measured; a new defence is one line."""
 
@@ -69,13 +78,15 @@ PAPER = {
 """Refiner (Fan 2024), table 5: seconds an iteration on an A10. It has no row without a defence."""
 
 
-def task_on(model_name: str, size: int) -> Task:
-    """A batch of noise; the public data have two images of each of two classes."""
-    model = build_model(model_name, {}, SHAPE, CLASSES, seed=1).eval()
+def task_on(model_name: str, size: int, defence: Defence | None = None) -> Task:
+    """A batch of noise on the model as the defence adapts it; two public images of each of two classes."""
+    model = build_model(model_name, {}, SHAPE, CLASSES, seed=1)
+    model = (defence.adapt_model(model) if defence else model).eval()
     rng = torch.Generator().manual_seed(2)
     data = Batch(torch.rand(size, *SHAPE, generator=rng), torch.arange(size) % CLASSES)
     public = Batch(torch.rand(4, *SHAPE, generator=rng), torch.arange(4) % 2)
-    return Task(0, 0, model, weights_of(model), buffers_of(model), data, rng, order=0, public=public, batch_size=size)
+    known = {"public": public, "batch_size": size, "classes": CLASSES}
+    return Task(0, 0, model, weights_of(model), buffers_of(model), data, rng, order=0, **known)
 
 
 def iteration(defences: Sequence[Defence]) -> Callable[[Task], Update]:
@@ -91,12 +102,14 @@ def seconds(work: Callable[[], object]) -> float:
 def compare(model_name: str, sides: Sequence[str], size: int, repeats: int) -> None:
     """Print a table: each side's median time, and the median of its ratios to none in the same turn."""
     task = task_on(model_name, size)
-    rounds = {side: iteration([build("defences", DEFENCES[side].name, DEFENCES[side].parameters)]) for side in sides}
+    defences = {side: build("defences", DEFENCES[side].name, DEFENCES[side].parameters) for side in sides}
+    tasks = {side: task_on(model_name, size, defence) for side, defence in defences.items()}
+    rounds = {side: iteration([defence]) for side, defence in defences.items()}
     plain = iteration([])
     plain(task)
     for side in sides:
         if not DEFENCES[side].slow or model_name == "lenet":
-            rounds[side](task)  # the first call of a kind compiles, and measures sensitivities
+            rounds[side](tasks[side])  # the first call of a kind compiles, and measures sensitivities
     taken: dict[str, list[float]] = {side: [] for side in sides}
     ratios: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(repeats):
@@ -105,7 +118,7 @@ def compare(model_name: str, sides: Sequence[str], size: int, repeats: int) -> N
                 continue
             plain(task)  # the memory that a side before has given back is fetched again
             alone = seconds(lambda: plain(task))
-            taken[side].append(seconds(lambda side=side: rounds[side](task)))  # type: ignore[misc]
+            taken[side].append(seconds(lambda side=side: rounds[side](tasks[side])))  # type: ignore[misc]
             ratios[side].append(taken[side][-1] / alone)
     print(f"\n{model_name}, batch {size}; load {os.getloadavg()[0]:.1f}; none {seconds(lambda: plain(task)):.4f} s")
     print(f"{'':40}{'s':>10}{'over none':>11}{'over quantise':>15}{'Refiner, over GQ':>18}")

@@ -104,6 +104,8 @@ class Matching:
     """What is added to the distance."""
     local: LocalTraining | None
     """The local steps to simulate; None: a gradient at the weights is matched."""
+    model_dtype: torch.dtype
+    """The precision of the model's passes; the sums that local steps make keep that of the weights."""
 
     @classmethod
     def of(
@@ -130,7 +132,7 @@ class Matching:
         model = without_tracking(model).to(device, inner)
         return cls(
             model=model,
-            weights=_cast(first.weights, inner),
+            weights=_cast(first.weights, dtype),
             buffers=_cast(buffers_for(model, first), inner),
             targets=_cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype),
             labels=None
@@ -141,6 +143,7 @@ class Matching:
             distance=distance,
             prior=prior,
             local=first.local if local_steps == "simulated" else None,
+            model_dtype=inner,
         )
 
     @property
@@ -210,16 +213,17 @@ class Matching:
         return points[:, self.pixels :].unflatten(1, (self.images_shape[0], self.classes))
 
     def _gradients(self, images: Tensor, labels: Tensor) -> Named:
-        outer, inner = images.dtype, next(iter(self.weights.values())).dtype
-        return _cast(self._own_gradients(**_cast({"images": images, "labels": labels}, inner)), outer)
+        inner = _cast({"images": images, "labels": labels}, self.model_dtype)
+        return _cast(self._own_gradients(**inner), images.dtype)
 
     def _own_gradients(self, images: Tensor, labels: Tensor) -> Named:
-        """In the model's precision."""
+        """Of images in the model's precision."""
         if self.local is not None:
             updates = many_local_updates(self.model, self.weights, self.buffers, images, labels, self.local)
             return {name: updates[name] / self.local.scale for name in self.targets}
-        matched = {name: self.weights[name] for name in self.targets}
-        fixed = self.buffers | {name: w for name, w in self.weights.items() if name not in matched}
+        weights = _cast(self.weights, self.model_dtype)
+        matched = {name: weights[name] for name in self.targets}
+        fixed = self.buffers | {name: w for name, w in weights.items() if name not in matched}
         if len(images) > 1:
             return many_gradients(self.model, matched, fixed, images, labels)
         # One problem alone is up to 1.6 times as fast without vmap.

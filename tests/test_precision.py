@@ -41,8 +41,9 @@ def test_together_equals_alone_and_batch_norm_works(attack: type[InvertingGradie
     assert alone.trace[0][1] == pytest.approx(together[1].trace[0][1], rel=0.01)  # bfloat16 has 8 bits
 
 
-@pytest.mark.parametrize("local", [LocalTraining(), LocalTraining(steps=3, lr=0.1)])
+@pytest.mark.parametrize("local", [LocalTraining(), LocalTraining(steps=3, lr=1e-3)])
 def test_slopes_point_where_those_of_float32_do(local: LocalTraining) -> None:
+    """Also after steps that are far below the spacing of bfloat16 at the weights."""
     model, observations = two_digits(known=False)
     observations = [replace(observation, local=local) for observation in observations]
     points = torch.rand(2, 64 + 10, generator=seeded(0)[0])

@@ -23,7 +23,8 @@ def local_update(
     `images` is (N, C, H, W), `labels` (N,) int64 or (N, K) probabilities. Every epoch takes the images in the same
     order: which permutation the client drew nobody else knows.
     """
-    slope = grad(lambda w, x, y: batch_loss(model, w, buffers, x, y))
+    dtype = images.dtype  # the passes may be coarser than the sum of many small steps
+    slope = grad(lambda w, x, y: batch_loss(model, {name: t.to(dtype) for name, t in w.items()}, buffers, x, y))
     now, velocity = weights, Named()
     for part in _batches(len(images), local):
         step = slope(now, images[part], labels[part])

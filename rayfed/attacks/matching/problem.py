@@ -114,6 +114,8 @@ class Matching:
     """What is added to the distance."""
     local: LocalTraining | None
     """The local steps to simulate; None: a gradient at the weights is matched."""
+    model_dtype: torch.dtype
+    """The precision of the model's passes; the sums that local steps make keep that of the weights."""
     masks: Named | None = None
     """Which values of the targets are matched, (V, ...) of 0 and 1; None: all."""
 
@@ -144,7 +146,7 @@ class Matching:
         targets = _cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype)
         return cls(
             model=model,
-            weights=_cast(first.weights, inner),
+            weights=_cast(first.weights, dtype),
             buffers=_cast(buffers_for(model, first), inner),
             targets=targets if masks is None else {name: t * masks[name] for name, t in targets.items()},
             labels=None
@@ -155,6 +157,7 @@ class Matching:
             distance=distance,
             prior=prior,
             local=first.local if local_steps == "simulated" else None,
+            model_dtype=inner,
             masks=masks,
         )
 
@@ -228,16 +231,17 @@ class Matching:
         return points[:, self.pixels :].unflatten(1, (self.images_shape[0], self.classes))
 
     def _gradients(self, images: Tensor, labels: Tensor) -> Named:
-        outer, inner = images.dtype, next(iter(self.weights.values())).dtype
-        return _cast(self._own_gradients(**_cast({"images": images, "labels": labels}, inner)), outer)
+        inner = _cast({"images": images, "labels": labels}, self.model_dtype)
+        return _cast(self._own_gradients(**inner), images.dtype)
 
     def _own_gradients(self, images: Tensor, labels: Tensor) -> Named:
-        """In the model's precision."""
+        """Of images in the model's precision."""
         if self.local is not None:
             updates = many_local_updates(self.model, self.weights, self.buffers, images, labels, self.local)
             return {name: updates[name] / self.local.scale for name in self.targets}
-        matched = {name: self.weights[name] for name in self.targets}
-        fixed = self.buffers | {name: w for name, w in self.weights.items() if name not in matched}
+        weights = _cast(self.weights, self.model_dtype)
+        matched = {name: weights[name] for name in self.targets}
+        fixed = self.buffers | {name: w for name, w in weights.items() if name not in matched}
         if len(images) > 1:
             return many_gradients(self.model, matched, fixed, images, labels)
         # One problem alone is up to 1.6 times as fast without vmap.

@@ -1,6 +1,7 @@
 """Defences, one a file; `TABLE` is what a scenario can name."""
 
 TABLE: dict[str, str] = {
+    "dcs2": "rayfed.defences.dcs2:Dcs2",
     "dldp_a": "rayfed.defences.dldp:DldpA",
     "dldp_b": "rayfed.defences.dldp:DldpB",
     "dp_fedavg": "rayfed.defences.dp_fedavg:DpFedAvg",

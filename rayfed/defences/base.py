@@ -32,6 +32,12 @@ class Batch(NamedTuple):
     """(N,) int64, or (N, K) probabilities where a defence mixed them."""
     mask: Tensor | None = None
     """(N,) 1 for a sample, 0 for padding; None when all count."""
+    places: Tensor | None = None
+    """(N,) int64, where each stands among all of the client's own; None where a defence has made them anew."""
+
+    def rows(self, index: Tensor) -> Batch:
+        """Some of the samples."""
+        return Batch(*(None if part is None else part[index] for part in self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -47,13 +53,17 @@ class Task:
     buffers: Named
     """The buffers, and the parameters that are frozen, as the client was sent them."""
     data: Batch
-    """All of the client's own data."""
+    """The client's own data: all of them, or the batch behind an observed gradient."""
     generator: torch.Generator
     """The defences' only source of randomness, seeded by (seed, round, client)."""
     order: int
     """Seed of the order in which the data are batched, from (seed, round, client) too."""
     public: Batch | None = None
     """Data that no client owns (the scenario's `data.public`); None where there are none."""
+    others: Batch | None = None
+    """The rest of the client's own data, for defences that mix them in; None where `data` are all."""
+    classes: int = 1
+    """How many there are: the columns of labels that are probabilities."""
     batch_size: int = 1
     """Samples of one local step, their expected number where they are drawn at random."""
     clients_per_round: int = 1

@@ -104,16 +104,23 @@ class Host:
 
     def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
         """A client's work in a round on some of the training samples."""
-        key = (self.scenario.seed, "client", sent.round, client)
+        key, train = (
+            (self.scenario.seed, "client", sent.round, client),
+            (self.data.train_images, self.data.train_labels),
+        )
+        own = self.parts[client]
+        rest = np.setdiff1d(own, indices)
         return Task(
             client=client,
             round=sent.round,
             model=self.arm(arm).model,
             weights=sent.weights,
             buffers=sent.buffers,
-            data=Batch(*self._tensors(self.data.train_images, self.data.train_labels, indices)),
+            data=Batch(*self._tensors(*train, indices), places=self._places(own, indices)),
             generator=seeds.torch_generator(*key, "defences"),
             order=self.order(sent, client),
+            others=Batch(*self._tensors(*train, rest), places=self._places(own, rest)) if len(rest) else None,
+            classes=len(self.data.classes),
             clients_per_round=self.scenario.clients_per_round,
             public=Batch(*self.public) if self.scenario.data.public else None,
             state=state,
@@ -123,6 +130,11 @@ class Host:
         """Images (M, C, H, W) in [0, 1] and labels (M,) of the test split: some rows of it, or all."""
         every = np.arange(len(self.data.test_labels))
         return self._tensors(self.data.test_images, self.data.test_labels, every if rows is None else rows)
+
+    def _places(self, own: np.ndarray, indices: np.ndarray) -> Tensor:
+        """Where each of some of a client's samples stands among all of them."""
+        order = np.argsort(own)
+        return torch.from_numpy(order[np.searchsorted(own, indices, sorter=order)]).to(self.device)
 
     def _tensors(self, images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(images[rows]).to(self.device)

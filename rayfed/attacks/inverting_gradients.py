@@ -18,7 +18,7 @@ from rayfed.attacks.labels import NO_HEAD, with_labels
 from rayfed.attacks.matching.adam import adam, best_restarts
 from rayfed.attacks.matching.options import GradientMatching
 from rayfed.attacks.matching.priors import total_variation
-from rayfed.attacks.matching.problem import one_minus_cosine
+from rayfed.attacks.matching.problem import Matching, one_minus_cosine
 from rayfed.catalogue import component
 from rayfed.update import Observation
 
@@ -47,12 +47,17 @@ class InvertingGradients(GradientMatching):
             return [not_applicable(observation, NO_HEAD) for observation in observations]
         return self._where_it_can_start(lambda o, g: self._group(o, model, g), labelled, generators)
 
+    def _matching(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> Matching:
+        return self._problem(
+            observations, model, one_minus_cosine, lambda images: self.tv * total_variation(images).mean(1)
+        )
+
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        problem = self._problem(
-            observations, model, one_minus_cosine, lambda images: self.tv * total_variation(images).mean(1)
-        )
+        problem = self._matching(observations, model, generators)
         start = torch.cat(
             [
                 self._started(torch.rand(self.restarts, problem.dimension, generator=generator), observation)

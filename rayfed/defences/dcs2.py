@@ -25,6 +25,8 @@ from rayfed.update import Named
 
 _NUMBERS_AT_ONCE = 16_000_000
 """In the per-sample gradients of one vectorised call: more only costs memory."""
+_SMALLEST = 1e-12
+"""A product of norms below it is one of gradients that vanish."""
 _MILESTONES = (3 / 8, 5 / 8, 7 / 8)
 
 Labels = dict[Literal["labels"], Annotated[list[int], Field(min_length=1)]]
@@ -172,7 +174,7 @@ def _cosine(left: Named, right: Named) -> Tensor:
         vector_norm(torch.stack([vector_norm(g.flatten(1), dim=1) for g in all_.values()]), dim=0)
         for all_ in (left, right)
     )
-    return inner / (ours * theirs).clamp(min=torch.finfo(inner.dtype).tiny)
+    return inner / (ours * theirs).clamp(min=_SMALLEST)
 
 
 def _parts(chosen: Batch, start: Batch, weights: Named) -> Iterator[tuple[Batch, Batch]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import filter as matching_names
 from math import prod
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -127,7 +127,7 @@ class Matching:
         prior: Prior | None = None,
         local_steps: LocalSteps = "divided",
         dtype: torch.dtype = torch.float32,
-    ) -> Matching:
+    ) -> Self:
         """The problem of observations that `in_groups` puts together; `dtype` is the precision in which it is solved.
 
         Raises `UserError` for a pattern in `layers` that no parameter fits.

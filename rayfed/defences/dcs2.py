@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.linalg import vecdot, vector_norm
+from torch.linalg import vector_norm
 from torch.nn import functional as F
 
 from rayfed.catalogue import component
@@ -25,8 +25,6 @@ from rayfed.update import Named
 
 _NUMBERS_AT_ONCE = 16_000_000
 """In the per-sample gradients of one vectorised call: more only costs memory."""
-_SMALLEST = 1e-12
-"""A product of norms below it is one of gradients that vanish."""
 _MILESTONES = (3 / 8, 5 / 8, 7 / 8)
 
 Labels = dict[Literal["labels"], Annotated[list[int], Field(min_length=1)]]
@@ -137,7 +135,7 @@ class Dcs2(Defence):
             found, answers = _sample_gradients(task, weights, images, start.labels)
             apart = vector_norm(images - chosen.images, dim=(1, 2, 3))
             output = vector_norm(answers - logits, dim=1) / vector_norm(logits, dim=1)
-            objective = 1 - _cosine(found, slopes) + torch.exp(-self.lambda_x * apart)
+            objective = 1 - F.cosine_similarity(found, slopes) + torch.exp(-self.lambda_x * apart)
             objective = objective + self.lambda_z * (output - self.epsilon)
             (images.grad,) = torch.autograd.grad(objective.sum(), images)
             optimiser.step()
@@ -154,27 +152,16 @@ def projected(step: Named, own: Named) -> Named:
     return {name: g - inner / square * own[name] for name, g in step.items()}
 
 
-def _sample_gradients(task: Task, weights: Named, images: Tensor, labels: Tensor) -> tuple[Named, Tensor]:
-    """Every sample's own gradient, (N, ...) by name, and its logits (N, K): one forward pass for both."""
+def _sample_gradients(task: Task, weights: Named, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Every sample's own gradient in one row, (N, P), and its logits (N, K): one forward pass for both."""
 
     def loss(w: Named, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         logits = functional_call(task.model, {**w, **task.buffers}, (image[None],))
         return F.cross_entropy(logits, label[None]), logits[0]
 
-    gradients, logits = vmap(grad(loss, has_aux=True), in_dims=(None, 0, 0), randomness="different")(
-        weights, images, labels
-    )
-    return gradients, logits
-
-
-def _cosine(left: Named, right: Named) -> Tensor:
-    """Of the angles between two gradients of every sample, (N,); 0 where a gradient vanishes."""
-    inner = torch.stack([vecdot(g.flatten(1), right[name].flatten(1)) for name, g in left.items()]).sum(0)
-    ours, theirs = (
-        vector_norm(torch.stack([vector_norm(g.flatten(1), dim=1) for g in all_.values()]), dim=0)
-        for all_ in (left, right)
-    )
-    return inner / (ours * theirs).clamp(min=_SMALLEST)
+    each = vmap(grad(loss, has_aux=True), in_dims=(None, 0, 0), randomness="different")
+    gradients, logits = each(weights, images, labels)
+    return torch.cat([g.flatten(1) for g in gradients.values()], 1), logits
 
 
 def _parts(chosen: Batch, start: Batch, weights: Named) -> Iterator[tuple[Batch, Batch]]:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import mean, median, stdev
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from rayfed.attacks.inverting_gradients import InvertingGradients
@@ -99,6 +99,27 @@ def victims(model: nn.Module, data: Batch, public: Batch, first: int, count: int
         yield work.replace(data=own.rows(torch.tensor([0])), others=own.rows(torch.arange(1, CLIENT)), public=public)
 
 
+def together(stack: Sequence[Defence], works: Sequence[Task]) -> list[Defence]:
+    """The same stack, the concealed samples of all victims made in one call: the same numbers sooner."""
+
+    def hurried(defence: Dcs2) -> Dcs2:
+        starts = [defence._start(work, work.data) for work in works]
+        start, chosen = (
+            Batch(torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches]))
+            for batches in (starts, [work.data for work in works])
+        )
+        images = defence._concealed(works[0], works[0].weights, chosen, start).split(1)
+        made = dict(zip((work.order for work in works), images, strict=True))
+
+        class Hurried(Dcs2):
+            def _concealed(self, task: Task, weights: Named, chosen: Batch, start: Batch) -> Tensor:
+                return made[task.order]
+
+        return Hurried(**asdict(defence))
+
+    return [hurried(defence) if isinstance(defence, Dcs2) else defence for defence in stack]
+
+
 def leak(chosen: argparse.Namespace) -> None:
     """A line for every arm and attack: what is found of the sensitive images."""
     data = images_of(chosen.data, chosen.case)
@@ -118,7 +139,9 @@ def leak(chosen: argparse.Namespace) -> None:
     true = data.images[chosen.first : chosen.first + chosen.images]
     for arm in chosen.arms:
         began = perf_counter()
-        send = update_method(Training(algorithm="fedsgd", batch_size=None), arms(chosen.case, chosen.iterations)[arm])
+        works = list(victims(model, data, domain, chosen.first, chosen.images))
+        stack = together(arms(chosen.case, chosen.iterations)[arm], works)
+        send = update_method(Training(algorithm="fedsgd", batch_size=None), stack)
         plain = update_method(Training(algorithm="fedsgd", batch_size=None), [])
         seen, cosines = [], []
         for work in victims(model, data, domain, chosen.first, chosen.images):
@@ -225,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=1200, help="of the attack")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, nargs="*", default=[11, 12])
     parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args(arguments)

@@ -13,7 +13,7 @@ from rayfed.data.base import Dataset
 from rayfed.metrics.score import Scorer
 from rayfed.results.images import encode_png
 from rayfed.scenario import AttackSpec, Scenario
-from rayfed.training.host import CohortReport, Host, Sent, State
+from rayfed.training.host import CohortReport, Host, Sent, Split, State
 from rayfed.training.observer import Observer, Truth
 from rayfed.update import Observation
 
@@ -40,9 +40,9 @@ class ClientActor:
         seen = [self._observer.observe(arm, sent, v, attack, states) for v in victims]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
-    def evaluate(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[float, int]:
-        """Summed loss and correct predictions on a slice of the test set."""
-        return self._host.evaluate(arm, sent, start, stop)
+    def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split) -> tuple[float, int]:
+        """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
+        return self._host.evaluate(arm, sent, start, stop, split)
 
     def score(
         self, truths: Sequence[Truth], guesses: Sequence[Guess]

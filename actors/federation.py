@@ -25,7 +25,7 @@ from rayfed.data.base import Dataset
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.training import plan
 from rayfed.training.arm import build_arm
-from rayfed.training.host import Sent, State
+from rayfed.training.host import Sent, Split, State
 
 EVALUATION_SLICE = 1000
 """Test samples in one call; fixed, so that the sum of losses does not depend on the cluster."""
@@ -208,22 +208,34 @@ class Federation:
             tables.rounds.append(_round_row(arm, round, [r for r in tables.clients if r["arm"] == arm], seconds[arm]))
         return states
 
-    def _evaluate(self, round: int, sent: dict[str, ray.ObjectRef]) -> dict[str, dict[str, float]]:
-        """Loss and accuracy on the test set, arm by arm, when the scenario wants them in this round."""
-        federation, samples = self._scenario.federation, len(self._data.test_labels)
-        if ((round + 1) % federation.evaluate_every and round + 1 < federation.rounds) or not samples:
+    def _evaluate(self, round: int, sent: dict[str, ray.ObjectRef]) -> dict[str, dict[str, float | None]]:
+        """Loss and accuracy on the test set, and accuracy on the clients' own data, arm by arm, when the scenario wants
+        them in this round.
+        """
+        federation = self._scenario.federation
+        if (round + 1) % federation.evaluate_every and round + 1 < federation.rounds:
             return {}
-        starts = range(0, samples, EVALUATION_SLICE)
+        sizes: dict[Split, int] = {"test": len(self._data.test_labels)}
+        if federation.evaluate_clients:
+            sizes["train"] = sum(self._samples)
         calls = [
-            Call("evaluate", (arm, ref, start, min(start + EVALUATION_SLICE, samples)), (arm, start))
+            Call("evaluate", (arm, ref, start, min(start + EVALUATION_SLICE, size), split), (arm, split, start))
             for arm, ref in sent.items()
-            for start in starts
+            for split, size in sizes.items()
+            for start in range(0, size, EVALUATION_SLICE)
         ]
         found = {call.tag: result for call, result, _ in self._run_clients(calls)}
+
+        def mean(arm: str, split: Split, which: int) -> float | None:
+            size = sizes.get(split)
+            starts = range(0, size or 0, EVALUATION_SLICE)
+            return sum(found[arm, split, start][which] for start in starts) / size if size else None
+
         return {
             arm: {
-                "test_loss": sum(found[arm, start][0] for start in starts) / samples,
-                "test_accuracy": sum(found[arm, start][1] for start in starts) / samples,
+                "test_loss": mean(arm, "test", 0),
+                "test_accuracy": mean(arm, "test", 1),
+                "train_accuracy": mean(arm, "train", 1),
             }
             for arm in sent
         }

@@ -190,6 +190,9 @@ class Federation(Section):
     """The server's optimiser."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between evaluations on the test set; the last round is always evaluated."""
+    evaluate_clients: bool = False
+    """Ask in the same rounds what share of the clients' own samples the new weights classify right: the accuracy on the
+    protected data where a defence protects all of them."""
 
 
 def _stacked(value: Any) -> Any:

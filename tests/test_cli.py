@@ -304,6 +304,10 @@ def test_every_scenario_runs_at_a_tiny_size(
     rounds = min(raw["federation"]["rounds"], 2)
     changes = [f"federation.rounds={rounds}", "data.train_samples=100", "data.test_samples=20"]
     small = {"iterations": 2, "batches": 20}
+    for name, stack in raw.get("arms", {}).items():
+        for i, defence in enumerate(stack):
+            fields = {p.name for p in catalogue.parameters(catalogue.find("defences", defence["name"]))}
+            changes += [f"arms.{name}.{i}.{field}={value}" for field, value in small.items() if field in fields]
     for i, attack in enumerate(raw.get("attacks", [])):
         fields = {p.name for p in catalogue.parameters(catalogue.find("attacks", attack["name"]))}
         changes += [f"attacks.{i}.{name}={value}" for name, value in small.items() if name in fields]
@@ -311,6 +315,9 @@ def test_every_scenario_runs_at_a_tiny_size(
     if path.stem == "cifar10":
         root = request.getfixturevalue("shared_data") / "cifar10"
         changes += [f"data.root={root}", "federation.clients=2"]
+    if path.stem == "dcs2_full":
+        changes += [f"data.root={request.getfixturevalue('shared_data')}", "federation.clients=2"]
+        changes += [f"resources.{kind}.num_gpus=0" for kind in ("clients", "attackers")]
     code, output = run("launch", str(path), "--out", str(tmp_path), *(part for c in changes for part in ("--set", c)))
     assert code == 0, output
     [folder] = tmp_path.iterdir()

@@ -403,6 +403,30 @@ def test_evaluation_counts_what_the_model_gets_right() -> None:
     )
 
 
+def test_evaluation_on_the_clients_own_samples_counts_those_of_every_client_once() -> None:
+    h, sent = host(scenario())
+    owned = np.concatenate(h.parts)
+    parts = [h.evaluate("none", sent, i, min(i + 60, len(owned)), "train") for i in range(0, len(owned), 60)]
+    with torch.no_grad():
+        logits = h.arm("none").model(torch.from_numpy(h.data.train_images[owned]).float() / 255)
+    assert sum(p[1] for p in parts) == int((logits.argmax(1) == torch.from_numpy(h.data.train_labels[owned])).sum())
+
+
+def test_an_observed_gradient_knows_where_its_samples_stand_and_what_else_the_client_has() -> None:
+    h, sent = host(scenario())
+    own = h.parts[1]
+    chosen = own[[5, 2]]
+    task = h.task("none", sent, 1, chosen, {})
+    assert task.data.places is not None
+    assert task.data.places.tolist() == [5, 2]
+    assert task.others is not None
+    assert task.others.places is not None
+    assert sorted([*task.data.places.tolist(), *task.others.places.tolist()]) == [*range(len(own))]
+    image = torch.from_numpy(h.data.train_images[own[task.others.places[3]]]).float() / 255
+    assert torch.equal(task.others.images[3], image)
+    assert h.task("none", sent, 1, own, {}).others is None
+
+
 def test_a_diverged_client_is_named() -> None:
     s = scenario()
     s = s.model_copy(update={"training": Training(lr=1e30, batch_size=8)})
@@ -435,9 +459,7 @@ def test_generators_depend_on_the_whole_key() -> None:
 
 def test_an_attacker_knows_public_data_where_the_scenario_says_so(digits) -> None:  # type: ignore[no-untyped-def]
     s = scenario()
-    h, sent = host(s)
-    h.data = h.data.with_public(0.1)
-    h.parts = [part[part < len(h.data.train_labels)] for part in h.parts]
+    h, sent = host(s.model_copy(update={"data": s.data.model_copy(update={"public": 0.1})}))
     known, _ = Observer(h).observe(
         "none", sent, 1, AttackSpec(name="dlg", observes="gradient", knowledge=["public"]), {}
     )

@@ -8,6 +8,7 @@ TABLE: dict[str, str] = {
     "dlg": "rayfed.attacks.dlg:Dlg",
     "idlg": "rayfed.attacks.idlg:Idlg",
     "inverting_gradients": "rayfed.attacks.inverting_gradients:InvertingGradients",
+    "two_images": "rayfed.attacks.two_images:TwoImages",
     "gradinversion": "rayfed.attacks.gradinversion:GradInversion",
     "analytic": "rayfed.attacks.analytic:Analytic",
     "grnn": "rayfed.attacks.grnn:Grnn",

@@ -18,7 +18,7 @@ from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.adam import adam, best_restarts
 from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
 from rayfed.attacks.matching.priors import total_variation
-from rayfed.attacks.matching.problem import one_minus_cosine
+from rayfed.attacks.matching.problem import Matching, one_minus_cosine
 from rayfed.catalogue import component
 from rayfed.update import Observation
 
@@ -45,10 +45,15 @@ class InvertingGradients(MixedPrecision, GradientMatching):
         """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
         return self._where_it_can_start(lambda o, g: self._group(o, model, g), observations, generators)
 
+    def _matching(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> Matching:
+        return self._problem(observations, model, one_minus_cosine, self._prior, model_dtype=self._model_dtype)
+
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        problem = self._problem(observations, model, one_minus_cosine, self._prior, model_dtype=self._model_dtype)
+        problem = self._matching(observations, model, generators)
         start = torch.cat(
             [
                 self._started(torch.rand(self.restarts, problem.dimension, generator=generator), observation)

@@ -2,6 +2,7 @@
 
 TABLE: dict[str, str] = {
     "ats": "rayfed.defences.ats:Ats",
+    "dcs2": "rayfed.defences.dcs2:Dcs2",
     "dldp_a": "rayfed.defences.dldp:DldpA",
     "dldp_b": "rayfed.defences.dldp:DldpB",
     "dp_fedavg": "rayfed.defences.dp_fedavg:DpFedAvg",

@@ -32,6 +32,12 @@ class Batch(NamedTuple):
     """(N,) int64, or (N, K) probabilities where a defence mixed them."""
     mask: Tensor | None = None
     """(N,) 1 for a sample, 0 for padding; None when all count."""
+    places: Tensor | None = None
+    """(N,) int64, where each stands among all of the client's own; None where a defence has made them anew."""
+
+    def rows(self, index: Tensor) -> Batch:
+        """Some of the samples."""
+        return Batch(*(None if part is None else part[index] for part in self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("train_loss", _real, "mean training loss of the round's clients (nats), weighted by samples"),
             _value("test_loss", _real, "mean cross entropy on the test set (nats); null where not evaluated"),
             _value("test_accuracy", _real, "share of the test set classified right, 0..1; null where not evaluated"),
+            _value("train_accuracy", _real, "share of all clients' own samples classified right, 0..1; null likewise"),
             _value("clients", _int, "clients whose updates were aggregated"),
             _value("samples", _long, "training samples behind those updates"),
             _value("actor_seconds", _real, "training of the arm: its cohorts' wall times on client actors, summed (s)"),

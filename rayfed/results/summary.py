@@ -92,6 +92,8 @@ class Arm:
     rounds: int
     accuracy: float | None
     """On the test set after the last evaluated round, 0..1."""
+    own_accuracy: float | None
+    """On all clients' own samples then; None where the scenario does not ask."""
     accuracy_round: int | None
     accuracy_change: float | None
     """Against the first arm; None for the first arm itself."""
@@ -203,6 +205,7 @@ def arms(
                 defences=_defences(scenario, name),
                 rounds=len(mine),
                 accuracy=accuracy,
+                own_accuracy=last["train_accuracy"] if last else None,
                 accuracy_round=last["round"] if last else None,
                 accuracy_change=None if accuracy is None or reference is None else accuracy - reference,
                 loss=last["test_loss"] if last else None,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from rayfed.training.cohort import cohort_updates
 from rayfed.update import Named, Update
 
 State = dict[str, Any]
+Split = Literal["test", "train"]
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,15 @@ class Host:
         return partial, CohortReport(rows, perf_counter() - began, {t.client: t.state for t in tasks if t.state})
 
     @torch.no_grad()
-    def evaluate(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[float, int]:
-        """Summed loss and correct predictions on a slice of the test set."""
+    def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> tuple[float, int]:
+        """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
         sent, model = self.here(sent), self.arm(arm).model
         loss, correct = 0.0, 0
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         for low in range(start, stop, 500):
             rows = np.arange(low, min(low + 500, stop))
-            images, labels = self.test_data(rows)
+            images, labels = self.test_data(rows) if split == "test" else self._training_data(self._owned[rows])
             logits = functional_call(model, {**sent.weights, **sent.buffers}, (images,))
             loss += float(F.cross_entropy(logits, labels, reduction="sum"))
             correct += int((logits.argmax(dim=1) == labels).sum())
@@ -105,19 +106,20 @@ class Host:
     def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
         """A client's work in a round on some of the training samples."""
         key = (self.scenario.seed, "client", sent.round, client)
-        rest = np.setdiff1d(self.parts[client], indices)
+        own = self.parts[client]
+        rest = np.setdiff1d(own, indices)
         return Task(
             client=client,
             round=sent.round,
             model=self.arm(arm).model,
             weights=sent.weights,
             buffers=sent.buffers,
-            data=Batch(*self._tensors(self.data.train_images, self.data.train_labels, indices)),
+            data=Batch(*self._training_data(indices), places=self._places(own, indices)),
             generator=seeds.torch_generator(*key, "defences"),
             order=self.order(sent, client),
-            clients_per_round=self.scenario.clients_per_round,
-            others=Batch(*self._tensors(self.data.train_images, self.data.train_labels, rest)) if len(rest) else None,
+            others=Batch(*self._training_data(rest), places=self._places(own, rest)) if len(rest) else None,
             classes=len(self.data.classes),
+            clients_per_round=self.scenario.clients_per_round,
             public=Batch(*self.public) if self.scenario.data.public else None,
             state=state,
         )
@@ -126,6 +128,19 @@ class Host:
         """Images (M, C, H, W) in [0, 1] and labels (M,) of the test split: some rows of it, or all."""
         every = np.arange(len(self.data.test_labels))
         return self._tensors(self.data.test_images, self.data.test_labels, every if rows is None else rows)
+
+    def _places(self, own: np.ndarray, indices: np.ndarray) -> Tensor:
+        """Where each of some of a client's samples stands among all of them."""
+        order = np.argsort(own)
+        return torch.from_numpy(order[np.searchsorted(own, indices, sorter=order)]).to(self.device)
+
+    @cached_property
+    def _owned(self) -> np.ndarray:
+        """The training indices of all clients."""
+        return np.concatenate(self.parts)
+
+    def _training_data(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        return self._tensors(self.data.train_images, self.data.train_labels, rows)
 
     def _tensors(self, images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(images[rows]).to(self.device)

@@ -50,12 +50,13 @@ def _own_data(task: Task) -> Batch:
 
 
 def _plain_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
-    return gradients.gradient(task.model, weights, task.buffers, *batch)
+    return gradients.gradient(task.model, weights, task.buffers, batch.images, batch.labels, batch.mask)
 
 
 def functional_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
     """The plain gradient in the form that works under vmap (autograd's own does not)."""
-    return grad_and_value(lambda w: gradients.batch_loss(task.model, w, task.buffers, *batch))(weights)
+    images, labels, mask, _ = batch
+    return grad_and_value(lambda w: gradients.batch_loss(task.model, w, task.buffers, images, labels, mask))(weights)
 
 
 def _train(task: Task, training: Training, data: DataMethod, gradient: GradientMethod) -> Update:
@@ -76,8 +77,7 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
     losses, sent = [], Named()
     for step, index in enumerate(batches(len(local.labels), training, task.order)):
         mask = None if len(index) else local.images.new_zeros(0)  # a Poisson draw can be empty: no slope then
-        batch = Batch(local.images[index], local.labels[index], mask)
-        sent, loss = gradient(task.replace(step=step), weights, batch)
+        sent, loss = gradient(task.replace(step=step), weights, local.rows(index)._replace(mask=mask))
         losses.append(loss)
         if training.algorithm == "fedavg":
             descend(weights, sent, velocity, training)

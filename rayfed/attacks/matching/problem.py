@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import filter as matching_names
 from math import prod
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -130,7 +130,7 @@ class Matching:
         local_steps: LocalSteps = "divided",
         dtype: torch.dtype = torch.float32,
         model_dtype: torch.dtype | None = None,
-    ) -> Matching:
+    ) -> Self:
         """The problem of observations that `in_groups` puts together; `dtype` is the precision in which it is solved,
         `model_dtype` that of the model's gradients, where it is another.
 

@@ -1,0 +1,120 @@
+"""Two images at once: the adaptive attacker on the defence `dcs2`, who knows it and its `lambda_g`.
+
+The gradient that dcs2 sends is that of two batches, the sensitive images and as many concealed ones. Cross entropy is
+linear in the labels, so the latter's two losses (Wu et al. 2024, "Concealing Sensitive Samples against Gradient Leakage
+in Federated Learning", equation 10) are one with mixed labels. Matching it is Inverting Gradients on a batch of twice
+the size, half of which is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.labels import last_linear
+from rayfed.attacks.matching.priors import total_variation
+from rayfed.attacks.matching.problem import Matching, one_minus_cosine
+from rayfed.attacks.probe import run
+from rayfed.catalogue import component
+from rayfed.update import Observation
+
+_DUMMIES = 64
+_NO_BIAS = "the update has no last linear layer with a bias, from which the labels of concealed samples are read"
+
+
+@component
+class TwoImages(InvertingGradients):
+    """Fits a concealed image beside every sensitive one, and keeps the sensitive ones.
+
+    All samples of the batch are taken to be concealed, and the step not to be projected. Concealed images leave [0, 1],
+    so theirs are sought in a wider box. The concealed samples' labels are read from the last layer; in a batch of more
+    than one it is a guess which goes with which.
+    """
+
+    lambda_g: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """That of the defence."""
+    width: Annotated[float, Field(ge=1)] = 10.0
+    """Of the box for concealed pixels, centred at grey."""
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
+        head = last_linear(observations[0].update, observations[0].classes)
+        if head is None or f"{head}.bias" not in observations[0].update:
+            return [not_applicable(observation, _NO_BIAS) for observation in observations]
+        return super().reconstruct(observations, model, generators)
+
+    def _group(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        found = super()._group(observations, model, generators)
+        return [
+            replace(pair, images=pair.images[: seen.batch_size], labels=_labels(seen).cpu())
+            for pair, seen in zip(found, observations, strict=True)
+        ]
+
+    def _matching(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> Matching:
+        sensitive = observations[0].batch_size
+        pairs = [self._paired(seen, model, g) for seen, g in zip(observations, generators, strict=True)]
+        problem = _Pairs.of(
+            pairs,
+            model,
+            self.layers,
+            one_minus_cosine,
+            lambda images: self.tv * total_variation(images[:, :sensitive]).mean(1),
+            self.local_steps,
+            model_dtype=self._model_dtype,
+        )
+        return replace(problem, width=self.width)
+
+    def _paired(self, seen: Observation, model: nn.Module, generator: torch.Generator) -> Observation:
+        """The observation as one of twice the samples, its labels (2N, K) probabilities."""
+        own = F.one_hot(_labels(seen), seen.classes).float()
+        concealed = F.one_hot(self._concealed_labels(seen, own, model, generator), seen.classes).float()
+        labels = torch.cat([own, torch.lerp(own, concealed, self.lambda_g)])
+        return replace(seen, batch_size=2 * seen.batch_size, labels=labels)
+
+    def _concealed_labels(self, seen: Observation, own: Tensor, model: nn.Module, generator: torch.Generator) -> Tensor:
+        """(N,) int64, from the gradient of the last bias: the sum over 2N samples of what the model gives a class less
+        what the labels do, over N. What the model gives is measured on noise.
+        """
+        head = last_linear(seen.update, seen.classes)
+        assert head is not None
+        noise = torch.rand(_DUMMIES, *seen.image_shape, generator=generator)
+        _, logits = run(model, seen, head, noise)
+        size = seen.batch_size
+        left = size * (2 * logits.softmax(1).mean(0) - seen.gradient[f"{head}.bias"]) - (2 - self.lambda_g) * own.sum(0)
+        labels = []
+        for _ in range(size):
+            labels.append(left.argmax())
+            left[labels[-1]] -= self.lambda_g
+        return torch.stack(labels)
+
+
+@dataclass(frozen=True)
+class _Pairs(Matching):
+    """The second half of the images are concealed ones, in a box of their own."""
+
+    width: float = 1.0
+
+    def images(self, points: Tensor) -> Tensor:
+        """(Q, D) -> (Q, 2N, C, H, W)"""
+        sensitive, concealed = super().images(points).chunk(2, dim=1)
+        return torch.cat([sensitive, 0.5 + self.width * (concealed - 0.5)], dim=1)
+
+
+def _labels(seen: Observation) -> Tensor:
+    """Granted or inferred: every group of observations has them."""
+    assert seen.labels is not None
+    return seen.labels

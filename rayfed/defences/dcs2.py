@@ -1,0 +1,197 @@
+"""DCS2: every sensitive sample is joined by a concealed one, which looks different and has nearly the same gradient.
+
+Source: Wu et al. 2024, "Concealing Sensitive Samples against Gradient Leakage in Federated Learning", equations 9 to
+12 and algorithm 1; iterations, optimiser and weights are those of its published settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.linalg import vector_norm
+from torch.nn import functional as F
+
+from rayfed.catalogue import component
+from rayfed.defences.base import Batch, Defence, GradientMethod, Task
+from rayfed.errors import UserError
+from rayfed.models.build import uses_batch_statistics
+from rayfed.update import Named
+
+_NUMBERS_AT_ONCE = 16_000_000
+"""In the per-sample gradients of one vectorised call: more only costs memory."""
+_MILESTONES = (3 / 8, 5 / 8, 7 / 8)
+
+Labels = dict[Literal["labels"], Annotated[list[int], Field(min_length=1)]]
+
+
+@component
+class Dcs2(Defence):
+    """Hide chosen samples among ones that are made for each of them, anew in every local step.
+
+    The pixels of concealed samples are free: nothing holds them in [0, 1]. The step stays within 90 degrees of the
+    undefended one, and is up to twice as long, as in the paper. Costs two gradients of every concealed sample an
+    iteration, so hundreds of times the plain step. Empirical.
+    """
+
+    vectorises: ClassVar[bool] = False
+
+    sensitive: Literal["all"] | Annotated[float, Field(gt=0, le=1)] | Labels | list[int] = "all"
+    """Which of a client's samples are concealed: `all`, a share (the first so many of them), those of some classes
+    (`{labels: [3, 5]}`), or a list of their places among the client's samples, counted from 0."""
+    start: Literal["sample", "noise", "public"] = "sample"
+    """What a concealed sample is made of: another sample of the client, uniform noise with a label drawn at random, or
+    a public image (the scenario's `data.public`)."""
+    mixup: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the sensitive image in that start; the paper's mixture has 0.3."""
+    iterations: Annotated[int, Field(ge=1)] = 1000
+    """Adam steps; the step size falls by ten at 3/8, 5/8 and 7/8 of them."""
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    """The first step size, in units of the range of a pixel."""
+    lambda_x: Annotated[float, Field(ge=0)] = 0.01
+    """Decay of the penalty on images that look alike, in their Euclidean distance."""
+    lambda_z: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the relative distance of the model's outputs."""
+    epsilon: Annotated[float, Field(ge=0)] = 0.01
+    """What that distance is measured against: it moves the value of the objective, not its slope."""
+    lambda_g: Annotated[float, Field(ge=0, le=1)] = 0.7
+    """Share of the concealed sample's own label in its loss; the rest is the sensitive sample's."""
+
+    def check(self, model: nn.Module) -> None:
+        """Refuse batch norm in training mode: a sample's gradient would depend on its neighbours."""
+        if uses_batch_statistics(model):
+            raise UserError(
+                "dcs2 imitates every sample's own gradient, and batch norm mixes the samples of a batch: replace it by "
+                "group norm (`norm: group` of convnet and the resnets), or fix its statistics with `batch_norm: eval`"
+            )
+
+    def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
+        """Join the batch by concealed samples, then turn the step back where it would undo the batch's own."""
+
+        def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+            own, loss = next(task, weights, batch)
+            chosen = batch.rows(self._sensitive(task, batch).nonzero().flatten())
+            if not len(chosen.labels):
+                return own, loss
+            start = self._start(task, chosen)
+            images = torch.cat([self._concealed(task, weights, *part) for part in _parts(chosen, start, weights)])
+            labels = torch.lerp(_one_hot(task, chosen.labels), _one_hot(task, start.labels), self.lambda_g)
+            joined = Batch(torch.cat([batch.images, images]), torch.cat([_one_hot(task, batch.labels), labels]))
+            mean, _ = next(task, weights, joined)
+            # The mean over all as equation 10 has it: a concealed sample weighs what a sample of the batch does.
+            growth = len(joined.labels) / len(batch.labels)
+            return projected({name: growth * g for name, g in mean.items()}, own), loss
+
+        return gradient
+
+    def _sensitive(self, task: Task, batch: Batch) -> Tensor:
+        """(N,) bool"""
+        if batch.places is None:
+            raise UserError(
+                "dcs2 conceals a client's own samples, and a defence before it makes them anew: leave one out"
+            )
+        match self.sensitive:
+            case "all":
+                return torch.ones_like(batch.labels, dtype=torch.bool)
+            case float(share):
+                return batch.places < ceil(share * _samples(task))
+            case {"labels": labels}:
+                return torch.isin(batch.labels, torch.tensor(labels).to(batch.labels))
+            case places:
+                return torch.isin(batch.places, torch.tensor(places).to(batch.places))
+
+    def _start(self, task: Task, chosen: Batch) -> Batch:
+        """What the concealed samples of the chosen ones are made of."""
+        count, device = len(chosen.labels), chosen.images.device
+        match self.start:
+            case "noise":
+                images = torch.rand(chosen.images.shape, generator=task.generator).to(chosen.images)
+                labels = torch.randint(task.classes, (count,), generator=task.generator).to(device)
+                found = Batch(images, labels)
+            case "public":
+                if task.public is None:
+                    raise UserError(
+                        "dcs2 with `start: public` needs images that no client owns: set a share of the training "
+                        "samples aside with `data.public`, such as 0.1"
+                    )
+                found = task.public.rows(torch.randint(len(task.public.labels), (count,), generator=task.generator))
+            case "sample":
+                found = _others(task, chosen)
+        return found._replace(images=found.images.lerp(chosen.images, self.mixup))
+
+    def _concealed(self, task: Task, weights: Named, chosen: Batch, start: Batch) -> Tensor:
+        """The images that minimise equation 9, (N, C, H, W); every sample is a problem of its own."""
+        slopes, logits = _sample_gradients(task, weights, chosen.images, chosen.labels)
+        images = start.images.clone().requires_grad_()
+        optimiser = torch.optim.Adam([images], lr=self.lr)
+        milestones = [ceil(share * self.iterations) for share in _MILESTONES]
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones)
+        for _ in range(self.iterations):
+            found, answers = _sample_gradients(task, weights, images, start.labels)
+            apart = vector_norm(images - chosen.images, dim=(1, 2, 3))
+            output = vector_norm(answers - logits, dim=1) / vector_norm(logits, dim=1)
+            objective = 1 - F.cosine_similarity(found, slopes) + torch.exp(-self.lambda_x * apart)
+            objective = objective + self.lambda_z * (output - self.epsilon)
+            (images.grad,) = torch.autograd.grad(objective.sum(), images)
+            optimiser.step()
+            schedule.step()
+        return images.detach()
+
+
+def projected(step: Named, own: Named) -> Named:
+    """The closest step to `step` that does not point away from the gradient `own`: equation 12 in closed form."""
+    inner, square = (sum(torch.sum(other[name] * g) for name, g in own.items()) for other in (step, own))
+    assert isinstance(inner, Tensor)
+    if inner >= 0:
+        return step
+    return {name: g - inner / square * own[name] for name, g in step.items()}
+
+
+def _sample_gradients(task: Task, weights: Named, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Every sample's own gradient in one row, (N, P), and its logits (N, K): one forward pass for both."""
+
+    def loss(w: Named, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        logits = functional_call(task.model, {**w, **task.buffers}, (image[None],))
+        return F.cross_entropy(logits, label[None]), logits[0]
+
+    each = vmap(grad(loss, has_aux=True), in_dims=(None, 0, 0), randomness="different")
+    gradients, logits = each(weights, images, labels)
+    return torch.cat([g.flatten(1) for g in gradients.values()], 1), logits
+
+
+def _parts(chosen: Batch, start: Batch, weights: Named) -> Iterator[tuple[Batch, Batch]]:
+    """As many samples with their starts as one vectorised call can hold."""
+    size = max(1, _NUMBERS_AT_ONCE // sum(w.numel() for w in weights.values()))
+    for index in torch.arange(len(chosen.labels)).split(size):
+        yield chosen.rows(index), start.rows(index)
+
+
+def _one_hot(task: Task, labels: Tensor) -> Tensor:
+    return F.one_hot(labels, task.classes).float()
+
+
+def _samples(task: Task) -> int:
+    """How many the client owns."""
+    return len(task.data.labels) + (0 if task.others is None else len(task.others.labels))
+
+
+def _others(task: Task, chosen: Batch) -> Batch:
+    """For each of the chosen samples another one of the client, drawn at random."""
+    count = _samples(task)
+    if count < 2:
+        raise UserError(
+            f"dcs2 starts from another sample of the client, and client {task.client} has one only: deal more to it, "
+            f"or take `start: noise`"
+        )
+    assert chosen.places is not None
+    drawn = torch.randint(count - 1, chosen.labels.shape, generator=task.generator).to(chosen.places)
+    drawn += drawn >= chosen.places
+    own = [part for part in (task.data, task.others) if part is not None]
+    order = torch.cat([part.places for part in own if part.places is not None]).argsort()
+    images, labels = torch.cat([part.images for part in own]), torch.cat([part.labels for part in own])
+    return Batch(images, labels).rows(order[drawn])

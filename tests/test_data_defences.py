@@ -170,7 +170,7 @@ arms: {{none: [], mixed: [{name}]}}
 def noise_of(defence: Outpost, step: int, seeds: range) -> list[bool]:
     """Whether that local step is perturbed, for many generators."""
     plain = task(4)
-    clean, _ = gradient(plain.model, plain.weights, plain.buffers, *plain.data)
+    clean, _ = gradient(plain.model, plain.weights, plain.buffers, *plain.data[:3])
     found = []
     for seed in seeds:
         asked = plain.replace(generator=torch.Generator().manual_seed(seed), step=step)

@@ -10,4 +10,5 @@ TABLE: dict[str, str] = {
     "laplace": "rayfed.defences.laplace:Laplace",
     "prune": "rayfed.defences.prune:Prune",
     "quantise": "rayfed.defences.quantise:Quantise",
+    "refiner": "rayfed.defences.refiner:Refiner",
 }

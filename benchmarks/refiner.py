@@ -2,11 +2,12 @@
 
     python -m benchmarks.refiner cost [--models lenet resnet10] [--batch 16] [--repeats 5]
     python -m benchmarks.refiner leak --train FILE --test FILE [--images 6] [--skip 0] [--iterations 400]
+                                      [--lenet relu]
     python -m benchmarks.refiner accuracy --train FILE --test FILE [--rounds 70] [--arms none refiner]
 
 `cost` compares a client's gradient with its floor: so many times two gradients of the model and one forward and
 backward pass of the evaluation network as there are iterations. `leak` attacks single images of the test file under a
-LeNet as it is initialised. `accuracy` trains that LeNet with 10 IID clients, one gradient each a round. One thread.
+LeNet as it is initialised (`sigmoid`: as DLG initialises it). `accuracy` trains that LeNet with 10 IID clients, one gradient each a round. One thread.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from rayfed.update import Observation
 CPU = torch.device("cpu")
 FAR = 1e6
 SEED = 11
+
+LENETS: dict[str, dict[str, object]] = {"relu": {}, "sigmoid": {"activation": "sigmoid", "init": "uniform"}}
 
 BASELINES: dict[str, list[Defence]] = {
     "none": [],
@@ -105,7 +108,7 @@ def leak(arguments: argparse.Namespace) -> None:
     data = images_of(arguments, arguments.skip + arguments.images)
     chosen = slice(arguments.skip, None)
     images, labels = pixels(data.test_images[chosen]), torch.from_numpy(data.test_labels[chosen])
-    model = build_model("lenet", {}, (3, 32, 32), 10, SEED)
+    model = build_model("lenet", LENETS[arguments.lenet], (3, 32, 32), 10, SEED)
     arms = BASELINES | RADII | FREE
     observations, apart = [], []
     for stack in arms.values():
@@ -210,6 +213,7 @@ def main() -> None:
     leaks.add_argument("--images", type=int, default=6)
     leaks.add_argument("--skip", type=int, default=0)
     leaks.add_argument("--iterations", type=int, default=400)
+    leaks.add_argument("--lenet", choices=list(LENETS), default="relu")
     accuracies.add_argument("--rounds", type=int, default=70)
     accuracies.add_argument("--arms", nargs="+", default=["none", "refiner"])
     arguments = parser.parse_args()

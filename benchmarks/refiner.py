@@ -6,8 +6,9 @@
     python -m benchmarks.refiner accuracy --train FILE --test FILE [--rounds 70] [--arms none refiner]
 
 `cost` compares a client's gradient with its floor: so many times two gradients of the model and one forward and
-backward pass of the evaluation network as there are iterations. `leak` attacks single images of the test file under a
-LeNet as it is initialised (`sigmoid`: as DLG initialises it). `accuracy` trains that LeNet with 10 IID clients, one gradient each a round. One thread.
+backward pass of the evaluation network as there are iterations. `leak` attacks single images of the test file under an
+untrained LeNet, PyTorch's (`relu`) or DLG's (`sigmoid`). `accuracy` trains the former with 10 IID clients, of whom each
+sends one gradient a round. One thread.
 """
 
 from __future__ import annotations

@@ -200,15 +200,16 @@ def train_generator(
 
 @app.command()
 def train_evaluator(
+    out: Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")],
     data: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="DATA...",
-            help="Scenarios (their public images), Parquet files, folders with one folder a class, names of data sets.",
+            metavar="[DATA...]",
+            help="Scenarios (their public images), Parquet files, folders with one folder a class, names of data sets; "
+            "by default free photographs of scikit-image and scikit-learn.",
             show_default=False,
         ),
-    ],
-    out: Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")],
+    ] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Height and width in which data sets are read.")] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Passes over all images (the paper: 20); by default about 500 steps.")
@@ -219,13 +220,14 @@ def train_evaluator(
 ) -> None:
     """Train the network that tells how much of an image is noise, for `refiner` and the metric `noise_ratio`."""
     with _errors_for_people(debug):
-        from rayfed.training.evaluator import make
+        from rayfed.training.evaluator import FREE_PHOTOGRAPHS, make
 
         def progress(epoch: int, epochs: int, loss: float) -> None:
             if not quiet:
                 print(f"epoch {epoch:>3}/{epochs}  loss {loss:.3f}", flush=True)
 
-        made = make([_public_data(source, size) for source in data], out, epochs, seed, progress)
+        specs = [_public_data(source, size) for source in data or []] or [FREE_PHOTOGRAPHS]
+        made = make(specs, out, epochs, seed, progress)
         print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
 
 

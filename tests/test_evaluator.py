@@ -108,10 +108,16 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path) -> None:
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "g.pt"
     save_generator(path, Generator((1, 8, 8), 10, latent=4, width=4), ORIGIN)
-    with pytest.raises(NetworkUnavailable, match=r"is not an evaluation network of rayfed: .*train-evaluator DATA"):
+    with pytest.raises(NetworkUnavailable, match=r"is not an evaluation network of rayfed: .*train-evaluator --out"):
         load_evaluator(str(path), CPU)
     with pytest.raises(UserError, match="there is no evaluation network"):
         load_evaluator(str(tmp_path / "absent.pt"), CPU)
+
+
+def test_without_data_it_takes_photographs_that_are_free() -> None:
+    loaded = training.FREE_PHOTOGRAPHS.build().load()
+    assert loaded.classes == ("astronaut", "cat", "coffee", "flower", "rocket", "temple")
+    assert loaded.image_shape == (3, 128, 128)
 
 
 def test_the_command_trains_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ class Kind:
 
 
 GENERATOR = Kind("generator", "a", "rayfed train-generator SCENARIO")
-EVALUATOR = Kind("evaluation network", "an", "rayfed train-evaluator DATA")
+EVALUATOR = Kind("evaluation network", "an", "rayfed train-evaluator")
 SHIPPED_EVALUATOR = Path(str(files("rayfed.models") / "evaluator.pt"))
 """The evaluation network that comes with the package; `docs/defences.md` says what it was trained on."""
 

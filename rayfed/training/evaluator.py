@@ -36,6 +36,11 @@ _SIDE = 32
 _GREY, _TWO_TONE = 0.25, 0.25
 """Shares of a batch without colour, in the noise neither, and of one in full black and white like script."""
 
+FREE_PHOTOGRAPHS = DataSpec.model_validate(
+    {"name": "photos", "size": 128, "photographs": ["astronaut", "cat", "coffee", "flower", "rocket", "temple"]}
+)
+"""In the public domain or under a licence that asks for attribution alone; the shipped network has seen these."""
+
 Progress = Callable[[int, int, float], None]
 """(epochs done, epochs in all, mean loss)"""
 

@@ -3,7 +3,7 @@
     python -m benchmarks.refiner cost [--models lenet resnet10] [--batch 16] [--repeats 5]
     python -m benchmarks.refiner leak --train FILE --test FILE [--images 6] [--skip 0] [--iterations 400]
                                       [--lenet relu]
-    python -m benchmarks.refiner accuracy --train FILE --test FILE [--rounds 70] [--arms none refiner]
+    python -m benchmarks.refiner accuracy --train FILE --test FILE [--rounds 80] [--arms none refiner]
 
 `cost` compares a client's gradient with its floor: so many times two gradients of the model and one forward and
 backward pass of the evaluation network as there are iterations. `leak` attacks single images of the test file under an
@@ -163,13 +163,13 @@ def show(
 
 
 def accuracy(arguments: argparse.Namespace) -> None:
-    """One gradient of every client a round, batches of 8, the mean taken with lr 0.2; the same batches in every arm."""
+    """One gradient of every client a round, batches of 4, the mean taken with lr 0.2; the same batches in every arm."""
     data = images_of(arguments, 1000)
     train, labels = pixels(data.train_images), torch.from_numpy(data.train_labels)
     parts = torch.randperm(len(labels), generator=seeds.torch_generator(SEED, "parts")).chunk(10)
     test, truth = pixels(data.test_images), torch.from_numpy(data.test_labels)
     arms = BASELINES | RADII
-    training = Training(algorithm="fedsgd", batch_size=8)
+    training = Training(algorithm="fedsgd", batch_size=4)
     for name in arguments.arms:
         model, began = build_model("lenet", {}, (3, 32, 32), 10, SEED), perf_counter()
         update = update_method(training, arms[name])
@@ -215,7 +215,7 @@ def main() -> None:
     leaks.add_argument("--skip", type=int, default=0)
     leaks.add_argument("--iterations", type=int, default=400)
     leaks.add_argument("--lenet", choices=list(LENETS), default="relu")
-    accuracies.add_argument("--rounds", type=int, default=70)
+    accuracies.add_argument("--rounds", type=int, default=80)
     accuracies.add_argument("--arms", nargs="+", default=["none", "refiner"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)

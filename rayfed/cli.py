@@ -212,7 +212,7 @@ def train_evaluator(
     ] = None,
     size: Annotated[int | None, typer.Option(min=1, help="Height and width in which data sets are read.")] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Passes over all images (the paper: 20); by default about 1,000 steps.")
+        int | None, typer.Option(min=1, help="Passes over all images (the paper: 20); by default about 500 steps.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")] = 0,
     quiet: Quiet = False,

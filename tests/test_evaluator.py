@@ -138,7 +138,7 @@ def test_the_command_trains_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ):
         result = CliRunner().invoke(app, ["train-evaluator", *arguments, "--out", out])
         assert said in " ".join(result.output.split())
-    assert asked == [(144 + 1379, 8)]
+    assert asked == [(144 + 1379, 4)]
 
 
 def held_out(name: str, shared_data: Path) -> Tensor:

@@ -30,7 +30,7 @@ _LR = 1e-4
 _BATCH = 128
 _SHARES = 11
 """0, 0.1, ..., 1."""
-_STEPS = 1000
+_STEPS = 500
 _SIDE = 32
 """Of the tiles in pixels."""
 _GREY, _TWO_TONE = 0.25, 0.25
@@ -87,7 +87,7 @@ def make(
 ) -> bool:
     """Train on the images of some data sets and save, unless `path` holds that network; whether it was trained.
 
-    Without `epochs` it takes about 1,000 steps, on a part of the tiles where there are many. Raises `UserError` where
+    Without `epochs` it takes about 500 steps, on a part of the tiles where there are many. Raises `UserError` where
     `path` holds another network.
     """
     tiles = np.concatenate([pyramid(public_images(spec)) for spec in specs])

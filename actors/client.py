@@ -24,7 +24,8 @@ class ClientActor:
     def __init__(self, scenario: Scenario, data: Dataset, parts: Sequence[np.ndarray], share: Share) -> None:
         self._host = Host(scenario, data, parts, set_up(share))
         self._observer = Observer(self._host)
-        self._scorer = Scorer(tuple(scenario.metrics.names), scenario.metrics.lpips_weights)
+        metrics = scenario.metrics
+        self._scorer = Scorer(tuple(metrics.names), metrics.lpips_weights, metrics.evaluator)
 
     def cohort(
         self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]

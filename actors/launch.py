@@ -174,7 +174,8 @@ def _federation(
             federation.start()
             progress.ready(saved.round + 1 if saved else 0)
             if scenario.attacks:
-                for message in Scorer(tuple(scenario.metrics.names), scenario.metrics.lpips_weights).unavailable():
+                metrics = scenario.metrics
+                for message in Scorer(tuple(metrics.names), metrics.lpips_weights, metrics.evaluator).unavailable():
                     progress.note(message)
             yield federation
 

@@ -65,7 +65,7 @@ def scenario_text(
         {
             "name": "audit",
             "seed": seed,
-            "data": _data(data) | ({} if size is None else {"size": size}),
+            "data": data_section(data) | ({} if size is None else {"size": size}),
             "model": {"name": model},
             "federation": {"rounds": 1, "clients": images},
             "arms": DEFENCES,
@@ -75,7 +75,8 @@ def scenario_text(
     )
 
 
-def _data(data: str) -> dict[str, Any]:
+def data_section(data: str) -> dict[str, Any]:
+    """A scenario's `data` of a Parquet file, a folder of images by class, or the name of a data set."""
     path = Path(data).expanduser()
     if path.suffix == ".parquet" or any(path.glob("*.parquet")):
         return {"name": "parquet", "train": data}

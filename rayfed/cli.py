@@ -239,6 +239,39 @@ def search_policy(
         print(f"{len(found)} of {candidates} policies keep the accuracy score; wrote {out} with policy {policy}")
 
 
+@app.command()
+def train_evaluator(
+    out: Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")],
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DATA...]",
+            help="Scenarios (their public images), Parquet files, folders with one folder a class, names of data sets; "
+            "by default free photographs of scikit-image and scikit-learn.",
+            show_default=False,
+        ),
+    ] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Height and width in which data sets are read.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over all images (the paper: 20); by default about 500 steps.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")] = 0,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train the network that tells how much of an image is noise, for `refiner` and the metric `noise_ratio`."""
+    with _errors_for_people(debug):
+        from rayfed.training.evaluator import FREE_PHOTOGRAPHS, make
+
+        def progress(epoch: int, epochs: int, loss: float) -> None:
+            if not quiet:
+                print(f"epoch {epoch:>3}/{epochs}  loss {loss:.3f}", flush=True)
+
+        specs = [_public_data(source, size) for source in data or []] or [FREE_PHOTOGRAPHS]
+        made = make(specs, out, epochs, seed, progress)
+        print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
+
+
 @app.command("list")
 def list_(kind: Kind, debug: Debug = False) -> None:
     """Name every component of a kind."""
@@ -354,6 +387,16 @@ def _load(path: Path, changes: list[str] | None) -> Any:
     catalogue.search(str(Path.cwd()))
     catalogue.search(str(path.resolve().parent))
     return scenario.load(path, changes or [])
+
+
+def _public_data(source: str, size: int | None) -> Any:
+    """The `data` section behind one argument of `train-evaluator`."""
+    from rayfed.audit import data_section
+    from rayfed.scenario import DataSpec
+
+    if Path(source).suffix in (".yaml", ".yml"):
+        return _load(Path(source), None).data
+    return DataSpec.model_validate(data_section(source) | ({} if size is None else {"size": size}))
 
 
 def _batches(text: str) -> list[int]:

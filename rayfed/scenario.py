@@ -220,7 +220,7 @@ class Privacy(Section):
     """Epsilon that no arm may exceed: an arm stops before the round that would."""
 
 
-MetricName = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "label_accuracy"]
+MetricName = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "label_accuracy"]
 
 
 class Metrics(Section):
@@ -230,6 +230,8 @@ class Metrics(Section):
     """The columns of the attacks' table that are filled."""
     lpips_weights: str | None = None
     """File or folder with the backbone's weights for LPIPS; null looks into torch's hub cache. Never downloads."""
+    evaluator: str | None = None
+    """File that `rayfed train-evaluator` wrote, for `noise_ratio`; null takes the network that comes with rayfed."""
 
 
 class Actors(Section):

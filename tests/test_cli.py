@@ -312,7 +312,7 @@ def test_every_scenario_runs_at_a_tiny_size(
         fields = {p.name for p in catalogue.parameters(catalogue.find("attacks", attack["name"]))}
         changes += [f"attacks.{i}.{name}={value}" for name, value in small.items() if name in fields]
         changes += [f"attacks.{i}.victims=1", f"attacks.{i}.rounds=[0]"]
-    if path.stem == "cifar10":
+    if raw["data"]["name"] == "cifar10":
         root = request.getfixturevalue("shared_data") / "cifar10"
         changes += [f"data.root={root}", "federation.clients=2"]
     if path.stem == "dcs2_full":

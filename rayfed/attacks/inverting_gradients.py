@@ -1,5 +1,7 @@
 """Inverting gradients: the cosine of the gradients and total variation, Adam on the sign of the slope.
 
+An attacker who knows Refiner adds its evaluation network as a prior against images that look like noise.
+
 Source: Geiping et al. 2020, "Inverting Gradients - How easy is it to break privacy in federated learning?", equation 4
 and section 5; its supplement for the schedule of the step size.
 """
@@ -20,6 +22,7 @@ from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import Matching, one_minus_cosine
 from rayfed.catalogue import component
+from rayfed.models.pretrained import load_evaluator
 from rayfed.update import Observation
 
 _DECAYS = (3 / 8, 5 / 8, 7 / 8)
@@ -37,6 +40,15 @@ class InvertingGradients(MixedPrecision, GradientMatching):
     """The first step size, in units of the range of a pixel."""
     tv: Annotated[float, Field(ge=0)] = 1e-3
     """Weight of the total variation."""
+    noise: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the share of noise that an evaluation network sees in the images, for attackers who know `refiner`."""
+    evaluator: str | None = None
+    """That network's file, as `refiner` takes it; null takes the one that comes with rayfed."""
+
+    def check(self, model: nn.Module, image_shape: tuple[int, int, int], classes: int) -> None:
+        """Raise `UserError` where the evaluation network is asked for and not there."""
+        if self.noise:
+            load_evaluator(self.evaluator, torch.device("cpu"))
 
     @needs_labels
     def reconstruct(
@@ -70,7 +82,12 @@ class InvertingGradients(MixedPrecision, GradientMatching):
         return best_restarts(problem, descent, victims)
 
     def _prior(self, images: Tensor) -> Tensor:
-        return self.tv * total_variation(images).mean(1)
+        """(Q, N, C, H, W) -> (Q,)"""
+        prior = self.tv * total_variation(images).mean(1)
+        if not self.noise:
+            return prior
+        evaluator = load_evaluator(self.evaluator, images.device)
+        return prior + self.noise * evaluator(images.flatten(0, 1)).unflatten(0, images.shape[:2]).mean(1)
 
 
 def decayed(lr: float, iterations: int) -> list[float]:

@@ -20,7 +20,6 @@ from torch.nn import functional as F
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.labels import last_linear
-from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import Matching, one_minus_cosine
 from rayfed.attacks.probe import run
 from rayfed.catalogue import component
@@ -72,7 +71,7 @@ class TwoImages(InvertingGradients):
             model,
             self.layers,
             one_minus_cosine,
-            lambda images: self.tv * total_variation(images[:, :sensitive]).mean(1),
+            lambda images: self._prior(images[:, :sensitive]),
             self.local_steps,
             model_dtype=self._model_dtype,
         )

@@ -18,6 +18,7 @@ TABLE: dict[str, str] = {
     "precode": "rayfed.defences.precode:Precode",
     "prune": "rayfed.defences.prune:Prune",
     "quantise": "rayfed.defences.quantise:Quantise",
+    "refiner": "rayfed.defences.refiner:Refiner",
     "soteria": "rayfed.defences.soteria:Soteria",
     "top_k": "rayfed.defences.top_k:TopK",
 }

@@ -18,12 +18,14 @@ from rayfed.metrics.assignment import assign
 from rayfed.metrics.images import mse, psnr, ssim
 from rayfed.metrics.labels import label_accuracy
 from rayfed.metrics.lpips import Lpips, LpipsUnavailable, Net
+from rayfed.metrics.noise import NoiseRatio
+from rayfed.models.pretrained import NetworkUnavailable
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 
 _PIXELS: dict[str, Metric] = {"mse": mse, "psnr": psnr, "ssim": ssim}
 _LPIPS: dict[str, Net] = {"lpips_alex": "alex", "lpips_vgg": "vgg"}
-METRICS = (*_PIXELS, *_LPIPS, "label_accuracy")
+METRICS = (*_PIXELS, *_LPIPS, "noise_ratio", "label_accuracy")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Scorer:
     names: tuple[str, ...]
     lpips_weights: str | None = None
     """As `Lpips` takes it. Without usable weights the LPIPS columns stay empty, with one warning."""
+    evaluator: str | None = None
+    """As `NoiseRatio` takes it; what is said of LPIPS holds for it, too."""
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -46,7 +50,9 @@ class Scorer:
             try:
                 if name in _LPIPS:
                     Lpips(_LPIPS[name], self.lpips_weights)
-            except LpipsUnavailable as error:
+                elif name == "noise_ratio":
+                    NoiseRatio(self.evaluator)
+            except (LpipsUnavailable, NetworkUnavailable) as error:
                 messages.append(f"the column {name} stays empty: {error}")
         return messages
 
@@ -56,7 +62,7 @@ class Scorer:
         Images are (N, C, H, W) in [0, 1], labels (N,) int64; the reconstruction may be in any order and on any
         device. A row holds `sample` (index of the true image), `order` (index of the reconstruction matched to it),
         `true_label`, `label` (the one found with that reconstruction) and the named metrics: None where the
-        reconstruction is not finite, or where LPIPS has no weights.
+        reconstruction is not finite, or where a metric's network has no weights.
         """
         images, labels = images.to(true_images), labels.to(true_labels)
         order = assign(true_images, images)
@@ -80,6 +86,8 @@ class Scorer:
         return [{"sample": i, "true_label": label} | empty for i, label in enumerate(true_labels.tolist())]
 
     def _metric(self, name: str) -> Metric | None:
+        if name == "noise_ratio":
+            return _noise_ratio(self.evaluator)
         return _PIXELS[name] if name in _PIXELS else _lpips(_LPIPS[name], self.lpips_weights)
 
 
@@ -98,4 +106,14 @@ def _lpips(net: Net, weights: str | None) -> Lpips | None:
         return Lpips(net, weights)
     except LpipsUnavailable as error:
         warnings.warn(f"the column lpips_{net} stays empty: {error}", stacklevel=2)
+        return None
+
+
+@lru_cache
+def _noise_ratio(evaluator: str | None) -> NoiseRatio | None:
+    """As `_lpips`."""
+    try:
+        return NoiseRatio(evaluator)
+    except NetworkUnavailable as error:
+        warnings.warn(f"the column noise_ratio stays empty: {error}", stacklevel=2)
         return None

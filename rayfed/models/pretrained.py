@@ -1,26 +1,50 @@
-"""A trained generator in a file: its weights, what it was trained on, and beside it the file's hash."""
+"""A trained network in a file: its weights, what it was trained on, and beside it the file's hash."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from hashlib import file_digest
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from rayfed.errors import UserError
 from rayfed.models.dcgan import Generator
+from rayfed.models.evaluator import Evaluator
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a file can hold."""
+
+    name: str
+    article: str
+    command: str
+    """What makes one, less `--out FILE`."""
+
+
+GENERATOR = Kind("generator", "a", "rayfed train-generator SCENARIO")
+EVALUATOR = Kind("evaluation network", "an", "rayfed train-evaluator")
+SHIPPED_EVALUATOR = Path(str(files("rayfed.models") / "evaluator.pt"))
+"""The evaluation network that comes with the package; `docs/defences.md` says what it was trained on."""
+
+
+class NetworkUnavailable(UserError):
+    """The file is missing, altered, or holds something else."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a generator was trained on and how; two with the same origin are the same."""
+    """What a network was trained on and how; two with the same origin are the same."""
 
     data: Mapping[str, Any]
-    """The scenario's data section."""
+    """The scenario's data section, or what else names the data."""
     images: str
     """SHA-256 of the images' bytes."""
     seed: int
@@ -33,15 +57,12 @@ def save_generator(path: Path, generator: Generator, origin: Origin) -> None:
     Raises `UserError` where nothing can be written.
     """
     shape = {name: getattr(generator, name) for name in ("image_shape", "classes", "latent", "width")}
-    weights = {name: tensor.cpu() for name, tensor in generator.state_dict().items()}
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"shape": shape, "origin": asdict(origin), "weights": weights}, unfinished)
-        _hash_file(path).write_text(f"{_digest(unfinished)}  {path.name}\n", encoding="utf-8")
-        os.replace(unfinished, path)
-    except (OSError, RuntimeError) as error:
-        raise UserError(f"cannot write the generator {path}: {error}") from error
+    _save(path, GENERATOR, generator, torch.float32, origin, shape)
+
+
+def save_evaluator(path: Path, evaluator: Evaluator, origin: Origin) -> None:
+    """As `save_generator`, in half precision: 3 MB."""
+    _save(path, EVALUATOR, evaluator, torch.float16, origin, {})
 
 
 def load_generator(path: str | Path, image_shape: tuple[int, int, int], classes: int) -> Generator:
@@ -50,53 +71,89 @@ def load_generator(path: str | Path, image_shape: tuple[int, int, int], classes:
     Raises `UserError` for a file that is missing, altered or no generator, and for one of other images or classes.
     """
     path = Path(os.path.expandvars(path)).expanduser()
-    content = _read(path)
+    content = _read(path, GENERATOR)
     shape = content["shape"]
     if tuple(shape["image_shape"]) != image_shape or shape["classes"] != classes:
         raise UserError(
             f"the generator {path} makes images of {_words(shape['image_shape'], shape['classes'])}, the data have "
-            f"{_words(image_shape, classes)}: train one on these data, {_how(path)}"
+            f"{_words(image_shape, classes)}: train one on these data, {_how(path, GENERATOR)}"
         )
     generator = Generator(**shape)
     generator.load_state_dict(content["weights"])
     return generator.eval().requires_grad_(False)
 
 
-def is_trained(path: Path, origin: Origin) -> bool:
-    """Whether a generator of this origin is in the file.
+@lru_cache
+def load_evaluator(path: str | None, device: torch.device) -> Evaluator:
+    """The evaluation network of a file, or the one that comes with rayfed; frozen, one for all who ask in a process.
+
+    Raises `NetworkUnavailable` for a file that is missing, altered or no evaluation network.
+    """
+    found = SHIPPED_EVALUATOR if path is None else Path(os.path.expandvars(path)).expanduser()
+    evaluator = Evaluator()
+    evaluator.load_state_dict(_read(found, EVALUATOR)["weights"])  # single precision again
+    return evaluator.to(device).eval().requires_grad_(False)
+
+
+def is_trained(path: Path, origin: Origin, kind: Kind = GENERATOR) -> bool:
+    """Whether a network of this kind and origin is in the file.
 
     Raises `UserError` where something else is: it is not for us to overwrite.
     """
     if not path.exists():
         return False
-    found = _read(path)["origin"]
+    found = _read(path, kind)["origin"]
     if found != asdict(origin):
         changed = ", ".join(sorted(key for key, value in asdict(origin).items() if found.get(key) != value))
-        raise UserError(f"{path} holds a generator of another {changed}: choose another --out, or remove it")
+        raise UserError(
+            f"{path} holds {kind.article} {kind.name} of another {changed}: choose another --out, or remove it"
+        )
     return True
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _save(
+    path: Path, kind: Kind, network: nn.Module, dtype: torch.dtype, origin: Origin, shape: Mapping[str, Any]
+) -> None:
+    weights = {
+        name: tensor.cpu().to(dtype) if tensor.is_floating_point() else tensor.cpu()
+        for name, tensor in network.state_dict().items()
+    }
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"kind": kind.name, "shape": dict(shape), "origin": asdict(origin), "weights": weights}
+        torch.save(content, unfinished)
+        _hash_file(path).write_text(f"{_digest(unfinished)}  {path.name}\n", encoding="utf-8")
+        os.replace(unfinished, path)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"cannot write the {kind.name} {path}: {error}") from error
+
+
+def _read(path: Path, kind: Kind) -> dict[str, Any]:
     """The content of a file whose hash is right."""
     if not path.is_file():
-        raise UserError(f"there is no generator {path}: {_how(path)}")
+        raise NetworkUnavailable(f"there is no {kind.name} {path}: {_how(path, kind)}")
     try:
         expected = _hash_file(path).read_text(encoding="utf-8").split()[0]
     except (OSError, UnicodeDecodeError, IndexError) as error:
-        raise UserError(
-            f"the generator's hash {_hash_file(path)} cannot be read: put it there, or {_how(path)}"
+        raise NetworkUnavailable(
+            f"the {kind.name}'s hash {_hash_file(path)} cannot be read: put it there, or {_how(path, kind)}"
         ) from error
     if _digest(path) != expected:
-        raise UserError(f"the generator {path} is truncated or altered, its SHA-256 is not {expected}: {_how(path)}")
+        raise NetworkUnavailable(
+            f"the {kind.name} {path} is truncated or altered, its SHA-256 is not {expected}: {_how(path, kind)}"
+        )
     try:
         content = torch.load(path, weights_only=True)
+        if content["kind"] != kind.name:
+            raise ValueError(f"it holds a {content['kind']}")
         return {key: content[key] for key in ("shape", "origin", "weights")}
     except Exception as error:  # whatever a foreign file makes torch's unpickler raise
-        raise UserError(f"{path} is not a generator of rayfed: {_how(path)}") from error
+        raise NetworkUnavailable(f"{path} is not {kind.article} {kind.name} of rayfed: {_how(path, kind)}") from error
 
 
-def _how(path: Path) -> str:
-    return f"remove what is left of it and run `rayfed train-generator SCENARIO --out {path}`"
+def _how(path: Path, kind: Kind) -> str:
+    return f"remove what is left of it and run `{kind.command} --out {path}`"
 
 
 def _hash_file(path: Path) -> Path:

@@ -26,7 +26,12 @@ from rayfed.results.summary import Arm, Claim, Leak, Row
 SHOWN = 8
 """Pairs of images shown for each arm and attack: those with the highest PSNR."""
 REPORT = "report.html"
-PERCEPTUAL = {"ssim": "SSIM", "lpips_alex": "LPIPS (AlexNet)", "lpips_vgg": "LPIPS (VGG)"}
+PERCEPTUAL = {
+    "ssim": "SSIM",
+    "lpips_alex": "LPIPS (AlexNet)",
+    "lpips_vgg": "LPIPS (VGG)",
+    "noise_ratio": "Noise ratio",
+}
 """Column of `attacks` -> heading; shown where a run measured it."""
 INFERRED = {
     "auc": "members among candidates (AUC)",

@@ -76,6 +76,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("ssim", _real, "structural similarity, at most 1"),
             _value("lpips_alex", _real, "LPIPS distance, AlexNet features; 0 for an exact copy"),
             _value("lpips_vgg", _real, "LPIPS distance, VGG16 features; 0 for an exact copy"),
+            _value("noise_ratio", _real, "share of noise in the reconstruction to an evaluation network, 0..1"),
             _value("objective", _real, "the attack's own final objective; its unit is the attack's"),
             _value("iterations", _int, "iterations that the attack made"),
             _value("seconds", _real, "wall time for the whole batch (s)"),

@@ -56,6 +56,7 @@ class Leak:
     ssim: Spread | None
     lpips_alex: Spread | None
     lpips_vgg: Spread | None
+    noise_ratio: Spread | None
     mse: Spread | None
     label_accuracy: Spread | None
     """Over attacked batches: it is one value a batch."""
@@ -153,7 +154,10 @@ def _leak(rows: Sequence[Row]) -> Leak:
         images=sum(measured(row["mse"]) or measured(row["psnr"]) for row in rows),
         setting=setting(rows),
         psnr=spread((row["psnr"] for row in rows), PSNR_CEILING),
-        **{name: spread(row[name] for row in rows) for name in ("ssim", "lpips_alex", "lpips_vgg", "mse")},
+        **{
+            name: spread(row[name] for row in rows)
+            for name in ("ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "mse")
+        },
         **{name: spread(row[name] for row in batches) for name in ("label_accuracy", "iterations", "seconds")},
         failures=dict(failures),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -18,7 +18,8 @@ from rayfed.data.base import Source, Split, hold_out_fifth
 from rayfed.data.images import Encoded, decode
 from rayfed.errors import DataError
 
-PHOTOGRAPHS: dict[str, tuple[str, str]] = {
+Photograph = Literal["astronaut", "cat", "coffee", "flower", "motorcycle", "rocket", "temple"]
+PHOTOGRAPHS: dict[Photograph, tuple[str, str]] = {
     "astronaut": ("skimage.data", "astronaut.png"),
     "cat": ("skimage.data", "chelsea.png"),
     "coffee": ("skimage.data", "coffee.png"),
@@ -36,13 +37,16 @@ class Photos(Source):
 
     size: Annotated[int, Field(ge=8)] = 32
     """Height and width of a patch in pixels; the photographs are cut, not resized."""
+    photographs: Annotated[list[Photograph], Field(min_length=1)] | None = None
+    """Which of them; all seven by default."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
         """All whole patches of the grid, photograph by photograph, row by row: 1,723 at the default size."""
-        patches = [_patches(package, name, self.size) for package, name in PHOTOGRAPHS.values()]
+        chosen = self.photographs or list(PHOTOGRAPHS)
+        patches = [_patches(*PHOTOGRAPHS[name], self.size) for name in chosen]
         labels = np.repeat(np.arange(len(patches)), [len(p) for p in patches])
         train, test = hold_out_fifth(Split(np.concatenate(patches), labels), f"photos at size {self.size}")
-        return train, test, tuple(PHOTOGRAPHS)
+        return train, test, tuple(chosen)
 
 
 def _patches(package: str, name: str, size: int) -> np.ndarray:

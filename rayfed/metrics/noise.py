@@ -1,0 +1,30 @@
+"""The share of noise in an image, as an evaluation network sees it.
+
+Source: Fan et al. 2024, "Refiner", section 5.3: beyond about 0.6 people see noise and nothing else.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rayfed.models.pretrained import load_evaluator
+
+_CHUNK = 64
+
+
+class NoiseRatio:
+    """Asks the evaluation network of a file, by default the one that comes with rayfed.
+
+    Raises `NetworkUnavailable`, which says how to make one, where there is none.
+    """
+
+    def __init__(self, evaluator: str | None = None) -> None:
+        load_evaluator(evaluator, torch.device("cpu"))
+        self.evaluator = evaluator
+
+    def __call__(self, true: Tensor, guess: Tensor) -> Tensor:
+        """Pairs (N, C, H, W) in [0, 1], C = 1 or 3, to the share of noise in `guess`, (N,) in [0, 1]."""
+        network = load_evaluator(self.evaluator, guess.device)
+        with torch.no_grad():
+            return torch.cat([network(images.float()) for images in guess.split(_CHUNK)])

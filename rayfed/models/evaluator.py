@@ -1,0 +1,32 @@
+"""The evaluation network: which share of an image is noise, to tell how much of it is left to be seen.
+
+Source: Fan et al. 2024, "Refiner: Data Refining against Gradient Leakage Attacks in Federated Learning", section 3.3
+and appendix D. Its linear layer reads the flattened last feature map, which ties a network to images of one size; here
+all positions share its weights (a mean over the map comes first), since noise looks alike everywhere.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+_WIDTHS = (128, 256, 512)
+
+
+class Evaluator(nn.Module):
+    """Three convolutions of 3x3, stride 2, padding 1, and a linear layer, for images of any size: 1.5M parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in zip((3, *_WIDTHS), _WIDTHS, strict=False):
+            layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.ReLU()]
+        self.features = nn.Sequential(*layers)
+        self.linear = nn.Linear(_WIDTHS[-1], 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (N, C, H, W) in [0, 1], C = 1 or 3, to the share of noise in each, (N,) in [0, 1]."""
+        return self.logits(images).sigmoid()
+
+    def logits(self, images: Tensor) -> Tensor:
+        """What the sigmoid is taken of, (N,). Grey images are repeated to three channels."""
+        return self.linear(self.features(images.expand(-1, 3, -1, -1)).mean((2, 3)))[:, 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 from typing import Any
@@ -101,11 +101,12 @@ class Federation:
         """
         self._clients.wait()
 
-    def play(self, round: int, arms: Sequence[str]) -> RoundTables:
-        """Play one round of some arms; when the server dies or a node takes objects with it, start the server from the
-        last finished round and play again. Raises `ResourceError` when the cluster has no place for actors any more.
+    def play(self, round: int, limits: Mapping[str, int]) -> RoundTables:
+        """Play one round of the arms that have so many; when the server dies or a node takes objects with it, start the
+        server from the last finished round and play again. Raises `ResourceError` when the cluster has no place for
+        actors any more.
         """
-        return self._surviving(lambda: self._play(round, arms), round)
+        return self._surviving(lambda: self._play(round, limits), round)
 
     def attack(self, round: int) -> RoundTables:
         """Only the attacks of a round, on the weights that clients would be sent in it; again as `play` does it."""
@@ -158,15 +159,16 @@ class Federation:
         self._attack(round, {arm: sent for arm, (sent, _) in served.items()}, tables)
         return tables
 
-    def _play(self, round: int, arms: Sequence[str]) -> RoundTables:
-        tables = RoundTables()
+    def _play(self, round: int, limits: Mapping[str, int]) -> RoundTables:
+        tables, arms = RoundTables(), [arm for arm, limit in limits.items() if round < limit]
         cohorts = plan.cohorts(self._scenario, round)
         served = {arm: self._sent.get(arm) or self._ask_server("sent", arm, round) for arm in arms}
         before = {arm: sent for arm, (sent, _) in served.items()}
         states = self._train(round, cohorts, before, tables)
-        key = seeds.torch_generator(self._scenario.seed, "server", round).initial_seed()
-        served = {arm: self._ask_server("finish", arm, round, key) for arm in arms}
-        evaluations = self._evaluate(round, {arm: sent for arm, (sent, _) in served.items()})
+        served = {arm: self._ask_server("finish", arm, round, self._server_key(arm, round)) for arm in arms}
+        every = self._scenario.federation.evaluate_every
+        due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]
+        evaluations = self._evaluate({arm: served[arm][0] for arm in due})
         self._attack(round, before, tables)
         self._saved |= {arm: _arm_state(*ray.get(list(refs))) for arm, refs in served.items()}
         self._sent = served
@@ -176,6 +178,10 @@ class Federation:
         for arm, changed in states.items():
             self.states[arm].update(changed)
         return tables
+
+    def _server_key(self, arm: str, round: int) -> int:
+        """Of the server's own randomness; another in each arm, for the difference of two arms would cancel noise."""
+        return seeds.torch_generator(self._scenario.seed, "server", round, arm).initial_seed()
 
     def _ask_server(self, method: str, *arguments: Any) -> Served:
         sent, optimiser = getattr(self._server, method).options(num_returns=2).remote(*arguments)
@@ -208,15 +214,10 @@ class Federation:
             tables.rounds.append(_round_row(arm, round, [r for r in tables.clients if r["arm"] == arm], seconds[arm]))
         return states
 
-    def _evaluate(self, round: int, sent: dict[str, ray.ObjectRef]) -> dict[str, dict[str, float | None]]:
-        """Loss and accuracy on the test set, and accuracy on the clients' own data, arm by arm, when the scenario wants
-        them in this round.
-        """
-        federation = self._scenario.federation
-        if (round + 1) % federation.evaluate_every and round + 1 < federation.rounds:
-            return {}
+    def _evaluate(self, sent: dict[str, ray.ObjectRef]) -> dict[str, dict[str, float | None]]:
+        """Loss and accuracy on the test set, arm by arm, and accuracy on clients' own data where it is asked for."""
         sizes: dict[Split, int] = {"test": len(self._data.test_labels)}
-        if federation.evaluate_clients:
+        if self._scenario.federation.evaluate_clients:
             sizes["train"] = sum(self._samples)
         calls = [
             Call("evaluate", (arm, ref, start, min(start + EVALUATION_SLICE, size), split), (arm, split, start))

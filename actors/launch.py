@@ -45,7 +45,7 @@ def launch(scenario: Scenario, out: str | None, address: str | None, progress: P
     Raises `UserError` for what the user can mend; whatever is raised, the folder says how far the run came.
     """
     inputs = prepare(scenario)
-    _ = inputs.limits  # a budget that is too small shows before there is a folder
+    _ = inputs.privacy  # what cannot be accounted, or kept to a budget, shows before there is a folder
     folder = _new_folder(inputs, out)
     _play(inputs, folder, address, progress, None)
     return folder
@@ -130,7 +130,7 @@ def _play(
     """The rounds after the checkpoint, then the report; the folder's status and log follow along."""
     first, limits = saved.round + 1 if saved else 0, inputs.limits
     rounds = max(limits.values())
-    privacy = inputs.privacy()
+    privacy = inputs.privacy
     with (
         _recorded(folder, "training", first, rounds) as log,
         _federation(inputs, folder, address, progress, saved) as federation,
@@ -139,11 +139,13 @@ def _play(
         progress.accounted(privacy)
         for arm, limit in limits.items():
             if limit < inputs.scenario.federation.rounds:
-                message = f"arm {arm} ends after round {limit - 1}: one more would spend more than privacy.budget"
+                message = f"arm {arm} ends after {limit} rounds: one more would spend more than privacy.budget"
+                if any(round >= limit for attack in inputs.scenario.attacks for round in attack.rounds):
+                    message += "; attacks of later rounds do not meet it"
                 log.line(message)
                 progress.note(message)
         for round in range(first, rounds):
-            tables = federation.play(round, [arm for arm, limit in limits.items() if round < limit])
+            tables = federation.play(round, limits)
             _write(folder, round, tables)
             checkpoint.save(folder, checkpoint.Checkpoint(round, federation.saved, federation.states))
             log.round_done(round, tables)

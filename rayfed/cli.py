@@ -137,7 +137,7 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         )
         print(f"  clients: {len(sizes)}, with {sizes[0]} to {sizes[-1]} samples ({loaded.partition.name})")
         print(f"  arms: {', '.join(loaded.stacks)}")
-        for line in guarantees(inputs.privacy()):
+        for line in guarantees(inputs.privacy):
             print(f"  {line}")
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
         foreign = sorted({spec.name for spec in _components(loaded) if ":" in spec.name})

@@ -67,10 +67,11 @@ class RunView:
     def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
         """Say what is guaranteed, and what is not; nothing of arms without a defence."""
         for row in rows:
-            if (epsilon := row.get("epsilon")) is not None:
-                self._privacy[row["arm"]] = f"{epsilon:.3g}"
-            elif row.get("note") is not None:
-                self._privacy.setdefault(row["arm"], "none")
+            said = (
+                f"{row['epsilon']:.3g} {row['unit']}" if row.get("epsilon") is not None else row.get("note") and "none"
+            )
+            if said:
+                self._privacy[row["arm"]] = ", ".join(filter(None, [self._privacy.get(row["arm"]), said]))
         for line in guarantees(rows):
             self._say(line)
 
@@ -137,7 +138,9 @@ class RunView:
         title = "leakage (mean over images; best is the closest one)" + " and accuracy" * bool(accuracy)
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         for column in columns:
-            table.add_column(column, justify="left" if column in ("arm", "attack") else "right", no_wrap=True)
+            table.add_column(
+                column, justify="left" if column in ("arm", "attack") else "right", no_wrap=column != "epsilon"
+            )
         for (arm, attack), found in _grouped(self._attacks).items():
             psnr, ssim = _values(found, "psnr"), _values(found, "ssim")
             row: list[str | Text] = [

@@ -217,7 +217,7 @@ class Privacy(Section):
     accountant: Literal["pld", "rdp"] | None = None
     """Privacy loss distributions, or Renyi differential privacy; null: the former where it can follow the sampling."""
     budget: Annotated[float, Field(gt=0)] | None = None
-    """Epsilon that no arm may exceed: an arm stops before the round that would."""
+    """Epsilon that no arm may exceed: an arm stops before the round that would. Arms without a mechanism play on."""
 
 
 MetricName = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "label_accuracy"]

@@ -60,7 +60,15 @@ def test_the_bar_leaves_out_an_accuracy_that_was_not_measured(view: RunView) -> 
 
 def test_what_is_guaranteed_is_told_before_and_after(view: RunView) -> None:
     view.ready(0)
-    guaranteed = {"arm": "dp", "rounds": 1, "epsilon": 2.9555, "delta": 1e-5, "adjacency": "one more", "against": "all"}
+    guaranteed = {
+        "arm": "dp",
+        "rounds": 1,
+        "epsilon": 2.9555,
+        "delta": 1e-5,
+        "unit": "sample",
+        "adjacency": "one more",
+        "against": "all",
+    }
     view.accounted([guaranteed, {"arm": "prune", "rounds": 1, "note": "empirical: no"}, {"arm": "none", "rounds": 1}])
     assert "privacy of dp after 1 round: epsilon 2.96 at delta 1e-05 for one more, against all" in printed(view)
     assert "privacy of prune: empirical: no" in printed(view)
@@ -69,7 +77,7 @@ def test_what_is_guaranteed_is_told_before_and_after(view: RunView) -> None:
     assert "no client" in printed(view)
     view.finished("report.html")
     words = [line.split() for line in printed(view).splitlines()[-7:]]
-    assert [w[-1] for w in words if w and w[0] in ("dp", "prune", "none")] == ["2.96", "none", "-"]
+    assert [w[-1] for w in words if w and w[0] in ("dp", "prune", "none")] == ["sample", "none", "-"]
 
 
 def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:

@@ -20,10 +20,11 @@ from rayfed.errors import UserError
 from rayfed.gradients import norm, per_sample_gradients, weights_of
 from rayfed.models.build import build_model
 from rayfed.privacy.accountant import Release, analytic_gaussian, guarantee, least_noise
-from rayfed.scenario import Training
+from rayfed.scenario import AttackSpec, Training
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import Inputs, prepare
 from rayfed.training.local import gradient_method, update_method
+from rayfed.training.observer import Observer
 from rayfed.update import Named
 
 CPU = torch.device("cpu")
@@ -174,7 +175,7 @@ def test_batch_norm_is_refused_with_its_replacement() -> None:
 
 @pytest.mark.parametrize(
     ("defence", "order", "spread"),
-    [(Gaussian(epsilon=1, clip=0.1), 2, "norm"), (Laplace(epsilon=1, clip=0.1), 1, "laplace")],
+    [(Gaussian(epsilon_per_update=1, clip=0.1), 2, "norm"), (Laplace(epsilon_per_update=1, clip=0.1), 1, "laplace")],
 )
 def test_local_noise_hides_twice_the_clip_bound(digits: Batch, defence, order: int, spread: str) -> None:  # type: ignore[no-untyped-def]
     training = Training(steps=3, batch_size=10, lr=0.1)
@@ -266,7 +267,7 @@ federation: {rounds: 4, clients: 6}
 
 
 def claimed(extra: str, **changes: str) -> list[dict]:  # type: ignore[type-arg]
-    return inputs(extra, **changes).privacy()
+    return inputs(extra, **changes).privacy
 
 
 def test_dp_sgd_is_accounted_for_the_worst_client() -> None:
@@ -276,26 +277,36 @@ def test_dp_sgd_is_accounted_for_the_worst_client() -> None:
     expected = max(guarantee([Release("gaussian", 1.5, 4 * -(-n // 30), min(30, n) / n)], 1e-5).epsilon for n in sizes)
     assert row["epsilon"] == pytest.approx(expected)
     assert (row["unit"], row["accountant"], row["delta"]) == ("sample", "pld", 1e-5)
-    assert "added or removed" in row["adjacency"]
+    assert row["adjacency"] == "the gradients of one sample set to zero"
 
 
 def test_shuffled_batches_gain_nothing_from_sampling() -> None:
     [row] = claimed("defences: [{name: dp_sgd, noise_multiplier: 2}]\n", training__sampling="shuffle")
     assert row["epsilon"] == pytest.approx(guarantee([Release("gaussian", 2, 4)], 1e-5).epsilon)
-    assert "set to zero" in row["adjacency"]
 
 
 def test_dp_fedavg_is_accounted_for_the_draw_that_is_made() -> None:
     text = "defences: [{name: dp_fedavg, noise_multiplier: 2}]\n"
     [everybody] = claimed(text)
     [fixed] = claimed(text, federation__clients_per_round="3")
+    [all_others] = claimed(text, federation__clients_per_round="5")
     [poisson] = claimed(text, federation__clients_per_round="3", federation__sampling="poisson")
     assert everybody["epsilon"] == pytest.approx(guarantee([Release("gaussian", 2, 4)], 1e-5).epsilon)
-    # one client in another's place moves the sum by twice the bound
-    assert fixed["epsilon"] == pytest.approx(guarantee([Release("gaussian", 1, 4, drawn=(3, 6))], 1e-5).epsilon)
+    # one client in another's place moves the sum by twice the bound; a third client knows that it is neither
+    assert fixed["epsilon"] == pytest.approx(guarantee([Release("gaussian", 1, 4, drawn=(3, 5))], 1e-5).epsilon)
+    assert all_others["epsilon"] == pytest.approx(guarantee([Release("gaussian", 1, 4)], 1e-5).epsilon)
     assert poisson["epsilon"] == pytest.approx(guarantee([Release("gaussian", 2, 4, 0.5)], 1e-5).epsilon)
     assert [row["accountant"] for row in (everybody, fixed, poisson)] == ["pld", "rdp", "pld"]
     assert "not the server" in everybody["against"]
+
+
+def test_clients_who_add_the_noise_gain_nothing_from_the_draw_and_know_their_own_part() -> None:
+    text = "defences: [{name: dp_fedavg, noise_multiplier: 2, noise: clients}]\n"
+    [row] = claimed(text, federation__clients_per_round="4")
+    rounds = inputs(text, federation__clients_per_round="4").accounts[0].setting(4).most_rounds
+    assert row["epsilon"] == pytest.approx(guarantee([Release("gaussian", 2 * 0.75**0.5, rounds)], 1e-5).epsilon)
+    with pytest.raises(UserError, match="two or more of them"):
+        inputs(text, federation__clients_per_round="1")
 
 
 def test_fed_cdp_pays_for_every_layer() -> None:
@@ -320,9 +331,11 @@ def test_an_epsilon_is_turned_into_noise_before_the_run() -> None:
         ("defences: [{name: prune, ratio: 0.5}]\n", "empirical"),
         ("defences: [{name: dldp_b}]\n", "empirical"),
         ("defences: [{name: tests.test_privacy:Peeks}, {name: gaussian, sigma: 1, clip: 1}]\n", "guaranteed"),
+        ("defences: [{name: tests.test_privacy:Peeks}, {name: dp_sgd, noise_multiplier: 1}]\n", "looks at the data"),
+        ("defences: [{name: prune, ratio: 0.5}, {name: dp_sgd, noise_multiplier: 1}]\n", "guaranteed"),
         ("defences: [{name: gaussian, sigma: 1, clip: 1}, {name: prune, ratio: 0.5}]\n", "guaranteed"),
         ("defences: [{name: gaussian, sigma: 1, clip: 1}, {name: tests.test_privacy:Peeks}]\n", "looks at the data"),
-        ("defences: [{name: tests.test_privacy:Mixes}, {name: dp_sgd, noise_multiplier: 1}]\n", "samples anew"),
+        ("defences: [{name: tests.test_privacy:Mixes}, {name: dp_sgd, noise_multiplier: 1}]\n", "changes the samples"),
     ],
 )
 def test_a_guarantee_is_claimed_only_where_there_is_one(extra: str, note: str | None) -> None:
@@ -338,6 +351,49 @@ def test_statistics_without_noise_break_a_guarantee() -> None:
     assert "batch norm" in row["note"]
     [row] = claimed("defences: [{name: gaussian, sigma: 1, clip: 1}]\n", **changes, model__batch_norm="eval")
     assert row["epsilon"] > 0
+
+
+class Statistics(nn.Module):
+    """A norm that is no batch norm and keeps statistics all the same."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm2d(1, track_running_stats=True)
+        self.out = nn.Linear(64, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(images).flatten(1))
+
+
+def test_any_statistics_without_noise_break_a_guarantee() -> None:
+    [row] = claimed(
+        "defences: [{name: gaussian, sigma: 1, clip: 1}]\n", model="{name: 'tests.test_privacy:Statistics'}"
+    )
+    assert "statistics such as batch norm's" in row["note"]
+
+
+def test_arms_and_observed_gradients_have_noise_of_their_own() -> None:
+    """Else two arms with other multipliers, or a gradient and an update, would cancel it."""
+    noisy = "[{name: gaussian, sigma: 1, clip: 1}]"
+    found = inputs(f"arms: {{a: {noisy}, b: {noisy}}}\n")
+    host, sent = cohort(found, [0])
+    seen = Observer(host)
+    attack = AttackSpec(name="dlg")
+    updates = [seen.observe(arm, sent, 0, attack, {})[0].update for arm in ("a", "b")]
+    gradient, _ = seen.observe("a", sent, 0, AttackSpec(name="dlg", observes="gradient"), {})
+    noise = [torch.cat([t.flatten() for t in u.values()]) for u in (*updates, gradient.update)]
+    for i, j in ((0, 1), (0, 2)):
+        assert abs(float(torch.corrcoef(torch.stack([noise[i], noise[j]]))[0, 1])) < 0.2
+
+
+def test_nobody_drawn_needs_no_noise() -> None:
+    assert least_noise(lambda z: [Release("gaussian", z, 0, 0.5)], 8, 1e-5, None) == 0
+
+
+def test_a_budget_is_not_for_mechanisms_that_lost_their_guarantee() -> None:
+    text = "defences: [{name: tests.test_privacy:Mixes}, {name: dp_sgd, noise_multiplier: 1}]\n"
+    with pytest.raises(UserError, match="cannot keep to one: no guarantee"):
+        _ = inputs(text + "privacy: {budget: 1}\n").limits
 
 
 def test_a_budget_ends_an_arm_before_it_is_exceeded() -> None:
@@ -359,7 +415,7 @@ def test_combinations_that_make_no_sense_are_refused() -> None:
         inputs("defences: [{name: dp_fedavg, noise_multiplier: 1}, {name: quantise, bits: 4}]\n")
     with pytest.raises(UserError, match="not to what Median makes"):
         inputs("defences: [{name: dp_fedavg, noise_multiplier: 1}]\n", federation__aggregation="median")
-    with pytest.raises(UserError, match="cannot divide the noise when their number is drawn"):
+    with pytest.raises(UserError, match="can divide the noise only where"):
         inputs("defences: [{name: dp_fedavg, epsilon: 8, noise: clients}]\n", federation__sampling="poisson")
 
 

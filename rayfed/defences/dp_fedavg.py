@@ -35,7 +35,7 @@ class DpFedAvg(Private):
     the bound.
     """
 
-    vectorises: ClassVar[bool] = True
+    post_processes: ClassVar[bool] = True
 
     noise: Literal["server", "clients"] = "server"
     """Who adds the noise: the server to the sum, or every client of a fixed number its part of it. In both cases the
@@ -60,48 +60,54 @@ class DpFedAvg(Private):
         return "it must come last, for what comes after it could undo its clip bound" if later else None
 
     def wrap_aggregation(self, next: Aggregation, clients: int) -> Aggregation:
-        """Add all updates alike; raises `UserError` for rules that are no mean."""
-        if not isinstance(next, FedAvg):
+        """Add all updates alike, whatever `weights` says; raises `UserError` for rules other than `fedavg`."""
+        if type(next) is not FedAvg:
             raise UserError(f"dp_fedavg adds noise to a mean, not to what {type(next).__name__} makes: use fedavg")
         return NoisySum(clients=clients, deviation=self.deviation if self.noise == "server" else 0.0)
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
         """One sum a round."""
-        drawn, all_clients = setting.clients_per_round, len(setting.clients)
-        if setting.client_sampling == "poisson":
-            if self.noise == "clients":
-                raise UserError(
-                    "dp_fedavg: clients cannot divide the noise when their number is drawn: use `noise: server`, or "
-                    "federation.sampling: fixed"
-                )
-            return (Release("gaussian", multiplier, setting.rounds, drawn / all_clients),)
-        if drawn == all_clients:
-            return (Release("gaussian", multiplier, setting.rounds),)
-        # One client in another's place: the sum moves by up to twice the clip bound.
-        return (Release("gaussian", multiplier / 2, setting.rounds, drawn=(drawn, all_clients)),)
+        return (self._account(setting, multiplier)[0],)
 
     def spends(self, setting: Setting) -> Spending:
         """The account of all rounds."""
         assert self.noise_multiplier is not None
-        drawn, all_clients = setting.clients_per_round, len(setting.clients)
-        fixed = setting.client_sampling == "fixed"
-        how = (
-            "all of them in every round"
-            if fixed and drawn == all_clients
-            else f"{drawn} drawn without replacement"
-            if fixed
-            else f"each drawn for itself with probability {drawn / all_clients:.3g}"
-        )
+        release, adjacency, how = self._account(setting, self.noise_multiplier)
+        against = {
+            "server": "whoever sees the global weights, but not the server",
+            "clients": "whoever sees sums of updates (secure aggregation) or takes part, but sees no single update",
+        }
         return Spending(
-            self.released(setting, self.noise_multiplier),
+            (release,),
             self.delta,
             unit="client",
-            adjacency="one client replaced by another"
-            if fixed and drawn < all_clients
-            else "one client added or removed",
-            against="whoever sees the global weights, but not the server"
-            if self.noise == "server"
-            else "whoever sees sums of updates (secure aggregation), but no single one",
+            adjacency=adjacency,
+            against=against[self.noise],
             mechanism=f"Gaussian noise of {self.noise_multiplier:.3g} times the clip bound on the sum of each round, "
-            f"{all_clients} clients, {how}",
+            f"{len(setting.clients)} clients, {how}",
         )
+
+    def _account(self, setting: Setting, multiplier: float) -> tuple[Release, str, str]:
+        """What is released, for which neighbours, and how clients are drawn, in words."""
+        drawn, others, rounds = setting.clients_per_round, len(setting.clients) - 1, setting.rounds
+        zeroed = "one client's update set to zero"
+        if self.noise == "clients":
+            if setting.client_sampling == "poisson" or drawn == 1:
+                raise UserError(
+                    "dp_fedavg: clients can divide the noise only where two or more of them, in a fixed number, take "
+                    "part: use `noise: server`, or change federation.sampling and clients_per_round"
+                )
+            # Who adds up knows who was drawn, and who takes part knows its own share of the noise.
+            rest = Release("gaussian", multiplier * sqrt((drawn - 1) / drawn), setting.most_rounds)
+            return rest, zeroed, f"of which one of the {drawn} that take part knows its own share"
+        if setting.client_sampling == "poisson":
+            rate = drawn / (others + 1)
+            how = f"each drawn for itself with probability {rate:.3g}"
+            return Release("gaussian", multiplier, rounds, rate), zeroed, how
+        if drawn > others:
+            return Release("gaussian", multiplier, rounds), zeroed, "all of them in every round"
+        # A client that was not drawn knows it, and looks for the victim among the others. One in another's place moves
+        # the sum by up to twice the clip bound.
+        population = None if drawn == others else (drawn, others)
+        release = Release("gaussian", multiplier / 2, rounds, drawn=population)
+        return release, "one client's update replaced by another's", f"{drawn} drawn without replacement"

@@ -37,13 +37,15 @@ class DpSgd(Private):
 
     vectorises: ClassVar[bool] = False
     samplewise: ClassVar[bool] = True
+    bounded: ClassVar[str] = "the clip bound"
 
     def check(self, model: nn.Module) -> None:
         """Refuse batch norm in training mode: a sample's gradient would depend on its neighbours."""
         if uses_batch_statistics(model):
             raise UserError(
-                "dp_sgd clips every sample's own gradient, and batch norm mixes the samples of a batch: replace it by "
-                "group norm (`norm: group` of convnet and the resnets), or fix its statistics with `batch_norm: eval`"
+                "dp_sgd and fed_cdp clip every sample's own gradient, and batch norm mixes the samples of a batch: "
+                "replace it by group norm (`norm: group` of convnet and the resnets), or fix its statistics with "
+                "`batch_norm: eval`"
             )
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
@@ -93,11 +95,9 @@ class DpSgd(Private):
             self.released(setting, self.noise_multiplier),
             self.delta,
             unit="sample",
-            adjacency="one sample of one client added or removed"
-            if poisson
-            else "one sample of one client with its gradients set to zero",
+            adjacency="the gradients of one sample set to zero",
             against="whoever sees the client's updates, the server among them",
-            mechanism=f"Gaussian noise of {self.noise_multiplier:.3g} times the clip bound in every local step, "
+            mechanism=f"Gaussian noise of {self.noise_multiplier:.3g} times {self.bounded} in every local step, "
             + ("samples drawn for themselves (Poisson)" if poisson else "shuffled batches, no gain from sampling"),
         )
 

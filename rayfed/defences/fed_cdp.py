@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import sqrt
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -28,6 +28,8 @@ class FedCdp(DpSgd):
 
     The paper's own values are a clip of 4, or one that falls from 6 to 2, with a noise multiplier of 6.
     """
+
+    bounded: ClassVar[str] = "each layer's clip bound"
 
     last_clip: Annotated[float, Field(gt=0)] | None = None
     """The bound of the last round, to which `clip` falls linearly; null keeps it."""

@@ -27,7 +27,7 @@ class Gaussian(Defence):
 
     sigma: Annotated[float, Field(ge=0)] | None = None
     """Standard deviation of the noise, in the units of the update (not multiplied by the clip bound)."""
-    epsilon: Annotated[float, Field(gt=0)] | None = None
+    epsilon_per_update: Annotated[float, Field(gt=0)] | None = None
     """Instead of sigma: what one update may spend at `delta`; takes a clip bound."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """The probability with which the guarantee may fail."""
@@ -36,20 +36,20 @@ class Gaussian(Defence):
 
     @model_validator(mode="after")
     def _one_measure_of_noise(self) -> Self:
-        if (self.sigma is None) == (self.epsilon is None):
-            raise ValueError("give either sigma or epsilon")
-        if self.epsilon is not None and self.clip is None:
-            raise ValueError("an epsilon takes a clip bound: give clip")
+        if (self.sigma is None) == (self.epsilon_per_update is None):
+            raise ValueError("give either sigma or epsilon_per_update")
+        if self.epsilon_per_update is not None and self.clip is None:
+            raise ValueError("epsilon_per_update takes a clip bound: give clip")
         return self
 
     @property
     def deviation(self) -> float:
-        """Of the noise: as given, or what epsilon needs where two updates are up to twice the clip bound apart."""
+        """Of the noise: as given, or what the epsilon needs where two updates are up to twice the clip bound apart."""
         if self.sigma is not None:
             return self.sigma
         assert self.clip is not None
-        assert self.epsilon is not None
-        return 2 * self.clip * analytic_gaussian(self.epsilon, self.delta)
+        assert self.epsilon_per_update is not None
+        return 2 * self.clip * analytic_gaussian(self.epsilon_per_update, self.delta)
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         """Clip and add noise to what is sent."""

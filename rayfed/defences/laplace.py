@@ -27,7 +27,7 @@ class Laplace(Defence):
 
     scale: Annotated[float, Field(ge=0)] | None = None
     """Scale b of the noise (its standard deviation is b * sqrt 2), in the units of the update."""
-    epsilon: Annotated[float, Field(gt=0)] | None = None
+    epsilon_per_update: Annotated[float, Field(gt=0)] | None = None
     """Instead of scale: what one update may spend; takes a clip bound."""
     delta: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """With 0 the epsilons of the rounds add up; more lets the accountant find a smaller sum."""
@@ -36,20 +36,20 @@ class Laplace(Defence):
 
     @model_validator(mode="after")
     def _one_measure_of_noise(self) -> Self:
-        if (self.scale is None) == (self.epsilon is None):
-            raise ValueError("give either scale or epsilon")
-        if self.epsilon is not None and self.clip is None:
-            raise ValueError("an epsilon takes a clip bound: give clip")
+        if (self.scale is None) == (self.epsilon_per_update is None):
+            raise ValueError("give either scale or epsilon_per_update")
+        if self.epsilon_per_update is not None and self.clip is None:
+            raise ValueError("epsilon_per_update takes a clip bound: give clip")
         return self
 
     @property
     def width(self) -> float:
-        """The scale of the noise: as given, or what epsilon needs where two updates are up to twice the bound apart."""
+        """The scale of the noise: as given, or what the epsilon needs for updates up to twice the clip bound apart."""
         if self.scale is not None:
             return self.scale
         assert self.clip is not None
-        assert self.epsilon is not None
-        return 2 * self.clip / self.epsilon
+        assert self.epsilon_per_update is not None
+        return 2 * self.clip / self.epsilon_per_update
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         """Clip and add noise to what is sent."""

@@ -164,6 +164,15 @@ def uses_batch_statistics(model: nn.Module) -> bool:
     return any(layer.training or not layer.track_running_stats for layer in layers)
 
 
+def moves_buffers(model: nn.Module, image_shape: Shape) -> bool:
+    """Whether a forward pass, in the modes that the modules are in, changes floating-point buffers."""
+    probed = copy.deepcopy(model)
+    before = {name: b.clone() for name, b in probed.named_buffers() if b.is_floating_point()}
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        probed(torch.rand(2, *image_shape))
+    return any(not torch.equal(b, before[name]) for name, b in probed.named_buffers() if name in before)
+
+
 def is_stochastic(model: nn.Module) -> bool:
     """Whether a forward pass, in the modes that the modules are in, draws random numbers.
 

@@ -8,7 +8,7 @@ is that of Canonne, Kamath and Steinke 2020, proposition 12. The classic convers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
@@ -65,24 +65,45 @@ def guarantee(releases: Iterable[Release], delta: float, method: Method | None =
     Without a method it is `pld`, or `rdp` where only that can follow the sampling. Raises `UserError` for `pld` on
     draws without replacement, and for `rdp` with a delta of 0.
     """
-    worst = Guarantee(0.0, delta, method or "pld")
+    return _worst(tuple(releases), delta, method)[0]
+
+
+def _worst(releases: Sequence[Release], delta: float, method: Method | None) -> tuple[Guarantee, int]:
+    """The guarantee of the unit that is worst off, and which one that is."""
+    worst, found = Guarantee(0.0, delta, method or "pld"), 0
     # The quick accountant's figure bounds the tight one's, so few of many clients need the tight one.
-    bounds = {release: _epsilon(release, delta, "rdp") if delta else float("inf") for release in releases}
-    for release, bound in sorted(bounds.items(), key=lambda item: -item[1]):
-        if bound <= worst.epsilon:
+    bounds = [_epsilon(release, delta, "rdp") if delta else float("inf") for release in releases]
+    for index in sorted(range(len(releases)), key=lambda i: -bounds[i]):
+        if bounds[index] <= worst.epsilon:
             break
-        used = method or _best(release)
-        worst = max(worst, Guarantee(_epsilon(release, delta, used), delta, used), key=lambda g: g.epsilon)
-    return worst
+        used = method or _best(releases[index])
+        epsilon = _epsilon(releases[index], delta, used)
+        if epsilon > worst.epsilon:
+            worst, found = Guarantee(epsilon, delta, used), index
+    return worst, found
 
 
 def least_noise(
-    releases: Callable[[float], Iterable[Release]], epsilon: float, delta: float, method: Method | None
+    releases: Callable[[float], Sequence[Release]], epsilon: float, delta: float, method: Method | None
 ) -> float:
     """The smallest noise multiplier whose releases keep to epsilon at delta, to three digits, rounded up.
 
-    Raises `UserError` where no noise up to a million times the sensitivity does.
+    0 where nothing is released. Raises `UserError` where no noise up to a million times the sensitivity does.
     """
+    if not any(release.count for release in releases(1.0)):
+        return 0.0
+    looked_at = [_worst(releases(1.0), delta, method)[1]]
+    while True:  # the client that is worst off may be another one with other noise, but hardly ever is
+        noise = _least_noise(lambda z: [releases(z)[i] for i in looked_at], epsilon, delta, method)
+        found, index = _worst(releases(noise), delta, method)
+        if found.epsilon <= epsilon:
+            return noise
+        looked_at.append(index)
+
+
+def _least_noise(
+    releases: Callable[[float], Sequence[Release]], epsilon: float, delta: float, method: Method | None
+) -> float:
     from scipy.optimize import brentq
 
     def excess(multiplier: float, used: Method | None) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from rayfed import gradients
 from rayfed.defences.base import Defence
 from rayfed.errors import UserError
-from rayfed.models.build import uses_batch_statistics
+from rayfed.models.build import moves_buffers
 from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.scenario import DefenceSpec, Scenario
@@ -27,6 +27,7 @@ class Account:
     arm: Arm
     samples: tuple[int, ...]
     """Of each client."""
+    image_shape: tuple[int, int, int]
 
     @property
     def stack(self) -> list[DefenceSpec]:
@@ -66,7 +67,13 @@ class Account:
         return max((found.epsilon for _, _, found in self._guarantees(rounds)), default=0.0)
 
     def rounds_within(self, budget: float) -> int:
-        """How many rounds keep to a budget; raises `UserError` where not even the first one does."""
+        """How many rounds keep to a budget; raises `UserError` where not even the first one does, or where the arm's
+        mechanisms have lost their guarantees. An arm without any mechanism spends nothing.
+        """
+        if self._broken:
+            raise UserError(
+                f"privacy.budget: arm '{self.name}' cannot keep to one: {next(iter(self._broken.values()))}"
+            )
         low, high = 0, self.scenario.federation.rounds
         while low < high:
             middle = (low + high + 1) // 2
@@ -93,6 +100,10 @@ class Account:
             return guaranteed + broken
         return [row | {"note": "empirical: no defence of this arm has a guarantee" if self.arm.defences else None}]
 
+    def check(self) -> None:
+        """Raise `UserError` for a mechanism that has no meaning in such a run."""
+        _ = self._broken
+
     def _guarantees(self, rounds: int) -> list[tuple[str, Spending, Guarantee]]:
         """Those that hold, with the defences' names."""
         setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
@@ -116,16 +127,22 @@ class Account:
         return {name: f"no guarantee: {obstacle}" for name, obstacle in found if obstacle is not None}
 
     def _obstacle(self, place: int, spent: Spending) -> str | None:
-        if uses_batch_statistics(self.arm.model):
-            return "the statistics of batch norm are sent without noise (model.batch_norm: eval would keep them)"
-        for name, later in self._named[place + 1 :]:
-            if not later.post_processes:
-                return f"{name} comes after it and looks at the data again"
-        if spent.unit == "sample":
-            for name, other in self._named:
-                if type(other).wrap_data is not Defence.wrap_data:
-                    return f"{name} makes the samples anew, and one sample can be in several of them"
+        if moves_buffers(self.arm.model, self.image_shape):
+            return "statistics such as batch norm's are sent without noise (model.batch_norm: eval would keep them)"
+        stages = ("wrap_gradient", "wrap_update")
+        own = next(stage for stage in stages if _overrides(self.arm.defences[place], stage))
+        for index, (name, other) in enumerate(self._named):
+            # The hooks on the update are all outside those on the gradient, wherever they are written.
+            outside = [stage for stage in stages if stage > own or (stage == own and index > place)]
+            if index != place and not other.post_processes and any(_overrides(other, stage) for stage in outside):
+                return f"{name} works on what it sends and looks at the data again"
+            if spent.unit == "sample" and _overrides(other, "wrap_data"):
+                return f"{name} changes the samples before it, so that the clip bound is not one sample's any more"
         return None
+
+
+def _overrides(defence: Defence, hook: str) -> bool:
+    return getattr(type(defence), hook) is not getattr(Defence, hook)
 
 
 def _respecified(spec: DefenceSpec, defence: Defence, calibrated: Defence) -> DefenceSpec:

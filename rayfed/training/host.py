@@ -115,7 +115,7 @@ class Host:
             weights=sent.weights,
             buffers=sent.buffers,
             data=Batch(*self._training_data(indices), places=self._places(own, indices)),
-            generator=seeds.torch_generator(*key, "defences"),
+            generator=seeds.torch_generator(*key, "defences", arm),
             order=self.order(sent, client),
             others=Batch(*self._training_data(rest), places=self._places(own, rest)) if len(rest) else None,
             classes=len(self.data.classes),

@@ -38,6 +38,7 @@ class Inputs:
         budget, rounds = self.scenario.privacy.budget, self.scenario.federation.rounds
         return {account.name: account.rounds_within(budget) if budget else rounds for account in self.accounts}
 
+    @cached_property
     def privacy(self) -> list[dict[str, Any]]:
         """The rows of the table `privacy`: what every arm guarantees over its rounds."""
         return [row for account in self.accounts for row in account.rows(self.limits[account.name])]
@@ -66,8 +67,11 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
         arm = build_arm(scenario.model_of(name), stack, data.image_shape, len(data.classes), scenario.seed)
         for method in checked:
             method.check(arm.model, data.image_shape, len(data.classes))
-        accounts[name] = Account(scenario, name, arm, samples).calibrated(rounds or scenario.federation.rounds)
+        accounts[name] = Account(scenario, name, arm, samples, data.image_shape).calibrated(
+            rounds or scenario.federation.rounds
+        )
     scenario = scenario.with_stacks({name: account.stack for name, account in accounts.items()})
     for account in accounts.values():
+        account.check()
         aggregation_of(scenario.federation.aggregation, account.stack, scenario.clients_per_round)
     return Inputs(scenario, data, parts, list(accounts.values()))

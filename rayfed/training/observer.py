@@ -66,16 +66,19 @@ class Observer:
             draw = seeds.numpy_generator(host.scenario.seed, "victim", sent.round, client)
             indices = draw.choice(indices, attack.batch_size, replace=False)
 
+        noise = (host.scenario.seed, "client", sent.round, client, "defences", arm)
+
         def task() -> Task:
             fresh = host.task(arm, sent, client, indices, copy.deepcopy(states.get(client, {})))
+            if attack.observes == "gradient":  # an answer of its own: the noise of the round's update hides that alone
+                fresh = fresh.replace(generator=seeds.torch_generator(*noise, "gradient"))
             return self._tampered(fresh, attack)
 
         asked, defences = task(), host.arm(arm).defences
         answer = update_method(training, defences)
         returned = answer(asked)
         for again in range(1, attack.averages):
-            key = (host.scenario.seed, "client", sent.round, client, "defences", again)
-            repeated = answer(task().replace(generator=seeds.torch_generator(*key)))
+            repeated = answer(task().replace(generator=seeds.torch_generator(*noise, attack.observes, again)))
             returned = replace(returned, tensors=_running_mean(returned.tensors, repeated.tensors, again))
         used = torch.cat(list(batches(len(indices), training, asked.order))).unique().to(host.device)
         if not len(used):

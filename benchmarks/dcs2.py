@@ -7,7 +7,8 @@
 
 FOLDER holds `mnist` and `fashion-mnist` (IDX files) and `cifar10/lossless-train.parquet`. `leak`: one sensitive image
 a victim, the gradient of a batch of one at an untrained model. `accuracy`: all samples of all clients are sensitive.
-`cost`: seconds an iteration beside those of the two passes that it needs. One thread.
+`cost`: CPU seconds an iteration beside those of the two passes that it needs, so many iterations that what comes before
+them does not count. One thread.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from statistics import mean, median, stdev
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -200,7 +201,7 @@ def right(model: nn.Module, weights: Named, data: Batch) -> float:
 
 
 def cost(chosen: argparse.Namespace) -> None:
-    """Seconds of an iteration over those of its floor: the samples' gradients with their graph, and one pass back."""
+    """CPU seconds of an iteration over those of its floor: the samples' gradients with their graph, one pass back."""
     data = images_of(chosen.data, chosen.case)
     name, parameters = MODELS[chosen.case]
     model = build_model(name, parameters, tuple(data.images.shape[1:]), 10, seed=1).eval()  # type: ignore[arg-type]
@@ -223,9 +224,9 @@ def cost(chosen: argparse.Namespace) -> None:
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(chosen.repeats):
         for side, act in sides.items():
-            began = perf_counter()
+            began = process_time()
             act()
-            seconds[side].append((perf_counter() - began) / (1 if side == "none" else chosen.iterations))
+            seconds[side].append((process_time() - began) / (1 if side == "none" else chosen.iterations))
     ratios = [a / b for a, b in zip(seconds["dcs2"], seconds["floor"], strict=True)]
     print(
         f"{chosen.case}, {chosen.images} samples: {median(seconds['dcs2']):.4f} s an iteration, floor "

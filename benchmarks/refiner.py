@@ -3,7 +3,7 @@
     python -m benchmarks.refiner cost [--models lenet resnet10] [--batch 16] [--repeats 5]
     python -m benchmarks.refiner leak --train FILE --test FILE [--images 6] [--skip 0] [--iterations 400]
                                       [--lenet relu]
-    python -m benchmarks.refiner accuracy --train FILE --test FILE [--rounds 80] [--arms none refiner]
+    python -m benchmarks.refiner accuracy --train FILE --test FILE [--rounds 800] [--arms none refiner]
 
 `cost` compares a client's gradient with its floor: so many times two gradients of the model and one forward and
 backward pass of the evaluation network as there are iterations. `leak` attacks single images of the test file under an
@@ -87,7 +87,7 @@ def cost(arguments: argparse.Namespace) -> None:
 
         sides: dict[str, Callable[[], object]] = {
             "refiner": lambda: method(task, task.weights, batch),  # noqa: B023
-            "model": lambda: gradient(model, task.weights, buffers_of(model), *batch),  # noqa: B023
+            "model": lambda: gradient(model, task.weights, buffers_of(model), *batch[:3]),  # noqa: B023
             "evaluator": evaluate,
         }
         seconds: dict[str, list[float]] = {side: [] for side in sides}
@@ -163,7 +163,7 @@ def show(
 
 
 def accuracy(arguments: argparse.Namespace) -> None:
-    """One gradient of every client a round, batches of 4, the mean taken with lr 0.2; the same batches in every arm."""
+    """One gradient of every client a round, batches of 4, the mean taken with lr 0.1; the same batches in every arm."""
     data = images_of(arguments, 1000)
     train, labels = pixels(data.train_images), torch.from_numpy(data.train_labels)
     parts = torch.randperm(len(labels), generator=seeds.torch_generator(SEED, "parts")).chunk(10)
@@ -181,7 +181,7 @@ def accuracy(arguments: argparse.Namespace) -> None:
             sent = [update(task).tensors for task in tasks]
             with torch.no_grad():
                 for key, weight in model.named_parameters():
-                    weight -= 0.2 * torch.stack([tensors[key] for tensors in sent]).mean(0)
+                    weight -= 0.1 * torch.stack([tensors[key] for tensors in sent]).mean(0)
         with torch.no_grad():
             right = (model(test).argmax(1) == truth).float().mean().item()
         print(f"{name:24} accuracy {right:.3f} in {perf_counter() - began:.0f} s", flush=True)
@@ -215,7 +215,7 @@ def main() -> None:
     leaks.add_argument("--skip", type=int, default=0)
     leaks.add_argument("--iterations", type=int, default=400)
     leaks.add_argument("--lenet", choices=list(LENETS), default="relu")
-    accuracies.add_argument("--rounds", type=int, default=80)
+    accuracies.add_argument("--rounds", type=int, default=800)
     accuracies.add_argument("--arms", nargs="+", default=["none", "refiner"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -42,7 +42,7 @@ def sent(refiner: Refiner, model: nn.Module, batch: Batch, seed: int = 0) -> Nam
 
 
 def true_gradient(model: nn.Module, batch: Batch) -> Named:
-    return gradient(model, weights_of(model), buffers_of(model), *batch)[0]
+    return gradient(model, weights_of(model), buffers_of(model), *batch[:3])[0]
 
 
 def apart(a: Named, b: Named) -> float:
@@ -163,7 +163,7 @@ def test_batch_norm_statistics_are_those_of_the_robust_data() -> None:
     task_again = task_of(model, batch)
     robust = refiner._refined(task_again, task.weights, batch, true_gradient(model, batch))
     expected = buffers_of(model)
-    gradient(model, task.weights, expected, *robust)
+    gradient(model, task.weights, expected, *robust[:3])
     torch.testing.assert_close(task.buffers["0.running_mean"], expected["0.running_mean"])
 
 

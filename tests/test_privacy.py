@@ -386,6 +386,17 @@ def test_arms_and_observed_gradients_have_noise_of_their_own() -> None:
         assert abs(float(torch.corrcoef(torch.stack([noise[i], noise[j]]))[0, 1])) < 0.2
 
 
+def test_hardly_any_noise_is_accounted_in_little_memory() -> None:
+    found = guarantee([Release("gaussian", 0.005, 60)], 1e-5)
+    assert found.accountant == "pld"
+    # of 60 releases together, the same as of one with so much less noise: Balle and Wang's formula is exact
+    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+
+    exact = get_epsilon_gaussian(0.005 / 60**0.5, 1e-5)
+    assert exact <= found.epsilon * (1 + 1e-6)
+    assert found.epsilon == pytest.approx(exact, rel=1e-2)
+
+
 def test_nobody_drawn_needs_no_noise() -> None:
     assert least_noise(lambda z: [Release("gaussian", z, 0, 0.5)], 8, 1e-5, None) == 0
 

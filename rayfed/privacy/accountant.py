@@ -29,6 +29,10 @@ CONVERSIONS: dict[Method, str] = {
 
 _ORDERS = [2 + x / 10 for x in range(90)] + list(range(11, 64)) + [128, 256, 512, 1024]
 """Of Renyi divergences under sampling: dp-accounting's own, without those below 2, whose series may not converge."""
+_GRID = 1e-4
+"""Of privacy losses: dp-accounting's own."""
+_STEPS = 1e6
+"""Of a grid at most, from 0 to epsilon; so it grows coarser above an epsilon of 100, which is no promise any more."""
 _MOST_NOISE = 1e6
 _PRECISION = 1e-3
 """Relative, of a noise multiplier that is searched for; the found one errs towards more noise."""
@@ -145,18 +149,21 @@ def _epsilon(release: Release, delta: float, method: Method) -> float:
         if release.noise == "laplace" and method == "pld":
             return release.count / release.multiplier  # basic composition is exact for pure privacy
         raise UserError("a delta of 0 is for Laplace noise and privacy.accountant: pld")
-    accountant = _accountant(release, method)
+    accountant = _accountant(release, method, delta)
     accountant.compose(_event(release), release.count)
     return float(accountant.get_epsilon(delta))
 
 
-def _accountant(release: Release, method: Method) -> PrivacyAccountant:
+def _accountant(release: Release, method: Method, delta: float) -> PrivacyAccountant:
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
     if release.drawn is None:
-        return PLDAccountant() if method == "pld" else RdpAccountant(None if release.rate == 1 else _ORDERS)
+        if method == "rdp":
+            return RdpAccountant(None if release.rate == 1 else _ORDERS)
+        # Losses are counted on a grid; where they are huge, a fine one takes more memory than there is.
+        return PLDAccountant(value_discretization_interval=max(_GRID, _epsilon(release, delta, "rdp") / _STEPS))
     if method == "pld":
         raise UserError(
             "privacy.accountant: pld cannot follow clients that are drawn in a fixed number: "

@@ -305,7 +305,7 @@ def test_every_scenario_runs_at_a_tiny_size(
     changes = [f"federation.rounds={rounds}", "data.train_samples=100", "data.test_samples=20"]
     small = {"iterations": 2, "batches": 20}
     for name, stack in raw.get("arms", {}).items():
-        for i, defence in enumerate(stack):
+        for i, defence in enumerate(stack if isinstance(stack, list) else []):
             fields = {p.name for p in catalogue.parameters(catalogue.find("defences", defence["name"]))}
             changes += [f"arms.{name}.{i}.{field}={value}" for field, value in small.items() if field in fields]
     for i, attack in enumerate(raw.get("attacks", [])):

@@ -180,13 +180,13 @@ def test_weights_are_the_same_after_objects_are_lost(
     undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the node dies that held what the server had sent; a test has one node, so Ray's error is pretended."""
-    evaluate, lost = Federation._evaluate, list[int]()
+    evaluate, asked = Federation._evaluate, list[int]()
 
-    def failing(self: Federation, round: int, sent: Any) -> Any:
-        if round == 1 and not lost:
-            lost.append(round)
+    def failing(self: Federation, sent: Any) -> Any:
+        asked.append(1)
+        if len(asked) == 2:
             raise ObjectLostError("00" * 28, "", "")
-        return evaluate(self, round, sent)
+        return evaluate(self, sent)
 
     monkeypatch.setattr(Federation, "_evaluate", failing)
     progress = Noting()

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import ray
 import torch
 from pydantic import BaseModel
 from ray.actor import ActorClass, ActorMethod
-from ray.exceptions import ObjectLostError
+from ray.exceptions import ObjectLostError, RayActorError
 
 from actors import launch as runs
 from actors import pool
@@ -140,6 +141,9 @@ def kill_server_before(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if asked == method and not killed:
             killed.append(asked)
             ray.kill(self._server)
+            with suppress(RayActorError):  # a kill is only a message, which the question could overtake
+                while True:
+                    ray.get(self._server.__ray_ready__.remote())
         return ask(self, asked, *arguments)
 
     monkeypatch.setattr(Federation, "_ask_server", deadly)

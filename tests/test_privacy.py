@@ -353,6 +353,14 @@ def test_statistics_without_noise_break_a_guarantee() -> None:
     assert row["epsilon"] > 0
 
 
+def test_each_mechanism_of_a_stack_is_judged_for_itself() -> None:
+    noise = "{name: gaussian, sigma: 1, clip: 1}"
+    first, second = claimed(f"defences: [{noise}, {{name: tests.test_privacy:Peeks}}, {noise}]\n")
+    assert (first["defence"], second["defence"]) == ("gaussian", "gaussian")
+    assert "epsilon" in first
+    assert "looks at the data" in second["note"]
+
+
 class Statistics(nn.Module):
     """A norm that is no batch norm and keeps statistics all the same."""
 

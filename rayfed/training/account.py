@@ -95,7 +95,7 @@ class Account:
             | {"conversion": CONVERSIONS[found.accountant]}
             for defence, spent, found in self._guarantees(rounds)
         ]
-        broken = [row | {"defence": defence, "note": obstacle} for defence, obstacle in self._broken.items()]
+        broken = [row | {"defence": self._named[place][0], "note": note} for place, note in self._broken.items()]
         if guaranteed or broken:
             return guaranteed + broken
         return [row | {"note": "empirical: no defence of this arm has a guarantee" if self.arm.defences else None}]
@@ -108,8 +108,8 @@ class Account:
         """Those that hold, with the defences' names."""
         setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
         found = []
-        for name, defence in self._named:
-            spent = None if name in self._broken else defence.spends(setting)
+        for place, (name, defence) in enumerate(self._named):
+            spent = None if place in self._broken else defence.spends(setting)
             if spent is not None:
                 found.append((name, spent, guarantee(spent.releases, spent.delta, accountant)))
         return found
@@ -119,12 +119,12 @@ class Account:
         return [(spec.name, defence) for spec, defence in zip(self.stack, self.arm.defences, strict=True)]
 
     @cached_property
-    def _broken(self) -> dict[str, str]:
-        """Mechanism -> why its guarantee does not carry over to the arm."""
+    def _broken(self) -> dict[int, str]:
+        """Place of a mechanism in the stack -> why its guarantee does not carry over to the arm."""
         setting = self.setting(1)
-        spending = [(name, defence.spends(setting)) for name, defence in self._named]
-        found = [(name, self._obstacle(i, spent)) for i, (name, spent) in enumerate(spending) if spent is not None]
-        return {name: f"no guarantee: {obstacle}" for name, obstacle in found if obstacle is not None}
+        spending = enumerate(defence.spends(setting) for defence in self.arm.defences)
+        found = [(place, self._obstacle(place, spent)) for place, spent in spending if spent is not None]
+        return {place: f"no guarantee: {obstacle}" for place, obstacle in found if obstacle is not None}
 
     def _obstacle(self, place: int, spent: Spending) -> str | None:
         if moves_buffers(self.arm.model, self.image_shape):

@@ -15,6 +15,7 @@ from torch.func import vmap
 
 from rayfed.catalogue import component
 from rayfed.defences.base import Batch, GradientMethod, Task
+from rayfed.defences.noise import clip_factors
 from rayfed.defences.private import Private
 from rayfed.errors import UserError
 from rayfed.models.build import uses_batch_statistics
@@ -100,11 +101,6 @@ class DpSgd(Private):
             mechanism=f"Gaussian noise of {self.noise_multiplier:.3g} times {self.bounded} in every local step, "
             + ("samples drawn for themselves (Poisson)" if poisson else "shuffled batches, no gain from sampling"),
         )
-
-
-def clip_factors(norms: Tensor, bound: float) -> Tensor:
-    """What scales vectors of these norms to at most the bound."""
-    return torch.clamp(bound / norms.clamp(min=torch.finfo(norms.dtype).tiny), max=1.0)
 
 
 def _uses(work: Work) -> int:

@@ -16,7 +16,8 @@ from pydantic import Field
 
 from rayfed.catalogue import component
 from rayfed.defences.base import Defence, Task
-from rayfed.defences.dp_sgd import DpSgd, clip_factors
+from rayfed.defences.dp_sgd import DpSgd
+from rayfed.defences.noise import clip_factors
 from rayfed.privacy.accountant import Method, Release
 from rayfed.privacy.spending import Setting
 from rayfed.update import Named

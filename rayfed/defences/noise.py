@@ -1,50 +1,102 @@
-"""What the noise defences share: clip an update to a norm, add noise to every value."""
+"""What the noise defences share: clip an update to a norm, add noise to every value, and say what that guarantees."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from rayfed.defences.base import Task, UpdateMethod
+from rayfed.catalogue import component
+from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.privacy.accountant import Release
-from rayfed.privacy.spending import Spending
+from rayfed.privacy.spending import Setting, Spending
 from rayfed.update import Named, Update
 
-Draw = Callable[[torch.Size, torch.Generator], Tensor]
-"""Noise of a shape, drawn on the CPU so that it is the same on every device."""
+
+@component
+class LocalNoise(Defence):
+    """Base of the defences that clip a client's update to a norm, then add independent noise to every value.
+
+    With a clip bound every update has a guarantee of its own, against the server too, and the rounds are accounted;
+    without one it is empirical.
+    """
+
+    post_processes: ClassVar[bool] = True
+    family: ClassVar[Literal["gaussian", "laplace"]]
+    order: ClassVar[float]
+    """Of the norm that is clipped."""
+    measure: ClassVar[str]
+    """The field that gives the width of the noise."""
+
+    clip: Annotated[float, Field(gt=0)] | None = None
+    """Bound on the norm of the whole update before the noise (L2 for Gaussian, L1 for Laplace); null does not clip."""
+    epsilon_per_update: Annotated[float, Field(gt=0)] | None = None
+    """Instead of the width of the noise: what one update may spend; takes a clip bound."""
+    delta: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """The probability with which the guarantee may fail."""
+
+    @model_validator(mode="after")
+    def _one_measure_of_noise(self) -> Self:
+        if (getattr(self, self.measure) is None) == (self.epsilon_per_update is None):
+            raise ValueError(f"give either {self.measure} or epsilon_per_update")
+        if self.epsilon_per_update is not None and self.clip is None:
+            raise ValueError("epsilon_per_update takes a clip bound: give clip")
+        return self
+
+    @property
+    def width(self) -> float:
+        """Of the noise: as given, or what the epsilon needs for updates up to twice the clip bound apart."""
+        if self.epsilon_per_update is None:
+            return float(getattr(self, self.measure))
+        assert self.clip is not None
+        return 2 * self.clip * self.multiplier(self.epsilon_per_update)
+
+    def multiplier(self, epsilon: float) -> float:
+        """The width over the sensitivity that one update needs for an epsilon."""
+        raise NotImplementedError
+
+    def draw(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Noise of width 1, on the CPU so that it is the same on every device."""
+        raise NotImplementedError
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        """Clip and add noise to what is sent."""
+        width = self.width
+
+        def update(task: Task) -> Update:
+            sent = next(task)
+            tensors = sent.tensors if self.clip is None else clipped(sent.tensors, self.clip, self.order)
+            noised = {name: t + width * self.draw(t.shape, task.generator).to(t) for name, t in tensors.items()}
+            return replace(sent, tensors=noised, bits=32)
+
+        return update
+
+    def spends(self, setting: Setting) -> Spending | None:
+        """All updates of the client that sends most; None without a clip bound."""
+        if self.clip is None:
+            return None
+        release = Release(self.family, self.width / (2 * self.clip), setting.most_rounds)
+        return Spending(
+            (release,),
+            self.delta,
+            unit="client",
+            adjacency="all samples of one client replaced",
+            against="whoever sees the client's updates, the server among them",
+            mechanism=f"{self.family.capitalize()} noise of {release.multiplier:.3g} times the sensitivity (twice the "
+            f"clip bound) on each of up to {release.count} updates of a client",
+        )
 
 
 def clipped(tensors: Named, bound: float, order: float) -> Named:
     """All tensors scaled together so that their joint norm of that order is at most `bound`."""
     norms = torch.stack([torch.linalg.vector_norm(t, ord=order) for t in tensors.values()])
-    joint = torch.linalg.vector_norm(norms, ord=order)
-    factor = torch.clamp(bound / joint.clamp(min=torch.finfo(joint.dtype).tiny), max=1.0)
+    factor = clip_factors(torch.linalg.vector_norm(norms, ord=order), bound)
     return {name: t * factor for name, t in tensors.items()}
 
 
-def noisy(next: UpdateMethod, clip: float | None, order: float, draw: Draw) -> UpdateMethod:
-    """The update method that clips and adds noise from the client's own generator."""
-
-    def update(task: Task) -> Update:
-        sent = next(task)
-        tensors = sent.tensors if clip is None else clipped(sent.tensors, clip, order)
-        noised = {name: t + draw(t.shape, task.generator).to(t) for name, t in tensors.items()}
-        return replace(sent, tensors=noised, bits=32)
-
-    return update
-
-
-def local_spending(name: str, release: Release, delta: float) -> Spending:
-    """What a client spends that hides all of its data in noise of its own; its updates need nobody's trust."""
-    return Spending(
-        (release,),
-        delta,
-        unit="client",
-        adjacency="all samples of one client replaced",
-        against="whoever sees the client's updates, the server among them",
-        mechanism=f"{name.capitalize()} noise of {release.multiplier:.3g} times the sensitivity (twice the clip bound) "
-        f"on each of up to {release.count} updates of a client",
-    )
+def clip_factors(norms: Tensor, bound: float) -> Tensor:
+    """What scales vectors of these norms to at most the bound."""
+    return torch.clamp(bound / norms.clamp(min=torch.finfo(norms.dtype).tiny), max=1.0)

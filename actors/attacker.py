@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from actors.process import Share, set_up
 from rayfed.attacks.base import Attack, Guess, InferenceAttack
+from rayfed.models.private import freeze
 from rayfed.scenario import AttackSpec, DefenceSpec, ModelSpec
 from rayfed.seeds import torch_generator
 from rayfed.training.arm import build_arm
@@ -36,6 +37,7 @@ class AttackerActor:
         method: Attack | InferenceAttack = attack.build()
         arm = build_arm(model, stack, self._image_shape, self._classes, seed=0)
         seen = [observation.to(self._device) for observation in observations]
+        freeze(arm.model, arm.private - seen[0].weights.keys())
         generators = [torch_generator(key) for key in keys]
         act = method.infer if isinstance(method, InferenceAttack) else method.reconstruct
         found: Sequence[Guess] = act(seen, arm.model.to(self._device), generators)

@@ -45,6 +45,16 @@ class ClientActor:
         """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
         return self._host.evaluate(arm, sent, start, stop, split)
 
+    def evaluate_member(
+        self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
+    ) -> dict[Split, tuple[float, float]]:
+        """Mean loss and accuracy of the weights with one client's private part."""
+        return self._host.evaluate_member(arm, sent, client, state, splits)
+
+    def evaluate_stranger(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
+        """Test accuracy with random private parts; with random keys and the mean of all else that is private."""
+        return self._host.evaluate_stranger(arm, sent, states)
+
     def score(
         self, truths: Sequence[Truth], guesses: Sequence[Guess]
     ) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:

@@ -14,21 +14,19 @@ from ray.exceptions import ObjectLostError, RayActorError
 from actors.attacker import AttackerActor
 from actors.client import ClientActor
 from actors.cluster import Allotment
+from actors.evaluation import evaluate, evaluate_members, slices
 from actors.pool import Call, Pool, wait_for
 from actors.process import Share
 from actors.progress import Progress
 from actors.server import ArmState, Optimiser, ServerActor, ServerRole
-from rayfed import gradients, seeds
+from rayfed import seeds
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.attacks.base import Guess, Inference
 from rayfed.data.base import Dataset
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.training import plan
-from rayfed.training.arm import build_arm
+from rayfed.training.arm import Arm, build_arm
 from rayfed.training.host import Sent, Split, State
-
-EVALUATION_SLICE = 1000
-"""Test samples in one call; fixed, so that the sum of losses does not depend on the cluster."""
 
 Rows = list[dict[str, Any]]
 Served = tuple[ray.ObjectRef, ray.ObjectRef]
@@ -59,14 +57,13 @@ class AttackCall:
 def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
     """The most calls that a round has for clients and for attackers at once: more actors would never work."""
     arms = len(scenario.stacks)
-    slices = -(-test_samples // EVALUATION_SLICE)
     cohorts = -(-scenario.clients_per_round // scenario.cohort_size)
     due: dict[int, int] = {}
     for attack in scenario.attacks:
         victims = attack.victims if isinstance(attack.victims, int) else len(attack.victims)
         for round in attack.rounds:
             due[round] = due.get(round, 0) + arms * -(-victims // attack.victims_per_call)
-    return arms * max(cohorts, slices), max(due.values(), default=0)
+    return arms * max(cohorts, slices(test_samples)), max(due.values(), default=0)
 
 
 class Federation:
@@ -85,7 +82,12 @@ class Federation:
         """`saved` and `states` are the server's and the clients' side of a checkpoint, or empty."""
         self._scenario, self._data, self._allotment, self._progress = scenario, data, allotment, progress
         self._samples = [len(part) for part in parts]
-        self._saved = {arm: saved.get(arm) or _untrained(scenario, data, arm) for arm in scenario.stacks}
+        arms = {
+            name: build_arm(scenario.model_of(name), stack, data.image_shape, len(data.classes), scenario.seed)
+            for name, stack in scenario.stacks.items()
+        }
+        self._saved = {name: saved.get(name) or _untrained(arm) for name, arm in arms.items()}
+        self._private = {name for name, arm in arms.items() if arm.private}
         self.states = {arm: dict(states.get(arm, {})) for arm in scenario.stacks}
         self._sent: dict[str, Served] = {}
         data_ref, parts_ref = ray.put(data), ray.put(list(parts))
@@ -168,7 +170,7 @@ class Federation:
         served = {arm: self._ask_server("finish", arm, round, self._server_key(arm, round)) for arm in arms}
         every = self._scenario.federation.evaluate_every
         due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]
-        evaluations = self._evaluate({arm: served[arm][0] for arm in due})
+        evaluations = self._evaluate({arm: served[arm][0] for arm in due}, states, tables)
         self._attack(round, before, tables)
         self._saved |= {arm: _arm_state(*ray.get(list(refs))) for arm, refs in served.items()}
         self._sent = served
@@ -214,32 +216,19 @@ class Federation:
             tables.rounds.append(_round_row(arm, round, [r for r in tables.clients if r["arm"] == arm], seconds[arm]))
         return states
 
-    def _evaluate(self, sent: dict[str, ray.ObjectRef]) -> dict[str, dict[str, float | None]]:
+    def _evaluate(
+        self, sent: dict[str, ray.ObjectRef], states: dict[str, dict[int, State]], tables: RoundTables
+    ) -> dict[str, dict[str, float | None]]:
         """Loss and accuracy on the test set, arm by arm, and accuracy on clients' own data where it is asked for."""
         sizes: dict[Split, int] = {"test": len(self._data.test_labels)}
         if self._scenario.federation.evaluate_clients:
             sizes["train"] = sum(self._samples)
-        calls = [
-            Call("evaluate", (arm, ref, start, min(start + EVALUATION_SLICE, size), split), (arm, split, start))
-            for arm, ref in sent.items()
-            for split, size in sizes.items()
-            for start in range(0, size, EVALUATION_SLICE)
-        ]
-        found = {call.tag: result for call, result, _ in self._run_clients(calls)}
-
-        def mean(arm: str, split: Split, which: int) -> float | None:
-            size = sizes.get(split)
-            starts = range(0, size or 0, EVALUATION_SLICE)
-            return sum(found[arm, split, start][which] for start in starts) / size if size else None
-
-        return {
-            arm: {
-                "test_loss": mean(arm, "test", 0),
-                "test_accuracy": mean(arm, "test", 1),
-                "train_accuracy": mean(arm, "train", 1),
-            }
-            for arm in sent
-        }
+        shared = {arm: ref for arm, ref in sent.items() if arm not in self._private}
+        split = {arm: ref for arm, ref in sent.items() if arm in self._private}
+        means, own = evaluate_members(self._run_clients, split, states, self._samples, list(sizes))
+        for row in tables.clients:
+            row["test_accuracy"] = own.get((row["arm"], row["client"]))
+        return evaluate(self._run_clients, shared, sizes) | means
 
     def _attack(self, round: int, sent: dict[str, ray.ObjectRef], tables: RoundTables) -> None:
         """Observe, attack, score: each in its own place, the observations and truths passed by reference."""
@@ -315,10 +304,8 @@ def _remote(cls: type, share: Share) -> Any:
     return ray.remote(cls).options(num_cpus=share.num_cpus, num_gpus=share.num_gpus)
 
 
-def _untrained(scenario: Scenario, data: Dataset, arm: str) -> ArmState:
-    stack, classes = scenario.stacks[arm], len(data.classes)
-    model = build_arm(scenario.model_of(arm), stack, data.image_shape, classes, scenario.seed).model
-    return {"weights": gradients.weights_of(model), "buffers": gradients.buffers_of(model), "state": {}}
+def _untrained(arm: Arm) -> ArmState:
+    return {"weights": arm.weights, "buffers": arm.buffers, "state": {}}
 
 
 def _arm_state(sent: Sent, optimiser: Optimiser) -> ArmState:

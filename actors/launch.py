@@ -25,7 +25,6 @@ from rayfed import catalogue
 from rayfed import scenario as scenarios
 from rayfed.data.partitions.base import label_mix
 from rayfed.errors import RunError, UserError
-from rayfed.gradients import weights_of
 from rayfed.metrics.score import Scorer
 from rayfed.results import checkpoint, report
 from rayfed.results.folder import RunFolder
@@ -110,8 +109,8 @@ def _check_fit(what: str, saved: checkpoint.Checkpoint, scenario: Scenario, inpu
         if name not in saved.server:
             raise RunError(f"{what} has no arm '{name}', only {', '.join(saved.server)}: name the scenario's arms so")
         data = inputs.data
-        model = build_arm(scenario.model_of(name), stack, data.image_shape, len(data.classes), scenario.seed).model
-        shapes = {name: w.shape for name, w in weights_of(model).items()}
+        arm = build_arm(scenario.model_of(name), stack, data.image_shape, len(data.classes), scenario.seed)
+        shapes = {name: w.shape for name, w in arm.weights.items()}
         if shapes != {name: w.shape for name, w in saved.server[name]["weights"].items()}:
             raise RunError(f"{what} trained another model than the scenario's in arm '{name}': make `model` the same")
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from rayfed import catalogue
 from rayfed.errors import ScenarioError, UserError, nearest
 
-Knowledge = Literal["labels", "public", "defence", "candidates", "activations", "colluder"]
+Knowledge = Literal["labels", "public", "defence", "candidates", "activations", "colluder", "key", "lock"]
 """What a threat model may grant an attacker beyond the weights, the update and the batch size."""
 
 
@@ -115,7 +115,9 @@ class AttackSpec(ComponentSpec):
     """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data, the
     victim's `defence` (what it has spoilt is left out of the matching), `candidates` for membership. Of a split model,
     whose modules up to the attack's `cut` are private: `activations` (what the victim's private part sends) and
-    `colluder` (the private part of the next drawn client)."""
+    `colluder` (the private part of the next drawn client). Where a defence keeps a part of the model private, an
+    attacker puts a random one in its place, or the `colluder`'s; the victim's `key` (what it drew and never trains:
+    keys, passports) and `lock` (what it trains: these are sent then, as all layers are) can be given to him."""
     averages: Annotated[int, Field(ge=1)] = 1
     """How often the victim answers at the same weights with the same samples; the attack sees the mean, in which fresh
     noise fades. More than 1 with `knowledge: [defence]` only."""
@@ -638,8 +640,8 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
         if "public" in attack.knowledge and not s.data.public:
             message = "knows the public data, but there are none: set a share aside with `data.public`, such as 0.1"
             yield Problem(path=("attacks", i, "knowledge"), message=message)
-        if {"activations", "colluder"} & set(attack.knowledge) and "cut" not in attack.parameters:
-            message = f"activations and colluder are those of an attack with a `cut`, and {attack.name} has none set"
+        if "activations" in attack.knowledge and "cut" not in attack.parameters:
+            message = f"activations are those of an attack with a `cut`, and {attack.name} has none set"
             yield Problem(path=("attacks", i, "knowledge"), message=message)
         if attack.observes == "update" and attack.batch_size != 1:
             message = f"found {attack.batch_size}, but an update has the victim's own batches: set `observes: gradient`"

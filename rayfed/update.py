@@ -86,7 +86,8 @@ class Observation:
     weights: Named
     """The parameters that the client was sent."""
     buffers: Named
-    """The model's buffers, and its parameters that are frozen, as the client was sent them."""
+    """The model's buffers, and its parameters that are frozen, as the client was sent them; and what the attacker takes
+    for the client's private part, where it has one (`rayfed.models.private`)."""
     update: Named
     """The update that the client returned, after its defences."""
     scale: float

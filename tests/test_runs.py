@@ -186,11 +186,11 @@ def test_weights_are_the_same_after_objects_are_lost(
     """As when the node dies that held what the server had sent; a test has one node, so Ray's error is pretended."""
     evaluate, asked = Federation._evaluate, list[int]()
 
-    def failing(self: Federation, sent: Any) -> Any:
+    def failing(self: Federation, *arguments: Any) -> Any:
         asked.append(1)
         if len(asked) == 2:
             raise ObjectLostError("00" * 28, "", "")
-        return evaluate(self, sent)
+        return evaluate(self, *arguments)
 
     monkeypatch.setattr(Federation, "_evaluate", failing)
     progress = Noting()

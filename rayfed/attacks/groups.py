@@ -10,19 +10,21 @@ from time import perf_counter
 import torch
 
 from rayfed.attacks.base import Reconstruction
-from rayfed.update import LocalTraining, Observation
+from rayfed.update import LocalTraining, Named, Observation
 
 Group = Callable[[Sequence[Observation], Sequence[torch.Generator]], list[Reconstruction]]
-"""An attack on observations of one batch size and local training, whose labels are all known or all unknown."""
+"""An attack on observations of equal buffers, batch size and local training, whose labels are all known or unknown."""
 
 
 def in_groups(
     attack: Group, observations: Sequence[Observation], generators: Sequence[torch.Generator]
 ) -> list[Reconstruction]:
     """Attack observations that make one batched problem together; the results in the order of the observations."""
-    members: dict[tuple[int, LocalTraining, bool], list[int]] = defaultdict(list)
+    members: dict[tuple[int, LocalTraining, bool, int], list[int]] = defaultdict(list)
+    kinds: list[Named] = []
     for index, observation in enumerate(observations):
-        members[observation.batch_size, observation.local, observation.labels is None].append(index)
+        kind = _kind(observation.buffers, kinds)
+        members[observation.batch_size, observation.local, observation.labels is None, kind].append(index)
     found: dict[int, Reconstruction] = {}
     for group in members.values():
         began = perf_counter()
@@ -30,3 +32,15 @@ def in_groups(
         seconds = (perf_counter() - began) / len(group)
         found |= {i: replace(result, seconds=seconds) for i, result in zip(group, results, strict=True)}
     return [found[index] for index in range(len(observations))]
+
+
+def _kind(buffers: Named, known: list[Named]) -> int:
+    """Which of the known ones these are, by value; the next one, and known from now on, where they are new.
+
+    Who is given clients' keys meets another model at every victim.
+    """
+    for place, others in enumerate(known):
+        if all(torch.equal(tensor, others[name]) for name, tensor in buffers.items()):
+            return place
+    known.append(buffers)
+    return len(known) - 1

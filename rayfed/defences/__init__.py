@@ -12,6 +12,7 @@ TABLE: dict[str, str] = {
     "gaussian": "rayfed.defences.gaussian:Gaussian",
     "grad_defense": "rayfed.defences.grad_defense:GradDefense",
     "instahide": "rayfed.defences.instahide:InstaHide",
+    "key_lock": "rayfed.defences.key_lock:KeyLock",
     "laplace": "rayfed.defences.laplace:Laplace",
     "mixup": "rayfed.defences.mixup:Mixup",
     "outpost": "rayfed.defences.outpost:Outpost",

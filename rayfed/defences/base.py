@@ -70,6 +70,8 @@ class Task:
     """Samples of one local step, their expected number where they are drawn at random."""
     clients_per_round: int = 1
     """Clients of one round, their expected number where they are drawn at random."""
+    private: frozenset[str] = frozenset()
+    """Names among `weights` and `buffers` that are the client's own and never leave it (`rayfed.models.private`)."""
     state: dict[str, Any] = field(default_factory=dict)
     """The client's own memory across rounds (keys, error feedback). A hook may write to it; it never leaves the
     client's side, and survives the death of an actor and a resume. Tensors, numbers, strings, containers of them."""
@@ -99,6 +101,8 @@ class Defence:
     post_processes: ClassVar[bool] = False
     """Whether it changes what is sent from that alone, never looking at the data again, so that a guarantee which an
     earlier defence of the stack gives still holds behind it. A defence that can promise it says True."""
+    private_epochs: int = 0
+    """Passes over a client's data in which its private part alone learns, whenever new weights have arrived."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
         """Change the architecture, once, before any weights are drawn from it."""

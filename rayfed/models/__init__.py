@@ -10,5 +10,8 @@ TABLE: dict[str, str] = {
     "small_cnn": "rayfed.models.small_cnn:SmallCnn",
     "resnet10": "rayfed.models.resnet:ResNet10",
     "resnet18": "rayfed.models.resnet:ResNet18",
+    "resnet20": "rayfed.models.resnet:ResNet20",
+    "resnet32": "rayfed.models.resnet:ResNet32",
+    "resnet34": "rayfed.models.resnet:ResNet34",
     "torchvision": "rayfed.models.torchvision_models:Torchvision",
 }

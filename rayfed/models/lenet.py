@@ -14,6 +14,7 @@ from torch import nn
 
 from rayfed.catalogue import component
 from rayfed.models.activation import Activation, activation
+from rayfed.models.norm import Norm, norm
 
 
 @component
@@ -22,6 +23,8 @@ class LeNet:
 
     activation: Activation = "relu"
     """`sigmoid` is twice differentiable, as second-order attacks need; `relu` trains well."""
+    norm: Norm = "none"
+    """After each convolution."""
     init: Literal["default", "uniform"] = "default"
     """`uniform` draws all weights and biases from U(-0.5, 0.5), as DLG does; `default` is PyTorch's."""
 
@@ -31,10 +34,13 @@ class LeNet:
         features = 12 * ceil(height / 4) * ceil(width / 4)
         layers: OrderedDict[str, nn.Module] = OrderedDict(
             conv1=nn.Conv2d(channels, 12, 5, stride=2, padding=2),
+            norm1=norm(self.norm, 12),
             act1=activation(self.activation),
             conv2=nn.Conv2d(12, 12, 5, stride=2, padding=2),
+            norm2=norm(self.norm, 12),
             act2=activation(self.activation),
             conv3=nn.Conv2d(12, 12, 5, stride=1, padding=2),
+            norm3=norm(self.norm, 12),
             act3=activation(self.activation),
             flatten=nn.Flatten(),
             fc=nn.Linear(features, classes),

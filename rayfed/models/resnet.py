@@ -1,7 +1,8 @@
-"""Residual networks for small images: a 3x3 stem without max-pool, four stages of basic blocks.
+"""Residual networks for small images: a 3x3 stem without max-pool, stages of basic blocks.
 
-Source: He et al. 2016, "Deep Residual Learning for Image Recognition", table 1 (the stages of ResNet-18) with
-the stem of section 4.2 (CIFAR-10). 11,173,962 parameters in ResNet-18 at 3 channels and 10 classes.
+Source: He et al. 2016, "Deep Residual Learning for Image Recognition": table 1 (the four stages of ResNet-18 and 34)
+with the stem of section 4.2 (CIFAR-10), 11,173,962 parameters in ResNet-18 at 3 channels and 10 classes; section 4.2
+whole (three narrow stages), 0.27 million in ResNet-20, but with 1x1 convolutions where a shortcut changes shape.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from torch import Tensor, nn
 from rayfed.catalogue import component
 from rayfed.models.activation import Activation, activation
 from rayfed.models.norm import Norm, norm
-
-_WIDTHS = (64, 128, 256, 512)
 
 
 class BasicBlock(nn.Module):
@@ -41,18 +40,24 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stem, four stages that halve the resolution and double the width, global average, linear layer."""
+    """Stem, stages that halve the resolution from the second on, global average, linear layer."""
 
     def __init__(
-        self, channels: int, classes: int, blocks: tuple[int, ...], activation_name: Activation, norm_name: Norm
+        self,
+        channels: int,
+        classes: int,
+        widths: tuple[int, ...],
+        blocks: tuple[int, ...],
+        activation_name: Activation,
+        norm_name: Norm,
     ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, _WIDTHS[0], 3, padding=1, bias=False)
-        self.bn1 = norm(norm_name, _WIDTHS[0])
+        self.conv1 = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self.bn1 = norm(norm_name, widths[0])
         self.act1 = activation(activation_name)
         stages = []
-        channels = _WIDTHS[0]
-        for stage, (width, count) in enumerate(zip(_WIDTHS, blocks, strict=True)):
+        channels = widths[0]
+        for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
             strides = [1 if stage == 0 else 2] + [1] * (count - 1)
             layers = []
             for stride in strides:
@@ -74,6 +79,7 @@ class ResNet(nn.Module):
 class ResNet10:
     """ResNet-10 for small images (one block a stage); any image size."""
 
+    widths: ClassVar[tuple[int, ...]] = (64, 128, 256, 512)
     blocks: ClassVar[tuple[int, ...]] = (1, 1, 1, 1)
 
     activation: Activation = "relu"
@@ -83,7 +89,7 @@ class ResNet10:
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """The network for images (N, C, H, W), with logits (N, classes)."""
-        return ResNet(image_shape[0], classes, self.blocks, self.activation, self.norm)
+        return ResNet(image_shape[0], classes, self.widths, self.blocks, self.activation, self.norm)
 
 
 @component
@@ -91,3 +97,25 @@ class ResNet18(ResNet10):
     """ResNet-18 for small images (two blocks a stage); any image size."""
 
     blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
+
+
+@component
+class ResNet34(ResNet10):
+    """ResNet-34 for small images (3, 4, 6 and 3 blocks a stage); any image size."""
+
+    blocks: ClassVar[tuple[int, ...]] = (3, 4, 6, 3)
+
+
+@component
+class ResNet20(ResNet10):
+    """The narrow ResNet-20 of the CIFAR experiments (three stages of three blocks); any image size."""
+
+    widths: ClassVar[tuple[int, ...]] = (16, 32, 64)
+    blocks: ClassVar[tuple[int, ...]] = (3, 3, 3)
+
+
+@component
+class ResNet32(ResNet20):
+    """The narrow ResNet-32 of the CIFAR experiments (three stages of five blocks); any image size."""
+
+    blocks: ClassVar[tuple[int, ...]] = (5, 5, 5)

@@ -40,6 +40,10 @@ TABLES: dict[str, pa.Schema] = {
             _value("test_loss", _real, "mean cross entropy on the test set (nats); null where not evaluated"),
             _value("test_accuracy", _real, "share of the test set classified right, 0..1; null where not evaluated"),
             _value("train_accuracy", _real, "share of all clients' own samples classified right, 0..1; null likewise"),
+            _value(
+                "stranger_accuracy", _real, "of who has no private part: a random one in its place, 0..1; null likewise"
+            ),
+            _value("stranger_mean_accuracy", _real, "the same with the mean of the clients' own, keys still random"),
             _value("clients", _int, "clients whose updates were aggregated"),
             _value("samples", _long, "training samples behind those updates"),
             _value("actor_seconds", _real, "training of the arm: its cohorts' wall times on client actors, summed (s)"),
@@ -58,6 +62,7 @@ TABLES: dict[str, pa.Schema] = {
                 "seconds", _real, "wall time of the client's local round; under vmap an equal part of the cohort's (s)"
             ),
             _value("sent_bytes", _long, "size of the update as sent (bytes)"),
+            _value("test_accuracy", _real, "of the new weights with the client's private part, 0..1; null without one"),
         ]
     ),
     "attacks": pa.schema(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -11,8 +12,11 @@ from torch import nn
 from rayfed.aggregation.base import Aggregation
 from rayfed.defences.base import Defence
 from rayfed.errors import UserError
+from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
+from rayfed.models.private import only, private_names, without
 from rayfed.scenario import AggregationSpec, DefenceSpec, ModelSpec
+from rayfed.update import Named
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,31 @@ class Arm:
     model: nn.Module
     """The architecture in the clients' mode; the weights drawn from the seed."""
     defences: tuple[Defence, ...]
+
+    @cached_property
+    def private(self) -> frozenset[str]:
+        """The parameters and buffers that never leave a client, by name."""
+        return private_names(self.model)
+
+    @cached_property
+    def trained_privately(self) -> frozenset[str]:
+        """Those of them that their client trains; the others (keys, passports) stay as they were drawn."""
+        return frozenset(name for name, p in self.model.named_parameters() if p.requires_grad) & self.private
+
+    @property
+    def weights(self) -> Named:
+        """Copies of the parameters that clients send and are sent."""
+        return without(weights_of(self.model), self.private)
+
+    @property
+    def buffers(self) -> Named:
+        """Copies of the buffers, and frozen parameters, that clients are sent."""
+        return without(buffers_of(self.model), self.private)
+
+    @property
+    def private_part(self) -> Named:
+        """Copies of the tensors that never leave a client."""
+        return only({**weights_of(self.model), **buffers_of(self.model)}, self.private)
 
 
 def aggregation_of(spec: AggregationSpec, stack: Sequence[DefenceSpec], clients: int) -> Aggregation:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
@@ -43,7 +43,7 @@ def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence
 def _vectorised(task: Task, training: Training, defences: Sequence[Defence]) -> bool:
     if training.vectorise == "loop":
         return False
-    obstacle = _obstacle(task.model, defences)
+    obstacle = _obstacle(task, defences)
     if training.vectorise == "vmap":
         if obstacle:
             raise UserError(f"training.vectorise: vmap is not possible: {obstacle}; use auto or loop")
@@ -51,14 +51,16 @@ def _vectorised(task: Task, training: Training, defences: Sequence[Defence]) -> 
     return next(iter(task.weights.values())).is_cuda and obstacle is None
 
 
-def _obstacle(model: nn.Module, defences: Sequence[Defence]) -> str | None:
+def _obstacle(task: Task, defences: Sequence[Defence]) -> str | None:
     """What keeps a cohort from being one call, in words; None when nothing does."""
     for defence in defences:
         if not defence.vectorises:
             return f"the defence {type(defence).__name__} works client by client"
-    if uses_batch_statistics(model):
+    if task.private:
+        return "each client has private layers of its own"
+    if uses_batch_statistics(task.model):
         return "batch norm in training mode would see the padding of smaller clients (model.batch_norm: eval would do)"
-    if is_stochastic(model):
+    if is_stochastic(task.model):
         return "what draws random numbers in the model, such as dropout, has one stream for all clients"
     return None
 

@@ -18,9 +18,11 @@ from rayfed import seeds
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Task
 from rayfed.errors import UserError
+from rayfed.models.private import only, without
 from rayfed.scenario import Scenario
 from rayfed.training.arm import Arm, aggregation_of, build_arm
 from rayfed.training.cohort import cohort_updates
+from rayfed.training.local import PRIVATE, privately_trained
 from rayfed.update import Named, Update
 
 State = dict[str, Any]
@@ -82,17 +84,47 @@ class Host:
         partial = self._aggregations[arm].partial(_recorded(arm, updates, rows, together))
         return partial, CohortReport(rows, perf_counter() - began, {t.client: t.state for t in tasks if t.state})
 
-    @torch.no_grad()
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> tuple[float, int]:
         """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
-        sent, model = self.here(sent), self.arm(arm).model
+        sent, rows = self.here(sent), np.arange(start, stop)
+        state = {**sent.weights, **sent.buffers}
+        return self._evaluated(arm, state, split, rows if split == "test" else self._owned[rows])
+
+    def evaluate_member(
+        self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
+    ) -> dict[Split, tuple[float, float]]:
+        """Mean loss and accuracy of the weights with one client's private part, on the test set or its own samples."""
+        task = self.task(arm, self.here(sent), client, self.parts[client], state)
+        rows = {"test": np.arange(len(self.data.test_labels)), "train": self.parts[client]}
+        found: dict[Split, tuple[float, float]] = {}
+        for split in splits:
+            loss, correct = self._evaluated(arm, {**task.weights, **task.buffers}, split, rows[split])
+            found[split] = loss / len(rows[split]), correct / len(rows[split])
+        return found
+
+    def evaluate_stranger(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
+        """Accuracy on the test set of who has the weights but no private part: with one that is drawn anew, and with
+        only what is never trained (keys, passports) drawn anew, the rest being the mean of the clients' own.
+        """
+        sent, rows = self.here(sent), np.arange(len(self.data.test_labels))
+        drawn = self.drawn_privately(arm, "stranger", sent.round)
+        trained = only(drawn, self.arm(arm).trained_privately)
+        mean = {name: torch.stack([s[PRIVATE][name].to(w) for s in states]).mean(0) for name, w in trained.items()}
+        public = {**sent.weights, **sent.buffers}
+        anew, averaged = (self._evaluated(arm, {**public, **own}, "test", rows)[1] for own in (drawn, drawn | mean))
+        return anew / len(rows), averaged / len(rows)
+
+    @torch.no_grad()
+    def _evaluated(self, arm: str, state: Named, split: Split, rows: np.ndarray) -> tuple[float, int]:
+        """Summed loss and correct predictions of a whole model on some rows of a split."""
+        model = self.arm(arm).model
         loss, correct = 0.0, 0
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
-        for low in range(start, stop, 500):
-            rows = np.arange(low, min(low + 500, stop))
-            images, labels = self.test_data(rows) if split == "test" else self._training_data(self._owned[rows])
-            logits = functional_call(model, {**sent.weights, **sent.buffers}, (images,))
+        for low in range(0, len(rows), 500):
+            some = rows[low : low + 500]
+            images, labels = self.test_data(some) if split == "test" else self._training_data(some)
+            logits = functional_call(model, state, (images,))
             loss += float(F.cross_entropy(logits, labels, reduction="sum"))
             correct += int((logits.argmax(dim=1) == labels).sum())
         for module, mode in modes:
@@ -108,12 +140,14 @@ class Host:
         key = (self.scenario.seed, "client", sent.round, client)
         own = self.parts[client]
         rest = np.setdiff1d(own, indices)
+        weights, buffers = self._completed(arm, sent, client, state)
         return Task(
             client=client,
             round=sent.round,
             model=self.arm(arm).model,
-            weights=sent.weights,
-            buffers=sent.buffers,
+            private=self.arm(arm).private,
+            weights=weights,
+            buffers=buffers,
             data=Batch(*self._training_data(indices), places=self._places(own, indices)),
             generator=seeds.torch_generator(*key, "defences", arm),
             order=self.order(sent, client),
@@ -123,6 +157,38 @@ class Host:
             public=Batch(*self.public) if self.scenario.data.public else None,
             state=state,
         )
+
+    def drawn_privately(self, arm: str, *key: int | str) -> Named:
+        """The private tensors of an arm, drawn anew from the run's seed and the key."""
+        s, d = self.scenario, self.data
+        seed = seeds.torch_generator(s.seed, "private", *key).initial_seed()
+        drawn = build_arm(s.model_of(arm), s.stacks[arm], d.image_shape, len(d.classes), seed).private_part
+        return {name: t.to(self.device) for name, t in drawn.items()}
+
+    def _completed(self, arm: str, sent: Sent, client: int, state: State) -> tuple[Named, Named]:
+        """The weights and buffers that were sent, with the client's private part as it meets them."""
+        built = self.arm(arm)
+        if not built.private:
+            return sent.weights, sent.buffers
+        kept: Named = state.get(PRIVATE) or self.drawn_privately(arm, client)
+        own = {name: t.to(self.device) for name, t in kept.items()}
+        weights = {**sent.weights, **only(own, built.trained_privately)}
+        buffers = {**sent.buffers, **without(own, built.trained_privately)}
+        epochs = max(defence.private_epochs for defence in built.defences)
+        if epochs and sent.round:  # in round 0 nothing has been averaged that it could adapt to
+            task = Task(
+                client=client,
+                round=sent.round,
+                model=built.model,
+                weights=weights,
+                buffers=buffers,
+                data=Batch(*self._training_data(self.parts[client])),
+                generator=seeds.torch_generator(self.scenario.seed, "private", sent.round, client, "training"),
+                order=self.order(sent, client),
+                private=built.private,
+            )
+            weights |= privately_trained(task, self.scenario.training_of(arm), epochs)
+        return weights, buffers
 
     def test_data(self, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
         """Images (M, C, H, W) in [0, 1] and labels (M,) of the test split: some rows of it, or all."""

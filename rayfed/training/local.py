@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 
 import torch
@@ -12,8 +13,12 @@ from torch.func import grad_and_value
 from rayfed import gradients
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task, UpdateMethod
 from rayfed.models.build import is_stochastic
+from rayfed.models.private import only, without
 from rayfed.scenario import Training
 from rayfed.update import LocalTraining, Named, Update
+
+PRIVATE = "private"
+"""Under which a client's state keeps its private tensors, by name."""
 
 
 def update_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
@@ -61,11 +66,19 @@ def functional_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named
 
 def _train(task: Task, training: Training, data: DataMethod, gradient: GradientMethod) -> Update:
     """Local SGD (fedavg) or one gradient (fedsgd) from the weights in `task`, which are left as they are."""
-    if is_stochastic(task.model):  # dropout knows the global stream only
-        with torch.random.fork_rng():
-            torch.manual_seed(int(torch.randint(2**62, (), generator=task.generator)))
-            return _descent(task, training, data, gradient)
-    return _descent(task, training, data, gradient)
+    with _own_stream(task):
+        return _descent(task, training, data, gradient)
+
+
+@contextmanager
+def _own_stream(task: Task) -> Iterator[None]:
+    """Let what the model draws come from the task's generator: dropout knows the global stream only."""
+    if not is_stochastic(task.model):
+        yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(int(torch.randint(2**62, (), generator=task.generator)))
+        yield
 
 
 def _descent(task: Task, training: Training, data: DataMethod, gradient: GradientMethod) -> Update:
@@ -83,10 +96,14 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
             descend(weights, sent, velocity, training)
     if training.algorithm == "fedavg":
         sent = {name: w - weights[name] for name, w in task.weights.items()}
+    elif task.private:
+        descend(weights, only(sent, task.private), velocity, training)
+    if task.private:
+        task.state[PRIVATE] = only({**weights, **task.buffers}, task.private)
     return Update(
         client=task.client,
         round=task.round,
-        tensors=sent,
+        tensors=without(sent, task.private),
         buffers=returned_buffers(task),
         samples=trained_samples(len(task.data.labels), training),
         loss=float(torch.stack(losses).nanmean()),  # a step that drew no sample may have none
@@ -103,8 +120,26 @@ def descend(weights: Named, step: Named, velocity: Named, training: Training) ->
 
 
 def returned_buffers(task: Task) -> Named:
-    """The buffers that can be averaged: batch-norm statistics, neither counters nor frozen parameters."""
-    return {name: task.buffers[name] for name, b in task.model.named_buffers() if b.is_floating_point()}
+    """The buffers that can be averaged: batch-norm statistics, neither counters nor frozen parameters nor keys."""
+    floats = [name for name, b in task.model.named_buffers() if b.is_floating_point()]
+    return {name: task.buffers[name] for name in floats if name not in task.private}
+
+
+def privately_trained(task: Task, training: Training, epochs: int) -> Named:
+    """The client's private parameters after so many passes over its data with all others frozen (Gu 2021, algorithm 1,
+    "Local Private Training"); nothing of it is sent.
+    """
+    own, public = only(task.weights, task.private), without(task.weights, task.private)
+    own = {name: w.clone() for name, w in own.items()}
+    fixed = {name: b.clone() for name, b in task.buffers.items()} | public
+    alone = training.model_copy(update={"algorithm": "fedavg", "epochs": epochs, "steps": None})
+    velocity: Named = {}
+    with _own_stream(task):
+        for index in batches(len(task.data.labels), alone, task.order):
+            images, labels, *_ = task.data.rows(index)
+            step, _ = gradients.gradient(task.model, own, fixed, images, labels)
+            descend(own, step, velocity, alone)
+    return own
 
 
 def batches(samples: int, training: Training, order: int) -> Iterator[Tensor]:

@@ -19,10 +19,11 @@ from rayfed.defences.base import Defence, Task
 from rayfed.errors import UserError
 from rayfed.metrics.inference import auc, class_share, correct, nearest
 from rayfed.models.front import Front
+from rayfed.models.private import only, without
 from rayfed.scenario import AttackSpec, Training
 from rayfed.training import plan
 from rayfed.training.host import Host, Sent, State
-from rayfed.training.local import batches, local_training, training_method, update_method
+from rayfed.training.local import PRIVATE, batches, local_training, training_method, update_method
 from rayfed.update import Named, Observation, Update
 
 MOST_CANDIDATES = 500
@@ -72,6 +73,8 @@ class Observer:
             fresh = host.task(arm, sent, client, indices, copy.deepcopy(states.get(client, {})))
             if attack.observes == "gradient":  # an answer of its own: the noise of the round's update hides that alone
                 fresh = fresh.replace(generator=seeds.torch_generator(*noise, "gradient"))
+            if "lock" in attack.knowledge:  # sent like any other layer
+                fresh = fresh.replace(private=fresh.private - host.arm(arm).trained_privately)
             return self._tampered(fresh, attack)
 
         asked, defences = task(), host.arm(arm).defences
@@ -99,8 +102,8 @@ class Observer:
         observation = Observation(
             victim=client,
             round=sent.round,
-            weights=asked.weights,
-            buffers=asked.buffers,
+            weights=without(asked.weights, asked.private),
+            buffers=without(asked.buffers, asked.private) | self._supposed(arm, sent, asked, attack, states),
             update=returned.tensors,
             scale=local.scale,
             batch_size=len(truth.labels),
@@ -159,10 +162,24 @@ class Observer:
             with torch.no_grad(), torch.random.fork_rng():  # dropout knows the global stream only
                 torch.manual_seed(host.order(sent, client))
                 granted["activations"] = self._front(arm, attack)(state, images)
-        if "colluder" in attack.knowledge:
+        if "colluder" in attack.knowledge and "cut" in attack.parameters:
             state = self._trained(arm, sent, plan.colluder(host.scenario, sent.round, client), states)
             granted["colluder"] = {name: state[name] for name in self._front(arm, attack).names(host.data.image_shape)}
         return granted
+
+    def _supposed(self, arm: str, sent: Sent, asked: Task, attack: AttackSpec, states: Mapping[int, State]) -> Named:
+        """What an attacker takes for the client's private part: a draw of his own, a colluder's, and what he was given.
+
+        All victims of an attack in a round meet the same draw.
+        """
+        if not asked.private:
+            return {}
+        supposed = self.host.drawn_privately(arm, "attacker", attack.title, sent.round)
+        if "colluder" in attack.knowledge:
+            supposed |= self._trained(arm, sent, plan.colluder(self.host.scenario, sent.round, asked.client), states)
+        if "key" in attack.knowledge:
+            supposed |= without(asked.buffers, self.host.arm(arm).trained_privately)
+        return only(supposed, asked.private)
 
     def _front(self, arm: str, attack: AttackSpec) -> Front:
         return Front(self.host.arm(arm).model, attack.parameters["cut"])
@@ -174,7 +191,8 @@ class Observer:
         update = training_method(training, host.arm(arm).defences)(task)
         step = training.lr if training.algorithm == "fedsgd" else 1.0
         weights = {name: w - step * update.tensors[name] for name, w in sent.weights.items()}
-        return weights | {name: b.clone() for name, b in (sent.buffers | update.buffers).items()}
+        buffers = {name: b.clone() for name, b in (sent.buffers | update.buffers).items()}
+        return {**weights, **buffers, **task.state.get(PRIVATE, {})}
 
     def _candidates(self, truth: Truth, round: int, client: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """As many samples that the victim trained on as of the test split, shuffled; and which are the former."""

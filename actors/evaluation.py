@@ -1,0 +1,89 @@
+"""How new weights are evaluated over client actors: on slices of the data, or client by client with private parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import ray
+
+from actors.pool import Call
+from rayfed.training.host import Split, State
+
+EVALUATION_SLICE = 1000
+"""Samples in one call; fixed, so that the sum of losses does not depend on the cluster."""
+
+Run = Callable[[Sequence[Call]], Iterable[tuple[Call, Any, list[ray.ObjectRef]]]]
+"""Has client actors do the calls: each with its result, as they come."""
+Found = dict[str, float | None]
+"""Columns of the rounds' table."""
+
+
+def slices(samples: int) -> int:
+    """Calls that it takes to evaluate so many samples."""
+    return -(-samples // EVALUATION_SLICE)
+
+
+def evaluate(run: Run, sent: Mapping[str, ray.ObjectRef], sizes: Mapping[Split, int]) -> dict[str, Found]:
+    """Loss and accuracy, arm by arm, on so many samples of each split."""
+    calls = [
+        Call("evaluate", (arm, ref, start, min(start + EVALUATION_SLICE, size), split), (arm, split, start))
+        for arm, ref in sent.items()
+        for split, size in sizes.items()
+        for start in range(0, size, EVALUATION_SLICE)
+    ]
+    found = {call.tag: result for call, result, _ in run(calls)}
+
+    def mean(arm: str, split: Split, which: int) -> float | None:
+        size = sizes.get(split)
+        starts = range(0, size or 0, EVALUATION_SLICE)
+        return sum(found[arm, split, start][which] for start in starts) / size if size else None
+
+    return {
+        arm: {
+            "test_loss": mean(arm, "test", 0),
+            "test_accuracy": mean(arm, "test", 1),
+            "train_accuracy": mean(arm, "train", 1),
+        }
+        for arm in sent
+    }
+
+
+def evaluate_members(
+    run: Run,
+    sent: Mapping[str, ray.ObjectRef],
+    states: Mapping[str, Mapping[int, State]],
+    samples: Sequence[int],
+    splits: Sequence[Split],
+) -> tuple[dict[str, Found], dict[tuple[str, int], float]]:
+    """Where clients keep a part of the model: the mean over an arm's clients in `states`, each with its own part,
+    beside what a stranger gets; and every client's own test accuracy. `samples[c]` is how many client c holds.
+    """
+    asked = {arm: ref for arm, ref in sent.items() if states[arm]}
+    calls = [
+        Call("evaluate_member", (arm, ref, client, state, splits), (arm, client))
+        for arm, ref in asked.items()
+        for client, state in states[arm].items()
+    ]
+    calls += [
+        Call("evaluate_stranger", (arm, ref, list(states[arm].values())), (arm, None)) for arm, ref in asked.items()
+    ]
+    found = {call.tag: result for call, result, _ in run(calls)}
+
+    def mean(arm: str, split: Split, which: int) -> float | None:
+        if split not in splits:
+            return None
+        weights = {c: samples[c] if split == "train" else 1 for c in states[arm]}
+        return sum(w * found[arm, c][split][which] for c, w in weights.items()) / sum(weights.values())
+
+    means: dict[str, Found] = {
+        arm: {
+            "test_loss": mean(arm, "test", 0),
+            "test_accuracy": mean(arm, "test", 1),
+            "train_accuracy": mean(arm, "train", 1),
+            "stranger_accuracy": found[arm, None][0],
+            "stranger_mean_accuracy": found[arm, None][1],
+        }
+        for arm in asked
+    }
+    return means, {(arm, c): found[arm, c]["test"][1] for arm in asked for c in states[arm]}

@@ -1,0 +1,38 @@
+"""FedKL: a normalisation's scale and shift come from a private key through private layers.
+
+Source: Ren 2023 (thesis), chapter 5; Ren et al. 2022, "FedKL: Gradient Leakage Defence with Key-Lock Module for
+Federated Learning".
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import nn
+
+from rayfed.catalogue import component
+from rayfed.defences.base import Defence
+from rayfed.models.activation import Activation
+from rayfed.models.key_lock import lock_norms
+
+
+@component
+class KeyLock(Defence):
+    """Locks convolution-normalisation blocks; every client has its own key and lock, which it never sends.
+
+    Empirical. Needs a model with norms. A client's key is drawn once for the whole run; its lock, drawn too, is trained
+    by the client alone. Accuracies are means over the round's clients, each with its own key and lock.
+    """
+
+    length: Annotated[int, Field(ge=1)] = 1024
+    """Numbers in the key."""
+    blocks: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    """Which convolution-normalisation blocks are locked, counted from 0."""
+    activation: Activation | None = None
+    """What stands behind the lock's linear maps: nothing as in the thesis' equations, `relu` or `sigmoid` as in the
+    authors' code."""
+
+    def adapt_model(self, model: nn.Module) -> nn.Module:
+        """Put the locks in. Raises `UserError` for a block that the model does not have."""
+        return lock_norms(model, self.blocks, self.length, self.activation)

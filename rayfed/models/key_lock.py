@@ -1,0 +1,95 @@
+"""The key-lock module: scale and shift of a normalisation, computed from a key that only the client has.
+
+Source: Ren 2023 (thesis), section 5.2.3 and figure 5.2; Ren et al. 2022, "FedKL: Gradient Leakage Defence with Key-Lock
+Module for Federated Learning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rayfed.errors import UserError
+from rayfed.models.activation import Activation, activation
+
+_NORMS = (_BatchNorm, nn.GroupNorm)
+
+
+class KeyLock(nn.Module):
+    """`gamma * x + beta`, `gamma = key @ W_gamma + b_gamma`, `beta = key @ W_beta + b_beta`, one of each a channel.
+
+    The key is uniform in [0, 1).
+    """
+
+    private = True
+
+    def __init__(self, length: int, channels: int, behind: Activation | None) -> None:
+        """`behind` stands behind both linear maps; None as in the equations."""
+        super().__init__()
+        self.register_buffer("key", torch.rand(length))
+        self.gamma = nn.Linear(length, channels)
+        self.beta = nn.Linear(length, channels)
+        self.behind = nn.Identity() if behind is None else activation(behind)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Scale and shift (N, C, H, W)."""
+        gamma, beta = (self.behind(linear(self.key)).view(-1, 1, 1) for linear in (self.gamma, self.beta))
+        return gamma * features + beta
+
+
+class LockedNorm(nn.Module):
+    """A normalisation without scale and shift of its own, and the lock in their place."""
+
+    def __init__(self, norm: nn.Module, lock: KeyLock) -> None:
+        super().__init__()
+        self.norm, self.lock = norm, lock
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Normalise, scale and shift (N, C, H, W)."""
+        return self.lock(self.norm(features))
+
+
+def lock_norms(model: nn.Module, blocks: Sequence[int], length: int, behind: Activation | None) -> nn.Module:
+    """The model, in place, with locks in some of its convolution-normalisation blocks, counted from 0 as registered.
+
+    The layer `bn1` becomes a pair of `bn1.norm` and `bn1.lock`. Raises `UserError` for a block that there is not.
+    """
+    found = conv_norm_blocks(model)
+    for block in blocks:
+        if block >= len(found):
+            raise UserError(
+                f"key_lock stands in block {block}, and the model has {len(found)} convolutions with a normalisation "
+                f"behind them: choose others with `blocks`, or a model with norms (lenet takes `norm: batch`)"
+            )
+        norm = model.get_submodule(found[block])
+        bare, channels = _without_affine(norm)
+        model.set_submodule(found[block], LockedNorm(bare, KeyLock(length, channels, behind)))
+    return model
+
+
+def conv_norm_blocks(model: nn.Module) -> list[str]:
+    """The normalisations that are registered right behind a convolution of as many channels."""
+    layers = [(path, m) for path, m in model.named_modules() if isinstance(m, (nn.Conv2d, *_NORMS))]
+    return [
+        path
+        for (_, conv), (path, norm) in pairwise(layers)
+        if isinstance(conv, nn.Conv2d) and isinstance(norm, _NORMS) and _channels(norm) == conv.out_channels
+    ]
+
+
+def _channels(norm: nn.Module) -> int:
+    assert isinstance(norm, _NORMS)
+    return norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
+
+
+def _without_affine(norm: nn.Module) -> tuple[nn.Module, int]:
+    """The same normalisation without scale and shift, and its channels."""
+    channels = _channels(norm)
+    if isinstance(norm, nn.GroupNorm):
+        return nn.GroupNorm(norm.num_groups, channels, norm.eps, affine=False), channels
+    assert isinstance(norm, _BatchNorm)
+    return nn.BatchNorm2d(channels, norm.eps, norm.momentum, False, norm.track_running_stats), channels

@@ -19,7 +19,7 @@ from rayfed.defences.base import Defence, Task
 from rayfed.errors import UserError
 from rayfed.metrics.inference import auc, class_share, correct, nearest
 from rayfed.models.front import Front
-from rayfed.models.private import only, without
+from rayfed.models.private import only, private_names, without
 from rayfed.scenario import AttackSpec, Training
 from rayfed.training import plan
 from rayfed.training.host import Host, Sent, State
@@ -69,15 +69,21 @@ class Observer:
 
         noise = (host.scenario.seed, "client", sent.round, client, "defences", arm)
 
-        def task() -> Task:
+        def honest() -> Task:
             fresh = host.task(arm, sent, client, indices, copy.deepcopy(states.get(client, {})))
             if attack.observes == "gradient":  # an answer of its own: the noise of the round's update hides that alone
                 fresh = fresh.replace(generator=seeds.torch_generator(*noise, "gradient"))
             if "lock" in attack.knowledge:  # sent like any other layer
                 fresh = fresh.replace(private=fresh.private - host.arm(arm).trained_privately)
-            return self._tampered(fresh, attack)
+            return fresh
+
+        def task() -> Task:
+            return self._tampered(honest(), attack)
 
         asked, defences = task(), host.arm(arm).defences
+        shown = asked
+        if asked.private:
+            shown = self._tampered(self._supposed(arm, sent, honest(), attack, states), attack)
         answer = update_method(training, defences)
         returned = answer(asked)
         for again in range(1, attack.averages):
@@ -102,8 +108,8 @@ class Observer:
         observation = Observation(
             victim=client,
             round=sent.round,
-            weights=without(asked.weights, asked.private),
-            buffers=without(asked.buffers, asked.private) | self._supposed(arm, sent, asked, attack, states),
+            weights=without(shown.weights, shown.private),
+            buffers=shown.buffers | only(shown.weights, shown.private),
             update=returned.tensors,
             scale=local.scale,
             batch_size=len(truth.labels),
@@ -147,7 +153,8 @@ class Observer:
         model, weights, buffers = server.tamper(
             task.model, task.weights, task.buffers, host.data.image_shape, extra, generator
         )
-        return task.replace(model=model, weights=weights, buffers=buffers)
+        kept = (name for name in private_names(model) if name.endswith(tuple(task.private)))
+        return task.replace(model=model, weights=weights, buffers=buffers, private=frozenset(kept))
 
     def _granted(
         self, arm: str, sent: Sent, client: int, attack: AttackSpec, images: Tensor, states: Mapping[int, State]
@@ -167,19 +174,18 @@ class Observer:
             granted["colluder"] = {name: state[name] for name in self._front(arm, attack).names(host.data.image_shape)}
         return granted
 
-    def _supposed(self, arm: str, sent: Sent, asked: Task, attack: AttackSpec, states: Mapping[int, State]) -> Named:
-        """What an attacker takes for the client's private part: a draw of his own, a colluder's, and what he was given.
-
-        All victims of an attack in a round meet the same draw.
+    def _supposed(self, arm: str, sent: Sent, task: Task, attack: AttackSpec, states: Mapping[int, State]) -> Task:
+        """The task as an attacker supposes it: in place of the client's private part a draw of his own, or a
+        colluder's, but for what he is given. All victims of an attack in a round meet the same draw.
         """
-        if not asked.private:
-            return {}
-        supposed = self.host.drawn_privately(arm, "attacker", attack.title, sent.round)
+        guess = self.host.drawn_privately(arm, "attacker", attack.title, sent.round)
         if "colluder" in attack.knowledge:
-            supposed |= self._trained(arm, sent, plan.colluder(self.host.scenario, sent.round, asked.client), states)
-        if "key" in attack.knowledge:
-            supposed |= without(asked.buffers, self.host.arm(arm).trained_privately)
-        return only(supposed, asked.private)
+            guess |= self._trained(arm, sent, plan.colluder(self.host.scenario, sent.round, task.client), states)
+        hidden = task.private - task.buffers.keys() if "key" in attack.knowledge else task.private
+        guess = only(guess, hidden)
+        return task.replace(
+            weights=task.weights | only(guess, task.weights), buffers=task.buffers | only(guess, task.buffers)
+        )
 
     def _front(self, arm: str, attack: AttackSpec) -> Front:
         return Front(self.host.arm(arm).model, attack.parameters["cut"])

@@ -96,7 +96,7 @@ class RunView:
             return
         for row in rows:
             loss = _loss(row, ".4f")
-            accuracy = _tested(row, "accuracy {:6.2%}") or " " * 16
+            accuracy = (_tested(row, "accuracy {:6.2%}") or " " * 16) + _strangers(row)
             left = self._time_left(row["round"])
             arm = f"{row['arm']:<12}" if len(rows) > 1 else ""
             self._say(f"round {row['round'] + 1:>3}/{self._rounds}  {arm}{loss}  {accuracy}  {self._speed}  {left}")
@@ -235,6 +235,12 @@ def _loss(row: dict[str, Any], form: str) -> str:
 def _tested(row: dict[str, Any], form: str) -> str:
     """The test accuracy, or nothing for a round that was not evaluated."""
     return "" if row.get("test_accuracy") is None else form.format(row["test_accuracy"])
+
+
+def _strangers(row: dict[str, Any]) -> str:
+    """What the weights are worth to who has no private part, where clients have one."""
+    anew, averaged = row.get("stranger_accuracy"), row.get("stranger_mean_accuracy")
+    return "" if anew is None else f" (stranger {anew:.2%}, with mean private layers {averaged:.2%})"
 
 
 def _values(rows: Sequence[dict[str, Any]], column: str) -> list[float]:

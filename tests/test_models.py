@@ -24,6 +24,9 @@ SMALL = {
     "small_cnn": {},
     "resnet10": {},
     "resnet18": {"activation": "sigmoid"},
+    "resnet20": {},
+    "resnet32": {"norm": "group"},
+    "resnet34": {},
     "torchvision": {"arch": "resnet18"},
 }
 
@@ -69,6 +72,11 @@ def size(model: nn.Module) -> int:
         ("mlp", {}, (1, 28, 28), 10, 199_210),  # the 2NN of McMahan 2017
         ("small_cnn", {}, (3, 32, 32), 10, 896 + 18_496 + 36_928 + 65_600 + 650),  # layer by layer
         ("resnet18", {}, (3, 32, 32), 10, 11_173_962),  # the usual CIFAR-10 ResNet-18
+        ("resnet34", {}, (3, 32, 32), 10, 21_282_122),  # the usual CIFAR-10 ResNet-34
+        # He 2016, table 6: 0.27 and 0.46 million; two shortcuts of 1x1 convolution and norm add 2,752
+        ("resnet20", {}, (3, 32, 32), 10, 269_722 + 2_752),
+        ("resnet32", {}, (3, 32, 32), 10, 464_154 + 2_752),
+        ("lenet", {"norm": "batch"}, (3, 32, 32), 10, 15_826 + 3 * 24),
         ("torchvision", {"arch": "resnet18"}, (3, 64, 64), 1000, 11_689_512),  # torchvision's model table
         ("torchvision", {"arch": "googlenet"}, (3, 32, 32), 10, 5_610_154),  # without auxiliary heads
     ],

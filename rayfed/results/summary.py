@@ -95,6 +95,8 @@ class Arm:
     """On the test set after the last evaluated round, 0..1."""
     own_accuracy: float | None
     """On all clients' own samples then; None where the scenario does not ask."""
+    strangers: tuple[float, float] | None
+    """Test accuracy then of who has no private part: all of it random, and only its keys; None where there is none."""
     accuracy_round: int | None
     accuracy_change: float | None
     """Against the first arm; None for the first arm itself."""
@@ -210,6 +212,7 @@ def arms(
                 rounds=len(mine),
                 accuracy=accuracy,
                 own_accuracy=last["train_accuracy"] if last else None,
+                strangers=_strangers(last) if last else None,
                 accuracy_round=last["round"] if last else None,
                 accuracy_change=None if accuracy is None or reference is None else accuracy - reference,
                 loss=last["test_loss"] if last else None,
@@ -221,6 +224,11 @@ def arms(
             )
         )
     return result
+
+
+def _strangers(row: Row) -> tuple[float, float] | None:
+    anew, averaged = row["stranger_accuracy"], row["stranger_mean_accuracy"]
+    return None if anew is None or averaged is None else (anew, averaged)
 
 
 def worst(attacks: Sequence[Row]) -> Row | None:

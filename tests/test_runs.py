@@ -118,9 +118,19 @@ class Killer(Progress):
 
 
 def _process_of(actor: str) -> int:
-    """The process of one live actor of this machine, by the title that Ray gives it."""
-    titles = {int(p.name): (p / "cmdline").read_bytes() for p in Path("/proc").iterdir() if p.name.isdigit()}
-    return next(pid for pid, title in titles.items() if title.startswith(f"ray::{actor}".encode()))
+    """The process of one live actor of this Ray, by the title that Ray gives it: another Ray's are left alone."""
+    session = ray._private.worker._global_node.get_session_dir_path().encode()
+    titles = dict[int, bytes]()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            titles[int(process.name)] = (process / "cmdline").read_bytes()
+    found = [pid for pid, title in titles.items() if title.startswith(f"ray::{actor}".encode())]
+    return next(pid for pid in found if session in titles[_parent(pid)])
+
+
+def _parent(process: int) -> int:
+    status = Path(f"/proc/{process}/stat").read_text()
+    return int(status.rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize("victim", ["ClientActor", "ServerActor"])

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed import audit
-from rayfed.results.formats import fixed
-from rayfed.results.summary import PSNR_CEILING
+from rayfed.results.formats import fixed, share
+from rayfed.results.summary import PSNR_CEILING, passing, success
 
 
 class RunView:
@@ -44,10 +44,11 @@ class RunView:
         self._attacks: list[dict[str, Any]] = []
         self._last: dict[str, dict[str, Any]] = {}
         self._privacy: dict[str, str] = {}
+        self._success: dict[str, float] = {}
 
     def starting(self, scenario: Any, folder: Any, allotment: Any) -> None:
         """Say what runs where, and begin the bar."""
-        self._rounds = scenario.federation.rounds
+        self._rounds, self._success = scenario.federation.rounds, scenario.metrics.success
         counts = [(scenario.federation.clients, "client"), (len(scenario.stacks), "arm"), (self._rounds, "round")]
         kinds = [
             (allotment.clients, "client actor", allotment.client),
@@ -133,7 +134,9 @@ class RunView:
 
     def _table(self) -> Table:
         accuracy = {arm: _tested(row, "{:.2%}") for arm, row in self._last.items()}
-        columns = ["arm", "attack", "images", "PSNR", "best", "SSIM", "labels"]
+        pors = {metric: threshold for metric, threshold in self._success.items() if _values(self._attacks, metric)}
+        columns = ["arm", "attack", "images", "PSNR", "best", *(passing(*each) for each in pors.items())]
+        columns += ["SSIM", "labels"]
         columns += ["accuracy"] * bool(accuracy) + ["epsilon"] * bool(self._privacy)
         title = "leakage (mean over images; best is the closest one)" + " and accuracy" * bool(accuracy)
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
@@ -149,6 +152,7 @@ class RunView:
                 str(len(found)),
                 _decibel(fmean(psnr)) if psnr else "-",
                 _decibel(max(psnr)) if psnr else "-",
+                *(share(success(found, *each)) for each in pors.items()),
                 f"{fmean(ssim):.3f}" if ssim else "-",
                 _share(_values(found, "label_accuracy")),
                 *[accuracy.get(arm) or "-"] * bool(accuracy),

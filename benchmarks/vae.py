@@ -99,16 +99,15 @@ def accuracy(chosen: argparse.Namespace) -> None:
             model = build_model("small_cnn", {}, tuple(train.images.shape[1:]), 10, seed)  # type: ignore[arg-type]
             weights, states = weights_of(model), [dict[str, Any]() for _ in parts]
             stack = arms(chosen.vae)[arm]
-            send, began, reached = update_method(training, stack), process_time(), []
+            send, began = update_method(training, stack), process_time()
             for round in range(chosen.rounds):
                 draw = seeds.numpy_generator(seed, "clients", round)
                 drawn = sorted(draw.choice(chosen.clients, chosen.drawn, replace=False).tolist())
                 sent = [send(task(model, weights, parts[c], (seed, round, c), states[c])).tensors for c in drawn]
                 weights = {name: w - torch.stack([s[name] for s in sent]).mean(0) for name, w in weights.items()}
-                reached.append(right(model, weights, judged))
             print(
                 f"{chosen.case}, {chosen.drawn} of {chosen.clients} clients of {len(parts[0].labels)}, seed {seed}, "
-                f"{arm:7} accuracy {reached[-1]:.2%} (mean of the last five rounds {fmean(reached[-5:]):.2%})"
+                f"{arm:7} accuracy {right(model, weights, judged):.2%}"
                 f"{loss_of(stack, parts[drawn[0]], states[drawn[0]])}; {process_time() - began:.0f} s",
                 flush=True,
             )

@@ -248,8 +248,7 @@ model: mlp
 federation: {{rounds: 1, clients: 3}}
 arms: {{vae: [{QUICK}], both: [{QUICK}, {{name: dp_sgd, clip: 1, noise_multiplier: 1}}]}}
 """)
-    accounts = prepare(s).accounts
-    [alone], [both] = (accounts[arm].rows(1) for arm in ("vae", "both"))
+    [alone], [both] = (account.rows(1) for account in prepare(s).accounts)
     assert alone["note"].startswith("empirical")
     assert "vae changes the samples" in both["note"]
 

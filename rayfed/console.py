@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed import audit
-from rayfed.results.formats import fixed, share
+from rayfed.results.formats import fixed
 from rayfed.results.summary import PSNR_CEILING, passing, success
 
 
@@ -135,10 +135,12 @@ class RunView:
     def _table(self) -> Table:
         accuracy = {arm: _tested(row, "{:.2%}") for arm, row in self._last.items()}
         pors = {metric: threshold for metric, threshold in self._success.items() if _values(self._attacks, metric)}
-        columns = ["arm", "attack", "images", "PSNR", "best", *(passing(*each) for each in pors.items())]
-        columns += ["SSIM", "labels"]
+        columns = ["arm", "attack", "images", "PSNR", "best", *["PoRS"] * len(pors), "SSIM", "labels"]
         columns += ["accuracy"] * bool(accuracy) + ["epsilon"] * bool(self._privacy)
-        title = "leakage (mean over images; best is the closest one)" + " and accuracy" * bool(accuracy)
+        terms = "; ".join(
+            ["mean over images", "best is the closest one", *(f"PoRS: {passing(*e)}" for e in pors.items())]
+        )
+        title = f"leakage ({terms})" + " and accuracy" * bool(accuracy)
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         for column in columns:
             table.add_column(
@@ -152,7 +154,7 @@ class RunView:
                 str(len(found)),
                 _decibel(fmean(psnr)) if psnr else "-",
                 _decibel(max(psnr)) if psnr else "-",
-                *(share(success(found, *each)) for each in pors.items()),
+                *(_share([s for s in [success(found, *each)] if s is not None]) for each in pors.items()),
                 f"{fmean(ssim):.3f}" if ssim else "-",
                 _share(_values(found, "label_accuracy")),
                 *[accuracy.get(arm) or "-"] * bool(accuracy),

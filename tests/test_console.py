@@ -94,5 +94,5 @@ def test_the_probability_of_reconstruction_success_is_in_the_last_table(view: Ru
     view.ready(0)
     view.round_done([trained()], [attacked(20), attacked(15), attacked(9)], [])
     view.finished("report.html")
-    assert "psnr ≥ 15" in printed(view)
-    assert "66.7 %" in printed(view)
+    assert "PoRS: psnr ≥ 15" in printed(view)
+    assert "67%" in printed(view)

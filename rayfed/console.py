@@ -137,10 +137,8 @@ class RunView:
         pors = {metric: threshold for metric, threshold in self._success.items() if _values(self._attacks, metric)}
         columns = ["arm", "attack", "images", "PSNR", "best", *["PoRS"] * len(pors), "SSIM", "labels"]
         columns += ["accuracy"] * bool(accuracy) + ["epsilon"] * bool(self._privacy)
-        terms = "; ".join(
-            ["mean over images", "best is the closest one", *(f"PoRS: {passing(*e)}" for e in pors.items())]
-        )
-        title = f"leakage ({terms})" + " and accuracy" * bool(accuracy)
+        terms = ["mean over images", "best is the closest one", *(f"PoRS: {passing(*each)}" for each in pors.items())]
+        title = f"leakage ({'; '.join(terms)})" + " and accuracy" * bool(accuracy)
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         for column in columns:
             table.add_column(
@@ -154,7 +152,7 @@ class RunView:
                 str(len(found)),
                 _decibel(fmean(psnr)) if psnr else "-",
                 _decibel(max(psnr)) if psnr else "-",
-                *(_share([s for s in [success(found, *each)] if s is not None]) for each in pors.items()),
+                *(_share([success(found, *each)]) for each in pors.items()),
                 f"{fmean(ssim):.3f}" if ssim else "-",
                 _share(_values(found, "label_accuracy")),
                 *[accuracy.get(arm) or "-"] * bool(accuracy),
@@ -253,8 +251,9 @@ def _decibel(psnr: float) -> str:
     return f">{PSNR_CEILING:.0f} dB" if psnr >= PSNR_CEILING else f"{psnr:.1f} dB"
 
 
-def _share(values: Sequence[float]) -> str:
-    return f"{fmean(values):.0%}" if values else "-"
+def _share(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.0%}" if known else "-"
 
 
 def _inferred(rows: Sequence[dict[str, Any]]) -> str:

@@ -67,6 +67,7 @@ DEFENCES: dict[str, Side] = {
     "instahide": Side("instahide", {}),
     "ats": Side("ats", {}),
     "outpost": Side("outpost", {}),
+    "vae": Side("vae", {}),
 }
 """What is measured; a new defence is one line."""
 
@@ -83,7 +84,7 @@ def task_on(model_name: str, size: int, defence: Defence | None = None) -> Task:
     model = build_model(model_name, {}, SHAPE, CLASSES, seed=1)
     model = (defence.adapt_model(model) if defence else model).eval()
     rng = torch.Generator().manual_seed(2)
-    data = Batch(torch.rand(size, *SHAPE, generator=rng), torch.arange(size) % CLASSES)
+    data = Batch(torch.rand(size, *SHAPE, generator=rng), torch.arange(size) % CLASSES, places=torch.arange(size))
     public = Batch(torch.rand(4, *SHAPE, generator=rng), torch.arange(4) % 2)
     known = {"public": public, "batch_size": size, "classes": CLASSES}
     return Task(0, 0, model, weights_of(model), buffers_of(model), data, rng, order=0, **known)

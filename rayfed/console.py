@@ -17,7 +17,7 @@ from rich.text import Text
 
 from rayfed import audit
 from rayfed.results.formats import fixed
-from rayfed.results.summary import PSNR_CEILING
+from rayfed.results.summary import PSNR_CEILING, passing, success
 
 
 class RunView:
@@ -44,10 +44,11 @@ class RunView:
         self._attacks: list[dict[str, Any]] = []
         self._last: dict[str, dict[str, Any]] = {}
         self._privacy: dict[str, str] = {}
+        self._success: dict[str, float] = {}
 
     def starting(self, scenario: Any, folder: Any, allotment: Any) -> None:
         """Say what runs where, and begin the bar."""
-        self._rounds = scenario.federation.rounds
+        self._rounds, self._success = scenario.federation.rounds, scenario.metrics.success
         counts = [(scenario.federation.clients, "client"), (len(scenario.stacks), "arm"), (self._rounds, "round")]
         kinds = [
             (allotment.clients, "client actor", allotment.client),
@@ -133,9 +134,11 @@ class RunView:
 
     def _table(self) -> Table:
         accuracy = {arm: _tested(row, "{:.2%}") for arm, row in self._last.items()}
-        columns = ["arm", "attack", "images", "PSNR", "best", "SSIM", "labels"]
+        pors = {metric: threshold for metric, threshold in self._success.items() if _values(self._attacks, metric)}
+        columns = ["arm", "attack", "images", "PSNR", "best", *["PoRS"] * len(pors), "SSIM", "labels"]
         columns += ["accuracy"] * bool(accuracy) + ["epsilon"] * bool(self._privacy)
-        title = "leakage (mean over images; best is the closest one)" + " and accuracy" * bool(accuracy)
+        terms = ["mean over images", "best is the closest one", *(f"PoRS: {passing(*each)}" for each in pors.items())]
+        title = f"leakage ({'; '.join(terms)})" + " and accuracy" * bool(accuracy)
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         for column in columns:
             table.add_column(
@@ -149,6 +152,7 @@ class RunView:
                 str(len(found)),
                 _decibel(fmean(psnr)) if psnr else "-",
                 _decibel(max(psnr)) if psnr else "-",
+                *(_share([success(found, *each)]) for each in pors.items()),
                 f"{fmean(ssim):.3f}" if ssim else "-",
                 _share(_values(found, "label_accuracy")),
                 *[accuracy.get(arm) or "-"] * bool(accuracy),
@@ -253,8 +257,9 @@ def _decibel(psnr: float) -> str:
     return f">{PSNR_CEILING:.0f} dB" if psnr >= PSNR_CEILING else f"{psnr:.1f} dB"
 
 
-def _share(values: Sequence[float]) -> str:
-    return f"{fmean(values):.0%}" if values else "-"
+def _share(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.0%}" if known else "-"
 
 
 def _inferred(rows: Sequence[dict[str, Any]]) -> str:

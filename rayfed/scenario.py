@@ -222,7 +222,8 @@ class Privacy(Section):
     """Epsilon that no arm may exceed: an arm stops before the round that would. Arms without a mechanism play on."""
 
 
-MetricName = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "label_accuracy"]
+ImageMetric = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "noise_ratio"]
+MetricName = ImageMetric | Literal["label_accuracy"]
 
 
 class Metrics(Section):
@@ -230,6 +231,9 @@ class Metrics(Section):
 
     names: list[MetricName] = ["mse", "psnr", "ssim", "label_accuracy"]
     """The columns of the attacks' table that are filled."""
+    success: dict[ImageMetric, float] = {"psnr": 15.0}
+    """From which value on a reconstruction counts: its share of the attacked images, the probability of reconstruction
+    success (PoRS), stands in the report for each of these metrics that is measured."""
     lpips_weights: str | None = None
     """File or folder with the backbone's weights for LPIPS; null looks into torch's hub cache. Never downloads."""
     evaluator: str | None = None

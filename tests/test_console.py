@@ -87,3 +87,12 @@ def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:
     view.finished("report.html")
     assert "100.0 dB" not in printed(view)
     assert printed(view).count(">100 dB") == 2
+
+
+def test_the_probability_of_reconstruction_success_is_in_the_last_table(view: RunView) -> None:
+    view.starting(SCENARIO, SimpleNamespace(url="runs/x"), ALLOTMENT)
+    view.ready(0)
+    view.round_done([trained()], [attacked(20), attacked(15), attacked(9)], [])
+    view.finished("report.html")
+    assert "PoRS: psnr ≥ 15" in printed(view)
+    assert "67%" in printed(view)

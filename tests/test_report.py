@@ -309,6 +309,36 @@ def test_unmeasured_scores_are_not_counted() -> None:
     assert summary.spread([5.0]) == summary.Spread(5.0, None, 5.0, 5.0, 1)
 
 
+def test_the_probability_of_reconstruction_success_counts_every_attacked_image() -> None:
+    rows = [
+        {"psnr": 20.0, "mse": 0.01},
+        {"psnr": 15.0, "mse": 0.03},
+        {"psnr": 9.0, "mse": 0.1},
+        {"psnr": None, "mse": None},
+    ]
+    assert summary.success(rows, "psnr", 15) == 0.5
+    assert summary.success(rows, "mse", 0.01) == 0.25
+    assert summary.success(rows, "mse", 0.1) == 0.75
+    assert summary.success(rows[3:], "psnr", 15) is None
+    assert summary.passing("psnr", 15.0) == "psnr ≥ 15"
+    assert summary.passing("mse", 0.01) == "mse ≤ 0.01"
+
+
+def test_the_probability_of_reconstruction_success_is_in_the_table(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path))
+    assert "PoRS" not in html(folder)
+    folder.write_text(
+        "scenario.yaml",
+        folder.read_text("scenario.yaml") + "metrics: {success: {psnr: 15, ssim: 0.5, lpips_vgg: 0.1}}\n",
+    )
+    text = html(folder)
+    attacks = folder.read_table("attacks")
+    rows = attacks.filter((pc.field("arm") == "prune") & (pc.field("attack") == "idlg")).to_pylist()
+    assert f'data-label="PoRS, psnr ≥ 15">{100 * sum(row["psnr"] >= 15 for row in rows) / len(rows):.1f} %' in text
+    assert "PoRS, ssim ≥ 0.5" in text
+    assert "lpips_vgg ≤" not in text  # not measured
+
+
 def test_inferences_stand_beside_chance_and_generated_images_beside_true_ones(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path), {"none": [], "prune": ["prune"]}, {})
     key = {"arm": "none", "round": 0, "victim": 1, "status": "ok", "message": ""}

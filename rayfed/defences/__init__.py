@@ -22,4 +22,5 @@ TABLE: dict[str, str] = {
     "refiner": "rayfed.defences.refiner:Refiner",
     "soteria": "rayfed.defences.soteria:Soteria",
     "top_k": "rayfed.defences.top_k:TopK",
+    "vae": "rayfed.defences.vae:Vae",
 }

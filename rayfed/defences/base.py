@@ -57,7 +57,8 @@ class Task:
     generator: torch.Generator
     """The defences' only source of randomness, seeded by (seed, round, client)."""
     order: int
-    """Seed of the order in which the data are batched, from (seed, round, client) too."""
+    """Seed of the order in which the data are batched, from (seed, round, client) too: the same in a round and in what
+    is observed of it, where `generator` is another for every answer."""
     public: Batch | None = None
     """Data that no client owns (the scenario's `data.public`); None where there are none."""
     others: Batch | None = None
@@ -75,6 +76,13 @@ class Task:
     state: dict[str, Any] = field(default_factory=dict)
     """The client's own memory across rounds (keys, error feedback). A hook may write to it; it never leaves the
     client's side, and survives the death of an actor and a resume. Tensors, numbers, strings, containers of them."""
+
+    @property
+    def everything(self) -> Batch:
+        """All of the client's own samples, in their own order, whichever of them the task is about."""
+        own = [part for part in (self.data, self.others) if part is not None]
+        order = torch.cat([part.places for part in own if part.places is not None]).argsort()
+        return Batch(torch.cat([part.images for part in own]), torch.cat([part.labels for part in own])).rows(order)
 
     def replace(self, **changes: Any) -> Task:
         """A copy with some fields changed."""

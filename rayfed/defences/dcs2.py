@@ -191,7 +191,4 @@ def _others(task: Task, chosen: Batch) -> Batch:
     assert chosen.places is not None
     drawn = torch.randint(count - 1, chosen.labels.shape, generator=task.generator).to(chosen.places)
     drawn += drawn >= chosen.places
-    own = [part for part in (task.data, task.others) if part is not None]
-    order = torch.cat([part.places for part in own if part.places is not None]).argsort()
-    images, labels = torch.cat([part.images for part in own]), torch.cat([part.labels for part in own])
-    return Batch(images, labels).rows(order[drawn])
+    return task.everything.rows(drawn)

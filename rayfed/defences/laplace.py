@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfed.catalogue import component
-from rayfed.defences.noise import LocalNoise
+from rayfed.defences.noise import LocalNoise, laplace_draws
 
 
 @component
@@ -34,6 +34,5 @@ class Laplace(LocalNoise):
         return 1 / epsilon
 
     def draw(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """The difference of two exponentials is Laplace, and never takes the logarithm of zero."""
-        first, second = (torch.empty(shape).exponential_(generator=generator) for _ in range(2))
-        return first - second
+        """Of scale 1."""
+        return laplace_draws(shape, generator)

@@ -90,6 +90,12 @@ class LocalNoise(Defence):
         )
 
 
+def laplace_draws(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Laplace noise of scale 1: the difference of two exponentials, which never takes the logarithm of zero."""
+    first, second = (torch.empty(shape).exponential_(generator=generator) for _ in range(2))
+    return first - second
+
+
 def clipped(tensors: Named, bound: float, order: float) -> Named:
     """All tensors scaled together so that their joint norm of that order is at most `bound`."""
     norms = torch.stack([torch.linalg.vector_norm(t, ord=order) for t in tensors.values()])

@@ -21,8 +21,7 @@ class Encoder(nn.Linear, Penalised):
 
     def penalty(self, output: Tensor) -> Tensor:
         """`beta` times the KL divergence of each sample's distribution from N(0, 1), (N,)."""
-        mean, log_variance = output.chunk(2, -1)
-        return self.beta * (mean.square() + log_variance.exp() - log_variance - 1).flatten(1).sum(1) / 2
+        return self.beta * divergence(output)
 
 
 class VariationalBottleneck(nn.Module):
@@ -41,3 +40,9 @@ class VariationalBottleneck(nn.Module):
         if self.training:
             mean = mean + torch.randn_like(mean) * (log_variance / 2).exp()
         return self.decode(mean)
+
+
+def divergence(code: Tensor) -> Tensor:
+    """KL divergence of each sample's distribution from N(0, 1), (N,), from its means and log variances (N, 2 Z)."""
+    mean, log_variance = code.chunk(2, -1)
+    return (mean.square() + log_variance.exp() - log_variance - 1).flatten(1).sum(1) / 2

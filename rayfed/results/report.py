@@ -87,7 +87,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     rounds, clients, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in tables)
     names = summary.arm_names(scenario, rounds, attacks, inferences)
     arms = summary.arms(names, scenario, rounds, clients, attacks)
-    leaks = summary.leaks(attacks, names)
+    thresholds = (scenario.get("metrics") or {}).get("success") or {}
+    leaks = summary.leaks(attacks, names, thresholds)
     claims = summary.claims(inferences, names)
     guesses: list[Leak | Claim] = [*leaks, *claims]
     mix = summary.label_mix(folder.read_table("partition").to_pylist())
@@ -121,6 +122,11 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "series": plots.SERIES,
         "ceiling": summary.PSNR_CEILING,
         "columns": {name: title for name, title in PERCEPTUAL.items() if any(getattr(leak, name) for leak in leaks)},
+        "passing": {
+            metric: summary.passing(metric, threshold)
+            for metric, threshold in thresholds.items()
+            if any(leak.success[metric] is not None for leak in leaks)
+        },
         "environment": list(_flat(_json(folder, "environment.json"))),
         "scenario": scenario_text,
     }

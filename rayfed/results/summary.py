@@ -23,6 +23,8 @@ _KNOWLEDGE = {
     "activations": "the activations of the victim's private part",
     "colluder": "a colluder's private part",
 }
+_HIGHER = ("psnr", "ssim")
+"""The metrics of which more is nearer to the truth; of the others less is."""
 PSNR_CEILING = 100.0
 """dB; a mean squared error of 1e-10, far below the 8-bit rounding of an image. Above it, copies count as equal."""
 
@@ -63,6 +65,8 @@ class Leak:
     iterations: Spread | None
     seconds: Spread | None
     """Over attacked batches."""
+    success: dict[str, float | None]
+    """Metric -> probability of reconstruction success, over all attacked images."""
     failures: dict[tuple[str, str], int]
     """(status, message) -> attacked batches, where the status is not ok."""
 
@@ -141,13 +145,13 @@ def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
     return list(named | dict.fromkeys(row["arm"] for table in tables for row in table))
 
 
-def leaks(attacks: Sequence[Row], arms: Sequence[str]) -> list[Leak]:
-    """One figure set for every arm and attack that met, arms in the order given."""
+def leaks(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> list[Leak]:
+    """One figure set for every arm and attack that met, arms in the order given; metric -> threshold of success."""
     groups = _grouped(attacks, "arm", "attack")
-    return [_leak(groups[key]) for key in sorted(groups, key=lambda key: arms.index(key[0]))]
+    return [_leak(groups[key], thresholds) for key in sorted(groups, key=lambda key: arms.index(key[0]))]
 
 
-def _leak(rows: Sequence[Row]) -> Leak:
+def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
     batches = [group[0] for group in _grouped(rows, "round", "victim").values()]
     failures = Counter((b["status"], b["message"] or "") for b in batches if b["status"] != "ok")
     return Leak(
@@ -161,8 +165,23 @@ def _leak(rows: Sequence[Row]) -> Leak:
             for name in ("ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "mse")
         },
         **{name: spread(row[name] for row in batches) for name in ("label_accuracy", "iterations", "seconds")},
+        success={metric: success(rows, metric, threshold) for metric, threshold in thresholds.items()},
         failures=dict(failures),
     )
+
+
+def success(rows: Sequence[Row], metric: str, threshold: float) -> float | None:
+    """The probability of reconstruction success (PoRS): the share of attacked images that come out at the threshold or
+    nearer to the truth. An image that has no value is a failure; None where no image has one.
+    """
+    values = [row[metric] for row in rows if measured(row.get(metric))]
+    passed = sum(v >= threshold if metric in _HIGHER else v <= threshold for v in values)
+    return passed / len(rows) if values else None
+
+
+def passing(metric: str, threshold: float) -> str:
+    """A threshold of success in words: `psnr ≥ 15`."""
+    return f"{metric} {'≥' if metric in _HIGHER else '≤'} {threshold:g}"
 
 
 def claims(inferences: Sequence[Row], arms: Sequence[str]) -> list[Claim]:

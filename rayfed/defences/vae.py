@@ -1,0 +1,104 @@
+"""VAE: clients train on forged images, which a variational autoencoder of their own makes of theirs, and noise.
+
+Source: Lin et al. 2022, "A Secure Federated Learning Mechanism for Data Privacy Protection", section IV.B, equations 5
+to 8 and algorithm 1.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfed import seeds
+from rayfed.catalogue import component
+from rayfed.defences.base import Batch, DataMethod, Defence, Task
+from rayfed.defences.noise import laplace_draws
+from rayfed.models.vae import Autoencoder
+
+
+@component
+class Vae(Defence):
+    """Forge every image, anew in every round, and add Laplace noise; labels stay.
+
+    A client trains its autoencoder the first time that it works, on all of its images as they are, whatever defences
+    come before, and keeps it in its state. Empirical, whatever `epsilon` says: the noise hides what is forged, and that
+    is made by a network which saw the images without any protection. Where the paper leaves room: equation 5 puts the
+    normal disturbance beside the data, where equation 8 adds noise to them, so it is read as the draw with which the
+    decoder starts; `disturbance` is for who reads a sum. An image is forged from its own code, with a new draw. Pixels
+    are not clipped after the noise.
+    """
+
+    hidden: Annotated[int, Field(ge=1)] = 256
+    """Width of the first dense layer of the encoder, and of the decoder."""
+    latent: Annotated[int, Field(ge=1)] = 16
+    """Length of the latent variable."""
+    epochs: Annotated[int, Field(ge=1)] = 50
+    """Of the autoencoder's training."""
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    """Images of one of its steps."""
+    lr: Annotated[float, Field(gt=0)] = 3e-3
+    """Of Adam, which trains it."""
+    disturbance: Annotated[float, Field(ge=0)] = 0.0
+    """Deviation of normal noise on the pixels that the encoder sees in training, where the target stays clean; 1 is the
+    other reading of equation 5."""
+    sensitivity: Annotated[float, Field(gt=0)] = 1.0
+    """Of a forged pixel, which lies in [0, 1]; the Laplace noise has the scale sensitivity / epsilon."""
+    epsilon: Annotated[float, Field(gt=0)] = 10.0
+    """The paper's privacy budget, for one pixel of one forged image; it bounds nothing about the client's own."""
+
+    def wrap_data(self, next: DataMethod) -> DataMethod:
+        """Train on forged images."""
+
+        def data(task: Task) -> Batch:
+            own = next(task)
+            return Batch(self.noised(self.forged(task, own.images), task.generator), own.labels)
+
+        return data
+
+    @torch.no_grad()
+    def forged(self, task: Task, images: Tensor) -> Tensor:
+        """What the client's autoencoder makes of images (N, C, H, W), before the noise."""
+        network = self._network(task)
+        return network(images, _normal((len(images), self.latent), images, task.generator))
+
+    def noised(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Images with Laplace noise on every pixel (equations 7 and 8)."""
+        return images + self.sensitivity / self.epsilon * laplace_draws(images.shape, generator).to(images)
+
+    def _network(self, task: Task) -> Autoencoder:
+        """The client's autoencoder: out of its memory, or trained now."""
+        # Not the round's generator: whatever is observed of the round comes from the same autoencoder.
+        generator = seeds.torch_generator(task.order, "vae")
+        images = task.data.images
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(generator.initial_seed())
+            network = Autoencoder(tuple(images.shape[1:]), self.hidden, self.latent).to(images.device)
+        if self._memory not in task.state:
+            self._fit(network, task.everything.images, generator)
+            task.state[self._memory] = {name: w.cpu() for name, w in network.state_dict().items()}
+        network.load_state_dict(task.state[self._memory])
+        return network
+
+    @torch.enable_grad()
+    def _fit(self, network: Autoencoder, images: Tensor, generator: torch.Generator) -> None:
+        optimiser = torch.optim.Adam(network.parameters(), lr=self.lr)
+        for _ in range(self.epochs):
+            for index in torch.randperm(len(images), generator=generator).split(self.batch_size):
+                batch = images[index.to(images.device)]
+                seen = batch + self.disturbance * _normal(batch.shape, batch, generator)
+                optimiser.zero_grad()
+                network.loss(seen, batch, _normal((len(batch), self.latent), batch, generator)).backward()
+                optimiser.step()
+
+    @property
+    def _memory(self) -> str:
+        """The autoencoder's key in the client's state: each defence of a stack has its own."""
+        return f"autoencoder of {self}"
+
+
+def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    """Drawn on the CPU, so that it is the same on every device."""
+    return torch.randn(shape, generator=generator).to(like)

@@ -1,0 +1,47 @@
+"""A variational autoencoder of four dense layers, for images of any size.
+
+Sources: Kingma and Welling 2014, "Auto-Encoding Variational Bayes"; the layers are those of table I of Lin et al. 2022,
+"A Secure Federated Learning Mechanism for Data Privacy Protection", which leaves their widths open.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rayfed.models.bottleneck import divergence
+
+
+class Autoencoder(nn.Module):
+    """Images to images like them, by way of a few random numbers near N(0, 1)."""
+
+    def __init__(self, image_shape: tuple[int, ...], hidden: int, latent: int) -> None:
+        """`hidden` is the width of the first dense layer of encoder and decoder, `latent` the length of z."""
+        super().__init__()
+        pixels = prod(image_shape)
+        self.latent = latent
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(pixels, hidden), nn.ReLU(), nn.Linear(hidden, 2 * latent))
+        self.decoder = nn.Sequential(
+            nn.Linear(latent, hidden), nn.ReLU(), nn.Linear(hidden, pixels), nn.Unflatten(1, image_shape)
+        )
+
+    def forward(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Images (N, C, H, W) and draws (N, latent) of N(0, 1) to images (N, C, H, W) in [0, 1]."""
+        return self._logits(self.encoder(images), draws).sigmoid()
+
+    def loss(self, seen: Tensor, images: Tensor, draws: Tensor) -> Tensor:
+        """Cross entropy of the images (N, C, H, W) in [0, 1] with those made of what is seen of them, and the KL
+        divergence of z from N(0, 1): nats an image, a scalar.
+        """
+        code = self.encoder(seen)
+        logits = self._logits(code, draws)
+        apart = F.binary_cross_entropy_with_logits(logits, images, reduction="none").flatten(1).sum(1)
+        return (apart + divergence(code)).mean()
+
+    def _logits(self, code: Tensor, draws: Tensor) -> Tensor:
+        """What the decoder's sigmoid is taken of."""
+        mean, log_variance = code.chunk(2, -1)
+        logits: Tensor = self.decoder(mean + draws * (log_variance / 2).exp())
+        return logits

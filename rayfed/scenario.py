@@ -121,6 +121,9 @@ class AttackSpec(ComponentSpec):
     averages: Annotated[int, Field(ge=1)] = 1
     """How often the victim answers at the same weights with the same samples; the attack sees the mean, in which fresh
     noise fades. More than 1 with `knowledge: [defence]` only."""
+    repeats: Annotated[int, Field(ge=1)] = 1
+    """How often every victim is attacked, each time with fresh randomness of the attacker's; what the victim sent stays
+    the same."""
     victims_per_call: Annotated[int, Field(ge=1)] = 4
     """Victims that one actor attacks in one batched call."""
 
@@ -222,7 +225,9 @@ class Privacy(Section):
     """Epsilon that no arm may exceed: an arm stops before the round that would. Arms without a mechanism play on."""
 
 
-MetricName = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "label_accuracy"]
+MetricName = Literal[
+    "mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "bp_ki", "bp_ki_posterior", "label_accuracy"
+]
 
 
 class Metrics(Section):

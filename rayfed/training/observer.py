@@ -51,9 +51,11 @@ class Observer:
     host: Host
 
     def observe(
-        self, arm: str, sent: Sent, client: int, attack: AttackSpec, states: Mapping[int, State]
+        self, arm: str, sent: Sent, client: int, attack: AttackSpec, states: Mapping[int, State], repeat: int = 0
     ) -> tuple[Observation, Truth]:
         """What the attack sees of one client in this round, and the truth behind it.
+
+        In a repeat nothing is different but what the attacker draws.
 
         The client's work is done again from the same keys, so under `observes: update` this is the update that it sent
         (up to rounding where its cohort was one vmap call), and nothing has to be kept for attackers while a round is
@@ -103,7 +105,7 @@ class Observer:
             victim=client,
             round=sent.round,
             weights=without(asked.weights, asked.private),
-            buffers=without(asked.buffers, asked.private) | self._supposed(arm, sent, asked, attack, states),
+            buffers=without(asked.buffers, asked.private) | self._supposed(arm, sent, asked, attack, states, repeat),
             update=returned.tensors,
             scale=local.scale,
             batch_size=len(truth.labels),
@@ -167,14 +169,16 @@ class Observer:
             granted["colluder"] = {name: state[name] for name in self._front(arm, attack).names(host.data.image_shape)}
         return granted
 
-    def _supposed(self, arm: str, sent: Sent, asked: Task, attack: AttackSpec, states: Mapping[int, State]) -> Named:
+    def _supposed(
+        self, arm: str, sent: Sent, asked: Task, attack: AttackSpec, states: Mapping[int, State], repeat: int
+    ) -> Named:
         """What an attacker takes for the client's private part: a draw of his own, a colluder's, and what he was given.
 
         All victims of an attack in a round meet the same draw.
         """
         if not asked.private:
             return {}
-        supposed = self.host.drawn_privately(arm, "attacker", attack.title, sent.round)
+        supposed = self.host.drawn_privately(arm, "attacker", attack.title, sent.round, *seeds.again(repeat))
         if "colluder" in attack.knowledge:
             supposed |= self._trained(arm, sent, plan.colluder(self.host.scenario, sent.round, asked.client), states)
         if "key" in attack.knowledge:

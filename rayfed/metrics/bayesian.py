@@ -24,7 +24,7 @@ _FLOOR = 1e-10
 def knowledge_increment(true: Tensor, guess: Tensor) -> Tensor:
     """BP_KI as definition 3 writes it, KL(prior || posterior) to base 10: pairs (N, C, H, W) in [0, 1] to (N,) float64.
 
-    0 where all bins hold as many pixels; 9 for an image of one value. `true` is not looked at.
+    0 where all bins hold as many pixels; 8 for an image of one value. `true` is not looked at.
     """
     shares = _shares(guess) + _FLOOR
     return -(shares / shares.sum(1, keepdim=True) * _BINS).log10().mean(1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.matching.problem import Matching
-from rayfed.attacks.unlock import Unlock
+from rayfed.attacks.unlock import Unlock, _keys
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.key_lock import lock_norms
 from rayfed.models.lenet import LeNet
@@ -106,14 +106,16 @@ def test_it_finds_images_behind_locks_that_stop_dlg() -> None:
     assert [result.labels.item() for result in joint] == list(digits)
 
 
-def test_the_gradient_of_a_lock_is_its_key_times_that_of_its_bias() -> None:
-    """So who is sent the lock has the key."""
-    model = locked()
-    key = buffers_of(model)["norm1.lock.key"]
-    sent, _ = gradient(model, weights_of(model), buffers_of(model), digit(3), torch.tensor([3]))
-    row = sent["norm1.lock.gamma.bias"].abs().argmax()
-    found = sent["norm1.lock.gamma.weight"][row] / sent["norm1.lock.gamma.bias"][row]
-    torch.testing.assert_close(found, key, rtol=1e-4, atol=1e-5)
+def test_a_lock_that_is_sent_gives_its_key_away() -> None:
+    own, model = drawn(1), locked()
+    key = "norm1.lock.key"
+    weights, buffers = weights_of(model), buffers_of(model)
+    update, _ = gradient(model, weights, buffers | {key: own[key]}, digit(3), torch.tensor([3]))
+    seen = Observation(0, 0, weights, buffers, update, 1.0, 1, (1, 8, 8), 10)
+    assert _keys(seen, model).keys() == {key}
+    torch.testing.assert_close(_keys(seen, model)[key], own[key], rtol=1e-4, atol=1e-5)
+    (result,) = Unlock(iterations=15, restarts=2).reconstruct([seen], model, seeded(0))
+    assert psnr(result.images, digit(3)) > 40
 
 
 def test_a_model_without_a_private_part_is_not_for_it() -> None:

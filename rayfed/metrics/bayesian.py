@@ -3,8 +3,7 @@
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", definition 3 and appendix A.4: the
 Kullback-Leibler divergence between no knowledge (pixels uniform over k bins) and the restored image's histogram. The
 paper states neither k, nor the logarithm's base, nor what becomes of an empty bin, for which definition 3 is infinite.
-Ten bins, base 10 and a floor of 1e-10 give, in the mean over true images, its values for images that are restored
-exactly: 0.90 for MNIST, 0.53 for CIFAR-10 (its table 1 has 0.89 and 0.53). The paper's other measure, BP_MSE, is
+Ten bins, base 10 and a floor of 1e-10 come nearest to its figures (`docs/attacks.md`). Its other measure, BP_MSE, is
 `rayfed.metrics.images.mse`.
 """
 

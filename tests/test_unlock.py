@@ -17,7 +17,7 @@ from rayfed.models.key_lock import lock_norms
 from rayfed.models.lenet import LeNet
 from rayfed.models.private import freeze, only, private_names, without
 from rayfed.update import LocalTraining, Named, Observation
-from tests.attack_fixtures import digit, psnr, seeded, two_digits
+from tests.attack_fixtures import digit, observe, psnr, seeded, two_digits
 
 LENGTH = 3
 
@@ -116,6 +116,19 @@ def test_a_lock_that_is_sent_gives_its_key_away() -> None:
     torch.testing.assert_close(_keys(seen, model)[key], own[key], rtol=1e-4, atol=1e-5)
     (result,) = Unlock(iterations=15, restarts=2).reconstruct([seen], model, seeded(0))
     assert psnr(result.images, digit(3)) > 40
+
+
+def test_any_private_module_will_do() -> None:
+    model = LeNet(activation="sigmoid", norm="batch").build((1, 8, 8), 10).eval()
+    for front in (model.conv1, model.norm1):
+        front.private = True
+    hidden = private_names(model)
+    freeze(model, hidden)
+    seen = observe(model, digit(3), torch.tensor([3]))
+    (result,) = Unlock(iterations=1, restarts=1).reconstruct([seen], model, seeded(0))
+    assert result.status == "ok"
+    assert problem_of(model, [seen]).sought.keys() == {"conv1.weight", "conv1.bias", "norm1.weight", "norm1.bias"}
+    assert result.trace[-1][1] < result.trace[0][1]
 
 
 def test_a_model_without_a_private_part_is_not_for_it() -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.dlg import Dlg
@@ -48,12 +49,19 @@ class Unlock(Dlg):
     def _matching(self, observations: Sequence[Observation], model: nn.Module) -> Matching:
         problem = super()._matching(observations, model)
         hidden = private_names(model) - observations[0].weights.keys() - _keys(observations[0], model).keys()
+        hidden -= _statistics(model)
         return replace(problem, buffers=without(problem.buffers, hidden), sought=only(problem.buffers, hidden))
 
     def _starts(self, problem: Matching, observation: Observation, generator: torch.Generator) -> Tensor:
         noise = torch.stack([torch.rand(problem.dimension, generator=generator) for _ in range(self.restarts)])
         noise[:, problem.shown :] = 0
         return self._started(noise, observation)
+
+
+def _statistics(model: nn.Module) -> set[str]:
+    """The buffers of batch norms, in which PyTorch does not differentiate; scale and shift make up for them."""
+    norms = [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    return {f"{path}.{name}" for path, norm in norms for name, _ in norm.named_buffers()}
 
 
 def _keys(seen: Observation, model: nn.Module) -> Named:

@@ -35,10 +35,10 @@ class ClientActor:
         return report, partial
 
     def observe(
-        self, arm: str, sent: Sent, victims: Sequence[int], attack: AttackSpec, states: Mapping[int, State]
+        self, arm: str, sent: Sent, victims: Sequence[int], attack: AttackSpec, states: Mapping[int, State], repeat: int
     ) -> tuple[None, list[Observation], list[Truth]]:
         """A sign that it is done; what attackers see; and the truth, which goes to `score` alone."""
-        seen = [self._observer.observe(arm, sent, v, attack, states) for v in victims]
+        seen = [self._observer.observe(arm, sent, v, attack, states, repeat) for v in victims]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split) -> tuple[float, int]:

@@ -52,6 +52,7 @@ class AttackCall:
     arm: str
     attack: AttackSpec
     victims: tuple[int, ...]
+    repeat: int
 
 
 def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
@@ -62,7 +63,7 @@ def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
     for attack in scenario.attacks:
         victims = attack.victims if isinstance(attack.victims, int) else len(attack.victims)
         for round in attack.rounds:
-            due[round] = due.get(round, 0) + arms * -(-victims // attack.victims_per_call)
+            due[round] = due.get(round, 0) + arms * attack.repeats * -(-victims // attack.victims_per_call)
     return arms * max(cohorts, slices(test_samples)), max(due.values(), default=0)
 
 
@@ -233,16 +234,22 @@ class Federation:
     def _attack(self, round: int, sent: dict[str, ray.ObjectRef], tables: RoundTables) -> None:
         """Observe, attack, score: each in its own place, the observations and truths passed by reference."""
         due = [
-            AttackCall(arm, attack, victims)
+            AttackCall(arm, attack, victims, repeat)
             for attack in self._scenario.attacks
             if round in attack.rounds
             for victims in self._chunks(attack, round)
+            for repeat in range(attack.repeats)
             for arm in sent
         ]
         if not due:
             return
         observe = [
-            Call("observe", (d.arm, sent[d.arm], d.victims, d.attack, self._states_behind(d, round)), i, returns=3)
+            Call(
+                "observe",
+                (d.arm, sent[d.arm], d.victims, d.attack, self._states_behind(d, round), d.repeat),
+                i,
+                returns=3,
+            )
             for i, d in enumerate(due)
         ]
         observed = {call.tag: refs for call, _, refs in self._run_clients(observe)}
@@ -267,7 +274,7 @@ class Federation:
 
     def _keys(self, d: AttackCall, round: int) -> list[int]:
         key = (self._scenario.seed, "attack", d.attack.title, round)
-        return [seeds.torch_generator(*key, victim).initial_seed() for victim in d.victims]
+        return [seeds.torch_generator(*key, v, *seeds.again(d.repeat)).initial_seed() for v in d.victims]
 
     def _states_of(self, arm: str, clients: Sequence[int]) -> dict[int, State]:
         return {c: self.states[arm][c] for c in clients if c in self.states[arm]}
@@ -339,7 +346,7 @@ def _note_attack(
 ) -> None:
     """Add one call's rows to the tables of attacks, traces, images and inferences."""
     for victim, outcome, (rows, images) in zip(d.victims, outcomes, scored, strict=True):
-        key = {"arm": d.arm, "round": round, "attack": d.attack.title, "victim": victim}
+        key = {"arm": d.arm, "round": round, "attack": d.attack.title, "victim": victim, "repeat": d.repeat}
         tables.images += [key | image for image in images]
         if isinstance(outcome, Inference):
             tables.inferences += [key | row | {"status": outcome.status, "message": outcome.message} for row in rows]

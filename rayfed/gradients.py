@@ -86,13 +86,17 @@ def gradient(
     return dict(zip(leaves, grads, strict=True)), loss.detach()
 
 
-def many_gradients(model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor) -> Named:
+def many_gradients(
+    model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor, own: Named | None = None
+) -> Named:
     """The gradients of P batches at the same weights, in one vectorised call that can be differentiated again.
 
-    `images` is (P, N, C, H, W), `labels` (P, N) int64 or (P, N, K) probabilities; the result has a leading dimension P.
+    `images` is (P, N, C, H, W), `labels` (P, N) int64 or (P, N, K) probabilities; the result has a leading dimension P,
+    as the tensors of `own` have: buffers of each batch's own.
     """
-    one = grad(lambda w, x, y: batch_loss(model, w, buffers, x, y))
-    return vmap(one, in_dims=(None, 0, 0))({k: w.detach() for k, w in weights.items()}, images, labels)
+    one = grad(lambda w, b, x, y: batch_loss(model, w, buffers | b, x, y))
+    leaves = {name: w.detach() for name, w in weights.items()}
+    return vmap(one, in_dims=(None, 0, 0, 0))(leaves, own or {}, images, labels)
 
 
 def per_sample_gradients(model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor) -> Named:

@@ -121,6 +121,9 @@ class AttackSpec(ComponentSpec):
     averages: Annotated[int, Field(ge=1)] = 1
     """How often the victim answers at the same weights with the same samples; the attack sees the mean, in which fresh
     noise fades. More than 1 with `knowledge: [defence]` only."""
+    repeats: Annotated[int, Field(ge=1)] = 1
+    """How often every victim is attacked, each time with fresh randomness of the attacker's; what the victim sent stays
+    the same."""
     victims_per_call: Annotated[int, Field(ge=1)] = 4
     """Victims that one actor attacks in one batched call."""
 
@@ -223,7 +226,7 @@ class Privacy(Section):
 
 
 ImageMetric = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "noise_ratio"]
-MetricName = ImageMetric | Literal["label_accuracy"]
+MetricName = ImageMetric | Literal["bp_ki", "bp_ki_posterior", "label_accuracy"]
 
 
 class Metrics(Section):

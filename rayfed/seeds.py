@@ -24,3 +24,8 @@ def torch_generator(*key: int | str) -> torch.Generator:
 def numpy_generator(*key: int | str) -> np.random.Generator:
     """The numpy counterpart of `torch_generator`."""
     return np.random.default_rng(_sequence(key))
+
+
+def again(repeat: int) -> tuple[int, ...]:
+    """The end of a key for what is repeated: nothing the first time, which is as if there were no repeats."""
+    return (repeat,) if repeat else ()

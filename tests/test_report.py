@@ -123,7 +123,14 @@ def _attacked(
             for victim in (1, 4):
                 for sample in range(BATCH):
                     index = 40 * victim + 10 * round + sample
-                    key = {"arm": arm, "round": round, "attack": attack, "victim": victim, "sample": sample}
+                    key = {
+                        "arm": arm,
+                        "round": round,
+                        "attack": attack,
+                        "victim": victim,
+                        "repeat": 0,
+                        "sample": sample,
+                    }
                     spread = NOISE.get(arm, 0.1) * factor * (1 + 0.5 * sample)
                     guess = (truth[index] + spread * torch.randn(1, 28, 28, generator=generator)).clamp(0, 1)
                     scored.append(key | _scores(truth[index], guess, int(digits.target[index]), sample, attack))
@@ -341,7 +348,7 @@ def test_the_probability_of_reconstruction_success_is_in_the_table(tmp_path: Pat
 
 def test_inferences_stand_beside_chance_and_generated_images_beside_true_ones(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path), {"none": [], "prune": ["prune"]}, {})
-    key = {"arm": "none", "round": 0, "victim": 1, "status": "ok", "message": ""}
+    key = {"arm": "none", "round": 0, "victim": 1, "repeat": 0, "status": "ok", "message": ""}
     rows = [
         key | {"attack": "membership", "metric": "auc", "value": 0.75, "chance": 0.5, "candidates": 40},
         key | {"attack": "membership", "metric": "auc", "value": 0.85, "chance": 0.5, "candidates": 40, "victim": 4},
@@ -351,7 +358,7 @@ def test_inferences_stand_beside_chance_and_generated_images_beside_true_ones(tm
     ]  # fmt: skip
     folder.write_part("inferences", 0, rows)
     png = encode_png(torch.rand(1, 8, 8))
-    place = {"arm": "none", "round": 0, "attack": "gan", "victim": 1}
+    place = {"arm": "none", "round": 0, "attack": "gan", "victim": 1, "repeat": 0}
     folder.write_part("images", 0, [place | {"sample": i, "true": png, "reconstructed": png} for i in range(SHOWN + 2)])
     claims = {c.attack: c for c in summary.claims(folder.read_table("inferences").to_pylist(), ["none", "prune"])}
     assert claims["membership"].value is not None

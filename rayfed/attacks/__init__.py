@@ -7,6 +7,7 @@
 TABLE: dict[str, str] = {
     "dlg": "rayfed.attacks.dlg:Dlg",
     "idlg": "rayfed.attacks.idlg:Idlg",
+    "unlock": "rayfed.attacks.unlock:Unlock",
     "inverting_gradients": "rayfed.attacks.inverting_gradients:InvertingGradients",
     "two_images": "rayfed.attacks.two_images:TwoImages",
     "gradinversion": "rayfed.attacks.gradinversion:GradInversion",

@@ -50,10 +50,13 @@ class Dlg(GradientMatching):
         """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
         return self._where_it_can_start(lambda o, g: self._group(o, model, g), observations, generators)
 
+    def _matching(self, observations: Sequence[Observation], model: nn.Module) -> Matching:
+        return self._problem(observations, model, squared_l2, dtype=_PRECISION)
+
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        problem = self._problem(observations, model, squared_l2, dtype=_PRECISION)
+        problem = self._matching(observations, model)
         norms = problem.target_norms()
         starts = torch.stack([self._starts(problem, o, g) for o, g in zip(observations, generators, strict=True)])
         best: dict[int, Reconstruction] = {}

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.assignment import assign
+from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
 from rayfed.metrics.images import mse, psnr, ssim
 from rayfed.metrics.labels import label_accuracy
 from rayfed.metrics.lpips import Lpips, LpipsUnavailable, Net
@@ -23,7 +24,13 @@ from rayfed.models.pretrained import NetworkUnavailable
 
 Metric = Callable[[Tensor, Tensor], Tensor]
 
-_PIXELS: dict[str, Metric] = {"mse": mse, "psnr": psnr, "ssim": ssim}
+_PIXELS: dict[str, Metric] = {
+    "mse": mse,
+    "psnr": psnr,
+    "ssim": ssim,
+    "bp_ki": knowledge_increment,
+    "bp_ki_posterior": posterior_knowledge,
+}
 _LPIPS: dict[str, Net] = {"lpips_alex": "alex", "lpips_vgg": "vgg"}
 METRICS = (*_PIXELS, *_LPIPS, "noise_ratio", "label_accuracy")
 

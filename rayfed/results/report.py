@@ -22,15 +22,18 @@ from rayfed.results import plots, summary
 from rayfed.results.folder import SCENARIO, RunFolder
 from rayfed.results.formats import FILTERS
 from rayfed.results.summary import Arm, Claim, Leak, Row
+from rayfed.results.verdicts import verdicts
 
 SHOWN = 8
-"""Pairs of images shown for each arm and attack: those with the highest PSNR."""
+"""Pairs of images shown for each arm and attack: those with the highest PSNR, of the first repeat."""
 REPORT = "report.html"
 PERCEPTUAL = {
     "ssim": "SSIM",
     "lpips_alex": "LPIPS (AlexNet)",
     "lpips_vgg": "LPIPS (VGG)",
     "noise_ratio": "Noise ratio",
+    "bp_ki": "BP_KI",
+    "bp_ki_posterior": "BP_KI (posterior)",
 }
 """Column of `attacks` -> heading; shown where a run measured it."""
 INFERRED = {
@@ -103,6 +106,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "status": status,
         "arms": arms,
         "leaks": leaks,
+        "verdicts": verdicts(arms, leaks),
         "claims": claims,
         "inference_metrics": INFERRED,
         "made": _made(folder, claims),
@@ -150,7 +154,7 @@ def _charts(
 
 
 def _most_leaked(attacks: Sequence[Row], leak: Leak) -> list[Row]:
-    mine = (row for row in attacks if (row["arm"], row["attack"]) == (leak.arm, leak.attack))
+    mine = (row for row in attacks if (row["arm"], row["attack"], row["repeat"]) == (leak.arm, leak.attack, 0))
     return sorted(mine, key=lambda row: row["psnr"] if summary.measured(row["psnr"]) else -inf, reverse=True)[:SHOWN]
 
 
@@ -184,7 +188,7 @@ def _made(folder: RunFolder, claims: Sequence[Claim]) -> dict[tuple[str, str], l
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[column] for column in ("arm", "round", "attack", "victim", "sample"))
+    return tuple(row[column] for column in ("arm", "round", "attack", "victim", "repeat", "sample"))
 
 
 def _data_url(png: bytes) -> str:

@@ -28,6 +28,7 @@ _ATTACKED = (
     _ROUND,
     _key("attack", _string, "the attack's name in the scenario"),
     _key("victim", _int, "id of the client whose update was attacked"),
+    _key("repeat", _int, "which of the attacks on that victim in that round, from 0: each has its own randomness"),
 )
 _SAMPLE = _key("sample", _int, "index of the true image in the victim's batch")
 
@@ -81,6 +82,8 @@ TABLES: dict[str, pa.Schema] = {
             _value("ssim", _real, "structural similarity, at most 1"),
             _value("lpips_alex", _real, "LPIPS distance, AlexNet features; 0 for an exact copy"),
             _value("lpips_vgg", _real, "LPIPS distance, VGG16 features; 0 for an exact copy"),
+            _value("bp_ki", _real, "BP_KI, KL(uniform || histogram of the reconstruction), 10 bins, base 10, 0..8"),
+            _value("bp_ki_posterior", _real, "the other direction, KL(histogram || uniform), 0..1"),
             _value("noise_ratio", _real, "share of noise in the reconstruction to an evaluation network, 0..1"),
             _value("objective", _real, "the attack's own final objective; its unit is the attack's"),
             _value("iterations", _int, "iterations that the attack made"),

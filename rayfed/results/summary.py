@@ -51,7 +51,7 @@ class Leak:
     arm: str
     attack: str
     images: int
-    """Images with a reconstruction."""
+    """Reconstructions of images; of every image as many as the attack has repeats."""
     setting: str
     """What the attack was given, in words."""
     psnr: Spread | None
@@ -59,16 +59,18 @@ class Leak:
     lpips_alex: Spread | None
     lpips_vgg: Spread | None
     noise_ratio: Spread | None
+    bp_ki: Spread | None
+    bp_ki_posterior: Spread | None
     mse: Spread | None
     label_accuracy: Spread | None
-    """Over attacked batches: it is one value a batch."""
+    """Over attacks on a batch: it is one value a batch."""
     iterations: Spread | None
     seconds: Spread | None
-    """Over attacked batches."""
+    """Over attacks on a batch."""
     success: dict[str, float | None]
     """Metric -> probability of reconstruction success, over all attacked images."""
     failures: dict[tuple[str, str], int]
-    """(status, message) -> attacked batches, where the status is not ok."""
+    """(status, message) -> attacks on a batch, where the status is not ok."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def leaks(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, 
 
 
 def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
-    batches = [group[0] for group in _grouped(rows, "round", "victim").values()]
+    batches = [group[0] for group in _grouped(rows, "round", "victim", "repeat").values()]
     failures = Counter((b["status"], b["message"] or "") for b in batches if b["status"] != "ok")
     return Leak(
         arm=rows[0]["arm"],
@@ -162,7 +164,7 @@ def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
         psnr=spread((row["psnr"] for row in rows), PSNR_CEILING),
         **{
             name: spread(row[name] for row in rows)
-            for name in ("ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "mse")
+            for name in ("ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "bp_ki", "bp_ki_posterior", "mse")
         },
         **{name: spread(row[name] for row in batches) for name in ("label_accuracy", "iterations", "seconds")},
         success={metric: success(rows, metric, threshold) for metric, threshold in thresholds.items()},

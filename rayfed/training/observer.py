@@ -51,9 +51,11 @@ class Observer:
     host: Host
 
     def observe(
-        self, arm: str, sent: Sent, client: int, attack: AttackSpec, states: Mapping[int, State]
+        self, arm: str, sent: Sent, client: int, attack: AttackSpec, states: Mapping[int, State], repeat: int = 0
     ) -> tuple[Observation, Truth]:
         """What the attack sees of one client in this round, and the truth behind it.
+
+        In a repeat nothing is different but what the attacker draws.
 
         The client's work is done again from the same keys, so under `observes: update` this is the update that it sent
         (up to rounding where its cohort was one vmap call), and nothing has to be kept for attackers while a round is
@@ -83,7 +85,7 @@ class Observer:
         asked, defences = task(), host.arm(arm).defences
         shown = asked
         if asked.private:
-            shown = self._tampered(self._supposed(arm, sent, honest(), attack, states), attack)
+            shown = self._tampered(self._supposed(arm, sent, honest(), attack, states, repeat), attack)
         answer = update_method(training, defences)
         returned = answer(asked)
         for again in range(1, attack.averages):
@@ -174,11 +176,13 @@ class Observer:
             granted["colluder"] = {name: state[name] for name in self._front(arm, attack).names(host.data.image_shape)}
         return granted
 
-    def _supposed(self, arm: str, sent: Sent, task: Task, attack: AttackSpec, states: Mapping[int, State]) -> Task:
+    def _supposed(
+        self, arm: str, sent: Sent, task: Task, attack: AttackSpec, states: Mapping[int, State], repeat: int
+    ) -> Task:
         """The task as an attacker supposes it: in place of the client's private part a draw of his own, or a
         colluder's, but for what he is given. All victims of an attack in a round meet the same draw.
         """
-        guess = self.host.drawn_privately(arm, "attacker", attack.title, sent.round)
+        guess = self.host.drawn_privately(arm, "attacker", attack.title, sent.round, *seeds.again(repeat))
         if "colluder" in attack.knowledge:
             guess |= self._trained(arm, sent, plan.colluder(self.host.scenario, sent.round, task.client), states)
         hidden = task.private - task.buffers.keys() if "key" in attack.knowledge else task.private

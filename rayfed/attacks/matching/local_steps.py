@@ -35,11 +35,19 @@ def local_update(
 
 
 def many_local_updates(
-    model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor, local: LocalTraining
+    model: nn.Module,
+    weights: Named,
+    buffers: Named,
+    images: Tensor,
+    labels: Tensor,
+    local: LocalTraining,
+    own: Named | None = None,
 ) -> Named:
-    """The same of Q clients, (Q, N, C, H, W), in one vectorised call: each tensor has a leading dimension Q."""
-    one = vmap(lambda x, y: local_update(model, weights, buffers, x, y, local))
-    return one(images, labels)
+    """The same of Q clients, (Q, N, C, H, W), in one vectorised call: each tensor has a leading dimension Q, as the
+    tensors of `own` have: buffers of each client's own.
+    """
+    one = vmap(lambda b, x, y: local_update(model, weights, buffers | b, x, y, local))
+    return one(own or {}, images, labels)
 
 
 def _batches(samples: int, local: LocalTraining) -> Iterator[slice]:

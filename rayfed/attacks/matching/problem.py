@@ -7,19 +7,20 @@ Gradients", equation 4 (one minus cosine).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import filter as matching_names
 from math import prod
 from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from rayfed.attacks.matching.local_steps import many_local_updates
 from rayfed.attacks.matching.priors import Prior
 from rayfed.attacks.probe import buffers_for, without_tracking
 from rayfed.errors import UserError, nearest
-from rayfed.gradients import gradient, many_gradients
+from rayfed.gradients import gradient, many_gradients, unflatten
 from rayfed.update import LocalTraining, Named, Observation
 
 Distance = Callable[[Named, Named], Tensor]
@@ -94,8 +95,8 @@ def _cast(tensors: Named, dtype: torch.dtype) -> Named:
 class Matching:
     """The matching problems of V victims with the same batch size N.
 
-    A point (a row of D numbers) is the pixels of one victim's images and, where the labels are not known, N*K label
-    logits behind them.
+    A point (a row of D numbers) is the pixels of one victim's images, behind them N*K label logits where the labels are
+    not known, and then what is sought of the model itself: how far from `sought` it is, in deviations of each tensor.
     """
 
     model: nn.Module
@@ -118,6 +119,8 @@ class Matching:
     """The precision of the model's passes; the sums that local steps make keep that of the weights."""
     masks: Named | None = None
     """Which values of the targets are matched, (V, ...) of 0 and 1; None: all."""
+    sought: Named = field(default_factory=dict)
+    """What takes the place of `buffers` and is fitted with the images, as the attacker supposes it."""
 
     @classmethod
     def of(
@@ -174,6 +177,11 @@ class Matching:
     @property
     def dimension(self) -> int:
         """The length of a point."""
+        return self.shown + sum(tensor.numel() for tensor in self.sought.values())
+
+    @property
+    def shown(self) -> int:
+        """How many of a point's numbers are pixels or label logits."""
         return self.pixels + (self.images_shape[0] * self.classes if self.labels is None else 0)
 
     @property
@@ -202,7 +210,7 @@ class Matching:
         images = self.images(points)
         labels = self.labels[victims] if self.labels is not None else self._logits(points).softmax(-1)
         targets = {name: target[victims] for name, target in self.targets.items()}
-        gradients = self._gradients(images, labels)
+        gradients = self._gradients(images, labels, self._found(points))
         if self.masks is not None:
             gradients = {name: g * self.masks[name][victims] for name, g in gradients.items()}
         loss = self.distance(gradients, targets)
@@ -228,22 +236,36 @@ class Matching:
         return zip(points.detach().split(self.at_once), victims.split(self.at_once), strict=True)
 
     def _logits(self, points: Tensor) -> Tensor:
-        return points[:, self.pixels :].unflatten(1, (self.images_shape[0], self.classes))
+        return points[:, self.pixels : self.shown].unflatten(1, (self.images_shape[0], self.classes))
 
-    def _gradients(self, images: Tensor, labels: Tensor) -> Named:
+    def _found(self, points: Tensor) -> Named:
+        """What points say of the tensors that are sought, each with a leading dimension Q."""
+        if not self.sought:
+            return {}
+        away = vmap(lambda numbers: unflatten(numbers, self.sought))(points[:, self.shown :])
+        return {name: supposed + _deviation(supposed) * away[name] for name, supposed in self.sought.items()}
+
+    def _gradients(self, images: Tensor, labels: Tensor, found: Named) -> Named:
         inner = _cast({"images": images, "labels": labels}, self.model_dtype)
-        return _cast(self._own_gradients(**inner), images.dtype)
+        return _cast(self._own_gradients(**inner, found=_cast(found, self.model_dtype)), images.dtype)
 
-    def _own_gradients(self, images: Tensor, labels: Tensor) -> Named:
+    def _own_gradients(self, images: Tensor, labels: Tensor, found: Named) -> Named:
         """Of images in the model's precision."""
         if self.local is not None:
-            updates = many_local_updates(self.model, self.weights, self.buffers, images, labels, self.local)
+            updates = many_local_updates(self.model, self.weights, self.buffers, images, labels, self.local, found)
             return {name: updates[name] / self.local.scale for name in self.targets}
         weights = _cast(self.weights, self.model_dtype)
         matched = {name: weights[name] for name in self.targets}
         fixed = self.buffers | {name: w for name, w in weights.items() if name not in matched}
         if len(images) > 1:
-            return many_gradients(self.model, matched, fixed, images, labels)
+            return many_gradients(self.model, matched, fixed, images, labels, found)
         # One problem alone is up to 1.6 times as fast without vmap.
+        fixed |= {name: tensor[0] for name, tensor in found.items()}
         one, _ = gradient(self.model, matched, fixed, images[0], labels[0], create_graph=True)
         return {name: g[None] for name, g in one.items()}
+
+
+def _deviation(supposed: Tensor) -> Tensor:
+    """The standard deviation of a tensor's numbers; 1 where they are all the same."""
+    deviation = supposed.std(correction=0)
+    return torch.where(deviation > 0, deviation, torch.ones_like(deviation))

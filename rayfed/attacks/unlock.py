@@ -1,0 +1,82 @@
+"""Unlock: the adaptive attacker on models with a private part (keys and locks, passports, private layers).
+
+Ren 2023 (thesis, section 5.3.3) and Gu et al. 2021 ("Federated Deep Learning with Bayesian Privacy", section 5.2) let
+an attacker put a private part of his own in the place of the client's and keep it. But the public layers' gradient
+depends on the private part as it does on the images: both are unknowns of one problem, that of Zhu et al. 2019, "Deep
+Leakage from Gradients", equation 2. A key whose lock is sent needs no search, as the input of a linear layer: Phong et
+al. 2018, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.dlg import Dlg
+from rayfed.attacks.matching.problem import Matching
+from rayfed.catalogue import component
+from rayfed.models.private import only, private_names, without
+from rayfed.update import Named, Observation
+
+_NOTHING_PRIVATE = (
+    "the update has the gradients of all the model's layers, so there is nothing to unlock: `dlg` is enough"
+)
+
+
+@component
+class Unlock(Dlg):
+    """Fits images, soft labels and the model's private part in squared L2 by L-BFGS.
+
+    The private part begins where the threat model puts it: at a draw of the attacker's own, or at what he was given. It
+    moves in units of the deviation of each of its tensors; images begin between 0 and 1, for from N(0, 1) a lock often
+    ends up with the negative image. A key that enters layers that are sent is read off their gradient.
+    """
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
+        if not private_names(model) - observations[0].weights.keys():
+            return [not_applicable(observation, _NOTHING_PRIVATE) for observation in observations]
+        read = [replace(seen, buffers=seen.buffers | _keys(seen, model)) for seen in observations]
+        return super().reconstruct(read, model, generators)
+
+    def _matching(self, observations: Sequence[Observation], model: nn.Module) -> Matching:
+        problem = super()._matching(observations, model)
+        hidden = private_names(model) - observations[0].weights.keys() - _keys(observations[0], model).keys()
+        hidden -= _statistics(model)
+        return replace(problem, buffers=without(problem.buffers, hidden), sought=only(problem.buffers, hidden))
+
+    def _starts(self, problem: Matching, observation: Observation, generator: torch.Generator) -> Tensor:
+        noise = torch.stack([torch.rand(problem.dimension, generator=generator) for _ in range(self.restarts)])
+        noise[:, problem.shown :] = 0
+        return self._started(noise, observation)
+
+
+def _statistics(model: nn.Module) -> set[str]:
+    """The buffers of batch norms, in which PyTorch does not differentiate; scale and shift make up for them."""
+    norms = [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    return {f"{path}.{name}" for path, norm in norms for name, _ in norm.named_buffers()}
+
+
+def _keys(seen: Observation, model: nn.Module) -> Named:
+    """The private vectors that enter private linear layers whose gradients are sent, in closed form.
+
+    Row j of a weight's gradient is the layer's input times entry j of the bias's, in a sum of several steps too.
+    """
+    found: Named = {}
+    for path, module in model.named_modules():
+        if not getattr(module, "private", False):
+            continue
+        for inner, linear in module.named_modules(prefix=path):
+            if isinstance(linear, nn.Linear) and f"{inner}.bias" in seen.update:
+                weight, bias = seen.update[f"{inner}.weight"], seen.update[f"{inner}.bias"]
+                row = bias.abs().argmax()
+                fits = (name for name, b in module.named_buffers(prefix=path) if b.shape == (linear.in_features,))
+                found |= dict.fromkeys(fits, weight[row] / bias[row])
+    return found

@@ -103,13 +103,13 @@ class Host:
         return found
 
     def evaluate_stranger(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
-        """Accuracy on the test set of who has the weights but no private part: with one that is drawn anew, and with
-        only what is never trained (keys, passports) drawn anew, the rest being the mean of the clients' own.
+        """Accuracy on the test set of who has the weights but no private part: with one as it begins, and with only what
+        never changes (keys, passports) drawn anew, the rest being the mean of the clients' own.
         """
         sent, rows = self.here(sent), np.arange(len(self.data.test_labels))
         drawn = self.drawn_privately(arm, "stranger", sent.round)
-        trained = only(drawn, self.arm(arm).trained_privately)
-        mean = {name: torch.stack([s[PRIVATE][name].to(w) for s in states]).mean(0) for name, w in trained.items()}
+        learnt = {n: t for n, t in without(drawn, self.arm(arm).keys).items() if t.is_floating_point()}
+        mean = {name: torch.stack([s[PRIVATE][name].to(t) for s in states]).mean(0) for name, t in learnt.items()}
         public = {**sent.weights, **sent.buffers}
         anew, averaged = (self._evaluated(arm, {**public, **own}, "test", rows)[1] for own in (drawn, drawn | mean))
         return anew / len(rows), averaged / len(rows)
@@ -159,11 +159,13 @@ class Host:
         )
 
     def drawn_privately(self, arm: str, *key: int | str) -> Named:
-        """The private tensors of an arm, drawn anew from the run's seed and the key."""
+        """The private tensors of an arm as they begin: drawn anew from the run's seed and the key, but for those that
+        begin alike at all clients.
+        """
         s, d = self.scenario, self.data
         seed = seeds.torch_generator(s.seed, "private", *key).initial_seed()
         drawn = build_arm(s.model_of(arm), s.stacks[arm], d.image_shape, len(d.classes), seed).private_part
-        return {name: t.to(self.device) for name, t in drawn.items()}
+        return {name: t.to(self.device) for name, t in (drawn | self.arm(arm).common_start).items()}
 
     def _completed(self, arm: str, sent: Sent, client: int, state: State) -> tuple[Named, Named]:
         """The weights and buffers that were sent, with the client's private part as it meets them."""

@@ -74,7 +74,7 @@ class Observer:
             if attack.observes == "gradient":  # an answer of its own: the noise of the round's update hides that alone
                 fresh = fresh.replace(generator=seeds.torch_generator(*noise, "gradient"))
             if "lock" in attack.knowledge:  # sent like any other layer
-                fresh = fresh.replace(private=fresh.private - host.arm(arm).trained_privately)
+                fresh = fresh.replace(private=fresh.private & host.arm(arm).keys)
             return self._tampered(fresh, attack)
 
         asked, defences = task(), host.arm(arm).defences
@@ -168,7 +168,7 @@ class Observer:
         return granted
 
     def _supposed(self, arm: str, sent: Sent, asked: Task, attack: AttackSpec, states: Mapping[int, State]) -> Named:
-        """What an attacker takes for the client's private part: a draw of his own, a colluder's, and what he was given.
+        """What an attacker takes for the client's private part: one as it begins, a colluder's, and what he was given.
 
         All victims of an attack in a round meet the same draw.
         """
@@ -178,7 +178,7 @@ class Observer:
         if "colluder" in attack.knowledge:
             supposed |= self._trained(arm, sent, plan.colluder(self.host.scenario, sent.round, asked.client), states)
         if "key" in attack.knowledge:
-            supposed |= without(asked.buffers, self.host.arm(arm).trained_privately)
+            supposed |= only(asked.buffers, self.host.arm(arm).keys)
         return only(supposed, asked.private)
 
     def _front(self, arm: str, attack: AttackSpec) -> Front:

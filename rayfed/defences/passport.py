@@ -24,7 +24,7 @@ class Passport(Split):
     Empirical. The autoencoder between passports and scale is private, too, and trained with the private layers.
     """
 
-    size: Annotated[int, Field(ge=1)] = 16
+    size: Annotated[int, Field(ge=1)] = 8
     """Side of a passport (pixels). Only the mean over its places counts, so it need not be that of the images."""
     consistency: Annotated[float, Field(gt=0)] | None = None
     """Null: scale and shift are what the passports give (equation 13). A number: they are parameters of their own, and

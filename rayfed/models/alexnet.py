@@ -1,7 +1,8 @@
 """The AlexNet for small images of the paper on private passports.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", table 2; Krizhevsky et al. 2012. 2,492,234
-parameters at 3x32x32 with 10 classes. The table lists no norms; a scale of 1.01 without passports (figure 5) hints at some.
+parameters at 3x32x32 with 10 classes. The table lists no norms; figure 5 gives the layers without passports a scale of
+1.01, so their networks may have had some.
 """
 
 from __future__ import annotations

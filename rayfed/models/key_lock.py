@@ -77,4 +77,3 @@ def conv_norm_blocks(model: nn.Module) -> list[str]:
         for (_, conv), (path, norm) in pairwise(layers)
         if isinstance(conv, nn.Conv2d) and is_norm(norm) and channels_of(norm) == conv.out_channels
     ]
-

@@ -1,7 +1,8 @@
 """The LeNet of the paper on private passports: LeNet-5 with pooling, its third layer a convolution.
 
-Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", table 2; LeCun et al. 1998. 61,706 parameters at
-1x28x28 with 10 classes. The table's padding of 1 in the third convolution contradicts its output of 1x1: there is none.
+Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", table 2; LeCun et al. 1998. 61,706 parameters
+at 1x28x28 with 10 classes. The table's padding of 1 in the third convolution contradicts its output of 1x1: there is
+none.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class LeNet5:
     """Convolutions 6, 16 and 120 of 5x5, max pooling after the first two, linear layers 84 and classes."""
 
     activation: Activation = "relu"
-    """After each convolution and the first linear layer; `sigmoid` as gradient matching by second-order methods needs."""
+    """After each convolution and the first linear layer; `sigmoid` is smooth, as second-order attacks need."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """The network for images (N, C, H, W), with logits (N, classes).

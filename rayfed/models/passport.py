@@ -37,8 +37,10 @@ class Passport(PrivateConv):
 
     def forward(self, images: Tensor) -> Tensor:
         """What the public layers behind it are given."""
-        gamma, beta = (t[:, None, None] for t in self.scale_and_shift())
-        return torch.addcmul(beta, gamma, self.norm(self.conv(images)))
+        gamma, beta = self.scale_and_shift()
+        if isinstance(self.norm, nn.Identity):  # the same function, and kernels are fewer numbers than features
+            return self.conv._conv_forward(images, gamma[:, None, None, None] * self.conv.weight, beta)
+        return torch.addcmul(beta[:, None, None], gamma[:, None, None], self.norm(self.conv(images)))
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
         """Gamma and beta, (C',) each."""

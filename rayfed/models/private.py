@@ -2,8 +2,8 @@
 
 A module with an attribute `private = True` keeps all of its parameters and buffers at home. Its parameters are trained
 by their client alone (locks, private layers); its buffers are drawn once for each client and never change (keys,
-passports), but for the statistics of a batch norm inside it. With an attribute `common_start` that is true, all clients'
-parameters begin as the server drew them, and not each as its client did.
+passports), but for the statistics of a batch norm inside it. With an attribute `common_start` that is true, all of its
+clients begin with the parameters that the server drew, and not each with its own.
 """
 
 from __future__ import annotations

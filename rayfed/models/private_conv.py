@@ -1,7 +1,7 @@
 """Front convolutions that stay with the client, with the normalisation behind each of them.
 
-Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.1 (SplitFed); after Thapa et al. 2020,
-"SplitFed: When Federated Learning Meets Split Learning".
+Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.1 (SplitFed); after Thapa et al.
+2020, "SplitFed: When Federated Learning Meets Split Learning".
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ Block = Callable[[nn.Conv2d, nn.Module | None], PrivateConv]
 def keep_front(model: nn.Module, count: int, block: Block) -> nn.Module:
     """The model, in place, with its first convolutions, as registered, in private blocks.
 
-    `conv1` becomes a block with `conv1.conv`, and `conv1.norm` where a normalisation is behind it. Raises `UserError` for
-    a model that does not begin with so many.
+    `conv1` becomes a block with `conv1.conv`, and `conv1.norm` where a normalisation is behind it. Raises `UserError`
+    for a model that does not begin with so many.
     """
     found = _front(model)
     if len(found) < count:

@@ -103,8 +103,8 @@ class Host:
         return found
 
     def evaluate_stranger(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
-        """Accuracy on the test set of who has the weights but no private part: with one as it begins, and with only what
-        never changes (keys, passports) drawn anew, the rest being the mean of the clients' own.
+        """Accuracy on the test set of who has the weights but no private part: with one as it begins, and with only
+        what never changes (keys, passports) drawn anew, the rest being the mean of the clients' own.
         """
         sent, rows = self.here(sent), np.arange(len(self.data.test_labels))
         drawn = self.drawn_privately(arm, "stranger", sent.round)

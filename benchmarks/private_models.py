@@ -52,6 +52,8 @@ ARMS = {
 }
 CASES: dict[str, tuple[str, tuple[int, int, int]]] = {
     "lenet": ("{name: lenet, activation: sigmoid, init: uniform}", (1, 28, 28)),
+    "lenet_group": ("{name: lenet, norm: group}", (1, 28, 28)),
+    "lenet_smooth": ("{name: lenet, norm: group, activation: sigmoid}", (1, 28, 28)),
     "lenet5": ("{name: lenet5}", (1, 28, 28)),
     "alexnet": ("{name: alexnet}", (3, 32, 32)),
     "resnet18": ("{name: resnet18}", (3, 32, 32)),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rayfed.errors import UserError
 from rayfed.gradients import Penalised
@@ -19,21 +18,24 @@ from rayfed.models.private_conv import PrivateConv
 class Passport(PrivateConv):
     """`gamma (W * x) + beta`, `gamma = avg(D(E(W * P_gamma)))`, `beta = avg(D(E(W * P_beta)))`, one of each a channel.
 
-    E and D map the channels of a place, to half as many and back, with a leaky ReLU between them; the mean is over the
-    places. The passports are uniform in [0, 1), as images are. A normalisation behind the convolution loses its own
-    scale and shift and stands before these; the convolution loses its bias, whose place beta takes.
+    E and D are linear maps of the channels of a place, to half as many and back; the mean is over the places. The
+    passports are N(0, deviation^2). With biases, or an activation between E and D, gamma would hardly depend on the
+    passport. A normalisation behind the convolution loses its own scale and shift and stands before these; the
+    convolution loses its bias, whose place beta takes.
     """
 
-    def __init__(self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int) -> None:
+    def __init__(
+        self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int, deviation: float
+    ) -> None:
         """Raises `UserError` where passports of that size are smaller than the kernel."""
         super().__init__(conv, norm and without_affine(norm), common_start)
         if size < max(conv.kernel_size):
             raise UserError(f"passports of {size}x{size} are smaller than the kernel {conv.kernel_size}: raise `size`")
         conv.bias = None
         code = -(-conv.out_channels // 2)
-        self.encode = nn.Linear(conv.out_channels, code)
-        self.decode = nn.Linear(code, conv.out_channels)
-        self.register_buffer("passports", torch.rand(2, conv.in_channels, size, size))
+        self.encode = nn.Linear(conv.out_channels, code, bias=False)
+        self.decode = nn.Linear(code, conv.out_channels, bias=False)
+        self.register_buffer("passports", deviation * torch.randn(2, conv.in_channels, size, size))
 
     def forward(self, images: Tensor) -> Tensor:
         """What the public layers behind it are given."""
@@ -48,9 +50,8 @@ class Passport(PrivateConv):
 
     def derived(self) -> tuple[Tensor, Tensor]:
         """What the passports give for gamma and beta, (C',) each."""
-        places = self.conv(self.passports).flatten(2).transpose(1, 2)
-        codes = F.leaky_relu(self.encode(places)).mean(1)  # D is affine: it can as well follow the mean
-        gamma, beta = self.decode(codes)
+        mean = self.conv(self.passports).mean((2, 3))  # before D and E, which are linear: the same, sooner
+        gamma, beta = self.decode(self.encode(mean))
         return gamma, beta
 
     def scale(self) -> Tensor:
@@ -64,9 +65,11 @@ class PenalisedPassport(Passport, Penalised):
     As in a normalisation, gamma starts at one and beta at zero.
     """
 
-    def __init__(self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int, price: float) -> None:
+    def __init__(
+        self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int, deviation: float, price: float
+    ) -> None:
         """`price` is the weight of the sum of the two distances in the loss."""
-        super().__init__(conv, norm, common_start, size)
+        super().__init__(conv, norm, common_start, size, deviation)
         self.gamma = nn.Parameter(torch.ones(conv.out_channels))
         self.beta = nn.Parameter(torch.zeros(conv.out_channels))
         self.price = price

@@ -22,6 +22,7 @@ from rayfed.models.private import only, without
 from rayfed.scenario import Scenario
 from rayfed.training.arm import Arm, aggregation_of, build_arm
 from rayfed.training.cohort import cohort_updates
+from rayfed.training.diagnosis import private_layers
 from rayfed.training.local import PRIVATE, privately_trained
 from rayfed.update import Named, Update
 
@@ -113,6 +114,10 @@ class Host:
         public = {**sent.weights, **sent.buffers}
         anew, averaged = (self._evaluated(arm, {**public, **own}, "test", rows)[1] for own in (drawn, drawn | mean))
         return anew / len(rows), averaged / len(rows)
+
+    def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
+        """How far some clients' private layers are apart, and how rich they are: rows of the table `private`."""
+        return private_layers(self.arm(arm).model, [state[PRIVATE] for state in states])
 
     @torch.no_grad()
     def _evaluated(self, arm: str, state: Named, split: Split, rows: np.ndarray) -> tuple[float, int]:

@@ -1,14 +1,13 @@
 """Private layers and passports against their paper: what is learnt, what attackers see, what it costs.
 
-    python -m benchmarks.private_models table --data FOLDER [--case lenet|lenet5|alexnet] [--arms none passport]
-                                              [--rounds 20] [--samples 1000] [--victims 4]
-    python -m benchmarks.private_models layers --data FOLDER [--case alexnet] [--arms split passport]
+    python -m benchmarks.private_models table --data FOLDER [--case lenet|lenet5|alexnet] [--arms none passport ...]
+                                              [--rounds 20] [--samples 1000] [--victims 4] [--attacks dlg ...]
     python -m benchmarks.private_models cost [--case lenet5|alexnet|resnet18]
 
-FOLDER holds `mnist` (IDX files) and `cifar10/lossless-train.parquet`. `table`: accuracy, seconds an epoch, and the mean
-squared error of DLG before the first round and of model inversion before the first and after the last, one image a
-victim. `layers`: the paper's figures 4 and 5. `cost`: CPU seconds of a training step beside those of the model without
-its passports, taken in turns. One process, one thread, no Ray.
+FOLDER holds `mnist` (IDX files) and `cifar10/lossless-train.parquet`. `table`: accuracy, seconds a round (the private
+stage is one more pass over the data), the mean squared error of the attacks before the first and after the last round,
+one image a victim, and the numbers of the paper's figures 4 and 5. `cost`: CPU seconds of a training step beside those
+of the model without its passports, taken in turns. One process, one thread, no Ray.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median, stdev
-from time import perf_counter, process_time
+from time import process_time
 from typing import Any
 
 import torch
@@ -53,9 +52,9 @@ ARMS = {
 CASES: dict[str, tuple[str, tuple[int, int, int]]] = {
     "lenet": ("{name: lenet, activation: sigmoid, init: uniform}", (1, 28, 28)),
     "lenet_group": ("{name: lenet, norm: group}", (1, 28, 28)),
-    "lenet_smooth": ("{name: lenet, norm: group, activation: sigmoid}", (1, 28, 28)),
     "lenet5": ("{name: lenet5}", (1, 28, 28)),
     "alexnet": ("{name: alexnet}", (3, 32, 32)),
+    "alexnet_group": ("{name: alexnet, norm: group}", (3, 32, 32)),
     "resnet18": ("{name: resnet18}", (3, 32, 32)),
 }
 """Model and shape of the images; `lenet` is the one that DLG was published with."""
@@ -151,23 +150,26 @@ def error(outcomes: Sequence[tuple[Truth, Reconstruction]]) -> str:
 
 
 def table(chosen: argparse.Namespace) -> None:
-    """A line for every arm, as in the paper's table 1."""
+    """A block for every arm, as in the paper's table 1 and its figures 4 and 5."""
     s = scenario(chosen)
     inputs = prepare(s)
-    dlg, inversion = s.attacks
+    attacks = [attack for attack in s.attacks if attack.name in chosen.attacks]
     for arm in chosen.arms:
-        run = Run.of(s, Host(s, inputs.data, inputs.parts, torch.device("cpu")), arm)
+        host = Host(s, inputs.data, inputs.parts, torch.device("cpu"))
+        run = Run.of(s, host, arm)
+        layers: list[str] = []
         for sent in run.play():
-            if sent.round == 0:
-                began = perf_counter()
-                first = {attack.name: error(run.attack(attack, sent)) for attack in (dlg, inversion)}
-                took = perf_counter() - began
-        print(
-            f"{chosen.case} {arm:18} accuracy {run.accuracy(sent):.1%} after {sent.round} rounds, "
-            f"{median(run.seconds):.1f} s a round\n    round 0: DLG {first['dlg']}, MI {first['model_inversion']} "
-            f"({took:.0f} s)\n    after:   MI {error(run.attack(inversion, sent))}",
-            flush=True,
-        )
+            if sent.round in (1, s.federation.rounds) and host.arm(arm).private:
+                [row] = host.private_layers(arm, list(run.states.values()))
+                layers.append(", ".join(f"{name} {row[name]:.3g}" for name in ("distance", "rank", "scale")))
+            if sent.round in (0, s.federation.rounds):
+                for attack in attacks:
+                    found = error(run.attack(attack, sent))
+                    print(f"{chosen.case} {arm}: round {sent.round}, {attack.name}: MSE {found}", flush=True)
+        seconds = median(run.seconds[1:] or run.seconds)
+        print(f"{chosen.case} {arm}: accuracy {run.accuracy(sent):.1%}, {seconds:.1f} s a round", flush=True)
+        for when, words in zip(("after the first round", "at the end"), layers, strict=False):
+            print(f"{chosen.case} {arm}: {when} {words}", flush=True)
 
 
 def cost(chosen: argparse.Namespace) -> None:
@@ -206,6 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data")
     parser.add_argument("--case", choices=CASES, default="lenet5")
     parser.add_argument("--arms", nargs="*", default=["none", "dldp_a", "dldp_b", "split", "passport"], choices=ARMS)
+    parser.add_argument("--attacks", nargs="*", default=["dlg", "model_inversion"])
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--tests", type=int, default=1000)

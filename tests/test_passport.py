@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +17,11 @@ from rayfed.errors import UserError
 from rayfed.gradients import batch_loss, buffers_of, gradient, weights_of
 from rayfed.metrics import private as metrics
 from rayfed.models.build import build_model
+from rayfed.models.dcgan import Generator
 from rayfed.models.front import Front
 from rayfed.models.passport import Passport as PassportConv
 from rayfed.models.passport import PenalisedPassport
+from rayfed.models.pretrained import Origin, save_generator
 from rayfed.models.private import common_names, freeze, key_names, private_names
 from rayfed.models.private_conv import PrivateConv, private_convs
 from rayfed.scenario import Scenario, parse
@@ -224,6 +227,16 @@ def test_gradient_matching_meets_them(defence: str, knowledge: str, attack: str,
     arm = host.arm(next(iter(host.scenario.stacks)))
     assert not arm.private & (observation.weights.keys() | observation.update.keys())
     assert not leaked(host, observation)
+
+
+@pytest.mark.parametrize("defence", ["split", "passport"])
+def test_a_generators_latents_meet_them(defence: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    save_generator(tmp_path / "g.pt", Generator((1, 16, 16), 10, latent=4, width=8), Origin({}, "", 0, 0))
+    options = {"generator": str(tmp_path / "g.pt"), "iterations": "3", "population": "4"}
+    _, observation, found = struck(scenario(defence, "ggl", **options))
+    assert found.status == "ok", found.message
+    assert observation.buffers.keys() >= {"conv1.conv.weight"}
 
 
 def test_who_is_given_passport_and_layers_sees_the_bare_gradient() -> None:

@@ -258,6 +258,24 @@ def test_model_inversion_goes_through_a_colluders_layers(defence: str) -> None:
         assert not leaked(host, observation) & arm.keys
 
 
+@pytest.mark.parametrize(("name", "side"), [("lenet5", 27), ("alexnet", 7)])
+def test_images_that_are_too_small_are_refused(name: str, side: int) -> None:
+    with pytest.raises(UserError, match=f"{name} needs images of at least"):
+        build_model(name, {}, (1, side, side), 10, seed=0)
+
+
+def test_a_host_describes_its_clients_private_layers() -> None:
+    host, arm, sent = hosted(scenario("passport"))
+    states = host.cohort(arm, sent, [0, 1, 2], {})[1].states
+    [row] = host.private_layers(arm, list(states.values()))
+    assert row["layer"] == "conv1"
+    assert row["distance"] == pytest.approx(
+        metrics.distance([state[PRIVATE]["conv1.conv.weight"] for state in states.values()])
+    )
+    assert row["distance"] > 0
+    assert 1 <= row["rank"] <= 12
+
+
 def test_distance_and_rank() -> None:
     weights = [torch.randn(4, 5) for _ in range(3)]
     pairs = [float((a - b).square().sum()) for a in weights for b in weights]

@@ -55,6 +55,10 @@ class ClientActor:
         """Test accuracy with random private parts; with random keys and the mean of all else that is private."""
         return self._host.evaluate_stranger(arm, sent, states)
 
+    def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
+        """The rows of the table `private` for an arm's clients, less arm and round."""
+        return self._host.private_layers(arm, states)
+
     def score(
         self, truths: Sequence[Truth], guesses: Sequence[Guess]
     ) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:

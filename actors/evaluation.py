@@ -49,6 +49,13 @@ def evaluate(run: Run, sent: Mapping[str, ray.ObjectRef], sizes: Mapping[Split, 
     }
 
 
+def private_layers(run: Run, states: Mapping[str, Mapping[int, State]]) -> list[dict[str, Any]]:
+    """The rows of the table `private` for these arms, less the round."""
+    calls = [Call("private_layers", (arm, list(members.values())), arm) for arm, members in states.items() if members]
+    found = {call.tag: rows for call, rows, _ in run(calls)}
+    return [{"arm": arm, **row} for arm in states for row in found.get(arm, [])]
+
+
 def evaluate_members(
     run: Run,
     sent: Mapping[str, ray.ObjectRef],

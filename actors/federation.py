@@ -14,7 +14,7 @@ from ray.exceptions import ObjectLostError, RayActorError
 from actors.attacker import AttackerActor
 from actors.client import ClientActor
 from actors.cluster import Allotment
-from actors.evaluation import evaluate, evaluate_members, slices
+from actors.evaluation import evaluate, evaluate_members, private_layers, slices
 from actors.pool import Call, Pool, wait_for
 from actors.process import Share
 from actors.progress import Progress
@@ -43,6 +43,7 @@ class RoundTables:
     traces: Rows = field(default_factory=list)
     images: Rows = field(default_factory=list)
     inferences: Rows = field(default_factory=list)
+    private: Rows = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,8 @@ class Federation:
         served = {arm: self._sent.get(arm) or self._ask_server("sent", arm, round) for arm in arms}
         before = {arm: sent for arm, (sent, _) in served.items()}
         states = self._train(round, cohorts, before, tables)
+        kept = private_layers(self._run_clients, {arm: own for arm, own in states.items() if arm in self._private})
+        tables.private += [row | {"round": round} for row in kept]
         served = {arm: self._ask_server("finish", arm, round, self._server_key(arm, round)) for arm in arms}
         every = self._scenario.federation.evaluate_every
         due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]

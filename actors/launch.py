@@ -182,7 +182,7 @@ def _federation(
 
 
 def _write(folder: RunFolder, round: int, tables: RoundTables) -> None:
-    for table in ("rounds", "clients", "attacks", "traces", "images", "inferences"):
+    for table in ("rounds", "clients", "attacks", "traces", "images", "inferences", "private"):
         rows = getattr(tables, table)
         if rows:
             folder.write_part(table, round, rows)

@@ -69,7 +69,7 @@ def trained(arm: str, accuracy: float, seconds: float) -> dict[str, object]:
 
 
 def test_repeats_count_in_means_and_have_rows_of_their_own() -> None:
-    [leak] = summary.leaks([scored("none", r, 0.1 * r, 0.2) for r in range(3)], ["none"])
+    [leak] = summary.leaks([scored("none", r, 0.1 * r, 0.2) for r in range(3)], ["none"], {})
     assert leak.mse is not None
     assert leak.mse.mean == pytest.approx(0.1)
     assert leak.label_accuracy is not None
@@ -104,7 +104,7 @@ def test_who_meets_the_papers_bounds() -> None:
         trained("slow", 0.9, 101),
     ]
     arms = summary.arms(names, {}, rounds, [], attacks)
-    found = {v.arm: v for v in verdicts(arms, summary.leaks(attacks, names))}
+    found = {v.arm: v for v in verdicts(arms, summary.leaks(attacks, names, {}))}
     assert [name for name, verdict in found.items() if verdict.satisfies] == ["private"]
     assert (found["open"].accuracy, found["open"].bp_mse, found["open"].bp_ki) == (True, False, False)
     assert (found["noisy"].accuracy, found["noisy"].bp_mse, found["noisy"].bp_ki) == (False, True, True)
@@ -114,4 +114,4 @@ def test_who_meets_the_papers_bounds() -> None:
 def test_there_is_no_verdict_where_bp_ki_was_not_measured() -> None:
     attacks = [scored("none", 0, 0.1, 0.2) | {"bp_ki": None}]
     arms = summary.arms(["none"], {}, [], [], attacks)
-    assert verdicts(arms, summary.leaks(attacks, ["none"])) == []
+    assert verdicts(arms, summary.leaks(attacks, ["none"], {})) == []

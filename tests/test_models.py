@@ -19,6 +19,8 @@ from rayfed.models.build import build_model, is_stochastic, uses_batch_statistic
 
 SMALL = {
     "lenet": {"activation": "sigmoid"},
+    "lenet5": {},
+    "alexnet": {"norm": "group"},
     "convnet": {"width": 4},
     "mlp": {"hidden": [8]},
     "small_cnn": {},
@@ -68,6 +70,8 @@ def size(model: nn.Module) -> int:
     [
         ("lenet", {}, (3, 32, 32), 10, 15_826),  # DLG, 768 features
         ("lenet", {}, (1, 28, 28), 10, 13_426),  # 588 features
+        ("lenet5", {}, (1, 28, 28), 10, 156 + 2_416 + 48_120 + 10_164 + 850),  # Gu 2021, table 2, layer by layer
+        ("alexnet", {}, (3, 32, 32), 10, 4_864 + 307_392 + 663_936 + 884_992 + 590_080 + 40_970),  # likewise
         ("convnet", {}, (3, 32, 32), 10, 2_904_970),  # ConvNet64 as breaching counts it
         ("mlp", {}, (1, 28, 28), 10, 199_210),  # the 2NN of McMahan 2017
         ("small_cnn", {}, (3, 32, 32), 10, 896 + 18_496 + 36_928 + 65_600 + 650),  # layer by layer

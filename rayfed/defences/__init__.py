@@ -16,11 +16,13 @@ TABLE: dict[str, str] = {
     "laplace": "rayfed.defences.laplace:Laplace",
     "mixup": "rayfed.defences.mixup:Mixup",
     "outpost": "rayfed.defences.outpost:Outpost",
+    "passport": "rayfed.defences.passport:Passport",
     "precode": "rayfed.defences.precode:Precode",
     "prune": "rayfed.defences.prune:Prune",
     "quantise": "rayfed.defences.quantise:Quantise",
     "refiner": "rayfed.defences.refiner:Refiner",
     "soteria": "rayfed.defences.soteria:Soteria",
+    "split": "rayfed.defences.split:Split",
     "top_k": "rayfed.defences.top_k:TopK",
     "vae": "rayfed.defences.vae:Vae",
 }

@@ -5,6 +5,8 @@ A model takes images (N, C, H, W) in [0, 1] and gives logits (N, classes).
 
 TABLE: dict[str, str] = {
     "lenet": "rayfed.models.lenet:LeNet",
+    "lenet5": "rayfed.models.lenet5:LeNet5",
+    "alexnet": "rayfed.models.alexnet:AlexNet",
     "convnet": "rayfed.models.convnet:ConvNet",
     "mlp": "rayfed.models.mlp:Mlp",
     "small_cnn": "rayfed.models.small_cnn:SmallCnn",

@@ -56,13 +56,18 @@ class Front:
         raise UserError(f"cut: the module '{self.cut}' is never called by the model: choose another one")
 
     def names(self, image_shape: tuple[int, int, int]) -> list[str]:
-        """The parameters and buffers of the modules that work no later than the cut, for images of that shape."""
-        probe, ran = Front(self._model, self.cut), set[str]()
+        """The parameters and buffers that work no later than the cut, for images of that shape.
+
+        All of a module that is done by then, as it may use its parts' parameters without calling them; of one that is
+        still at work its own.
+        """
+        probe, begun, done = Front(self._model, self.cut), set[str](), {self.cut}
         for name, module in probe._model.named_modules():
-            module.register_forward_pre_hook(_noting(name, ran))
+            module.register_forward_pre_hook(_noting(name, begun))
+            module.register_forward_hook(_noting(name, done))
         probe({}, torch.zeros(2, *image_shape, device=next(self._model.parameters()).device))
-        tensors = chain(self._model.named_parameters(), self._model.named_buffers())
-        return [name for name, _ in tensors if name.rpartition(".")[0] in ran]
+        tensors = [name for name, _ in chain(self._model.named_parameters(), self._model.named_buffers())]
+        return [n for n in tensors if n.rpartition(".")[0] in begun or any(n.startswith(f"{m}.") for m in done)]
 
 
 def _stop(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
@@ -74,4 +79,4 @@ def _stop_before(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
 
 def _noting(name: str, ran: set[str]) -> Callable[[nn.Module, Any], None]:
-    return lambda _module, _inputs: ran.add(name)
+    return lambda *_: ran.add(name)

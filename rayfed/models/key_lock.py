@@ -11,12 +11,10 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfed.errors import UserError
 from rayfed.models.activation import Activation, activation
-
-_NORMS = (_BatchNorm, nn.GroupNorm)
+from rayfed.models.norm import channels_of, is_norm, without_affine
 
 
 class KeyLock(nn.Module):
@@ -66,30 +64,16 @@ def lock_norms(model: nn.Module, blocks: Sequence[int], length: int, behind: Act
                 f"behind them: choose others with `blocks`, or a model with norms (lenet takes `norm: batch`)"
             )
         norm = model.get_submodule(found[block])
-        bare, channels = _without_affine(norm)
-        model.set_submodule(found[block], LockedNorm(bare, KeyLock(length, channels, behind)))
+        lock = KeyLock(length, channels_of(norm), behind)
+        model.set_submodule(found[block], LockedNorm(without_affine(norm), lock))
     return model
 
 
 def conv_norm_blocks(model: nn.Module) -> list[str]:
     """The normalisations that are registered right behind a convolution of as many channels."""
-    layers = [(path, m) for path, m in model.named_modules() if isinstance(m, (nn.Conv2d, *_NORMS))]
+    layers = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Conv2d) or is_norm(m)]
     return [
         path
         for (_, conv), (path, norm) in pairwise(layers)
-        if isinstance(conv, nn.Conv2d) and isinstance(norm, _NORMS) and _channels(norm) == conv.out_channels
+        if isinstance(conv, nn.Conv2d) and is_norm(norm) and channels_of(norm) == conv.out_channels
     ]
-
-
-def _channels(norm: nn.Module) -> int:
-    assert isinstance(norm, _NORMS)
-    return norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
-
-
-def _without_affine(norm: nn.Module) -> tuple[nn.Module, int]:
-    """The same normalisation without scale and shift, and its channels."""
-    channels = _channels(norm)
-    if isinstance(norm, nn.GroupNorm):
-        return nn.GroupNorm(norm.num_groups, channels, norm.eps, affine=False), channels
-    assert isinstance(norm, _BatchNorm)
-    return nn.BatchNorm2d(channels, norm.eps, norm.momentum, False, norm.track_running_stats), channels

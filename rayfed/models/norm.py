@@ -6,6 +6,7 @@ from math import gcd
 from typing import Literal
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 Norm = Literal["batch", "group", "none"]
 
@@ -21,3 +22,23 @@ def norm(name: Norm, channels: int) -> nn.Module:
     if name == "batch":
         return nn.BatchNorm2d(channels)
     return nn.GroupNorm(gcd(_GROUPS, channels), channels) if name == "group" else nn.Identity()
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether it is a normalisation with a scale and a shift for each channel."""
+    return isinstance(module, (_BatchNorm, nn.GroupNorm))
+
+
+def channels_of(norm: nn.Module) -> int:
+    """How many channels a normalisation takes."""
+    assert isinstance(norm, (_BatchNorm, nn.GroupNorm))
+    return norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
+
+
+def without_affine(norm: nn.Module) -> nn.Module:
+    """The same normalisation without scale and shift."""
+    channels = channels_of(norm)
+    if isinstance(norm, nn.GroupNorm):
+        return nn.GroupNorm(norm.num_groups, channels, norm.eps, affine=False)
+    assert isinstance(norm, _BatchNorm)
+    return nn.BatchNorm2d(channels, norm.eps, norm.momentum, False, norm.track_running_stats)

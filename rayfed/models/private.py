@@ -2,7 +2,8 @@
 
 A module with an attribute `private = True` keeps all of its parameters and buffers at home. Its parameters are trained
 by their client alone (locks, private layers); its buffers are drawn once for each client and never change (keys,
-passports).
+passports), but for the statistics of a batch norm inside it. With an attribute `common_start` that is true, all of its
+clients begin with the parameters that the server drew, and not each with its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Collection
 from itertools import chain
 
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from rayfed.update import Named
 
@@ -18,10 +20,30 @@ from rayfed.update import Named
 def private_names(model: nn.Module) -> frozenset[str]:
     """The parameters and buffers of a model that never leave a client."""
     return frozenset(
-        f"{prefix}.{name}" if prefix else name
+        name
         for prefix, module in model.named_modules()
         if getattr(module, "private", False)
-        for name, _ in chain(module.named_parameters(), module.named_buffers())
+        for name, _ in chain(module.named_parameters(prefix), module.named_buffers(prefix))
+    )
+
+
+def key_names(model: nn.Module) -> frozenset[str]:
+    """Those of them that never change: private buffers other than a batch norm's statistics."""
+    return private_names(model) & {
+        name
+        for prefix, module in model.named_modules()
+        if not isinstance(module, _NormBase)
+        for name, _ in module.named_buffers(prefix, recurse=False)
+    }
+
+
+def common_names(model: nn.Module) -> frozenset[str]:
+    """The private parameters that begin alike at all clients."""
+    return frozenset(
+        name
+        for prefix, module in model.named_modules()
+        if getattr(module, "private", False) and getattr(module, "common_start", False)
+        for name, _ in module.named_parameters(prefix)
     )
 
 

@@ -86,8 +86,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     scenario_text = folder.read_text(SCENARIO)
     scenario = _mapping(folder, SCENARIO, yaml.safe_load, scenario_text)
     status = _json(folder, "status.json")
-    tables = ("rounds", "clients", "attacks", "inferences", "privacy")
-    rounds, clients, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in tables)
+    tables = ("rounds", "clients", "attacks", "inferences", "privacy", "private")
+    rounds, clients, attacks, inferences, privacy, private = (folder.read_table(name).to_pylist() for name in tables)
     names = summary.arm_names(scenario, rounds, attacks, inferences)
     arms = summary.arms(names, scenario, rounds, clients, attacks)
     thresholds = (scenario.get("metrics") or {}).get("success") or {}
@@ -112,6 +112,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "made": _made(folder, claims),
         "worst": worst,
         "guarantees": [row for row in privacy if row["epsilon"] is not None],
+        "private": [row for row in private if row["round"] in (private[0]["round"], private[-1]["round"])],
         "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
         "setting": summary.setting,
         "worst_pairs": {arm.name: pictures.get(_key(arm.worst)) for arm in arms if arm.worst},

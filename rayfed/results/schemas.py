@@ -103,6 +103,18 @@ TABLES: dict[str, pa.Schema] = {
             _value("message", _string, "why the status is not ok"),
         ]
     ),
+    "private": pa.schema(
+        [
+            _ARM,
+            _ROUND,
+            _key("layer", _string, "a convolution that clients keep, by its name in the model"),
+            _value("distance", _real, "squared Euclidean distance of two clients' kernels, mean over all pairs"),
+            _value(
+                "rank", _real, "largest singular values of the scaled kernels that make up 99 % of all, client mean"
+            ),
+            _value("scale", _real, "mean absolute scale (gamma) of the channels, mean over the clients"),
+        ]
+    ),
     "traces": pa.schema(
         [
             *_ATTACKED,

@@ -14,7 +14,7 @@ from rayfed.defences.base import Defence
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
-from rayfed.models.private import only, private_names, without
+from rayfed.models.private import common_names, key_names, only, private_names, without
 from rayfed.scenario import AggregationSpec, DefenceSpec, ModelSpec
 from rayfed.update import Named
 
@@ -34,8 +34,13 @@ class Arm:
 
     @cached_property
     def trained_privately(self) -> frozenset[str]:
-        """Those of them that their client trains; the others (keys, passports) stay as they were drawn."""
+        """The parameters among them, which their client trains."""
         return frozenset(name for name, p in self.model.named_parameters() if p.requires_grad) & self.private
+
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """Those of them that stay as they were drawn (keys, passports)."""
+        return key_names(self.model)
 
     @property
     def weights(self) -> Named:
@@ -51,6 +56,11 @@ class Arm:
     def private_part(self) -> Named:
         """Copies of the tensors that never leave a client."""
         return only({**weights_of(self.model), **buffers_of(self.model)}, self.private)
+
+    @property
+    def common_start(self) -> Named:
+        """Copies of those of them that begin alike at all clients."""
+        return only(weights_of(self.model), common_names(self.model))
 
 
 def aggregation_of(spec: AggregationSpec, stack: Sequence[DefenceSpec], clients: int) -> Aggregation:
@@ -75,8 +85,11 @@ def build_arm(
         torch.manual_seed(seed)
         for defence in defences:
             net = defence.adapt_model(net)
-    if not any(p.requires_grad for p in net.parameters()):
+    trained = {name for name, p in net.named_parameters() if p.requires_grad}
+    if not trained:
         raise UserError(f"model '{model.name}' has nothing to train: let one of its parameters have requires_grad=True")
+    if trained <= private_names(net):
+        raise UserError(f"no layer of model '{model.name}' is left to share: keep fewer private")
     net.train()
     if model.batch_norm == "eval":
         for module in net.modules():

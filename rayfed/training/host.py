@@ -22,6 +22,7 @@ from rayfed.models.private import only, without
 from rayfed.scenario import Scenario
 from rayfed.training.arm import Arm, aggregation_of, build_arm
 from rayfed.training.cohort import cohort_updates
+from rayfed.training.diagnosis import private_layers
 from rayfed.training.local import PRIVATE, privately_trained
 from rayfed.update import Named, Update
 
@@ -103,16 +104,20 @@ class Host:
         return found
 
     def evaluate_stranger(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
-        """Accuracy on the test set of who has the weights but no private part: with one that is drawn anew, and with
-        only what is never trained (keys, passports) drawn anew, the rest being the mean of the clients' own.
+        """Accuracy on the test set of who has the weights but no private part: with one as it begins, and with only
+        what never changes (keys, passports) drawn anew, the rest being the mean of the clients' own.
         """
         sent, rows = self.here(sent), np.arange(len(self.data.test_labels))
         drawn = self.drawn_privately(arm, "stranger", sent.round)
-        trained = only(drawn, self.arm(arm).trained_privately)
-        mean = {name: torch.stack([s[PRIVATE][name].to(w) for s in states]).mean(0) for name, w in trained.items()}
+        learnt = {n: t for n, t in without(drawn, self.arm(arm).keys).items() if t.is_floating_point()}
+        mean = {name: torch.stack([s[PRIVATE][name].to(t) for s in states]).mean(0) for name, t in learnt.items()}
         public = {**sent.weights, **sent.buffers}
         anew, averaged = (self._evaluated(arm, {**public, **own}, "test", rows)[1] for own in (drawn, drawn | mean))
         return anew / len(rows), averaged / len(rows)
+
+    def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
+        """How far some clients' private layers are apart, and how rich they are: rows of the table `private`."""
+        return private_layers(self.arm(arm).model, [state[PRIVATE] for state in states])
 
     @torch.no_grad()
     def _evaluated(self, arm: str, state: Named, split: Split, rows: np.ndarray) -> tuple[float, int]:
@@ -159,11 +164,13 @@ class Host:
         )
 
     def drawn_privately(self, arm: str, *key: int | str) -> Named:
-        """The private tensors of an arm, drawn anew from the run's seed and the key."""
+        """The private tensors of an arm as they begin: drawn anew from the run's seed and the key, but for those that
+        begin alike at all clients.
+        """
         s, d = self.scenario, self.data
         seed = seeds.torch_generator(s.seed, "private", *key).initial_seed()
         drawn = build_arm(s.model_of(arm), s.stacks[arm], d.image_shape, len(d.classes), seed).private_part
-        return {name: t.to(self.device) for name, t in drawn.items()}
+        return {name: t.to(self.device) for name, t in (drawn | self.arm(arm).common_start).items()}
 
     def _completed(self, arm: str, sent: Sent, client: int, state: State) -> tuple[Named, Named]:
         """The weights and buffers that were sent, with the client's private part as it meets them."""

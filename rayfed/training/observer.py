@@ -76,7 +76,7 @@ class Observer:
             if attack.observes == "gradient":  # an answer of its own: the noise of the round's update hides that alone
                 fresh = fresh.replace(generator=seeds.torch_generator(*noise, "gradient"))
             if "lock" in attack.knowledge:  # sent like any other layer
-                fresh = fresh.replace(private=fresh.private - host.arm(arm).trained_privately)
+                fresh = fresh.replace(private=fresh.private & host.arm(arm).keys)
             return fresh
 
         def task() -> Task:
@@ -179,13 +179,13 @@ class Observer:
     def _supposed(
         self, arm: str, sent: Sent, task: Task, attack: AttackSpec, states: Mapping[int, State], repeat: int
     ) -> Task:
-        """The task as an attacker supposes it: in place of the client's private part a draw of his own, or a
-        colluder's, but for what he is given. All victims of an attack in a round meet the same draw.
+        """The task as an attacker supposes it: in place of the client's private part one as it begins, or a colluder's,
+        but for what he is given. All victims of an attack in a round meet the same draw.
         """
         guess = self.host.drawn_privately(arm, "attacker", attack.title, sent.round, *seeds.again(repeat))
         if "colluder" in attack.knowledge:
             guess |= self._trained(arm, sent, plan.colluder(self.host.scenario, sent.round, task.client), states)
-        hidden = task.private - task.buffers.keys() if "key" in attack.knowledge else task.private
+        hidden = task.private - self.host.arm(arm).keys if "key" in attack.knowledge else task.private
         guess = only(guess, hidden)
         return task.replace(
             weights=task.weights | only(guess, task.weights), buffers=task.buffers | only(guess, task.buffers)

@@ -1,0 +1,40 @@
+"""FDL-PP: private front layers whose scale and shift come from passports that only the client has.
+
+Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 4.1, algorithm 1 and appendix A.3.2.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import nn
+
+from rayfed.catalogue import component
+from rayfed.defences.split import Split
+from rayfed.models.passport import Passport as PassportConv
+from rayfed.models.passport import PenalisedPassport
+from rayfed.models.private_conv import PrivateConv
+
+
+@component
+class Passport(Split):
+    """Split learning whose private convolutions carry passports, drawn once for each client and never trained.
+
+    Empirical. The autoencoder between passports and scale is private, too, and trained with the private layers.
+    """
+
+    size: Annotated[int, Field(ge=1)] = 8
+    """Side of a passport (pixels), no less than the kernel's."""
+    deviation: Annotated[float, Field(gt=0)] = 8.0
+    """Of a passport's numbers, which are normal with mean zero. Scale and shift are proportional to deviation / size:
+    where it is small, layers behind that have no norms get next to no signal and learn slowly."""
+    consistency: Annotated[float, Field(gt=0)] | None = None
+    """Null: scale and shift are what the passports give (equation 13). A number: they are parameters of their own, and
+    the loss has so many times their distance from that (equation 25, which would be zero otherwise)."""
+
+    def _block(self, conv: nn.Conv2d, norm: nn.Module | None) -> PrivateConv:
+        common = self.start == "common"
+        if self.consistency is None:
+            return PassportConv(conv, norm, common, self.size, self.deviation)
+        return PenalisedPassport(conv, norm, common, self.size, self.deviation, self.consistency)

@@ -1,0 +1,26 @@
+"""How alike and how rich private layers are: the assumptions of the theorem on private passports, in numbers.
+
+Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.3 and figures 4 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_SHARE = 0.99
+
+
+def distance(weights: Sequence[Tensor]) -> float:
+    """The mean of the squared Euclidean distances of all pairs of clients' weights, each with itself among them."""
+    stacked = torch.stack([w.flatten() for w in weights]).double()
+    return 2 * float((stacked - stacked.mean(0)).square().sum(1).mean())
+
+
+def rank(matrix: Tensor) -> int:
+    """How many of the largest singular values make up 99 % of the sum of all: our reading of the paper's threshold."""
+    values = torch.linalg.svdvals(matrix.double())
+    missing = values.sum() - values.cumsum(0)
+    return 1 + int((missing > (1 - _SHARE) * values.sum()).sum()) if values[0] > 0 else 0

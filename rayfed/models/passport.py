@@ -1,0 +1,85 @@
+"""Passports: the scale and the shift of a private convolution follow from its weights and what only the client has.
+
+Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", equations 13 and 25; the idea is that of Fan et
+al. 2019, "Rethinking Deep Neural Network Ownership Verification: Embedding Passports to Defeat Ambiguity Attacks".
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.errors import UserError
+from rayfed.gradients import Penalised
+from rayfed.models.norm import without_affine
+from rayfed.models.private_conv import PrivateConv
+
+
+class Passport(PrivateConv):
+    """`gamma (W * x) + beta`, `gamma = avg(D(E(W * P_gamma)))`, `beta = avg(D(E(W * P_beta)))`, one of each a channel.
+
+    E and D are linear maps of the channels of a place, to half as many and back; the mean is over the places. The
+    passports are N(0, deviation^2). With biases, or an activation between E and D, gamma would hardly depend on the
+    passport. A normalisation behind the convolution loses its own scale and shift and stands before these; the
+    convolution loses its bias, whose place beta takes.
+    """
+
+    def __init__(
+        self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int, deviation: float
+    ) -> None:
+        """Raises `UserError` where passports of that size are smaller than the kernel."""
+        super().__init__(conv, norm and without_affine(norm), common_start)
+        if size < max(conv.kernel_size):
+            raise UserError(f"passports of {size}x{size} are smaller than the kernel {conv.kernel_size}: raise `size`")
+        conv.bias = None
+        code = -(-conv.out_channels // 2)
+        self.encode = nn.Linear(conv.out_channels, code, bias=False)
+        self.decode = nn.Linear(code, conv.out_channels, bias=False)
+        self.register_buffer("passports", deviation * torch.randn(2, conv.in_channels, size, size))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """What the public layers behind it are given."""
+        gamma, beta = self.scale_and_shift()
+        if isinstance(self.norm, nn.Identity):  # the same function, and kernels are fewer numbers than features
+            return self.conv._conv_forward(images, gamma[:, None, None, None] * self.conv.weight, beta)
+        return torch.addcmul(beta[:, None, None], gamma[:, None, None], self.norm(self.conv(images)))
+
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """Gamma and beta, (C',) each."""
+        return self.derived()
+
+    def derived(self) -> tuple[Tensor, Tensor]:
+        """What the passports give for gamma and beta, (C',) each."""
+        mean = self.conv(self.passports).mean((2, 3))  # before D and E, which are linear: the same, sooner
+        gamma, beta = self.decode(self.encode(mean))
+        return gamma, beta
+
+    def scale(self) -> Tensor:
+        """The factor of each output channel, (C',)."""
+        return self.scale_and_shift()[0]
+
+
+class PenalisedPassport(Passport, Penalised):
+    """The same with a gamma and a beta of its own, which learn, and a price on their distance from the passports'.
+
+    As in a normalisation, gamma starts at one and beta at zero.
+    """
+
+    def __init__(
+        self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int, deviation: float, price: float
+    ) -> None:
+        """`price` is the weight of the sum of the two distances in the loss."""
+        super().__init__(conv, norm, common_start, size, deviation)
+        self.gamma = nn.Parameter(torch.ones(conv.out_channels))
+        self.beta = nn.Parameter(torch.zeros(conv.out_channels))
+        self.price = price
+
+    def scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        """Gamma and beta, (C',) each."""
+        return self.gamma, self.beta
+
+    def penalty(self, output: Tensor) -> Tensor:
+        """The Euclidean distances of gamma and of beta (eq. 25), times the price, the same for each sample: (N,)."""
+        gamma, beta = self.derived()
+        apart = torch.linalg.vector_norm(self.gamma - gamma) + torch.linalg.vector_norm(self.beta - beta)
+        return (self.price * apart).expand(len(output))

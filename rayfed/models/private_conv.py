@@ -1,0 +1,89 @@
+"""Front convolutions that stay with the client, with the normalisation behind each of them.
+
+Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.1 (SplitFed); after Thapa et al.
+2020, "SplitFed: When Federated Learning Meets Split Learning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.errors import UserError
+from rayfed.models.norm import channels_of, is_norm
+
+
+class PrivateConv(nn.Module):
+    """A convolution and the normalisation behind it, kept at home: (N, C, H, W) to (N, C', H', W')."""
+
+    private = True
+
+    def __init__(self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool) -> None:
+        """`norm` is None where there is none; with `common_start` all clients begin with the same weights."""
+        super().__init__()
+        self.conv = conv
+        self.norm = nn.Identity() if norm is None else norm
+        self.common_start = common_start
+
+    def forward(self, images: Tensor) -> Tensor:
+        """What the public layers behind it are given."""
+        return self.norm(self.conv(images))
+
+    def scale(self) -> Tensor:
+        """The factor of each output channel, (C',): the normalisation's; ones where it has none."""
+        own = getattr(self.norm, "weight", None)
+        return torch.ones_like(self.conv.weight[:, 0, 0, 0]) if own is None else own
+
+    def matrix(self) -> Tensor:
+        """The scaled kernels, (C', C k k): the private layer as the paper's definitions 4 and 5 know it."""
+        return self.scale()[:, None] * self.conv.weight.flatten(1)
+
+
+Block = Callable[[nn.Conv2d, nn.Module | None], PrivateConv]
+"""Makes a private block of a convolution and the normalisation behind it."""
+
+
+def keep_front(model: nn.Module, count: int, block: Block) -> nn.Module:
+    """The model, in place, with its first convolutions, as registered, in private blocks.
+
+    `conv1` becomes a block with `conv1.conv`, and `conv1.norm` where a normalisation is behind it. Raises `UserError`
+    for a model that does not begin with so many.
+    """
+    found = _front(model)
+    if len(found) < count:
+        raise UserError(
+            f"the first {count} layers of the model are to be private convolutions, and it begins with {len(found)}: "
+            f"choose fewer with `layers`, or a model that begins with convolutions (lenet, lenet5, alexnet, a resnet)"
+        )
+    for path, norm in found[:count]:
+        conv = model.get_submodule(path)
+        assert isinstance(conv, nn.Conv2d)
+        model.set_submodule(path, block(conv, model.get_submodule(norm) if norm else None))
+        if norm:
+            model.set_submodule(norm, nn.Identity())
+    return model
+
+
+def private_convs(model: nn.Module) -> dict[str, PrivateConv]:
+    """The private blocks by the name of the layer that each stands for."""
+    return {path: module for path, module in model.named_modules() if isinstance(module, PrivateConv)}
+
+
+def _front(model: nn.Module) -> list[tuple[str, str | None]]:
+    """The convolutions before any other layer with weights, each with the normalisation right behind it, if any."""
+    found: list[tuple[str, str | None]] = []
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            found.append((path, None))
+        elif found and is_norm(module) and not found[-1][1] and _follows(model.get_submodule(found[-1][0]), module):
+            found[-1] = found[-1][0], path
+        elif next(module.children(), None) is None and next(module.parameters(), None) is not None:
+            break
+    return found
+
+
+def _follows(conv: nn.Module, norm: nn.Module) -> bool:
+    assert isinstance(conv, nn.Conv2d)
+    return channels_of(norm) == conv.out_channels

@@ -1,0 +1,39 @@
+"""What the simulator, and nobody in the federation, learns of clients' private layers (Gu 2021, figures 4 and 5)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import nn
+
+from rayfed.metrics.private import distance, rank
+from rayfed.models.private_conv import PrivateConv, private_convs
+from rayfed.update import Named
+
+
+@torch.no_grad()
+def private_layers(model: nn.Module, parts: Sequence[Named]) -> list[dict[str, Any]]:
+    """For each private convolution a row of the table `private`, less arm and round, from clients' private parts."""
+    rows = []
+    for path, block in private_convs(model).items():
+        blocks = [_filled(block, path, part) for part in parts]
+        rows.append(
+            {
+                "layer": path,
+                "distance": distance([b.conv.weight for b in blocks]),
+                "rank": mean(rank(b.matrix()) for b in blocks),
+                "scale": mean(float(b.scale().abs().mean()) for b in blocks),
+            }
+        )
+    return rows
+
+
+def _filled(block: PrivateConv, path: str, part: Named) -> PrivateConv:
+    """A copy on the CPU with one client's tensors."""
+    own = copy.deepcopy(block).cpu()
+    own.load_state_dict({name.removeprefix(f"{path}."): t for name, t in part.items() if name.startswith(f"{path}.")})
+    return own

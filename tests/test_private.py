@@ -193,6 +193,16 @@ def test_an_attacker_meets_a_random_part_and_the_secrets_that_he_was_given(obser
         assert torch.equal({**both.weights, **both.buffers}[name], own[name])
 
 
+def test_who_is_given_the_key_has_all_while_locks_begin_alike() -> None:
+    host, sent = hosted(parsed("arms={locked: [{name: key_lock, length: 16, start: common}]}"))
+    own, other = (host.drawn_privately("locked", client) for client in (0, 1))
+    assert not torch.equal(own[KEY], other[KEY])
+    assert all(torch.equal(own[name], other[name]) for name in LOCK)
+    observation = seen(host, sent, 0, {}, knowledge=["key"])
+    assert all(torch.equal(observation.buffers[name], own[name]) for name in LOCK | {KEY})
+    assert not holds(seen(host, sent, 0, {}), {KEY: own[KEY]})
+
+
 def test_a_malicious_server_learns_nothing_of_the_private_part() -> None:
     host, sent = hosted(parsed())
     attack = AttackSpec.model_validate({"name": "imprint", "observes": "gradient", "bins": 8})

@@ -25,9 +25,10 @@ class KeyLock(nn.Module):
 
     private = True
 
-    def __init__(self, length: int, channels: int, behind: Activation | None) -> None:
+    def __init__(self, length: int, channels: int, behind: Activation | None, common_start: bool) -> None:
         """`behind` stands behind both linear maps; None as in the equations."""
         super().__init__()
+        self.common_start = common_start
         self.register_buffer("key", torch.rand(length))
         self.gamma = nn.Linear(length, channels)
         self.beta = nn.Linear(length, channels)
@@ -51,7 +52,9 @@ class LockedNorm(nn.Module):
         return self.lock(self.norm(features))
 
 
-def lock_norms(model: nn.Module, blocks: Sequence[int], length: int, behind: Activation | None) -> nn.Module:
+def lock_norms(
+    model: nn.Module, blocks: Sequence[int], length: int, behind: Activation | None, common_start: bool = False
+) -> nn.Module:
     """The model, in place, with locks in some of its convolution-normalisation blocks, counted from 0 as registered.
 
     The layer `bn1` becomes a pair of `bn1.norm` and `bn1.lock`. Raises `UserError` for a block that there is not.
@@ -64,7 +67,7 @@ def lock_norms(model: nn.Module, blocks: Sequence[int], length: int, behind: Act
                 f"behind them: choose others with `blocks`, or a model with norms (lenet takes `norm: batch`)"
             )
         norm = model.get_submodule(found[block])
-        lock = KeyLock(length, channels_of(norm), behind)
+        lock = KeyLock(length, channels_of(norm), behind, common_start)
         model.set_submodule(found[block], LockedNorm(without_affine(norm), lock))
     return model
 

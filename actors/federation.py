@@ -214,6 +214,7 @@ class Federation:
             seconds[arm] += report.seconds
             self._progress.clients_done(round, len(tables.clients), sum(map(len, cohorts)) * len(sent))
         ray.get(added)
+        states = {arm: dict(sorted(own.items())) for arm, own in states.items()}  # whoever was done first
         order = {arm: i for i, arm in enumerate(sent)}
         tables.clients.sort(key=lambda row: (order[row["arm"]], row["client"]))
         for arm in sent:

@@ -64,7 +64,7 @@ def test_a_front_is_the_model_up_to_its_cut() -> None:
     model = build_model("lenet", {}, (1, 16, 16), 10, seed=0)
     images = torch.rand(3, 1, 16, 16)
     assert isinstance(model, nn.Sequential)
-    for cut, depth in (("conv1", 1), ("act1", 2), ("conv2", 3)):
+    for cut, depth in (("conv1", 1), ("act1", 3), ("conv2", 4)):
         front = Front(model, cut)
         torch.testing.assert_close(front(weights_of(model), images), model[:depth](images))
         assert front.names((1, 16, 16)) == [
@@ -150,8 +150,12 @@ def test_mistakes_show_before_a_run() -> None:
     one = one.model_copy(update={"federation": one.federation.model_copy(update={"clients": 1})})
     with pytest.raises(ScenarioError):
         prepare(one)
+    text = "name: t\ndata: {name: digits, train_samples: 40}\nfederation: {rounds: 1, clients: 2}\n"
     with pytest.raises(ScenarioError, match="an attack with a `cut`, and dlg has none set"):
-        parse("name: t\nfederation: {rounds: 1, clients: 2}\nattacks: [{name: dlg, knowledge: [colluder]}]\n")
+        parse(text + "attacks: [{name: dlg, knowledge: [activations]}]\n")
+    for known in ("colluder", "key", "lock"):
+        with pytest.raises(ScenarioError, match=f"'dlg' is given a {known}, but no arm keeps a part of its model"):
+            prepare(parse(text + f"attacks: [{{name: dlg, knowledge: [{known}]}}]\n"))
 
 
 def test_it_inverts_a_layer_through_a_colluders() -> None:

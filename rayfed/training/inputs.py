@@ -70,6 +70,8 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
         accounts[name] = Account(scenario, name, arm, samples, data.image_shape).calibrated(
             rounds or scenario.federation.rounds
         )
+    if not any(account.arm.private for account in accounts.values()):
+        plan.check_nothing_private_is_given(scenario)
     scenario = scenario.with_stacks({name: account.stack for name, account in accounts.items()})
     for account in accounts.values():
         account.check()

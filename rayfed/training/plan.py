@@ -70,6 +70,17 @@ def colluder(scenario: Scenario, round: int, victim: int) -> int:
     return next((client for client in others if client > victim), others[0])
 
 
+def check_nothing_private_is_given(scenario: Scenario) -> None:
+    """Raise `ScenarioError` for an attack that is given a client's private part, where no arm has such a thing."""
+    for attack in scenario.attacks:
+        split = {"colluder"} if "cut" in attack.parameters else set()
+        for known in sorted({"colluder", "key", "lock"} & set(attack.knowledge) - split):
+            raise ScenarioError(
+                f"attack '{attack.title}' is given a {known}, but no arm keeps a part of its model private: add a "
+                f"defence that does, such as key_lock or split, or take it out of the attack's knowledge"
+            )
+
+
 def check_victims(scenario: Scenario, samples: Sequence[int]) -> None:
     """Find every victim of the whole run, so that a wish that cannot be met is known before the first round."""
     for attack in scenario.attacks:

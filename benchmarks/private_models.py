@@ -2,12 +2,12 @@
 
     python -m benchmarks.private_models table --data FOLDER [--case lenet|lenet5|alexnet] [--arms none passport ...]
                                               [--rounds 20] [--samples 1000] [--victims 4] [--attacks dlg ...]
-    python -m benchmarks.private_models cost [--case lenet5|alexnet|resnet18]
+    python -m benchmarks.private_models cost [--case lenet5|alexnet|lenet_batch|resnet20] [--defences key_lock ...]
 
 FOLDER holds `mnist` (IDX files) and `cifar10/lossless-train.parquet`. `table`: accuracy, seconds a round (the private
 stage is one more pass over the data), the mean squared error of the attacks before the first and after the last round,
 one image a victim, and the numbers of the paper's figures 4 and 5. `cost`: CPU seconds of a training step beside those
-of the model without its passports, taken in turns. One process, one thread, no Ray.
+of the model without private parts, taken in turns. One process, one thread, no Ray.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ ARMS = {
 }
 CASES: dict[str, tuple[str, tuple[int, int, int]]] = {
     "lenet": ("{name: lenet, activation: sigmoid, init: uniform}", (1, 28, 28)),
+    "lenet_batch": ("{name: lenet, norm: batch}", (1, 28, 28)),
     "lenet_group": ("{name: lenet, norm: group}", (1, 28, 28)),
     "lenet5": ("{name: lenet5}", (1, 28, 28)),
     "alexnet": ("{name: alexnet}", (3, 32, 32)),
     "alexnet_group": ("{name: alexnet, norm: group}", (3, 32, 32)),
     "resnet18": ("{name: resnet18}", (3, 32, 32)),
+    "resnet20": ("{name: resnet20}", (3, 32, 32)),
 }
 """Model and shape of the images; `lenet` is the one that DLG was published with."""
 
@@ -187,7 +189,7 @@ def cost(chosen: argparse.Namespace) -> None:
         task = Task(0, 0, model.train(), weights_of(model), buffers_of(model), data, torch.Generator(), order=0)
         return lambda: update_method(training, [])(task)
 
-    sides = {defence or "none": side(defence) for defence in (None, "split", "passport")}
+    sides = {defence or "none": side(defence) for defence in (None, *chosen.defences)}
     seconds: dict[str, list[float]] = {defence: [] for defence in sides}
     for act in sides.values():
         act()
@@ -208,6 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data")
     parser.add_argument("--case", choices=CASES, default="lenet5")
     parser.add_argument("--arms", nargs="*", default=["none", "dldp_a", "dldp_b", "split", "passport"], choices=ARMS)
+    parser.add_argument("--defences", nargs="*", default=["split", "passport"], help="of cost; key_lock takes norms")
     parser.add_argument("--attacks", nargs="*", default=["dlg", "model_inversion"])
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--samples", type=int, default=1000)

@@ -37,7 +37,7 @@ class KeyLock(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Scale and shift (N, C, H, W)."""
         gamma, beta = (self.behind(linear(self.key)).view(-1, 1, 1) for linear in (self.gamma, self.beta))
-        return gamma * features + beta
+        return torch.addcmul(beta, gamma, features)
 
 
 class LockedNorm(nn.Module):

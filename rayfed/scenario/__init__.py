@@ -1,0 +1,37 @@
+"""The YAML that a user writes: its schema, its errors, and what follows from it.
+
+`load` reads, checks and returns a `Scenario`; every problem of a file is reported at once, with its path, its line, the
+value found and what is allowed.
+"""
+
+from rayfed.scenario.components import (
+    AggregationSpec,
+    AttackSpec,
+    ComponentSpec,
+    DataSpec,
+    DefenceSpec,
+    ModelSpec,
+    Normalise,
+    PartitionSpec,
+)
+from rayfed.scenario.editors import json_schema
+from rayfed.scenario.reading import load, parse
+from rayfed.scenario.sections import Actors, ArmSpec, Scenario, Training
+
+__all__ = [
+    "Actors",
+    "AggregationSpec",
+    "ArmSpec",
+    "AttackSpec",
+    "ComponentSpec",
+    "DataSpec",
+    "DefenceSpec",
+    "ModelSpec",
+    "Normalise",
+    "PartitionSpec",
+    "Scenario",
+    "Training",
+    "json_schema",
+    "load",
+    "parse",
+]

@@ -1,0 +1,50 @@
+"""The schema of a scenario for editors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from rayfed import catalogue
+from rayfed.scenario.components import (
+    AggregationSpec,
+    AttackSpec,
+    ComponentSpec,
+    DataSpec,
+    DefenceSpec,
+    ModelSpec,
+    PartitionSpec,
+)
+from rayfed.scenario.sections import Scenario
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of a scenario, with every known component's own fields, for completion in editors."""
+    schema = Scenario.model_json_schema()
+    for spec in (DataSpec, PartitionSpec, ModelSpec, AggregationSpec, DefenceSpec, AttackSpec):
+        shared = schema["$defs"].pop(spec.__name__)
+        schema["$defs"][spec.__name__] = {
+            "description": shared["description"],
+            "anyOf": [{"type": "string"}, *_component_schemas(spec, shared)],
+        }
+    arm = schema["$defs"]["ArmSpec"]
+    schema["$defs"]["ArmSpec"] = {"description": arm["description"], "anyOf": [arm["properties"]["defences"], arm]}
+    return schema
+
+
+def _component_schemas(spec: type[ComponentSpec], shared: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name in catalogue.table(spec.kind):
+        target = catalogue.find(spec.kind, name)
+        own = TypeAdapter(target).json_schema()
+        yield {
+            "type": "object",
+            "title": name,
+            "description": own.get("description", ""),
+            "properties": {**own.get("properties", {}), **shared["properties"], "name": {"const": name}},
+            "required": ["name", *own.get("required", [])],
+            "additionalProperties": False,
+        }
+    dotted = {"type": "string", "pattern": ":", "description": "a dotted path my_module:Name"}
+    yield {"type": "object", "properties": {**shared["properties"], "name": dotted}, "required": ["name"]}

@@ -1,0 +1,217 @@
+"""What can be wrong with a scenario, each thing in words, with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from rayfed import catalogue
+from rayfed.errors import UserError, nearest
+from rayfed.scenario.components import (
+    AggregationSpec,
+    AttackSpec,
+    ComponentSpec,
+    DataSpec,
+    DefenceSpec,
+    ModelSpec,
+    PartitionSpec,
+    Section,
+    named,
+)
+from rayfed.scenario.sections import ArmSpec, Scenario, Training
+
+Place = tuple[str | int, ...]
+
+
+class Problem(BaseModel):
+    """One thing that is wrong with a scenario."""
+
+    path: Place
+    message: str
+
+
+def repeated(found: Sequence[tuple[Place, int]]) -> Iterator[Problem]:
+    """Keys that stand twice in one place: YAML keeps the last one without a word."""
+    first: dict[Place, int] = {}
+    repeated: set[Place] = set()
+    for path, line in found:
+        if path not in first:
+            first[path] = line
+        elif not any(path[:depth] in repeated for depth in range(len(path))):  # what is in it need not be told too
+            repeated.add(path)
+            yield Problem(path=path, message=f"given before, in line {first[path]}: keep one")
+
+
+def schema_problems(raw: Mapping[str, Any]) -> list[Problem]:
+    """Fields of the wrong type or out of range, unknown and missing ones."""
+    try:
+        Scenario.model_validate(raw)
+    except ValidationError as error:
+        return [_problem(e, Scenario) for e in error.errors()]
+    return []
+
+
+def _problem(error: Any, root: type[BaseModel]) -> Problem:
+    """One of pydantic's errors in our words; unknown keys get the nearest valid one."""
+    path: Place = error["loc"]
+    if error["type"] == "extra_forbidden":
+        return Problem(path=path, message=f"unknown key; {nearest(str(path[-1]), _fields_at(root, path[:-1]))}")
+    if error["type"] == "missing":
+        return Problem(path=path, message="required, but not given")
+    found = "" if isinstance(error["input"], dict | list) else f"found {error['input']!r}; "
+    message = error["msg"].removeprefix("Value error, ")
+    return Problem(path=path, message=found + message[0].lower() + message[1:])
+
+
+def _fields_at(model: type[BaseModel], path: Place) -> list[str]:
+    keys = iter(path)
+    for key in keys:
+        annotation = model.model_fields[str(key)].annotation
+        if get_origin(annotation) is dict:
+            next(keys)  # a name that the user has given
+        options = [getattr(option, "__origin__", option) for option in get_args(annotation) or (annotation,)]
+        # `Normalise | None` is a section too
+        [model] = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+    return list(model.model_fields)
+
+
+def _specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
+    """Every place in the raw document that names a component."""
+    single: dict[str, type[ComponentSpec]] = {"data": DataSpec, "partition": PartitionSpec, "model": ModelSpec}
+    yield from (((key,), spec, raw[key]) for key, spec in single.items() if key in raw)
+    federation = raw.get("federation")
+    if isinstance(federation, dict) and "aggregation" in federation:
+        yield ("federation", "aggregation"), AggregationSpec, federation["aggregation"]
+    stacks: list[tuple[Place, Any, type[ComponentSpec]]] = [
+        (("defences",), raw.get("defences"), DefenceSpec),
+        (("attacks",), raw.get("attacks"), AttackSpec),
+    ]
+    arms = raw.get("arms")
+    if isinstance(arms, dict):
+        for arm, value in arms.items():
+            path: Place = ("arms", arm, "defences") if isinstance(value, dict) else ("arms", arm)
+            stacks.append((path, value.get("defences") if isinstance(value, dict) else value, DefenceSpec))
+    for path, stack, spec in stacks:
+        if isinstance(stack, list):
+            yield from (((*path, i), spec, item) for i, item in enumerate(stack))
+
+
+def component_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """Components that there are not, and what is wrong with their own parameters."""
+    for path, spec, value in _specs(raw):
+        value = named(value)
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            continue  # the schema's own check says so
+        try:
+            target = catalogue.find(spec.kind, value["name"])
+        except UserError as error:
+            yield Problem(path=(*path, "name"), message=str(error))
+            continue
+        own = {k: v for k, v in value.items() if k not in spec.model_fields}
+        yield from _parameter_problems(path, spec, target, own)
+
+
+def _parameter_problems(path: Place, spec: type[ComponentSpec], target: Any, own: dict[str, Any]) -> Iterator[Problem]:
+    if spec is ModelSpec and not hasattr(target, "build"):
+        return  # the user's own module: its constructor is the judge, when the model is built
+    known = list(signature(target).parameters)
+    for key in own.keys() - set(known):
+        names = [*known, *(f for f in spec.model_fields if f != "name")]
+        yield Problem(path=(*path, key), message=f"unknown key; {nearest(str(key), names)}")
+    try:
+        TypeAdapter(target).validate_python({k: v for k, v in own.items() if k in known})
+    except ValidationError as error:
+        for e in error.errors():
+            problem = _problem(e, Scenario)
+            yield problem.model_copy(update={"path": (*path, *problem.path)})
+
+
+def joint_problems(s: Scenario) -> Iterator[Problem]:
+    """What no single field can tell."""
+    if s.arms and s.defences:
+        yield Problem(path=("defences",), message="give either `defences` (one stack) or `arms` (several), not both")
+    yield from _training_problems(("training",), s.training)
+    for name, arm in s.arms.items():
+        yield from _arm_problems(s, name, arm)
+    if s.clients_per_round > s.federation.clients:
+        message = f"found {s.clients_per_round}, but the federation has {s.federation.clients} clients"
+        yield Problem(path=("federation", "clients_per_round"), message=message)
+    if s.federation.server.optimiser == "adam" and s.federation.server.momentum:
+        yield Problem(path=("federation", "server", "momentum"), message="belongs to optimiser: sgd, not to adam")
+    if s.resources.server.actors not in (None, 1):
+        yield Problem(path=("resources", "server", "actors"), message="there is one server; leave it out")
+    yield from _attack_problems(s)
+
+
+def _training_problems(path: Place, training: Training) -> Iterator[Problem]:
+    if training.epochs and training.steps:
+        yield Problem(path=(*path, "steps"), message="give either `epochs` or `steps`, not both")
+    if training.algorithm == "fedsgd" and (training.epochs or training.steps or training.momentum):
+        message = "fedsgd sends the gradient of one batch: it takes no epochs, steps or momentum (use fedavg)"
+        yield Problem(path=(*path, "algorithm"), message=message)
+
+
+def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
+    """What is wrong with an arm's own training and model, told where the arm sets it."""
+    whole: dict[str, tuple[type[Section], dict[str, Any]]] = {
+        "training": (Training, {**s.training.model_dump(), **arm.training}),
+        "model": (ModelSpec, s.model_with(arm.model)),
+    }
+    for section, (model, values) in whole.items():
+        try:
+            model.model_validate(values)
+        except ValidationError as error:
+            for e in error.errors():
+                problem = _problem(e, model)
+                yield problem.model_copy(update={"path": ("arms", name, section, *problem.path)})
+            return
+    yield from _training_problems(("arms", name, "training"), s.training_of(name))
+    if arm.model:
+        spec = s.model_of(name)
+        try:
+            target = catalogue.find(spec.kind, spec.name)
+        except UserError as error:
+            yield Problem(path=("arms", name, "model", "name"), message=str(error))
+        else:
+            yield from _parameter_problems(("arms", name, "model"), ModelSpec, target, spec.parameters)
+
+
+def _attack_problems(s: Scenario) -> Iterator[Problem]:
+    titles: set[str] = set()
+    for i, attack in enumerate(s.attacks):
+        if attack.title in titles:
+            message = f"two attacks are called '{attack.title}' in the tables: give this one a `label`"
+            yield Problem(path=("attacks", i), message=message)
+        titles.add(attack.title)
+        if attack.averages > 1 and "defence" not in attack.knowledge:
+            message = "averaging over noise is for an attacker who knows of it: add `knowledge: [defence]`"
+            yield Problem(path=("attacks", i, "averages"), message=message)
+        if "public" in attack.knowledge and not s.data.public:
+            message = "knows the public data, but there are none: set a share aside with `data.public`, such as 0.1"
+            yield Problem(path=("attacks", i, "knowledge"), message=message)
+        if "activations" in attack.knowledge and "cut" not in attack.parameters:
+            message = f"activations are those of an attack with a `cut`, and {attack.name} has none set"
+            yield Problem(path=("attacks", i, "knowledge"), message=message)
+        if attack.observes == "update" and attack.batch_size != 1:
+            message = f"found {attack.batch_size}, but an update has the victim's own batches: set `observes: gradient`"
+            yield Problem(path=("attacks", i, "batch_size"), message=message)
+        for field, listed in (("rounds", attack.rounds), ("victims", attack.victims)):
+            if listed == []:
+                yield Problem(path=("attacks", i, field), message="is empty, so the attack never strikes")
+            elif isinstance(listed, list) and len(set(listed)) < len(listed):
+                yield Problem(path=("attacks", i, field), message=f"names one of {listed} twice")
+        for r in attack.rounds:
+            if r >= s.federation.rounds:
+                message = f"round {r} is never played: rounds count from 0 to {s.federation.rounds - 1}"
+                yield Problem(path=("attacks", i, "rounds"), message=message)
+        if isinstance(attack.victims, int) and attack.victims > s.clients_per_round:
+            message = f"found {attack.victims}, but only {s.clients_per_round} clients are drawn in a round"
+            yield Problem(path=("attacks", i, "victims"), message=message)
+        if isinstance(attack.victims, list):
+            for v in attack.victims:
+                if v >= s.federation.clients:
+                    message = f"there is no client {v}: they count from 0 to {s.federation.clients - 1}"
+                    yield Problem(path=("attacks", i, "victims"), message=message)

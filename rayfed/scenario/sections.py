@@ -1,0 +1,245 @@
+"""The sections of a scenario, and the whole: types, ranges, defaults, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field
+
+from rayfed.scenario.components import (
+    AggregationSpec,
+    AttackSpec,
+    DataSpec,
+    DefenceSpec,
+    ModelSpec,
+    PartitionSpec,
+    Section,
+    Short,
+)
+
+
+class Training(Section):
+    """What a client does in one round."""
+
+    algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
+    """`fedavg`: local SGD, the weight difference is sent. `fedsgd`: the gradient of one batch is sent."""
+    epochs: Annotated[int, Field(ge=1)] | None = None
+    """Passes over the client's data (fedavg); 1 when neither this nor `steps` is given."""
+    steps: Annotated[int, Field(ge=1)] | None = None
+    """Local steps instead of epochs (fedavg)."""
+    batch_size: Annotated[int, Field(ge=1)] | None = 32
+    """Samples of one step; null takes all of the client's samples."""
+    sampling: Literal["shuffle", "poisson"] = "shuffle"
+    """Batches of a fresh permutation each epoch; or each sample for itself with probability batch_size / samples in
+    every step, which is what the privacy account of `dp_sgd` gains from."""
+    lr: Annotated[float, Field(gt=0)] = 0.1
+    """Learning rate of the local steps; the server's under fedsgd unless that has its own."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Momentum of the local steps, starting from zero every round."""
+    vectorise: Literal["auto", "loop", "vmap"] = "auto"
+    """A cohort as a loop over its clients, or as one `torch.func.vmap` call; `auto` takes vmap on CUDA where it can."""
+
+
+class Server(Section):
+    """The server's optimiser (Reddi 2021, 'Adaptive federated optimization')."""
+
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    """`sgd` with or without momentum, or `adam` (FedAdam)."""
+    lr: Annotated[float, Field(gt=0)] | None = None
+    """Step size; null: 1 under fedavg, the training's lr under fedsgd."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Momentum of sgd; first-moment decay of adam is 0.9."""
+
+
+class Federation(Section):
+    """Who takes part, how often, and how the server aggregates."""
+
+    rounds: Annotated[int, Field(ge=1)]
+    """Rounds of training."""
+    clients: Annotated[int, Field(ge=1)]
+    """Clients in the federation."""
+    clients_per_round: Annotated[int, Field(ge=1)] | None = None
+    """Clients drawn each round; null: all."""
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    """So many clients uniformly without replacement; or each for itself with probability clients_per_round / clients,
+    so that their number varies: the privacy account of `dp_fedavg` gains from it."""
+    cohort_size: Annotated[int, Field(ge=1)] | None = None
+    """Clients in one unit of work; null: an eighth of a round's clients. It fixes the order in which updates are
+    summed, so it belongs to the scenario and not to the cluster."""
+    aggregation: Annotated[AggregationSpec, Short] = AggregationSpec(name="fedavg")
+    """The rule; `fedavg` when not given."""
+    server: Server = Server()
+    """The server's optimiser."""
+    evaluate_every: Annotated[int, Field(ge=1)] = 1
+    """Rounds between evaluations on the test set; the last round is always evaluated."""
+    evaluate_clients: bool = False
+    """Ask in the same rounds what share of the clients' own samples the new weights classify right: the accuracy on the
+    protected data where a defence protects all of them."""
+
+
+def _stacked(value: Any) -> Any:
+    """`arm: [...]` is short for `arm: {defences: [...]}`."""
+    return {"defences": value} if isinstance(value, list) else value
+
+
+class ArmSpec(Section):
+    """One arm: its stack of defences, and what it does otherwise than the others. A list is the stack."""
+
+    defences: list[Annotated[DefenceSpec, Short]] = []
+    """Applied in the order written."""
+    training: dict[str, Any] = {}
+    """Fields of `training` that this arm sets otherwise: the batch size and the local steps protect, too."""
+    model: dict[str, Any] = {}
+    """Fields of `model` that this arm sets otherwise."""
+
+
+class Privacy(Section):
+    """How (epsilon, delta) are accounted, for the defences that have one."""
+
+    accountant: Literal["pld", "rdp"] | None = None
+    """Privacy loss distributions, or Renyi differential privacy; null: the former where it can follow the sampling."""
+    budget: Annotated[float, Field(gt=0)] | None = None
+    """Epsilon that no arm may exceed: an arm stops before the round that would. Arms without a mechanism play on."""
+
+
+ImageMetric = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "noise_ratio"]
+MetricName = ImageMetric | Literal["bp_ki", "bp_ki_posterior", "label_accuracy"]
+
+
+class Metrics(Section):
+    """How reconstructions are scored."""
+
+    names: list[MetricName] = ["mse", "psnr", "ssim", "label_accuracy"]
+    """The columns of the attacks' table that are filled."""
+    success: dict[ImageMetric, float] = {"psnr": 15.0}
+    """From which value on a reconstruction counts: its share of the attacked images, the probability of reconstruction
+    success (PoRS), stands in the report for each of these metrics that is measured."""
+    lpips_weights: str | None = None
+    """File or folder with the backbone's weights for LPIPS; null looks into torch's hub cache. Never downloads."""
+    evaluator: str | None = None
+    """File that `rayfed train-evaluator` wrote, for `noise_ratio`; null takes the network that comes with rayfed."""
+
+
+class Actors(Section):
+    """One kind of actor."""
+
+    actors: Annotated[int, Field(ge=1)] | None = None
+    """How many; null: as many as the cluster's CPUs and GPUs allow."""
+    num_cpus: Annotated[float, Field(ge=0)] | None = None
+    """CPUs of one actor, may be a fraction; its threads are this, rounded up. Null: clients and attackers take turns on
+    a core, so one each where there is no attack and half of one each otherwise; 0 for the server."""
+    num_gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs of one actor, may be a fraction below 1."""
+
+
+class Resources(Section):
+    """What each kind of actor asks of the cluster."""
+
+    clients: Actors = Actors()
+    """ClientActors host the virtual clients and score reconstructions."""
+    server: Actors = Actors(actors=1)
+    """The ServerActor; always one. It adds and does not train, on the CPU: it has no use for a GPU."""
+    attackers: Actors = Actors()
+    """AttackerActors."""
+
+
+class Output(Section):
+    """Where results go."""
+
+    folder: str = "runs"
+    """A local folder or any fsspec URL; each run makes `<name>-<time>` in it."""
+
+
+class Scenario(Section):
+    """One experiment, whole: the only thing that a user has to write."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    """Name of the run folder; letters, digits, '-', '_', '.'."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """All randomness follows from it."""
+    data: Annotated[DataSpec, Short] = DataSpec(name="digits")
+    """The data set."""
+    partition: Annotated[PartitionSpec, Short] = PartitionSpec(name="iid")
+    """How its training samples are dealt to clients."""
+    model: Annotated[ModelSpec, Short] = ModelSpec(name="lenet")
+    """The model that is trained."""
+    training: Training = Training()
+    """The local round."""
+    federation: Federation
+    """Rounds, clients, aggregation."""
+    defences: list[Annotated[DefenceSpec, Short]] = []
+    """One stack of defences, applied in the order written."""
+    arms: dict[str, Annotated[ArmSpec, BeforeValidator(_stacked)]] = {}
+    """Several named stacks to compare, instead of `defences`: same data, seeds and victims."""
+    privacy: Privacy = Privacy()
+    """The privacy account."""
+    attacks: list[Annotated[AttackSpec, Short]] = []
+    """Who attacks what."""
+    metrics: Metrics = Metrics()
+    """How reconstructions are scored."""
+    resources: Resources = Resources()
+    """What actors ask of the cluster."""
+    output: Output = Output()
+    """Where the run folder is made."""
+
+    @property
+    def stacks(self) -> dict[str, list[DefenceSpec]]:
+        """Arm name -> its defences; one arm named after its stack when the scenario has no arms."""
+        if self.arms:
+            return {name: arm.defences for name, arm in self.arms.items()}
+        return {"+".join(d.name for d in self.defences) or "none": self.defences}
+
+    def training_of(self, arm: str) -> Training:
+        """What an arm's clients do in one round."""
+        own = self.arms[arm].training if self.arms else {}
+        return Training.model_validate({**self.training.model_dump(), **own}) if own else self.training
+
+    def model_of(self, arm: str) -> ModelSpec:
+        """The model that an arm trains."""
+        own = self.arms[arm].model if self.arms else {}
+        return ModelSpec.model_validate(self.model_with(own)) if own else self.model
+
+    def model_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The model's fields with an arm's; another architecture does not take over the parameters of this one."""
+        same = own.get("name", self.model.name) == self.model.name
+        shared = self.model.model_dump(include=None if same else set(ModelSpec.model_fields))
+        return {**shared, **own}
+
+    def with_stacks(self, stacks: Mapping[str, list[DefenceSpec]]) -> Scenario:
+        """The same with other defences in the same arms."""
+        if not self.arms:
+            return self.model_copy(update={"defences": next(iter(stacks.values()))})
+        arms = {name: arm.model_copy(update={"defences": stacks[name]}) for name, arm in self.arms.items()}
+        return self.model_copy(update={"arms": arms})
+
+    @property
+    def clients_per_round(self) -> int:
+        """Clients drawn each round."""
+        return self.federation.clients_per_round or self.federation.clients
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients in one unit of work: from the scenario alone, never from the cluster."""
+        return self.federation.cohort_size or ceil(self.clients_per_round / 8)
+
+    def server_lr(self, arm: str) -> float:
+        """The server's step size in an arm with its default resolved."""
+        training = self.training_of(arm)
+        default = 1.0 if training.algorithm == "fedavg" else training.lr
+        return self.federation.server.lr or default
+
+    def attacked_in(self, round: int) -> Scenario:
+        """The same with every attack in this round, its last, and no other."""
+        return self.model_copy(
+            update={
+                "federation": self.federation.model_copy(update={"rounds": round + 1}),
+                "attacks": [attack.model_copy(update={"rounds": [round]}) for attack in self.attacks],
+            }
+        )
+
+    def dump(self) -> str:
+        """The scenario as YAML with every default written out; loading it gives the same scenario."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -2,11 +2,13 @@
 
     python -m benchmarks.dcs2 leak --data FOLDER [--case lenet|convnet] [--arms dcs2 ...] [--attacks gs ...]
                                    [--images 20] [--first 3000] [--iterations 1000] [--steps 1200]
-    python -m benchmarks.dcs2 accuracy --data FOLDER [--arms none dcs2] [--iterations 30] [--rounds 20] [--seeds 11 12]
+    python -m benchmarks.dcs2 accuracy --data FOLDER [--case lenet|convnet] [--arms none dcs2] [--iterations 30]
+                                   [--clients 10] [--protected 1] [--samples 192] [--rounds 40] [--seeds 11 12]
     python -m benchmarks.dcs2 cost --data FOLDER [--case lenet|convnet]
 
-FOLDER holds `mnist` and `fashion-mnist` (IDX files) and `cifar10/lossless-train.parquet`. `leak`: one sensitive image
-a victim, the gradient of a batch of one at an untrained model. `accuracy`: all samples of all clients are sensitive.
+FOLDER holds `mnist` and `fashion-mnist` (IDX files), and `lossless-train.parquet` and `lossless-test.parquet` in
+`cifar10`. `leak`: one sensitive image a victim, the gradient of a batch of one at an untrained model. `accuracy`: all
+samples of the protected clients are sensitive, and the other clients defend nothing, as in the paper.
 `cost`: CPU seconds an iteration beside those of the two passes that it needs, so many iterations that what comes before
 them does not count. One thread.
 """
@@ -31,6 +33,7 @@ from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.dcs2 import Dcs2
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune
+from rayfed.defences.soteria import Soteria
 from rayfed.gradients import buffers_of, flatten, per_sample_gradients, weights_of
 from rayfed.metrics.images import psnr, ssim
 from rayfed.models.build import build_model
@@ -42,17 +45,21 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lenet": ("lenet", {"activation": "sigmoid", "init": "uniform"}),
     "convnet": ("convnet", {"width": 8}),
 }
+TRAINED: dict[str, dict[str, Any]] = {"lenet": {}, "convnet": {"width": 8, "norm": "group"}}
+"""The models of `accuracy`, which can be trained: ReLU, and no statistics of a batch."""
 NOISE = {"lenet": 1e-2, "convnet": 1e-3}
-"""Deviations and, below, shares of pruning of the authors' published settings."""
+"""Deviations and, below, shares of pruning and of Soteria of the authors' published settings."""
 PRUNED = {"lenet": 0.7, "convnet": 0.9}
+SOTERIA = {"lenet": 0.2, "convnet": 0.5}
 CLIENT = 64
-"""Samples of a client."""
+"""Samples of a victim."""
 
 
 def images_of(folder: str, case: str, split: str = "train") -> Batch:
     """All images of the case's data set."""
     if case == "convnet":
-        data = build("datasets", "parquet", {"train": f"{folder}/cifar10/lossless-train.parquet", "test_samples": 1})
+        files = {part: f"{folder}/cifar10/lossless-{part}.parquet" for part in ("train", "test")}
+        data = build("datasets", "parquet", files | {"test_samples": 1000})
     else:
         data = build("datasets", "mnist", {"root": f"{folder}/{'fashion-mnist' if case == 'fashion' else 'mnist'}"})
     loaded = data.load()
@@ -72,6 +79,8 @@ def arms(case: str, iterations: int) -> dict[str, list[Defence]]:
         "none": [],
         "gaussian": [Gaussian(sigma=NOISE[case])],
         "prune": [prune],
+        "soteria": [Soteria(ratio=SOTERIA[case])],
+        "soteria estimated": [Soteria(ratio=SOTERIA[case], jacobian="estimated")],
         "dcs2": [dcs2()],
         "unoptimised": [Dcs2(iterations=1, lr=1e-9)],
         "lambda_g=0.5": [dcs2(lambda_g=0.5)],
@@ -170,22 +179,25 @@ def leak(chosen: argparse.Namespace) -> None:
 
 def accuracy(chosen: argparse.Namespace) -> None:
     """A line for every arm and seed: accuracy on the protected data and on the test data after a short training."""
-    data, test = images_of(chosen.data, "lenet"), images_of(chosen.data, "lenet", "test")
-    training = Training(epochs=1, batch_size=32, lr=chosen.lr, momentum=0.9)
-    for arm in chosen.arms:
-        for seed in chosen.seeds:
-            model = build_model("lenet", {}, (1, 28, 28), 10, seed=seed)
+    data, test = (images_of(chosen.data, chosen.case, split) for split in ("train", "test"))
+    training = Training(epochs=1, batch_size=chosen.batch, lr=chosen.lr, momentum=0.9)
+    plain = update_method(training, [])
+    for seed in chosen.seeds:
+        drawn = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
+        parts = [data.rows(index) for index in drawn[: chosen.clients * chosen.samples].split(chosen.samples)]
+        protected = data.rows(drawn[: chosen.protected * chosen.samples])
+        for arm in chosen.arms:
+            model = build_model(chosen.case, TRAINED[chosen.case], tuple(data.images.shape[1:]), 10, seed=seed)  # type: ignore[arg-type]
             weights = weights_of(model)
-            drawn = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
-            parts = [data.rows(index) for index in drawn[: chosen.clients * CLIENT].split(CLIENT)]
-            send = update_method(training, arms("lenet", chosen.iterations)[arm])
+            send = update_method(training, arms(chosen.case, chosen.iterations)[arm])
             for round in range(chosen.rounds):
                 sent = [
-                    send(task(model, weights, part, seed=10_000 * seed + 100 * round + client)).tensors
+                    (send if client < chosen.protected else plain)(
+                        task(model, weights, part, seed=10_000 * seed + 100 * round + client)
+                    ).tensors
                     for client, part in enumerate(parts)
                 ]
                 weights = {n: w - torch.stack([s[n] for s in sent]).mean(0) for n, w in weights.items()}
-            protected = data.rows(drawn[: chosen.clients * CLIENT])
             print(
                 f"{arm:14} seed {seed}: Acc_S {right(model, weights, protected):.2%}, "
                 f"Acc_T {right(model, weights, test):.2%}",
@@ -247,8 +259,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--first", type=int, default=3000, help="place of the first image; the model's seed, too")
     parser.add_argument("--iterations", type=int, default=1000, help="of dcs2")
     parser.add_argument("--steps", type=int, default=1200, help="of the attack")
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--protected", type=int, default=1, help="clients that defend themselves")
+    parser.add_argument("--samples", type=int, default=192, help="of a client")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, nargs="*", default=[11, 12])
     parser.add_argument("--repeats", type=int, default=5)

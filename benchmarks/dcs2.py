@@ -7,8 +7,9 @@
     python -m benchmarks.dcs2 cost --data FOLDER [--case lenet|convnet]
 
 FOLDER holds `mnist` and `fashion-mnist` (IDX files), and `lossless-train.parquet` and `lossless-test.parquet` in
-`cifar10`. `leak`: one sensitive image a victim, the gradient of a batch of one at an untrained model. `accuracy`: all
-samples of the protected clients are sensitive, and the other clients defend nothing, as in the paper.
+`cifar10`. `leak`: one sensitive image a victim, the gradient of a batch of one at an untrained model; `gs_informed` is
+the attack of one who knows which values the defence has set to zero. `accuracy`: all samples of the protected clients
+are sensitive, and the other clients defend nothing, as in the paper.
 `cost`: CPU seconds an iteration beside those of the two passes that it needs, so many iterations that what comes before
 them does not count. One thread.
 """
@@ -141,6 +142,7 @@ def leak(chosen: argparse.Namespace) -> None:
     gs = InvertingGradients(iterations=chosen.steps)
     attacks = {
         "gs": gs,
+        "gs_informed": gs,
         "class_average": replace(gs, start="class_average"),
         "two_images": TwoImages(iterations=chosen.steps),
         "two_images_narrow": TwoImages(iterations=chosen.steps, width=1),
@@ -153,17 +155,24 @@ def leak(chosen: argparse.Namespace) -> None:
         stack = together(arms(chosen.case, chosen.iterations)[arm], works)
         send = update_method(Training(algorithm="fedsgd", batch_size=None), stack)
         plain = update_method(Training(algorithm="fedsgd", batch_size=None), [])
-        seen, cosines = [], []
+        seen, informed, cosines = [], [], []
         for work in victims(model, data, domain, chosen.first, chosen.images):
-            sent = send(work).tensors
+            update = send(work)
+            sent = update.tensors
             cosines.append(float(torch.cosine_similarity(flatten(sent), flatten(plain(work).tensors), dim=0)))
             labels = work.data.labels
             observation = Observation(0, 0, work.weights, work.buffers, sent, 1.0, 1, shape, 10, labels=labels)  # type: ignore[arg-type]
+            exposed = {name: torch.ones_like(g, dtype=torch.bool) for name, g in sent.items()}
+            for defence in stack:
+                exposed |= defence.exposed(update) or {}
             seen.append(replace(observation, extra={"public": known}))
+            informed.append(replace(observation, extra={"defence": exposed}))
         defended = perf_counter() - began
         for title in chosen.attacks:
             found = attacks[title].reconstruct(
-                seen, model, [torch.Generator().manual_seed(i) for i in range(len(seen))]
+                informed if title == "gs_informed" else seen,
+                model,
+                [torch.Generator().manual_seed(i) for i in range(len(seen))],
             )
             images = torch.cat([one.images for one in found])
             quality = [(float(p), float(s)) for p, s in zip(psnr(true, images), ssim(true, images), strict=True)]
@@ -253,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("what", choices=("leak", "accuracy", "cost"))
     parser.add_argument("--data", required=True)
     parser.add_argument("--case", choices=MODELS, default="lenet")
-    parser.add_argument("--arms", nargs="*", default=["none", "gaussian", "prune", "dcs2"])
+    parser.add_argument("--arms", nargs="*", default=["none", "gaussian", "prune", "soteria", "dcs2"])
     parser.add_argument("--attacks", nargs="*", default=["gs"])
     parser.add_argument("--images", type=int, default=20)
     parser.add_argument("--first", type=int, default=3000, help="place of the first image; the model's seed, too")

@@ -4,8 +4,8 @@
     python -m benchmarks.refiner leak --train FILE --test FILE [--images 6] [--skip 0] [--iterations 400]
                                       [--lenet relu]
     python -m benchmarks.refiner accuracy --train FILE --test FILE [--rounds 800] [--arms none refiner]
-    python -m benchmarks.refiner curves --train FILE --test FILE --out ROWS.jsonl [--plot FILE.png] [--families refiner]
-                                        [--seeds 1 2] [--partitions iid dirichlet] [--rounds 120] [--images 8]
+    python -m benchmarks.refiner curves --train FILE --test FILE --out ROWS.jsonl [--plot FILE.png] [--images 8]
+                                        [--arms none "refiner*"] [--seeds 1 2] [--partitions iid dirichlet]
 
 `cost` compares a client's gradient with its floor: so many times two gradients of the model and one forward and
 backward pass of the evaluation network as there are iterations. `leak` attacks single images of the test file under an
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from statistics import fmean, median, stdev
 from time import perf_counter
@@ -214,7 +215,12 @@ def curves(arguments: argparse.Namespace) -> None:
     """What every arm leaks at the untrained weights, and what it trains to; then the figure."""
     data, rows = images_of(arguments, 1000), read(arguments.out)
     done = {(row["arm"], row.get("partition"), row.get("seed")) for row in rows}
-    arms = {name: stack for family in arguments.families for name, stack in CURVES[family].items()}
+    arms = {
+        name: stack
+        for family in CURVES.values()
+        for name, stack in family.items()
+        if any(fnmatch(name, pattern) for pattern in arguments.arms)
+    }
     with Path(arguments.out).open("a") as file:
 
         def keep(found: Iterator[dict[str, Any]]) -> None:
@@ -369,7 +375,9 @@ def main() -> None:
     accuracies.add_argument("--arms", nargs="+", default=["none", "refiner"])
     curving.add_argument("--out", required=True, help="JSON lines, a row for everything that is finished")
     curving.add_argument("--plot", help="file of the figure")
-    curving.add_argument("--families", nargs="+", choices=list(CURVES), default=[f for f in CURVES if f != "tables"])
+    curving.add_argument(
+        "--arms", nargs="+", default=["[!f]*"], help="names or patterns; those of the tables are free*"
+    )
     curving.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     curving.add_argument("--partitions", nargs="+", choices=["iid", "dirichlet"], default=["iid", "dirichlet"])
     curving.add_argument("--images", type=int, default=8)

@@ -4,12 +4,13 @@
                                    [--images 20] [--first 3000] [--iterations 1000] [--steps 1200]
     python -m benchmarks.dcs2 accuracy --data FOLDER [--case lenet|convnet] [--arms none dcs2] [--iterations 30]
                                    [--clients 10] [--protected 1] [--samples 192] [--rounds 40] [--seeds 11 12]
+    python -m benchmarks.dcs2 length --data FOLDER [the same]
     python -m benchmarks.dcs2 cost --data FOLDER [--case lenet|convnet]
 
 FOLDER holds `mnist` and `fashion-mnist` (IDX files), and `lossless-train.parquet` and `lossless-test.parquet` in
 `cifar10`. `leak`: one sensitive image a victim, the gradient of a batch of one at an untrained model; `gs_informed` is
 the attack of one who knows which values the defence has set to zero. `accuracy`: all samples of the protected clients
-are sensitive, and the other clients defend nothing, as in the paper.
+are sensitive, and the other clients defend nothing, as in the paper. `length`: how long a step it makes of one.
 `cost`: CPU seconds an iteration beside those of the two passes that it needs, so many iterations that what comes before
 them does not count. One thread.
 """
@@ -35,11 +36,11 @@ from rayfed.defences.dcs2 import Dcs2
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune
 from rayfed.defences.soteria import Soteria
-from rayfed.gradients import buffers_of, flatten, per_sample_gradients, weights_of
+from rayfed.gradients import buffers_of, flatten, norm, per_sample_gradients, weights_of
 from rayfed.metrics.images import psnr, ssim
 from rayfed.models.build import build_model
 from rayfed.scenario import Training
-from rayfed.training.local import update_method
+from rayfed.training.local import gradient_method, update_method
 from rayfed.update import Named, Observation
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -214,6 +215,31 @@ def accuracy(chosen: argparse.Namespace) -> None:
             )
 
 
+def length(chosen: argparse.Namespace) -> None:
+    """A line every tenth round of an undefended training: the first client's step on one batch, with and without."""
+    data, test = (images_of(chosen.data, chosen.case, split) for split in ("train", "test"))
+    model = build_model(chosen.case, TRAINED[chosen.case], tuple(data.images.shape[1:]), 10, seed=chosen.first)  # type: ignore[arg-type]
+    weights = weights_of(model)
+    drawn = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(chosen.first))
+    parts = [data.rows(index) for index in drawn[: chosen.clients * chosen.samples].split(chosen.samples)]
+    send = update_method(Training(epochs=1, batch_size=chosen.batch, lr=chosen.lr, momentum=0.9), [])
+    defended = gradient_method(arms(chosen.case, chosen.iterations)["dcs2"])
+    for round in range(chosen.rounds + 1):
+        if round % 10 == 0:
+            work = task(model, weights, parts[0], seed=round)
+            batch = work.data.rows(torch.arange(chosen.batch))
+            own, loss = gradient_method([])(work, weights, batch)
+            step, _ = defended(work, weights, batch)
+            cosine = float(torch.cosine_similarity(flatten(step), flatten(own), dim=0))
+            print(
+                f"round {round}: Acc_T {right(model, weights, test):.2%}, loss {loss:.2f}, "
+                f"step {norm(step) / norm(own):.1f} times as long, cosine {cosine:.2f}",
+                flush=True,
+            )
+        sent = [send(task(model, weights, part, seed=100 * round + i)).tensors for i, part in enumerate(parts)]
+        weights = {n: w - torch.stack([s[n] for s in sent]).mean(0) for n, w in weights.items()}
+
+
 @torch.no_grad()
 def right(model: nn.Module, weights: Named, data: Batch) -> float:
     """Share of the data that is classified right."""
@@ -259,7 +285,7 @@ def cost(chosen: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=("leak", "accuracy", "cost"))
+    parser.add_argument("what", choices=("leak", "accuracy", "length", "cost"))
     parser.add_argument("--data", required=True)
     parser.add_argument("--case", choices=MODELS, default="lenet")
     parser.add_argument("--arms", nargs="*", default=["none", "gaussian", "prune", "soteria", "dcs2"])
@@ -278,7 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    {"leak": leak, "accuracy": accuracy, "cost": cost}[chosen.what](chosen)
+    {"leak": leak, "accuracy": accuracy, "length": length, "cost": cost}[chosen.what](chosen)
 
 
 if __name__ == "__main__":

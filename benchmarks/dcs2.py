@@ -2,11 +2,15 @@
 
     python -m benchmarks.dcs2 leak --data FOLDER [--case lenet|convnet] [--arms dcs2 ...] [--attacks gs ...]
                                    [--images 20] [--first 3000] [--iterations 1000] [--steps 1200]
-    python -m benchmarks.dcs2 accuracy --data FOLDER [--arms none dcs2] [--iterations 30] [--rounds 20] [--seeds 11 12]
+    python -m benchmarks.dcs2 accuracy --data FOLDER [--case lenet|convnet] [--arms none dcs2] [--iterations 30]
+                                   [--clients 10] [--protected 1] [--samples 192] [--rounds 40] [--seeds 11 12]
+    python -m benchmarks.dcs2 length --data FOLDER [the same]
     python -m benchmarks.dcs2 cost --data FOLDER [--case lenet|convnet]
 
-FOLDER holds `mnist` and `fashion-mnist` (IDX files) and `cifar10/lossless-train.parquet`. `leak`: one sensitive image
-a victim, the gradient of a batch of one at an untrained model. `accuracy`: all samples of all clients are sensitive.
+FOLDER holds `mnist` and `fashion-mnist` (IDX files), and `lossless-train.parquet` and `lossless-test.parquet` in
+`cifar10`. `leak`: one sensitive image a victim, the gradient of a batch of one at an untrained model; `gs_informed` is
+the attack of one who knows which values the defence has set to zero. `accuracy`: all samples of the protected clients
+are sensitive, and the other clients defend nothing, as in the paper. `length`: how long a step it makes of one.
 `cost`: CPU seconds an iteration beside those of the two passes that it needs, so many iterations that what comes before
 them does not count. One thread.
 """
@@ -31,28 +35,33 @@ from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.dcs2 import Dcs2
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune
-from rayfed.gradients import buffers_of, flatten, per_sample_gradients, weights_of
+from rayfed.defences.soteria import Soteria
+from rayfed.gradients import buffers_of, flatten, norm, per_sample_gradients, weights_of
 from rayfed.metrics.images import psnr, ssim
 from rayfed.models.build import build_model
 from rayfed.scenario import Training
-from rayfed.training.local import update_method
+from rayfed.training.local import gradient_method, update_method
 from rayfed.update import Named, Observation
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lenet": ("lenet", {"activation": "sigmoid", "init": "uniform"}),
     "convnet": ("convnet", {"width": 8}),
 }
+TRAINED: dict[str, dict[str, Any]] = {"lenet": {}, "convnet": {"width": 8, "norm": "group"}}
+"""The models of `accuracy`, which can be trained: ReLU, and no statistics of a batch."""
 NOISE = {"lenet": 1e-2, "convnet": 1e-3}
-"""Deviations and, below, shares of pruning of the authors' published settings."""
+"""Deviations and, below, shares of pruning and of Soteria of the authors' published settings."""
 PRUNED = {"lenet": 0.7, "convnet": 0.9}
+SOTERIA = {"lenet": 0.2, "convnet": 0.5}
 CLIENT = 64
-"""Samples of a client."""
+"""Samples of a victim."""
 
 
 def images_of(folder: str, case: str, split: str = "train") -> Batch:
     """All images of the case's data set."""
     if case == "convnet":
-        data = build("datasets", "parquet", {"train": f"{folder}/cifar10/lossless-train.parquet", "test_samples": 1})
+        files = {part: f"{folder}/cifar10/lossless-{part}.parquet" for part in ("train", "test")}
+        data = build("datasets", "parquet", files | {"test_samples": 1000})
     else:
         data = build("datasets", "mnist", {"root": f"{folder}/{'fashion-mnist' if case == 'fashion' else 'mnist'}"})
     loaded = data.load()
@@ -72,6 +81,8 @@ def arms(case: str, iterations: int) -> dict[str, list[Defence]]:
         "none": [],
         "gaussian": [Gaussian(sigma=NOISE[case])],
         "prune": [prune],
+        "soteria": [Soteria(ratio=SOTERIA[case])],
+        "soteria estimated": [Soteria(ratio=SOTERIA[case], jacobian="estimated")],
         "dcs2": [dcs2()],
         "unoptimised": [Dcs2(iterations=1, lr=1e-9)],
         "lambda_g=0.5": [dcs2(lambda_g=0.5)],
@@ -132,6 +143,7 @@ def leak(chosen: argparse.Namespace) -> None:
     gs = InvertingGradients(iterations=chosen.steps)
     attacks = {
         "gs": gs,
+        "gs_informed": gs,
         "class_average": replace(gs, start="class_average"),
         "two_images": TwoImages(iterations=chosen.steps),
         "two_images_narrow": TwoImages(iterations=chosen.steps, width=1),
@@ -144,17 +156,24 @@ def leak(chosen: argparse.Namespace) -> None:
         stack = together(arms(chosen.case, chosen.iterations)[arm], works)
         send = update_method(Training(algorithm="fedsgd", batch_size=None), stack)
         plain = update_method(Training(algorithm="fedsgd", batch_size=None), [])
-        seen, cosines = [], []
+        seen, informed, cosines = [], [], []
         for work in victims(model, data, domain, chosen.first, chosen.images):
-            sent = send(work).tensors
+            update = send(work)
+            sent = update.tensors
             cosines.append(float(torch.cosine_similarity(flatten(sent), flatten(plain(work).tensors), dim=0)))
             labels = work.data.labels
             observation = Observation(0, 0, work.weights, work.buffers, sent, 1.0, 1, shape, 10, labels=labels)  # type: ignore[arg-type]
+            exposed = {name: torch.ones_like(g, dtype=torch.bool) for name, g in sent.items()}
+            for defence in stack:
+                exposed |= defence.exposed(update) or {}
             seen.append(replace(observation, extra={"public": known}))
+            informed.append(replace(observation, extra={"defence": exposed}))
         defended = perf_counter() - began
         for title in chosen.attacks:
             found = attacks[title].reconstruct(
-                seen, model, [torch.Generator().manual_seed(i) for i in range(len(seen))]
+                informed if title == "gs_informed" else seen,
+                model,
+                [torch.Generator().manual_seed(i) for i in range(len(seen))],
             )
             images = torch.cat([one.images for one in found])
             quality = [(float(p), float(s)) for p, s in zip(psnr(true, images), ssim(true, images), strict=True)]
@@ -170,27 +189,55 @@ def leak(chosen: argparse.Namespace) -> None:
 
 def accuracy(chosen: argparse.Namespace) -> None:
     """A line for every arm and seed: accuracy on the protected data and on the test data after a short training."""
-    data, test = images_of(chosen.data, "lenet"), images_of(chosen.data, "lenet", "test")
-    training = Training(epochs=1, batch_size=32, lr=chosen.lr, momentum=0.9)
-    for arm in chosen.arms:
-        for seed in chosen.seeds:
-            model = build_model("lenet", {}, (1, 28, 28), 10, seed=seed)
+    data, test = (images_of(chosen.data, chosen.case, split) for split in ("train", "test"))
+    training = Training(epochs=1, batch_size=chosen.batch, lr=chosen.lr, momentum=0.9)
+    plain = update_method(training, [])
+    for seed in chosen.seeds:
+        drawn = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
+        parts = [data.rows(index) for index in drawn[: chosen.clients * chosen.samples].split(chosen.samples)]
+        protected = data.rows(drawn[: chosen.protected * chosen.samples])
+        for arm in chosen.arms:
+            model = build_model(chosen.case, TRAINED[chosen.case], tuple(data.images.shape[1:]), 10, seed=seed)  # type: ignore[arg-type]
             weights = weights_of(model)
-            drawn = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
-            parts = [data.rows(index) for index in drawn[: chosen.clients * CLIENT].split(CLIENT)]
-            send = update_method(training, arms("lenet", chosen.iterations)[arm])
+            send = update_method(training, arms(chosen.case, chosen.iterations)[arm])
             for round in range(chosen.rounds):
                 sent = [
-                    send(task(model, weights, part, seed=10_000 * seed + 100 * round + client)).tensors
+                    (send if client < chosen.protected else plain)(
+                        task(model, weights, part, seed=10_000 * seed + 100 * round + client)
+                    ).tensors
                     for client, part in enumerate(parts)
                 ]
                 weights = {n: w - torch.stack([s[n] for s in sent]).mean(0) for n, w in weights.items()}
-            protected = data.rows(drawn[: chosen.clients * CLIENT])
             print(
                 f"{arm:14} seed {seed}: Acc_S {right(model, weights, protected):.2%}, "
                 f"Acc_T {right(model, weights, test):.2%}",
                 flush=True,
             )
+
+
+def length(chosen: argparse.Namespace) -> None:
+    """A line every tenth round of an undefended training: the first client's step on one batch, with and without."""
+    data, test = (images_of(chosen.data, chosen.case, split) for split in ("train", "test"))
+    model = build_model(chosen.case, TRAINED[chosen.case], tuple(data.images.shape[1:]), 10, seed=chosen.first)  # type: ignore[arg-type]
+    weights = weights_of(model)
+    drawn = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(chosen.first))
+    parts = [data.rows(index) for index in drawn[: chosen.clients * chosen.samples].split(chosen.samples)]
+    send = update_method(Training(epochs=1, batch_size=chosen.batch, lr=chosen.lr, momentum=0.9), [])
+    defended = gradient_method(arms(chosen.case, chosen.iterations)["dcs2"])
+    for round in range(chosen.rounds + 1):
+        if round % 10 == 0:
+            work = task(model, weights, parts[0], seed=round)
+            batch = work.data.rows(torch.arange(chosen.batch))
+            own, loss = gradient_method([])(work, weights, batch)
+            step, _ = defended(work, weights, batch)
+            cosine = float(torch.cosine_similarity(flatten(step), flatten(own), dim=0))
+            print(
+                f"round {round}: Acc_T {right(model, weights, test):.2%}, loss {loss:.2f}, "
+                f"step {norm(step) / norm(own):.1f} times as long, cosine {cosine:.2f}",
+                flush=True,
+            )
+        sent = [send(task(model, weights, part, seed=100 * round + i)).tensors for i, part in enumerate(parts)]
+        weights = {n: w - torch.stack([s[n] for s in sent]).mean(0) for n, w in weights.items()}
 
 
 @torch.no_grad()
@@ -238,23 +285,26 @@ def cost(chosen: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=("leak", "accuracy", "cost"))
+    parser.add_argument("what", choices=("leak", "accuracy", "length", "cost"))
     parser.add_argument("--data", required=True)
     parser.add_argument("--case", choices=MODELS, default="lenet")
-    parser.add_argument("--arms", nargs="*", default=["none", "gaussian", "prune", "dcs2"])
+    parser.add_argument("--arms", nargs="*", default=["none", "gaussian", "prune", "soteria", "dcs2"])
     parser.add_argument("--attacks", nargs="*", default=["gs"])
     parser.add_argument("--images", type=int, default=20)
     parser.add_argument("--first", type=int, default=3000, help="place of the first image; the model's seed, too")
     parser.add_argument("--iterations", type=int, default=1000, help="of dcs2")
     parser.add_argument("--steps", type=int, default=1200, help="of the attack")
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--protected", type=int, default=1, help="clients that defend themselves")
+    parser.add_argument("--samples", type=int, default=192, help="of a client")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, nargs="*", default=[11, 12])
     parser.add_argument("--repeats", type=int, default=5)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    {"leak": leak, "accuracy": accuracy, "cost": cost}[chosen.what](chosen)
+    {"leak": leak, "accuracy": accuracy, "length": length, "cost": cost}[chosen.what](chosen)
 
 
 if __name__ == "__main__":

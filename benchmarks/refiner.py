@@ -4,25 +4,36 @@
     python -m benchmarks.refiner leak --train FILE --test FILE [--images 6] [--skip 0] [--iterations 400]
                                       [--lenet relu]
     python -m benchmarks.refiner accuracy --train FILE --test FILE [--rounds 800] [--arms none refiner]
+    python -m benchmarks.refiner curves --train FILE --test FILE --out ROWS.jsonl [--plot FILE.png] [--images 8]
+                                        [--arms none "refiner*"] [--seeds 1 2] [--partitions iid dirichlet]
 
 `cost` compares a client's gradient with its floor: so many times two gradients of the model and one forward and
 backward pass of the evaluation network as there are iterations. `leak` attacks single images of the test file under an
 untrained LeNet, PyTorch's (`relu`) or DLG's (`sigmoid`). `accuracy` trains the former with 10 IID clients, of whom each
-sends one gradient a round. One thread.
+sends one gradient a round. `curves` does both for several strengths of every defence (figures 7c and 13a, tables 6 to
+9): it appends a row to its file for everything that is finished, leaves out what is there, and draws the curves of the
+file. One thread.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
 from statistics import fmean, median, stdev
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rayfed import seeds
+from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.catalogue import build
 from rayfed.data.base import Dataset
@@ -31,6 +42,7 @@ from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune
 from rayfed.defences.quantise import Quantise
 from rayfed.defences.refiner import Refiner
+from rayfed.defences.soteria import Soteria
 from rayfed.gradients import buffers_of, gradient, norm, weights_of
 from rayfed.metrics.images import psnr, ssim
 from rayfed.metrics.noise import NoiseRatio
@@ -38,7 +50,7 @@ from rayfed.models.build import build_model
 from rayfed.models.pretrained import load_evaluator
 from rayfed.scenario import Training
 from rayfed.training.local import gradient_method, update_method
-from rayfed.update import Observation
+from rayfed.update import Named, Observation
 
 CPU = torch.device("cpu")
 FAR = 1e6
@@ -63,13 +75,25 @@ FREE: dict[str, list[Defence]] = {
     **{f"free tau {tau:g}": [Refiner(tau=tau, epsilon=FAR)] for tau in (0.91, 1.0)},
 }
 """The parameters of tables 6 to 9, with nothing projected."""
+CURVES: dict[str, dict[str, list[Defence]]] = {
+    "none": {"none": []},
+    "gaussian": {f"gaussian {s:g}": [Gaussian(sigma=s, clip=1)] for s in (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)},
+    "prune": {f"prune {ratio:g}": [Prune(ratio=ratio)] for ratio in (0.3, 0.6, 0.8, 0.9, 0.99)},
+    "quantise": {f"quantise {bits}": [Quantise(bits=bits)] for bits in (12, 8, 4, 2, 1)},
+    "soteria": {f"soteria {r:g}": [Soteria(ratio=r, jacobian="estimated")] for r in (0.1, 0.3, 0.6, 0.9)},
+    "refiner": {f"refiner epsilon {radius:g}": [Refiner(epsilon=radius)] for radius in (0.1, 0.3, 0.9)},
+    "tables": {
+        f"free {name}": FREE[f"free {name}"] for name in ("alpha 0", "alpha 0.9", "beta 1000", "iterations 5", "tau 1")
+    },
+}
+"""Arms of the curves, by family, from weak to strong; those of the tables lie on no curve."""
 KNOWN = ("none", "refiner", f"refiner epsilon {FAR:g}")
 """Arms that an attacker is tried on who knows the evaluation network."""
 
 
-def task_of(model: nn.Module, data: Batch, order: int = 0) -> Task:
-    generator = seeds.torch_generator(SEED, order)
-    return Task(0, 0, model, weights_of(model), buffers_of(model), data, generator, order)
+def task_of(model: nn.Module, data: Batch, order: int = 0, seed: int = SEED, weights: Named | None = None) -> Task:
+    weights, generator = weights or weights_of(model), seeds.torch_generator(seed, order)
+    return Task(0, 0, model, weights, buffers_of(model), data, generator, order)
 
 
 def cost(arguments: argparse.Namespace) -> None:
@@ -187,6 +211,137 @@ def accuracy(arguments: argparse.Namespace) -> None:
         print(f"{name:24} accuracy {right:.3f} in {perf_counter() - began:.0f} s", flush=True)
 
 
+def curves(arguments: argparse.Namespace) -> None:
+    """What every arm leaks at the untrained weights, and what it trains to; then the figure."""
+    data, rows = images_of(arguments, 1000), read(arguments.out)
+    done = {(row["arm"], row.get("partition"), row.get("seed")) for row in rows}
+    arms = {
+        name: stack
+        for family in CURVES.values()
+        for name, stack in family.items()
+        if any(fnmatch(name, pattern) for pattern in arguments.arms)
+    }
+    with Path(arguments.out).open("a") as file:
+
+        def keep(found: Iterator[dict[str, Any]]) -> None:
+            for row in found:
+                rows.append(row)
+                print(json.dumps(row), file=file, flush=True)
+
+        keep(leaks({name: arms[name] for name in arms if (name, None, None) not in done}, data, arguments))
+        for seed in arguments.seeds:
+            for partition in arguments.partitions:
+                for name, stack in arms.items():
+                    if (name, partition, seed) not in done:
+                        keep(iter([trained(name, stack, data, partition, seed, arguments)]))
+    if arguments.plot:
+        draw(rows, arguments.partitions, arguments.plot)
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    """The rows of earlier runs."""
+    return [json.loads(line) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
+
+
+def leaks(arms: dict[str, list[Defence]], data: Dataset, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row an arm: single images of the test file, the same ones and the same starts for all arms, in one call."""
+    count, chosen = arguments.images, slice(arguments.skip, arguments.skip + arguments.images)
+    images, labels = pixels(data.test_images[chosen]), torch.from_numpy(data.test_labels[chosen])
+    model = build_model("lenet", {}, (3, 32, 32), 10, SEED)
+    seen = [observe(model, images[i : i + 1], labels[i : i + 1], s, i) for s in arms.values() for i in range(count)]
+    starts = [seeds.torch_generator(SEED, "start", i % count) for i in range(len(seen))]
+    attack = InvertingGradients(iterations=arguments.iterations)
+    found = attack.reconstruct([observation for observation, _ in seen], model, starts) if seen else []
+    for row, name in enumerate(arms):
+        mine = slice(row * count, (row + 1) * count)
+        guess = torch.cat([f.images for f in found[mine]])
+        yield {
+            "arm": name,
+            "psnr": psnr(guess, images).tolist(),
+            "ssim": ssim(guess, images).tolist(),
+            "noise_ratio": NoiseRatio()(images, guess).tolist(),
+            "distortion": [distance for _, distance in seen[mine]],
+        }
+
+
+def trained(
+    name: str, stack: list[Defence], data: Dataset, partition: str, seed: int, arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """The test accuracy at every tenth part of a training; clients and batches are the same in every arm."""
+    images, labels = pixels(data.train_images), torch.from_numpy(data.train_labels)
+    split = build("partitions", partition, {"alpha": 1.0} if partition == "dirichlet" else {}).split
+    parts = split(data.train_labels, arguments.clients, seeds.numpy_generator(seed, "parts"))
+    clients = [Batch(images[part], labels[part]) for part in map(torch.from_numpy, parts)]
+    test, truth = pixels(data.test_images), torch.from_numpy(data.test_labels)
+    model, began = build_model("lenet", {}, (3, 32, 32), 10, seed), perf_counter()
+    update = update_method(Training(algorithm="fedsgd", batch_size=arguments.batch), stack)
+    server, state = ServerOptimiser("adam", arguments.lr), dict[str, Named]()
+    weights, accuracy = weights_of(model), []
+    for round in range(1, arguments.rounds + 1):
+        tasks = [task_of(model, own, 1000 * round + i, seed, weights) for i, own in enumerate(clients)]
+        sent = [update(task).tensors for task in tasks]
+        step = {key: torch.stack([tensors[key] for tensors in sent]).mean(0) for key in weights}
+        weights, state = server.step(weights, step, state)
+        if round * 10 % arguments.rounds == 0:
+            with torch.no_grad():
+                guess = torch.func.functional_call(model, weights, (test,)).argmax(1)
+            accuracy.append((guess == truth).float().mean().item())
+    seconds = perf_counter() - began
+    return {"arm": name, "partition": partition, "seed": seed, "accuracy": accuracy, "seconds": seconds}
+
+
+def draw(rows: list[dict[str, Any]], partitions: Sequence[str], path: str) -> None:
+    """PMM at the end against PSNR, a panel a partition, a line a family; bars are standard deviations."""
+    figure = Figure(figsize=(4.6 * len(partitions), 3.8), layout="constrained")
+    for partition, axes in zip(
+        partitions, np.atleast_1d(figure.subplots(1, len(partitions), sharey=True)), strict=True
+    ):
+        for family in CURVES:
+            if family != "tables":
+                panel(axes, family, rows, partition)
+        axes.set_title("IID" if partition == "iid" else "Dirichlet(1)", loc="left")
+        axes.set_xlabel("PMM: accuracy over that without a defence")
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("PSNR (dB)   leaks more →")
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def panel(axes: Axes, family: str, rows: list[dict[str, Any]], partition: str) -> None:
+    """The line of one family."""
+    points = [
+        (pmm(rows, name, partition), leak["psnr"])
+        for name in CURVES[family]
+        for leak in rows
+        if leak["arm"] == name and "psnr" in leak
+    ]
+    points = [point for point in points if point[0]]
+    if points:
+        xs, ys = zip(*points, strict=True)
+        axes.errorbar(
+            [fmean(x) for x in xs],
+            [fmean(y) for y in ys],
+            xerr=[spread(x) for x in xs],
+            yerr=[spread(y) for y in ys],
+            marker="o",
+            markersize=4,
+            linewidth=1.4,
+            elinewidth=0.5,
+            capsize=1.5,
+            label=family,
+        )
+
+
+def pmm(rows: list[dict[str, Any]], arm: str, partition: str) -> list[float]:
+    """Accuracy over that of the undefended training with the same seed, both means of the last three readings."""
+    ends = {(r["arm"], r["seed"]): fmean(r["accuracy"][-3:]) for r in rows if r.get("partition") == partition}
+    return [ends[arm, seed] / ends["none", seed] for name, seed in ends if name == arm and ("none", seed) in ends]
+
+
+def spread(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else 0.0
+
+
 def images_of(arguments: argparse.Namespace, test_samples: int) -> Dataset:
     files = {"train": arguments.train, "test": arguments.test, "test_samples": test_samples}
     loaded: Dataset = build("datasets", "parquet", files).load()
@@ -205,18 +360,33 @@ def main() -> None:
     costs.add_argument("--models", nargs="+", default=["lenet", "resnet10"])
     costs.add_argument("--batch", type=int, default=16)
     costs.add_argument("--repeats", type=int, default=5)
-    leaks, accuracies = commands.add_parser("leak"), commands.add_parser("accuracy")
-    leaks.set_defaults(run=leak)
+    leaking, accuracies, curving = (commands.add_parser(name) for name in ("leak", "accuracy", "curves"))
+    leaking.set_defaults(run=leak)
     accuracies.set_defaults(run=accuracy)
-    for command in (leaks, accuracies):
+    curving.set_defaults(run=curves)
+    for command in (leaking, accuracies, curving):
         command.add_argument("--train", required=True, help="Parquet file with training images")
         command.add_argument("--test", required=True, help="Parquet file with test images")
-    leaks.add_argument("--images", type=int, default=6)
-    leaks.add_argument("--skip", type=int, default=0)
-    leaks.add_argument("--iterations", type=int, default=400)
-    leaks.add_argument("--lenet", choices=list(LENETS), default="relu")
+    leaking.add_argument("--images", type=int, default=6)
+    leaking.add_argument("--skip", type=int, default=0)
+    leaking.add_argument("--iterations", type=int, default=400)
+    leaking.add_argument("--lenet", choices=list(LENETS), default="relu")
     accuracies.add_argument("--rounds", type=int, default=800)
     accuracies.add_argument("--arms", nargs="+", default=["none", "refiner"])
+    curving.add_argument("--out", required=True, help="JSON lines, a row for everything that is finished")
+    curving.add_argument("--plot", help="file of the figure")
+    curving.add_argument(
+        "--arms", nargs="+", default=["[!f]*"], help="names or patterns; those of the tables are free*"
+    )
+    curving.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    curving.add_argument("--partitions", nargs="+", choices=["iid", "dirichlet"], default=["iid", "dirichlet"])
+    curving.add_argument("--images", type=int, default=8)
+    curving.add_argument("--skip", type=int, default=0)
+    curving.add_argument("--iterations", type=int, default=1000)
+    curving.add_argument("--clients", type=int, default=4)
+    curving.add_argument("--batch", type=int, default=8)
+    curving.add_argument("--rounds", type=int, default=120)
+    curving.add_argument("--lr", type=float, default=2e-3, help="of Adam at the server")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.run(arguments)

@@ -35,8 +35,10 @@ class Dcs2(Defence):
     """Hide chosen samples among ones that are made for each of them, anew in every local step.
 
     The pixels of concealed samples are free: nothing holds them in [0, 1]. The step stays within 90 degrees of the
-    undefended one, and is up to twice as long, as in the paper. Every iteration costs a gradient of every concealed
-    sample and a pass back through it, so a step takes a thousand times as long as a plain one. Empirical.
+    undefended one, and its length is not bounded, as in the paper: equation 9 compares directions alone, and where the
+    model fits its own data already, the concealed samples' gradients are many times as long. Every iteration costs a
+    gradient of every concealed sample and a pass back through it, so a step takes a thousand times as long as a plain
+    one. Empirical.
     """
 
     vectorises: ClassVar[bool] = False

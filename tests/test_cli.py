@@ -293,7 +293,14 @@ def test_every_scenario_is_valid(path: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, marks=[pytest.mark.slow] if p.stem not in ("noniid", "private", "key_lock") else [])
+        for p in SCENARIOS
+    ],
+    ids=lambda p: p.stem,
+)
 def test_every_scenario_runs_at_a_tiny_size(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
@@ -303,21 +310,22 @@ def test_every_scenario_runs_at_a_tiny_size(
     raw = yaml.safe_load(path.read_text())
     rounds = min(raw["federation"]["rounds"], 2)
     changes = [f"federation.rounds={rounds}", "data.train_samples=100", "data.test_samples=20"]
-    small = {"iterations": 2, "batches": 20}
+    small = {"iterations": 2, "batches": 20, "epochs": 1}
     for name, stack in raw.get("arms", {}).items():
         for i, defence in enumerate(stack if isinstance(stack, list) else []):
+            if isinstance(defence, str):  # a name alone
+                continue
             fields = {p.name for p in catalogue.parameters(catalogue.find("defences", defence["name"]))}
             changes += [f"arms.{name}.{i}.{field}={value}" for field, value in small.items() if field in fields]
     for i, attack in enumerate(raw.get("attacks", [])):
         fields = {p.name for p in catalogue.parameters(catalogue.find("attacks", attack["name"]))}
         changes += [f"attacks.{i}.{name}={value}" for name, value in small.items() if name in fields]
         changes += [f"attacks.{i}.victims=1", f"attacks.{i}.rounds=[0]"]
-    if raw["data"]["name"] == "cifar10":
-        root = request.getfixturevalue("shared_data") / "cifar10"
-        changes += [f"data.root={root}", "federation.clients=2"]
-    if path.stem == "dcs2_full":
-        changes += [f"data.root={request.getfixturevalue('shared_data')}", "federation.clients=2"]
-        changes += [f"resources.{kind}.num_gpus=0" for kind in ("clients", "attackers")]
+    if raw["data"]["name"] in ("cifar10", "mnist"):
+        root = request.getfixturevalue("shared_data") / raw["data"]["name"]
+        changes += [f"data.root={root}", "federation.clients=2", "federation.clients_per_round=2"]
+    for kind in ("clients", "attackers"):  # to start an actor takes longer than its work
+        changes += [f"resources.{kind}.actors=1", f"resources.{kind}.num_gpus=0"]
     code, output = run("launch", str(path), "--out", str(tmp_path), *(part for c in changes for part in ("--set", c)))
     assert code == 0, output
     [folder] = tmp_path.iterdir()

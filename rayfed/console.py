@@ -137,7 +137,7 @@ class RunView:
         pors = {metric: threshold for metric, threshold in self._success.items() if _values(self._attacks, metric)}
         columns = ["arm", "attack", "images", "PSNR", "best", *["PoRS"] * len(pors), "SSIM", "labels"]
         columns += ["accuracy"] * bool(accuracy) + ["epsilon"] * bool(self._privacy)
-        terms = ["mean over images", "best is the closest one", *(f"PoRS: {passing(*each)}" for each in pors.items())]
+        terms = ["mean and best PSNR in dB", *(f"PoRS: {passing(*each)}" for each in pors.items())]
         title = f"leakage ({'; '.join(terms)})" + " and accuracy" * bool(accuracy)
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         for column in columns:
@@ -150,8 +150,8 @@ class RunView:
                 Text(arm),
                 Text(attack),
                 str(len(found)),
-                _decibel(fmean(psnr)) if psnr else "-",
-                _decibel(max(psnr)) if psnr else "-",
+                _decibel(fmean(psnr)).removesuffix(" dB") if psnr else "-",
+                _decibel(max(psnr)).removesuffix(" dB") if psnr else "-",
                 *(_share([success(found, *each)]) for each in pors.items()),
                 f"{fmean(ssim):.3f}" if ssim else "-",
                 _share(_values(found, "label_accuracy")),

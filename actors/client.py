@@ -41,6 +41,10 @@ class ClientActor:
         seen = [self._observer.observe(arm, sent, v, attack, states, repeat) for v in victims]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
+    def answer(self, arm: str, sent: Sent, payload: Any, client: int, state: State) -> tuple[None, Any]:
+        """A sign that it is done, and the client's answer to what the server's rule asks, which goes to the server."""
+        return None, self._host.answer(arm, sent, payload, client, state)
+
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split) -> tuple[float, int]:
         """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
         return self._host.evaluate(arm, sent, start, stop, split)

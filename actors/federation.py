@@ -133,7 +133,7 @@ class Federation:
         s, share, server = self._scenario, self._allotment.server, self._scenario.federation.server
         roles = {
             arm: ServerRole(
-                s.federation.aggregation,
+                s.aggregation_of(arm),
                 stack,
                 s.clients_per_round,
                 ServerOptimiser(server.optimiser, s.server_lr(arm), server.momentum),
@@ -171,6 +171,7 @@ class Federation:
         states = self._train(round, cohorts, before, tables)
         kept = private_layers(self._run_clients, {arm: own for arm, own in states.items() if arm in self._private})
         tables.private += [row | {"round": round} for row in kept]
+        self._consult(round, before, states)
         served = {arm: self._ask_server("finish", arm, round, self._server_key(arm, round)) for arm in arms}
         every = self._scenario.federation.evaluate_every
         due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]
@@ -220,6 +221,35 @@ class Federation:
         for arm in sent:
             tables.rounds.append(_round_row(arm, round, [r for r in tables.clients if r["arm"] == arm], seconds[arm]))
         return states
+
+    def _consult(self, round: int, sent: dict[str, ray.ObjectRef], states: dict[str, dict[int, State]]) -> None:
+        """Carry what the rules ask to the round's clients and the answers back, until no arm's rule asks any more.
+
+        Payloads and answers go by reference: the driver never holds them.
+        """
+        members = plan.drawn_clients(self._scenario, round)
+
+        def own_state(arm: str, client: int) -> State:
+            return states[arm].get(client) or self.states[arm].get(client, {})
+
+        asking = list(sent)
+        while asking:
+            asked = {arm: self._ask_server("ask", arm) for arm in asking}
+            whom = {arm: of for arm, (ref, _) in asked.items() if (of := ray.get(ref))}
+            calls = [
+                Call("answer", (arm, sent[arm], asked[arm][1], c, own_state(arm, c)), (arm, c), returns=2)
+                for arm, of in whom.items()
+                for c in (members if of == "all" else members[:1])
+            ]
+            answers = {call.tag: answer for call, _, [answer] in self._run_clients(calls)}
+            heard = [
+                self._server.hear.remote(
+                    arm, own := [c for a, c in answers if a == arm], *(answers[arm, c] for c in own)
+                )
+                for arm in whom
+            ]
+            ray.get(heard)
+            asking = list(whom)
 
     def _evaluate(
         self, sent: dict[str, ray.ObjectRef], states: dict[str, dict[int, State]], tables: RoundTables

@@ -45,6 +45,7 @@ class ServerActor:
         set_up(share)
         self._aggregations = {arm: aggregation_of(r.aggregation, r.stack, r.clients) for arm, r in roles.items()}
         self._folds: dict[str, TreeFold] = {}
+        self._totals: dict[str, Any] = {}
         self._models = {arm: GlobalModel(optimiser=roles[arm].optimiser, **state) for arm, state in saved.items()}
 
     def sent(self, arm: str, round: int) -> tuple[Sent, Optimiser]:
@@ -58,14 +59,26 @@ class ServerActor:
             self._folds[arm] = TreeFold(self._aggregations[arm], cohorts)
         self._folds[arm].add(index, partial)
 
+    def ask(self, arm: str) -> tuple[str | None, Any]:
+        """Whom the rule asks before it can step, once all has been added, and what; None: nobody (any more)."""
+        if arm in self._folds:
+            self._totals[arm] = self._folds.pop(arm).total()
+        question = self._aggregations[arm].asks(self._totals[arm]) if arm in self._totals else None
+        return (question.of, question.payload) if question else (None, None)
+
+    def hear(self, arm: str, clients: Sequence[int], *answers: Any) -> None:
+        """Take the clients' answers to what was asked last."""
+        heard = dict(zip(clients, answers, strict=True))
+        self._totals[arm] = self._aggregations[arm].hears(self._totals[arm], heard)
+
     def finish(self, arm: str, round: int, key: int) -> tuple[Sent, Optimiser]:
-        """Step on what was added; what clients are sent in the next round, as `sent` gives it.
+        """Step on what was added and heard; what clients are sent in the next round, as `sent` gives it.
 
         `key` seeds the server's own randomness of the round.
         """
         aggregation, model, generator = self._aggregations[arm], self._models[arm], torch_generator(key)
-        if arm in self._folds:
-            model.apply(*aggregation.combine(self._folds.pop(arm).total(), generator))
+        if arm in self._totals:
+            model.apply(*aggregation.combine(self._totals.pop(arm), generator))
         else:
             model.apply(aggregation.idle(model.weights, generator), {})
         return self.sent(arm, round + 1)

@@ -422,9 +422,9 @@ def _search_where(run: str) -> None:
 
 
 def _components(scenario: Any) -> Iterator[Any]:
-    yield from (scenario.data, scenario.partition, scenario.model, scenario.federation.aggregation, *scenario.attacks)
-    for stack in scenario.stacks.values():
-        yield from stack
+    yield from (scenario.data, scenario.partition, scenario.model, *scenario.attacks)
+    for arm, stack in scenario.stacks.items():
+        yield from (scenario.aggregation_of(arm), *stack)
 
 
 @contextmanager

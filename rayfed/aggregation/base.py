@@ -3,17 +3,44 @@
 It is written as a fold, so that updates are reduced where they are made and the server never holds more than a few
 partial results: `partial` turns one cohort's updates into a partial result (on a client actor), `merge` joins
 two of them (on the server, always in the same tree order, so the result does not depend on what arrived first), and
-`combine` turns the last one into the step.
+`combine` turns the last one into the step. A rule that needs more than the updates puts questions to clients in
+between: `asks` on the server, `answer` where the clients are, `hears` on the server again, until it has no more to ask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import torch
 
 from rayfed.update import Named, Update
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the server asks clients of a round before it can step."""
+
+    payload: Any
+    """What it sends them: weights, ciphertexts; picklable."""
+    of: Literal["one", "all"] = "all"
+    """Whom: every client of the round, or any one of them (the first)."""
+
+
+class Member(Protocol):
+    """A client as it answers a question."""
+
+    @property
+    def client(self) -> int:
+        """Its number."""
+
+    @property
+    def round(self) -> int:
+        """The round that is asked about."""
+
+    def evaluate(self, step: Named, buffers: Named) -> tuple[float, float]:
+        """Mean loss and accuracy on the client's own data, were the server to take this step from what it sent."""
 
 
 class Aggregation:
@@ -25,6 +52,18 @@ class Aggregation:
 
     def merge(self, left: Any, right: Any) -> Any:
         """Join two partial results; the order of the arguments is the order of the cohorts."""
+        raise NotImplementedError
+
+    def asks(self, total: Any) -> Question | None:
+        """What clients have to answer before `combine`, given what is known by now; None: nothing (more)."""
+        return None
+
+    def answer(self, payload: Any, member: Member) -> Any:
+        """A client's answer, made on a client actor and sent to the server."""
+        raise NotImplementedError
+
+    def hears(self, total: Any, answers: Mapping[int, Any]) -> Any:
+        """The total with the clients' answers to what it asked, by client."""
         raise NotImplementedError
 
     def combine(self, total: Any, generator: torch.Generator) -> tuple[Named, Named]:

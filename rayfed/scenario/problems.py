@@ -92,6 +92,8 @@ def _specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec],
     arms = raw.get("arms")
     if isinstance(arms, dict):
         for arm, value in arms.items():
+            if isinstance(value, dict) and value.get("aggregation") is not None:
+                yield ("arms", arm, "aggregation"), AggregationSpec, value["aggregation"]
             path: Place = ("arms", arm, "defences") if isinstance(value, dict) else ("arms", arm)
             stacks.append((path, value.get("defences") if isinstance(value, dict) else value, DefenceSpec))
     for path, stack, spec in stacks:

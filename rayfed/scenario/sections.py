@@ -94,6 +94,8 @@ class ArmSpec(Section):
     """Fields of `training` that this arm sets otherwise: the batch size and the local steps protect, too."""
     model: dict[str, Any] = {}
     """Fields of `model` that this arm sets otherwise."""
+    aggregation: Annotated[AggregationSpec, Short] | None = None
+    """The rule of this arm; null: that of `federation`."""
 
 
 class Privacy(Section):
@@ -201,6 +203,10 @@ class Scenario(Section):
         """The model that an arm trains."""
         own = self.arms[arm].model if self.arms else {}
         return ModelSpec.model_validate(self.model_with(own)) if own else self.model
+
+    def aggregation_of(self, arm: str) -> AggregationSpec:
+        """How an arm's updates become one step."""
+        return (self.arms[arm].aggregation if self.arms else None) or self.federation.aggregation
 
     def model_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """The model's fields with an arm's; another architecture does not take over the parameters of this one."""

@@ -58,8 +58,10 @@ class Host:
         """`parts[i]` are the training indices of client i."""
         self.scenario, self.data, self.parts, self.device = scenario, data, parts, device
         self._arms: dict[str, Arm] = {}
-        rule, clients = scenario.federation.aggregation, scenario.clients_per_round
-        self._aggregations = {arm: aggregation_of(rule, stack, clients) for arm, stack in scenario.stacks.items()}
+        self._aggregations = {
+            arm: aggregation_of(scenario.aggregation_of(arm), stack, scenario.clients_per_round)
+            for arm, stack in scenario.stacks.items()
+        }
 
     def arm(self, name: str) -> Arm:
         """An arm, built when it is first asked for."""
@@ -84,6 +86,10 @@ class Host:
         together = (perf_counter() - asked) / len(tasks)  # under vmap the training of all clients, else nothing
         partial = self._aggregations[arm].partial(_recorded(arm, updates, rows, together))
         return partial, CohortReport(rows, perf_counter() - began, {t.client: t.state for t in tasks if t.state})
+
+    def answer(self, arm: str, sent: Sent, payload: Any, client: int, state: State) -> Any:
+        """What a client answers to a question of the arm's aggregation."""
+        return self._aggregations[arm].answer(payload, _Member(self, arm, self.here(sent), client, state))
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> tuple[float, int]:
         """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
@@ -231,6 +237,29 @@ class Host:
         """The same on this host's device."""
         weights = {name: w.to(self.device) for name, w in sent.weights.items()}
         return Sent(sent.round, weights, {name: b.to(self.device) for name, b in sent.buffers.items()})
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A client that answers questions of the aggregation (`rayfed.aggregation.base.Member`)."""
+
+    host: Host
+    arm: str
+    sent: Sent
+    client: int
+    state: State
+
+    @property
+    def round(self) -> int:
+        """The round that is asked about."""
+        return self.sent.round
+
+    def evaluate(self, step: Named, buffers: Named) -> tuple[float, float]:
+        """Mean loss and accuracy on the client's own data, were the server to take this step from what it sent."""
+        lr = self.host.scenario.server_lr(self.arm)
+        weights = {name: w - lr * step[name].to(w) for name, w in self.sent.weights.items()}
+        moved = Sent(self.round, weights, self.sent.buffers | buffers)
+        return self.host.evaluate_member(self.arm, moved, self.client, self.state, ["train"])["train"]
 
 
 def _recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]], together: float) -> Iterator[Update]:

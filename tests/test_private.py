@@ -23,7 +23,9 @@ from rayfed.defences.key_lock import KeyLock
 from rayfed.errors import UserError
 from rayfed.gradients import weights_of
 from rayfed.models.build import build_model
+from rayfed.models.dcgan import Generator
 from rayfed.models.key_lock import conv_norm_blocks
+from rayfed.models.pretrained import Origin, save_generator
 from rayfed.models.private import freeze, private_names
 from rayfed.results import checkpoint
 from rayfed.scenario import AttackSpec, Scenario, parse
@@ -191,6 +193,28 @@ def test_an_attacker_meets_a_random_part_and_the_secrets_that_he_was_given(obser
     both = seen(host, sent, 0, states, knowledge=["key", "lock"], **sees)
     for name in LOCK | {KEY}:
         assert torch.equal({**both.weights, **both.buffers}[name], own[name])
+
+
+@pytest.mark.parametrize("attack", [{"name": "dlg", "restarts": 1}, "grnn", "inverting_gradients", "ggl"])
+def test_the_papers_attacks_put_what_they_are_given_into_the_gap(attack: Any, tmp_path: Path) -> None:
+    given = {"name": attack} if isinstance(attack, str) else attack
+    if attack == "ggl":
+        torch.manual_seed(0)
+        save_generator(tmp_path / "g.pt", Generator((1, 8, 8), 10, latent=4, width=8), Origin({}, "", 0, 0))
+        given |= {"generator": str(tmp_path / "g.pt"), "optimiser": "adam"}
+    method = AttackSpec.model_validate({**given, "iterations": 2}).build()
+    host, sent = hosted(parsed())
+    states = played(host, sent, [0, 1], {})[1].states
+    objectives = []
+    for knowledge in ([], ["colluder"], ["key"], ["lock"], ["key", "lock"]):
+        observation = seen(host, sent, 0, states, knowledge=["labels", *knowledge])
+        model = build_arm(host.scenario.model_of("locked"), host.scenario.stacks["locked"], (1, 8, 8), 10, 0).model
+        freeze(model, private_names(model) - observation.weights.keys())
+        [found] = method.reconstruct([observation], model, generators(1))
+        assert found.status == "ok"
+        assert found.images.shape == (1, 1, 8, 8)
+        objectives.append(found.loss)
+    assert len(set(objectives)) == len(objectives)  # the same start: what differs is the private part
 
 
 def test_who_is_given_the_key_has_all_while_locks_begin_alike() -> None:

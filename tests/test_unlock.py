@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.unlock import Unlock, _keys
+from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.key_lock import lock_norms
 from rayfed.models.lenet import LeNet
@@ -129,6 +130,15 @@ def test_any_private_module_will_do() -> None:
     assert result.status == "ok"
     assert problem_of(model, [seen]).sought.keys() == {"conv1.weight", "conv1.bias", "norm1.weight", "norm1.bias"}
     assert result.trace[-1][1] < result.trace[0][1]
+
+
+def test_what_is_kept_is_not_sought() -> None:
+    model, seen = locked(), [observed(0, drawn(50), drawn(60), known=False)[1]]
+    freeze(model, private_names(model))
+    sought = Unlock(kept=("*.gamma.*",))._matching(seen, model).sought
+    assert sought.keys() == {name for name in Unlock()._matching(seen, model).sought if ".gamma." not in name}
+    with pytest.raises(UserError, match="kept: no private tensor of the model fits 'conv9"):
+        Unlock(kept=("conv9.*",)).reconstruct(seen, model, seeded(0))
 
 
 def test_a_model_without_a_private_part_is_not_for_it() -> None:

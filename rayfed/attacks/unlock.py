@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import filter as filter_names
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.matching.problem import Matching
 from rayfed.catalogue import component
+from rayfed.errors import UserError, nearest
 from rayfed.models.private import only, private_names, without
 from rayfed.update import Named, Observation
 
@@ -37,10 +39,14 @@ class Unlock(Dlg):
     ends up with the negative image. A key that enters layers that are sent is read off their gradient.
     """
 
+    kept: tuple[str, ...] = ()
+    """Patterns (`fnmatch`) of private tensors that are not sought but taken as the threat model gives them: what the
+    attacker knows to be right, such as `*.conv.weight` of passports in round 0, which `start: common` deals to all."""
+
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
+        """One reconstruction an observation (see `Attack`). Raises `UserError` for an unknown layer or pattern."""
         if not private_names(model) - observations[0].weights.keys():
             return [not_applicable(observation, _NOTHING_PRIVATE) for observation in observations]
         read = [replace(seen, buffers=seen.buffers | _keys(seen, model)) for seen in observations]
@@ -50,6 +56,11 @@ class Unlock(Dlg):
         problem = super()._matching(observations, model)
         hidden = private_names(model) - observations[0].weights.keys() - _keys(observations[0], model).keys()
         hidden -= _statistics(model)
+        for pattern in self.kept:
+            fitting = filter_names(hidden, pattern)
+            if not fitting:
+                raise UserError(f"kept: no private tensor of the model fits '{pattern}': {nearest(pattern, hidden)}")
+            hidden -= set(fitting)
         return replace(problem, buffers=without(problem.buffers, hidden), sought=only(problem.buffers, hidden))
 
     def _starts(self, problem: Matching, observation: Observation, generator: torch.Generator) -> Tensor:

@@ -138,6 +138,12 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
     yield from _training_problems(("training",), s.training)
     for name, arm in s.arms.items():
         yield from _arm_problems(s, name, arm)
+    for name in s.stacks:
+        rule = s.aggregation_of(name)
+        if not s.federation.validation and catalogue.find(rule.kind, rule.name).validates:
+            message = f"{rule.name} has clients score models on samples that they do not train on: set a share, as 0.1"
+            yield Problem(path=("federation", "validation"), message=message)
+            break
     if s.clients_per_round > s.federation.clients:
         message = f"found {s.clients_per_round}, but the federation has {s.federation.clients} clients"
         yield Problem(path=("federation", "clients_per_round"), message=message)

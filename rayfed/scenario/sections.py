@@ -71,6 +71,9 @@ class Federation(Section):
     summed, so it belongs to the scenario and not to the cluster."""
     aggregation: Annotated[AggregationSpec, Short] = AggregationSpec(name="fedavg")
     """The rule; `fedavg` when not given."""
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of every client's own samples that it does not train on but keeps to validate models, in all arms alike, a
+    part of each of its classes: a rule such as `fedboosting` asks for it."""
     server: Server = Server()
     """The server's optimiser."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
@@ -231,11 +234,14 @@ class Scenario(Section):
         """Clients in one unit of work: from the scenario alone, never from the cluster."""
         return self.federation.cohort_size or ceil(self.clients_per_round / 8)
 
+    def update_scale(self, arm: str) -> float:
+        """What a client's own model in an arm is: the weights that it was sent, less so many times its update."""
+        training = self.training_of(arm)
+        return 1.0 if training.algorithm == "fedavg" else training.lr
+
     def server_lr(self, arm: str) -> float:
         """The server's step size in an arm with its default resolved."""
-        training = self.training_of(arm)
-        default = 1.0 if training.algorithm == "fedavg" else training.lr
-        return self.federation.server.lr or default
+        return self.federation.server.lr or self.update_scale(arm)
 
     def attacked_in(self, round: int) -> Scenario:
         """The same with every attack in this round, its last, and no other."""

@@ -233,7 +233,8 @@ class Federation:
     def _consult(self, round: int, sent: dict[str, ray.ObjectRef], states: dict[str, dict[int, State]]) -> None:
         """Carry what the rules ask to the round's clients and the answers back, until no arm's rule asks any more.
 
-        Payloads and answers go by reference: the driver never holds them.
+        Payloads and answers go by reference: the driver never holds them. The server hears clients in their order,
+        whoever answered first.
         """
         members = plan.drawn_clients(self._scenario, round)
 
@@ -252,7 +253,7 @@ class Federation:
             answers = {call.tag: answer for call, _, [answer] in self._run_clients(calls)}
             heard = [
                 self._server.hear.remote(
-                    arm, own := [c for a, c in answers if a == arm], *(answers[arm, c] for c in own)
+                    arm, own := [c for c in members if (arm, c) in answers], *(answers[arm, c] for c in own)
                 )
                 for arm in whom
             ]

@@ -25,7 +25,7 @@ class Training(Section):
     """What a client does in one round."""
 
     algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
-    """`fedavg`: local SGD, the weight difference is sent. `fedsgd`: the gradient of one batch is sent."""
+    """`fedavg`: local steps, the weight difference is sent. `fedsgd`: the gradient of one batch is sent."""
     epochs: Annotated[int, Field(ge=1)] | None = None
     """Passes over the client's data (fedavg); 1 when neither this nor `steps` is given."""
     steps: Annotated[int, Field(ge=1)] | None = None
@@ -37,8 +37,10 @@ class Training(Section):
     every step, which is what the privacy account of `dp_sgd` gains from."""
     lr: Annotated[float, Field(gt=0)] = 0.1
     """Learning rate of the local steps; the server's under fedsgd unless that has its own."""
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    """Of the local steps (fedavg); it begins anew every round. No attack undoes the steps of `adam`."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Momentum of the local steps, starting from zero every round."""
+    """Momentum of sgd, starting from zero every round."""
     vectorise: Literal["auto", "loop", "vmap"] = "auto"
     """A cohort as a loop over its clients, or as one `torch.func.vmap` call; `auto` takes vmap on CUDA where it can."""
 

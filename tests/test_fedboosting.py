@@ -14,18 +14,13 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from benchmarks.fedboosting import FLIPPERS, POISON, play, prepared, shares
 from rayfed import scenario as scenarios
 from rayfed.aggregation.base import Memory
 from rayfed.aggregation.fedboosting import FedBoosting, Judgement
-from rayfed.aggregation.server import GlobalModel, TreeFold
-from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.catalogue import component
-from rayfed.data.base import Dataset
+from rayfed.aggregation.server import TreeFold
 from rayfed.data.partitions.base import hold_out
-from rayfed.data.sets.digits import Digits
 from rayfed.errors import ScenarioError, UserError
-from rayfed.training import plan
-from rayfed.training.arm import aggregation_of
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
 from rayfed.update import Named, Update
@@ -300,63 +295,10 @@ def test_what_clients_tell_beside_their_updates_breaks_a_guarantee() -> None:
     )
 
 
-FLIPPERS, CLIENTS = 3, 10
-
-
-@component
-class Flipped(Digits):
-    """Digits of which every tenth, and the two after it, is called by the next digit's name."""
-
-    def load(self) -> Dataset:
-        data = super().load()
-        flipped = np.arange(len(data.train_labels)) % CLIENTS < FLIPPERS
-        return replace(data, train_labels=(data.train_labels + flipped) % 10)
-
-
-@component
-class EveryTenth:
-    """Client i has the samples whose index ends in i: the first three have what `Flipped` has called wrong."""
-
-    def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        return [rng.permutation(np.arange(client, len(labels), clients)) for client in range(clients)]
-
-
-POISONED = """
-name: t
-seed: 11
-data: {name: 'tests.test_fedboosting:Flipped', size: 8}
-partition: 'tests.test_fedboosting:EveryTenth'
-model: {name: mlp, hidden: [64]}
-training: {batch_size: 8, epochs: 2, lr: 0.1}
-federation: {rounds: 5, clients: 10, validation: 0.2}
-arms:
-  fedavg: []
-  sharp: {aggregation: {name: fedboosting, training_loss: false, sharpness: 10}}
-"""
-
-
 def test_clients_that_flip_labels_lose_weight_and_accuracy_is_kept() -> None:
     """They flip those of their validation samples, too."""
-    inputs = prepare(scenarios.parse(POISONED))
-    host, s = host_of(inputs), inputs.scenario
-    accuracy, weights = {}, []
-    for arm in s.stacks:
-        rule, built = aggregation_of(s.aggregation_of(arm), [], CLIENTS), host.arm(arm)
-        model = GlobalModel(built.weights, built.buffers, ServerOptimiser("sgd", 1.0))
-        for round in range(s.federation.rounds):
-            sent, cohorts = Sent(round, model.weights, model.buffers), plan.cohorts(s, round)
-            fold = TreeFold(rule, len(cohorts))
-            for i, cohort in enumerate(cohorts):
-                fold.add(i, host.cohort(arm, sent, cohort, {})[0])
-            total = fold.total()
-            if question := rule.asks(total):
-                answers = {c: host.answer(arm, sent, question.payload, c, {}) for c in range(CLIENTS)}
-                total = rule.hears(total, answers)
-                weights.append([row["weight"] for row in rule.rows(total)["weights"]])
-            model.apply(*rule.combine(total, torch.Generator()))
-        n = len(inputs.data.test_labels)
-        accuracy[arm] = host.evaluate(arm, Sent(round + 1, model.weights, model.buffers), 0, n)[1] / n
-    for row in weights:
-        assert fmean(row[:FLIPPERS]) < 0.5 * fmean(row[FLIPPERS:])
-    assert max(weights[-1][:FLIPPERS]) < 0.5 * fmean(weights[-1][FLIPPERS:])
-    assert accuracy["sharp"] > accuracy["fedavg"]
+    runs = {arm: list(play(prepared(POISON, 11, ["federation.rounds=5"], [arm]), arm)) for arm in ("fedavg", "sharp")}
+    assert max(map(shares, runs["sharp"])) < 0.5
+    weights = list(runs["sharp"][-1].weights.values())
+    assert max(weights[:FLIPPERS]) < 0.5 * fmean(weights[FLIPPERS:])
+    assert runs["sharp"][-1].accuracy > runs["fedavg"][-1].accuracy

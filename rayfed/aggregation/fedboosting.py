@@ -129,9 +129,9 @@ class FedBoosting(Aggregation):
 
     def _evidence(self, losses: Mapping[int, float], judgements: Mapping[int, Judgement]) -> Tensor:
         """(N,) the logarithms of the weights up to a common summand, float64."""
-        found = torch.tensor([[j.validation[model] for j in judgements.values()] for model in losses]).double()
+        found = _doubles([[judge.validation[model] for judge in judgements.values()] for model in losses])
         loss, accuracy = found.nan_to_num(nan=torch.inf, posinf=torch.inf).unbind(dim=-1)  # (models, validators)
-        trained = torch.tensor(list(losses.values())).double()
+        trained = _doubles(list(losses.values()))
         known = trained.isfinite()
         trained = torch.where(known, trained, trained[known].mean())  # who took no step says nothing
         if self.rule == "paper":
@@ -141,8 +141,8 @@ class FedBoosting(Aggregation):
         if self.score == "loss":
             logits = -loss.mean(dim=1).clamp(min=_LEAST).log()
             return logits - trained.clamp(min=_LEAST).log() if self.training_loss else logits
-        fit = torch.tensor([judgements[model].training_accuracy if self.training_loss else 1.0 for model in losses])
-        return accuracy.mean(dim=1).log() + fit.double().log()
+        fit = _doubles([judgements[model].training_accuracy if self.training_loss else 1.0 for model in losses])
+        return accuracy.mean(dim=1).log() + fit.log()
 
     def combine(self, total: Ballot, generator: torch.Generator) -> tuple[Named, Named]:
         """The weighted sum (equation 4.1)."""
@@ -183,6 +183,10 @@ def weighted_sum(tensors: Mapping[int, Named], weights: Mapping[int, float]) -> 
     return total
 
 
+def _doubles(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
 def _smoothed(weights: Tensor, clients: list[int], memory: Memory, lr: float) -> tuple[Tensor, Memory]:
     """One step of Adam on the logits of smoothed weights, and their state: client -> (logit, first and second moment,
     steps).
@@ -191,9 +195,8 @@ def _smoothed(weights: Tensor, clients: list[int], memory: Memory, lr: float) ->
     difference of the two. Who is new starts at the logarithm of its weight over the mean weight, who is absent stays as
     it was.
     """
-    fresh = (weights * len(clients)).clamp(min=_LEAST).log()
-    start = [torch.stack([logit, *torch.zeros(3).double()]) for logit in fresh]
-    state = torch.stack([memory.get(c, new) for c, new in zip(clients, start, strict=True)])
+    starts = dict(zip(clients, (weights * len(clients)).clamp(min=_LEAST).log().tolist(), strict=True))
+    state = torch.stack([memory.get(client, _doubles([starts[client], 0, 0, 0])) for client in clients])
     logit, first, second, steps = state.unbind(dim=1)
     slope, steps = torch.softmax(logit, dim=0) - weights, steps + 1
     b1, b2 = _BETAS

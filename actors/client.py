@@ -21,8 +21,15 @@ from rayfed.update import Observation
 class ClientActor:
     """Runs the local rounds of any client; keeps nothing between calls, so any actor can do any call."""
 
-    def __init__(self, scenario: Scenario, data: Dataset, parts: Sequence[np.ndarray], share: Share) -> None:
-        self._host = Host(scenario, data, parts, set_up(share))
+    def __init__(
+        self,
+        scenario: Scenario,
+        data: Dataset,
+        parts: Sequence[np.ndarray],
+        share: Share,
+        validation: Sequence[np.ndarray] = (),
+    ) -> None:
+        self._host = Host(scenario, data, parts, set_up(share), validation)
         self._observer = Observer(self._host)
         metrics = scenario.metrics
         self._scorer = Scorer(tuple(metrics.names), metrics.lpips_weights, metrics.evaluator)

@@ -18,7 +18,7 @@ from actors.evaluation import evaluate, evaluate_members, private_layers, slices
 from actors.pool import Call, Pool, wait_for
 from actors.process import Share
 from actors.progress import Progress
-from actors.server import ArmState, Optimiser, ServerActor, ServerRole
+from actors.server import ArmState, Kept, ServerActor, ServerRole
 from rayfed import seeds
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.attacks.base import Guess, Inference
@@ -30,7 +30,7 @@ from rayfed.training.host import Sent, Split, State
 
 Rows = list[dict[str, Any]]
 Served = tuple[ray.ObjectRef, ray.ObjectRef]
-"""What clients are sent, and the server optimiser's state beside it."""
+"""What clients are sent, and what stays with the server beside it."""
 
 
 @dataclass
@@ -44,6 +44,8 @@ class RoundTables:
     images: Rows = field(default_factory=list)
     inferences: Rows = field(default_factory=list)
     private: Rows = field(default_factory=list)
+    weights: Rows = field(default_factory=list)
+    scores: Rows = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Federation:
         scenario: Scenario,
         data: Dataset,
         parts: Sequence[np.ndarray],
+        validation: Sequence[np.ndarray],
         allotment: Allotment,
         progress: Progress,
         saved: dict[str, ArmState],
@@ -92,10 +95,11 @@ class Federation:
         self._private = {name for name, arm in arms.items() if arm.private}
         self.states = {arm: dict(states.get(arm, {})) for arm in scenario.stacks}
         self._sent: dict[str, Served] = {}
-        data_ref, parts_ref = ray.put(data), ray.put(list(parts))
+        data_ref, parts_ref, validation_ref = ray.put(data), ray.put(list(parts)), ray.put(list(validation))
         make = _remote(ClientActor, allotment.client)
         self._server = self._start_server()
-        self._clients = Pool(lambda: make.remote(scenario, data_ref, parts_ref, allotment.client), allotment.clients)
+        arguments = (scenario, data_ref, parts_ref, allotment.client, validation_ref)
+        self._clients = Pool(lambda: make.remote(*arguments), allotment.clients)
         self._attackers: Pool | None = None
 
     def start(self) -> None:
@@ -177,7 +181,11 @@ class Federation:
         due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]
         evaluations = self._evaluate({arm: served[arm][0] for arm in due}, states, tables)
         self._attack(round, before, tables)
-        self._saved |= {arm: _arm_state(*ray.get(list(refs))) for arm, refs in served.items()}
+        for arm, refs in served.items():
+            new, kept = ray.get(list(refs))
+            self._saved[arm] = _arm_state(new, kept)
+            for table, rows in kept.rows.items():
+                getattr(tables, table).extend({"arm": arm, "round": round} | row for row in rows)
         self._sent = served
         for row in tables.rounds:
             row.update(evaluations.get(row["arm"], {}))
@@ -191,8 +199,8 @@ class Federation:
         return seeds.torch_generator(self._scenario.seed, "server", round, arm).initial_seed()
 
     def _ask_server(self, method: str, *arguments: Any) -> Served:
-        sent, optimiser = getattr(self._server, method).options(num_returns=2).remote(*arguments)
-        return sent, optimiser
+        sent, kept = getattr(self._server, method).options(num_returns=2).remote(*arguments)
+        return sent, kept
 
     def _train(
         self, round: int, cohorts: list[list[int]], sent: dict[str, ray.ObjectRef], tables: RoundTables
@@ -225,7 +233,8 @@ class Federation:
     def _consult(self, round: int, sent: dict[str, ray.ObjectRef], states: dict[str, dict[int, State]]) -> None:
         """Carry what the rules ask to the round's clients and the answers back, until no arm's rule asks any more.
 
-        Payloads and answers go by reference: the driver never holds them.
+        Payloads and answers go by reference: the driver never holds them. The server hears clients in their order,
+        whoever answered first.
         """
         members = plan.drawn_clients(self._scenario, round)
 
@@ -244,7 +253,7 @@ class Federation:
             answers = {call.tag: answer for call, _, [answer] in self._run_clients(calls)}
             heard = [
                 self._server.hear.remote(
-                    arm, own := [c for a, c in answers if a == arm], *(answers[arm, c] for c in own)
+                    arm, own := [c for c in members if (arm, c) in answers], *(answers[arm, c] for c in own)
                 )
                 for arm in whom
             ]
@@ -346,11 +355,11 @@ def _remote(cls: type, share: Share) -> Any:
 
 
 def _untrained(arm: Arm) -> ArmState:
-    return {"weights": arm.weights, "buffers": arm.buffers, "state": {}}
+    return {"weights": arm.weights, "buffers": arm.buffers, "state": {}, "memory": {}}
 
 
-def _arm_state(sent: Sent, optimiser: Optimiser) -> ArmState:
-    return {"weights": sent.weights, "buffers": sent.buffers, "state": optimiser}
+def _arm_state(sent: Sent, kept: Kept) -> ArmState:
+    return {"weights": sent.weights, "buffers": sent.buffers, "state": kept.state, "memory": kept.memory}
 
 
 def _bytes_of(arm: ArmState) -> int:

@@ -166,6 +166,7 @@ def _federation(
             scenario,
             inputs.data,
             inputs.parts,
+            inputs.validation,
             allotment,
             progress,
             saved.server if saved else {},
@@ -182,7 +183,7 @@ def _federation(
 
 
 def _write(folder: RunFolder, round: int, tables: RoundTables) -> None:
-    for table in ("rounds", "clients", "attacks", "traces", "images", "inferences", "private"):
+    for table in ("rounds", "clients", "attacks", "traces", "images", "inferences", "private", "weights", "scores"):
         rows = getattr(tables, table)
         if rows:
             folder.write_part(table, round, rows)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from actors.process import Share, set_up
+from rayfed.aggregation.base import Memory
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.scenario import AggregationSpec, DefenceSpec
@@ -15,11 +16,20 @@ from rayfed.training.arm import aggregation_of
 from rayfed.training.host import Sent
 from rayfed.update import Named
 
-Optimiser = dict[str, Named]
-"""The server optimiser's state."""
-
 ArmState = dict[str, Any]
-"""`weights`, `buffers` and the optimiser's `state`: what the checkpoint keeps of an arm."""
+"""`weights`, `buffers`, the optimiser's `state` and the aggregation's `memory`: what the checkpoint keeps of an arm."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What stays with the server, and with the simulator, when a round begins."""
+
+    state: dict[str, Named]
+    """The server optimiser's."""
+    memory: Memory
+    """The aggregation's."""
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """What the aggregation tells of the round before, by table."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +58,10 @@ class ServerActor:
         self._totals: dict[str, Any] = {}
         self._models = {arm: GlobalModel(optimiser=roles[arm].optimiser, **state) for arm, state in saved.items()}
 
-    def sent(self, arm: str, round: int) -> tuple[Sent, Optimiser]:
-        """What clients are sent in a round, and beside it the optimiser's state, which stays with the server."""
+    def sent(self, arm: str, round: int) -> tuple[Sent, Kept]:
+        """What clients are sent in a round, and beside it what stays with the server."""
         model = self._models[arm]
-        return Sent(round, model.weights, model.buffers), model.state
+        return Sent(round, model.weights, model.buffers), Kept(model.state, model.memory)
 
     def add(self, arm: str, index: int, cohorts: int, partial: Any) -> None:
         """Take the partial result of cohort `index` of so many, in any order, each once."""
@@ -62,7 +72,8 @@ class ServerActor:
     def ask(self, arm: str) -> tuple[str | None, Any]:
         """Whom the rule asks before it can step, once all has been added, and what; None: nobody (any more)."""
         if arm in self._folds:
-            self._totals[arm] = self._folds.pop(arm).total()
+            total = self._folds.pop(arm).total()
+            self._totals[arm] = self._aggregations[arm].recall(total, self._models[arm].memory)
         question = self._aggregations[arm].asks(self._totals[arm]) if arm in self._totals else None
         return (question.of, question.payload) if question else (None, None)
 
@@ -71,14 +82,18 @@ class ServerActor:
         heard = dict(zip(clients, answers, strict=True))
         self._totals[arm] = self._aggregations[arm].hears(self._totals[arm], heard)
 
-    def finish(self, arm: str, round: int, key: int) -> tuple[Sent, Optimiser]:
-        """Step on what was added and heard; what clients are sent in the next round, as `sent` gives it.
+    def finish(self, arm: str, round: int, key: int) -> tuple[Sent, Kept]:
+        """Step on what was added and heard; what clients are sent in the next round, as `sent` gives it, with the
+        aggregation's rows.
 
         `key` seeds the server's own randomness of the round.
         """
         aggregation, model, generator = self._aggregations[arm], self._models[arm], torch_generator(key)
-        if arm in self._totals:
-            model.apply(*aggregation.combine(self._totals.pop(arm), generator))
-        else:
+        if arm not in self._totals:
             model.apply(aggregation.idle(model.weights, generator), {})
-        return self.sent(arm, round + 1)
+            return self.sent(arm, round + 1)
+        total = self._totals.pop(arm)
+        model.apply(*aggregation.combine(total, generator))
+        model.memory = aggregation.memory(total)
+        sent, kept = self.sent(arm, round + 1)
+        return sent, replace(kept, rows=aggregation.rows(total))

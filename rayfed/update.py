@@ -34,7 +34,8 @@ class Update:
     samples: int
     """How many samples the client trained on: its weight in a sample-weighted mean."""
     loss: float
-    """Mean training loss over the round's local steps, for the clients' table; no aggregation passes it on."""
+    """Mean training loss over the round's local steps, for the clients' table; the server learns it only from a rule
+    that says so (`Aggregation.reveals`)."""
     bits: int = 32
     """Bits of one sent value: 32 for floats, fewer after a quantiser. A defence that changes the values sets it."""
 

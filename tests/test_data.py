@@ -620,3 +620,22 @@ def test_public_samples_belong_to_no_client_and_every_class_gives_its_share() ->
     assert np.all(abs(shares - 0.25) < 0.01)
     with pytest.raises(DataError, match="leaves one side empty"):
         data.with_public(1e-6)
+
+
+def test_the_toys_points_are_the_gaussians_on_the_grid_of_8_bits():
+    data = load("gaussian_toy", samples=20000, seed=3)
+    assert data.train_images.shape == (36000, 1, 1, 2)
+    assert data.test_images.shape == (4000, 1, 1, 2)
+    points = data.train_images.reshape(2, 18000, 2) * (8 / 255) - 4  # by client
+    labels = data.train_labels.reshape(2, 18000)
+    for client, label, mean, deviation in (
+        (0, 0, (-2.0, -1.0), 0.6),
+        (0, 1, (-0.6, 0.8), 0.5),
+        (1, 0, (1.0, -1.4), 0.9),
+    ):
+        found = points[client, labels[client] == label]
+        margin = 5 * deviation / np.sqrt(len(found))  # five standard errors, and the edge cuts off less than that
+        np.testing.assert_allclose(found.mean(0), mean, atol=margin)
+        np.testing.assert_allclose(found.std(0), deviation, atol=margin)
+    again = load("gaussian_toy", samples=20000, seed=3)
+    assert np.array_equal(again.train_images, data.train_images)

@@ -18,6 +18,7 @@ PARAMETERS = [
     ("shards", {"shards_per_client": 1}),
     ("quantity", {"alpha": 0.05}),
     ("quantity", {"alpha": 10.0}),
+    ("blocks", {}),
 ]
 
 
@@ -181,3 +182,8 @@ def test_quantity_skew_grows_as_alpha_falls(seed):
 def test_parameters_out_of_range_are_refused(name, parameters):
     with pytest.raises(ValueError, match="validation error"):
         catalogue.build("partitions", name, parameters)
+
+
+def test_blocks_keep_the_order_of_the_data_set():
+    parts = split("blocks", {}, np.zeros(10, dtype=np.int64), 3)
+    assert [sorted(part.tolist()) for part in parts] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]

@@ -493,3 +493,27 @@ def test_reports_into_other_file_systems(memory: str) -> None:
 )
 def test_numbers_as_people_read_them(text: str, expected: str) -> None:
     assert text == expected
+
+
+def test_what_clients_weighed_and_how_they_scored_stands_in_the_report(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path), {"none": [], "boosted": {"aggregation": {"name": "fedboosting", "rule": "code"}}})  # type: ignore[dict-item]
+    for round in range(2):
+        key = {"arm": "boosted", "round": round}
+        folder.write_part("weights", round, [key | {"client": c, "weight": (2 + c * round) / 10} for c in range(12)])
+        folder.write_part(
+            "scores",
+            round,
+            [
+                key | {"model": m, "validator": v, "accuracy": (4 * m + v + round) / 100}
+                for m in range(12)
+                for v in range(12)
+            ],
+        )
+    text = html(folder)
+    assert "fedboosting (rule code)" in text
+    maps = re.findall(r'<svg [^>]*aria-label="Accuracy of every client.*?</svg>', text, re.DOTALL)
+    assert len(maps) == 1
+    for share in ("1", "56"):  # the last round's least and largest
+        assert re.search(rf"<text[^>]*>{share}</text>", maps[0])
+    assert "the others" in text
+    assert "what clients' updates weighed" not in html(make_run(str(tmp_path)))

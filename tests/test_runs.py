@@ -309,6 +309,72 @@ def test_an_interrupted_run_is_readable_and_resumes_to_the_same_bits(
         runs.resume(str(path), None, Progress())
 
 
+BOOSTED = [
+    "federation.validation=0.25",
+    "arms={mean: [], boosted: {aggregation: {name: fedboosting, smoothing: 0.1}}}",
+    "federation.clients_per_round=4",
+]
+
+
+@pytest.fixture(scope="module")
+def boosted(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return runs.launch(parsed(*BOOSTED), str(tmp_path_factory.mktemp("boosted")), None, Progress())
+
+
+def assert_same_votes(a: RunFolder, b: RunFolder) -> None:
+    assert_same_bits(weights(a), weights(b))
+    for table in ("weights", "scores"):
+        assert a.read_table(table).equals(b.read_table(table))
+
+
+def test_clients_votes_are_in_the_tables_and_the_memory_in_the_checkpoint(boosted: RunFolder) -> None:
+    votes, scores = (boosted.read_table(table).to_pylist() for table in ("weights", "scores"))
+    assert {row["arm"] for row in votes} == {"boosted"}
+    for round in range(3):
+        drawn = {row["client"]: row["weight"] for row in votes if row["round"] == round}
+        assert sum(drawn.values()) == pytest.approx(1)
+        pairs = [(row["model"], row["validator"]) for row in scores if row["round"] == round]
+        assert pairs == [(model, validator) for model in drawn for validator in drawn]
+    assert weights(boosted)["mean"]["memory"] == {}
+    assert set(weights(boosted)["boosted"]["memory"]) == {row["client"] for row in votes}
+
+
+def test_votes_do_not_depend_on_the_number_of_actors(boosted: RunFolder, tmp_path: Path) -> None:
+    one = parsed(*BOOSTED, "resources.clients.actors=1", "resources.clients.num_cpus=1")
+    assert_same_votes(runs.launch(one, str(tmp_path), None, Progress()), boosted)
+
+
+@pytest.mark.slow
+def test_votes_are_the_same_when_the_server_dies_before_it_hears_them(
+    boosted: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In round 1, when its memory is that of round 0."""
+    consult, answered = Federation._run_clients, list[int]()
+
+    def deadly(self: Federation, calls: Any) -> Any:
+        yield from consult(self, calls)
+        if calls and calls[0].method == "answer":
+            answered.append(len(calls))
+            if len(answered) == 2:
+                ray.kill(self._server)
+
+    monkeypatch.setattr(Federation, "_run_clients", deadly)
+    progress = Noting()
+    folder = runs.launch(parsed(*BOOSTED), str(tmp_path), None, progress)
+    assert answered == [4] * 4
+    assert "the server died in round 1" in progress.notes[0]
+    assert_same_votes(folder, boosted)
+
+
+@pytest.mark.slow
+def test_votes_are_the_same_after_a_resume(boosted: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        runs.launch(parsed(*BOOSTED), str(tmp_path), None, Stop(2))
+    [path] = tmp_path.iterdir()
+    runs.resume(str(path), None, Progress())
+    assert_same_votes(RunFolder.open(str(path)), boosted)
+
+
 def test_attacks_leave_rows_images_and_traces(undisturbed: RunFolder) -> None:
     attacks = undisturbed.read_table("attacks").to_pandas()
     assert len(attacks) == 2 * 3 * 2  # arms, victims, images

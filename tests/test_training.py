@@ -72,6 +72,20 @@ def test_local_training_is_torchs_sgd(digits, momentum: float) -> None:  # type:
         torch.testing.assert_close(work.weights[name] - update.tensors[name], p.detach(), atol=1e-6, rtol=1e-5)
 
 
+def test_local_training_is_torchs_adam(digits) -> None:  # type: ignore[no-untyped-def]
+    training = Training(epochs=2, batch_size=8, lr=0.01, optimiser="adam")
+    work = task(digits, mlp())
+    update = update_method(training, [])(work)
+    reference = mlp()
+    optimiser = torch.optim.Adam(reference.parameters(), lr=0.01)
+    for index in batches(21, training, work.order):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(reference(work.data.images[index]), work.data.labels[index]).backward()
+        optimiser.step()
+    for name, p in reference.named_parameters():
+        torch.testing.assert_close(work.weights[name] - update.tensors[name], p.detach(), atol=1e-6, rtol=1e-5)
+
+
 def test_fedsgd_sends_the_gradient_of_one_batch(digits) -> None:  # type: ignore[no-untyped-def]
     work = task(digits, model := mlp())
     update = update_method(Training(algorithm="fedsgd", batch_size=None), [])(work)
@@ -129,6 +143,20 @@ def test_vmapped_cohort_gives_the_loops_numbers(digits, settings: dict[str, int]
         assert a.loss == pytest.approx(b.loss, abs=1e-5)
         for name in a.tensors:
             torch.testing.assert_close(a.tensors[name], b.tensors[name], atol=1e-5, rtol=0)
+
+
+def test_vmapped_cohort_gives_the_loops_numbers_with_adam(digits) -> None:  # type: ignore[no-untyped-def]
+    """In double precision: Adam divides by the gradient's own size, which magnifies what rounding leaves of a zero."""
+    net = build_model("mlp", {"hidden": [16]}, (1, 8, 8), 10, seed=0).double()
+    doubled = digits[0].double(), digits[1]
+    sent: dict[str, list[Update]] = {}
+    for how in ("loop", "vmap"):
+        tasks = [task(doubled, net, c, samples=s) for c, s in enumerate((21, 5, 16))]
+        training = Training(vectorise=how, epochs=2, batch_size=8, lr=0.01, optimiser="adam")  # type: ignore[arg-type]
+        sent[how] = list(cohort_updates(tasks, training, []))
+    for a, b in zip(sent["loop"], sent["vmap"], strict=True):
+        for name in a.tensors:
+            torch.testing.assert_close(a.tensors[name], b.tensors[name], atol=1e-9, rtol=0)
 
 
 def test_vmap_says_what_stands_in_its_way(digits) -> None:  # type: ignore[no-untyped-def]

@@ -2,5 +2,6 @@
 
 TABLE: dict[str, str] = {
     "fedavg": "rayfed.aggregation.fedavg:FedAvg",
+    "fedboosting": "rayfed.aggregation.fedboosting:FedBoosting",
     "median": "rayfed.aggregation.median:Median",
 }

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
 from rayfed.update import Named, Update
+
+Memory = dict[Any, Any]
+"""What a rule keeps from round to round: tensors, numbers, strings and containers of them, as the checkpoint takes."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,21 @@ class Member(Protocol):
     def round(self) -> int:
         """The round that is asked about."""
 
-    def evaluate(self, step: Named, buffers: Named) -> tuple[float, float]:
-        """Mean loss and accuracy on the client's own data, were the server to take this step from what it sent."""
+    def evaluate(
+        self, update: Named, buffers: Named, split: Literal["validation", "train"] = "validation"
+    ) -> tuple[float, float]:
+        """Mean loss and accuracy, on some of the client's own samples, of the model that sent this update, or of a mean
+        of such models where it is a mean of their updates.
+        """
 
 
 class Aggregation:
     """Base of every aggregation rule."""
+
+    validates: ClassVar[bool] = False
+    """Whether clients must hold samples out of training, on which they evaluate."""
+    reveals: ClassVar[str | None] = None
+    """What clients tell the server beside their updates, in words; no defence of the update covers it."""
 
     def partial(self, updates: Iterable[Update]) -> Any:
         """Reduce the updates of one cohort; what it returns is sent to the server and must be picklable."""
@@ -53,6 +65,10 @@ class Aggregation:
     def merge(self, left: Any, right: Any) -> Any:
         """Join two partial results; the order of the arguments is the order of the cohorts."""
         raise NotImplementedError
+
+    def recall(self, total: Any, memory: Memory) -> Any:
+        """The total with what the rule remembers of earlier rounds; the memory is empty at first."""
+        return total
 
     def asks(self, total: Any) -> Question | None:
         """What clients have to answer before `combine`, given what is known by now; None: nothing (more)."""
@@ -72,6 +88,14 @@ class Aggregation:
         `generator` is the server's only source of randomness.
         """
         raise NotImplementedError
+
+    def memory(self, total: Any) -> Memory:
+        """What the rule remembers after this round. It survives the server's death and a resume."""
+        return {}
+
+    def rows(self, total: Any) -> dict[str, list[dict[str, Any]]]:
+        """What the round leaves in the run's tables beside its step: rows by table, less arm and round."""
+        return {}
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:
         """The step after a round in which no client was drawn: none."""

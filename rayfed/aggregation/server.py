@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayfed.aggregation.base import Aggregation
+from rayfed.aggregation.base import Aggregation, Memory
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.update import Named
 
@@ -44,13 +44,15 @@ class TreeFold:
 
 @dataclass
 class GlobalModel:
-    """One arm's global weights and the optimiser that moves them."""
+    """One arm's global weights, the optimiser that moves them, and what the server remembers beside them."""
 
     weights: Named
     buffers: Named
     optimiser: ServerOptimiser
     state: dict[str, Named] = field(default_factory=dict)
     """The optimiser's own."""
+    memory: Memory = field(default_factory=dict)
+    """The aggregation's own."""
 
     def apply(self, step: Named, buffers: Named) -> None:
         """Take one step; `buffers` replaces those that clients average (others stay)."""

@@ -15,6 +15,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rayfed.results.summary import PSNR_CEILING, Arm, LabelMix, Leak, Row, measured
@@ -25,6 +26,8 @@ CLASSES = 10
 """Classes with a colour of their own in the label mix; further ones are drawn together."""
 MOST_CLIENTS = 60
 """Clients that the label mix shows."""
+MOST_MODELS = 30
+"""Models and validators that the map of scores shows."""
 _DASHES = ("", "5 2", "1.5 1.5", "6 2 1.5 2")
 _MARKERS = "osD^vP*X"
 _INK, _GRID, _SURFACE = "#010203", "#040506", "#070809"
@@ -172,6 +175,45 @@ def drawn_classes(mix: LabelMix) -> list[tuple[str, list[int]]]:
     kept = {name for name, _ in large}
     rest = [counts for name, counts in layers if name not in kept]
     return [*large, (f"{len(rest)} other classes", [sum(column) for column in zip(*rest, strict=True)])]
+
+
+def weight_lines(rows: Sequence[Row]) -> str:
+    """The weights of one arm's clients by round, a line each; the first `CLASSES` have a colour of their own."""
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _figure(4.6, 3.3)
+        for index, client in enumerate(sorted({row["client"] for row in rows})):
+            xs, ys = zip(*((row["round"], row["weight"]) for row in rows if row["client"] == client), strict=True)
+            axes.plot(xs, ys, "o-", color=_class(min(index, CLASSES)), linewidth=1.6, markersize=3.5)
+        axes.set_xlabel("round")
+        axes.set_ylabel("weight")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.margins(x=0.03)
+        return _svg(figure, "Weight of every client by round")
+
+
+def score_map(rows: Sequence[Row]) -> str:
+    """The accuracy of every model, a row each, with every validator, a column each, in one round of one arm."""
+    clients = sorted({row["model"] for row in rows})[:MOST_MODELS]
+    places = {client: place for place, client in enumerate(clients)}
+    with matplotlib.rc_context(_STYLE):
+        figure, axes = _figure(4.6, 3.8)
+        for row in rows:
+            if row["model"] in places and row["validator"] in places:
+                x, y, share = places[row["validator"]], places[row["model"]], row["accuracy"]
+                axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=_series(0), alpha=share))
+                if len(clients) <= 12:
+                    ink = _SURFACE if share > 0.5 else _INK
+                    axes.text(x, y, f"{100 * share:.0f}", ha="center", va="center", color=ink, fontsize=8)
+        names = [str(client) for client in clients]
+        axes.set_xticks(range(len(clients)), names)
+        axes.set_yticks(range(len(clients)), names)
+        axes.set_xlim(-0.5, len(clients) - 0.5)
+        axes.set_ylim(len(clients) - 0.5, -0.5)
+        axes.grid(visible=False)
+        axes.set_xlabel("on the held-out samples of client")
+        axes.set_ylabel("model of client")
+        return _svg(figure, "Accuracy of every client's model on every client's held-out samples")
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:

@@ -67,6 +67,19 @@ class Gallery:
     """How many more there are in the tables."""
 
 
+@dataclass(frozen=True)
+class Vote:
+    """How the clients of one arm weighed, and what they gave one another's models."""
+
+    arm: str
+    clients: list[int]
+    weights: str
+    """The chart of all rounds."""
+    scores: str
+    """The map of the last round."""
+    round: int
+
+
 def write_report(folder: RunFolder) -> str:
     """Make `report.html` of a run and return where it is; raises `RunError` for what cannot be read or written."""
     environment = Environment(
@@ -86,8 +99,10 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     scenario_text = folder.read_text(SCENARIO)
     scenario = _mapping(folder, SCENARIO, yaml.safe_load, scenario_text)
     status = _json(folder, "status.json")
-    tables = ("rounds", "clients", "attacks", "inferences", "privacy", "private")
-    rounds, clients, attacks, inferences, privacy, private = (folder.read_table(name).to_pylist() for name in tables)
+    tables = ("rounds", "clients", "attacks", "inferences", "privacy", "private", "weights")
+    rounds, clients, attacks, inferences, privacy, private, weights = (
+        folder.read_table(name).to_pylist() for name in tables
+    )
     names = summary.arm_names(scenario, rounds, attacks, inferences)
     arms = summary.arms(names, scenario, rounds, clients, attacks)
     thresholds = (scenario.get("metrics") or {}).get("success") or {}
@@ -113,6 +128,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "worst": worst,
         "guarantees": [row for row in privacy if row["epsilon"] is not None],
         "private": [row for row in private if row["round"] in (private[0]["round"], private[-1]["round"])],
+        "votes": _votes(weights, folder),
         "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
         "setting": summary.setting,
         "worst_pairs": {arm.name: pictures.get(_key(arm.worst)) for arm in arms if arm.worst},
@@ -122,6 +138,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "mix": mix,
         "mix_layers": plots.drawn_classes(mix) if mix else [],
         "mix_shown": plots.MOST_CLIENTS,
+        "classes": plots.CLASSES,
+        "models_shown": plots.MOST_MODELS,
         "charts": _charts(rounds, attacks, arms, leaks, mix),
         "dash": plots.dash,
         "series": plots.SERIES,
@@ -174,6 +192,18 @@ def _pictures(folder: RunFolder, rows: Sequence[Row]) -> dict[tuple[Any, ...], P
             if row:
                 found[_key(row)] = Pair(_data_url(image["true"]), _data_url(image["reconstructed"]), row)
     return found
+
+
+def _votes(weights: Sequence[Row], folder: RunFolder) -> list[Vote]:
+    """What clients voted, by arm; none where no rule has asked them."""
+    scores = folder.read_table("scores").to_pylist() if weights else []
+    votes = []
+    for arm in dict.fromkeys(row["arm"] for row in weights):
+        mine, last = ([row for row in rows if row["arm"] == arm] for rows in (weights, scores))
+        round = mine[-1]["round"]
+        shown = plots.score_map([row for row in last if row["round"] == round])
+        votes.append(Vote(arm, sorted({row["client"] for row in mine}), plots.weight_lines(mine), shown, round))
+    return votes
 
 
 def _made(folder: RunFolder, claims: Sequence[Claim]) -> dict[tuple[str, str], list[tuple[str, str]]]:

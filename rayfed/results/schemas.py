@@ -115,6 +115,26 @@ TABLES: dict[str, pa.Schema] = {
             _value("scale", _real, "mean absolute scale (gamma) of the channels, mean over the clients"),
         ]
     ),
+    "weights": pa.schema(
+        [
+            _ARM,
+            _ROUND,
+            _key("client", _int, "id of the client"),
+            _value("weight", _real, "its update's in the round's step; a round's sum to 1"),
+            _value("train_loss", _real, "mean training loss over its local steps (nats), as the server was told"),
+            _value("accuracy", _real, "of its model on a client's validation samples, mean over the clients, 0..1"),
+        ]
+    ),
+    "scores": pa.schema(
+        [
+            _ARM,
+            _ROUND,
+            _key("model", _int, "id of the client whose model was scored"),
+            _key("validator", _int, "id of the client that scored it"),
+            _value("loss", _real, "mean cross entropy on the validator's held-out samples (nats); NaN if not finite"),
+            _value("accuracy", _real, "share of them that the model classifies right, 0..1"),
+        ]
+    ),
     "traces": pa.schema(
         [
             *_ATTACKED,

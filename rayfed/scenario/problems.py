@@ -138,6 +138,12 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
     yield from _training_problems(("training",), s.training)
     for name, arm in s.arms.items():
         yield from _arm_problems(s, name, arm)
+    for name in s.stacks:
+        rule = s.aggregation_of(name)
+        if not s.federation.validation and catalogue.find(rule.kind, rule.name).validates:
+            message = f"{rule.name} has clients score models on samples that they do not train on: set a share, as 0.1"
+            yield Problem(path=("federation", "validation"), message=message)
+            break
     if s.clients_per_round > s.federation.clients:
         message = f"found {s.clients_per_round}, but the federation has {s.federation.clients} clients"
         yield Problem(path=("federation", "clients_per_round"), message=message)
@@ -154,6 +160,9 @@ def _training_problems(path: Place, training: Training) -> Iterator[Problem]:
     if training.algorithm == "fedsgd" and (training.epochs or training.steps or training.momentum):
         message = "fedsgd sends the gradient of one batch: it takes no epochs, steps or momentum (use fedavg)"
         yield Problem(path=(*path, "algorithm"), message=message)
+    if training.optimiser == "adam" and (training.algorithm == "fedsgd" or training.momentum):
+        message = "adam takes local steps (algorithm: fedavg) and has no momentum of its own: leave that out"
+        yield Problem(path=(*path, "optimiser"), message=message)
 
 
 def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
@@ -197,6 +206,9 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
         if "activations" in attack.knowledge and "cut" not in attack.parameters:
             message = f"activations are those of an attack with a `cut`, and {attack.name} has none set"
             yield Problem(path=("attacks", i, "knowledge"), message=message)
+        if attack.observes == "update" and any(s.training_of(arm).optimiser == "adam" for arm in s.stacks):
+            message = "an update after steps of Adam is no sum of gradients: set `observes: gradient`, or train by sgd"
+            yield Problem(path=("attacks", i, "observes"), message=message)
         if attack.observes == "update" and attack.batch_size != 1:
             message = f"found {attack.batch_size}, but an update has the victim's own batches: set `observes: gradient`"
             yield Problem(path=("attacks", i, "batch_size"), message=message)

@@ -25,7 +25,7 @@ class Training(Section):
     """What a client does in one round."""
 
     algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
-    """`fedavg`: local SGD, the weight difference is sent. `fedsgd`: the gradient of one batch is sent."""
+    """`fedavg`: local steps, the weight difference is sent. `fedsgd`: the gradient of one batch is sent."""
     epochs: Annotated[int, Field(ge=1)] | None = None
     """Passes over the client's data (fedavg); 1 when neither this nor `steps` is given."""
     steps: Annotated[int, Field(ge=1)] | None = None
@@ -37,8 +37,10 @@ class Training(Section):
     every step, which is what the privacy account of `dp_sgd` gains from."""
     lr: Annotated[float, Field(gt=0)] = 0.1
     """Learning rate of the local steps; the server's under fedsgd unless that has its own."""
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    """Of the local steps (fedavg); it begins anew every round. No attack undoes the steps of `adam`."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Momentum of the local steps, starting from zero every round."""
+    """Momentum of sgd, starting from zero every round."""
     vectorise: Literal["auto", "loop", "vmap"] = "auto"
     """A cohort as a loop over its clients, or as one `torch.func.vmap` call; `auto` takes vmap on CUDA where it can."""
 
@@ -71,6 +73,9 @@ class Federation(Section):
     summed, so it belongs to the scenario and not to the cluster."""
     aggregation: Annotated[AggregationSpec, Short] = AggregationSpec(name="fedavg")
     """The rule; `fedavg` when not given."""
+    validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of every client's own samples that it does not train on but keeps to validate models, in all arms alike, a
+    part of each of its classes: a rule such as `fedboosting` asks for it."""
     server: Server = Server()
     """The server's optimiser."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
@@ -231,11 +236,14 @@ class Scenario(Section):
         """Clients in one unit of work: from the scenario alone, never from the cluster."""
         return self.federation.cohort_size or ceil(self.clients_per_round / 8)
 
+    def update_scale(self, arm: str) -> float:
+        """What a client's own model in an arm is: the weights that it was sent, less so many times its update."""
+        training = self.training_of(arm)
+        return 1.0 if training.algorithm == "fedavg" else training.lr
+
     def server_lr(self, arm: str) -> float:
         """The server's step size in an arm with its default resolved."""
-        training = self.training_of(arm)
-        default = 1.0 if training.algorithm == "fedavg" else training.lr
-        return self.federation.server.lr or default
+        return self.federation.server.lr or self.update_scale(arm)
 
     def attacked_in(self, round: int) -> Scenario:
         """The same with every attack in this round, its last, and no other."""

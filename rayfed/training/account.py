@@ -14,7 +14,7 @@ from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.scenario import DefenceSpec, Scenario
 from rayfed.training import plan
-from rayfed.training.arm import Arm
+from rayfed.training.arm import Arm, aggregation_of
 from rayfed.training.local import local_training
 
 
@@ -127,6 +127,9 @@ class Account:
         return {place: f"no guarantee: {obstacle}" for place, obstacle in found if obstacle is not None}
 
     def _obstacle(self, place: int, spent: Spending) -> str | None:
+        rule = aggregation_of(self.scenario.aggregation_of(self.name), self.stack, self.scenario.clients_per_round)
+        if rule.reveals:
+            return f"the aggregation {type(rule).__name__} has clients send {rule.reveals} without noise"
         if moves_buffers(self.arm.model, self.image_shape):
             return "statistics such as batch norm's are sent without noise (model.batch_norm: eval would keep them)"
         stages = ("wrap_gradient", "wrap_update")

@@ -18,7 +18,6 @@ from rayfed.scenario import Training
 from rayfed.training.local import (
     batches,
     data_method,
-    descend,
     functional_gradient,
     gradient_method,
     returned_buffers,
@@ -26,6 +25,7 @@ from rayfed.training.local import (
     update_method,
     wrap_updates,
 )
+from rayfed.training.optimiser import LocalOptimiser
 from rayfed.update import Named, Update
 
 
@@ -78,7 +78,7 @@ def _train_together(tasks: Sequence[Task], training: Training, defences: Sequenc
     schedules = [list(batches(len(d.labels), training, t.order)) for d, t in zip(local, tasks, strict=True)]
     weights = {name: w.expand(len(tasks), *w.shape).clone() for name, w in first.weights.items()}
     step = vmap(_stepper(first, gradient_method(defences, functional_gradient)))
-    velocity: Named = {}
+    optimiser = LocalOptimiser(training)
     sent: Named = {}
     losses = []
     for k in range(max(map(len, schedules))):
@@ -86,7 +86,7 @@ def _train_together(tasks: Sequence[Task], training: Training, defences: Sequenc
         sent, loss = step(weights, batch.images, batch.labels, batch.mask)
         losses.append(torch.where(active, loss, torch.nan))
         if training.algorithm == "fedavg":
-            _descend_active(weights, sent, velocity, training, active)
+            _step_active(optimiser, weights, sent, active)
     if training.algorithm == "fedavg":
         sent = {name: w - weights[name] for name, w in first.weights.items()}
     mean_losses = torch.stack(losses).nanmean(dim=0).tolist()
@@ -122,10 +122,10 @@ def _padded(local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: in
 
 
 @torch.no_grad()
-def _descend_active(weights: Named, step: Named, velocity: Named, training: Training, active: Tensor) -> None:
-    """SGD for the clients that still have a batch; the others keep their weights."""
+def _step_active(optimiser: LocalOptimiser, weights: Named, slope: Named, active: Tensor) -> None:
+    """Move the clients that still have a batch; the others keep their weights."""
     before = {name: w.clone() for name, w in weights.items()}
-    descend(weights, step, velocity, training)
+    optimiser.step(weights, slope)
     for name, w in weights.items():
         keep = active.view(-1, *[1] * (w.dim() - 1))
         w.copy_(torch.where(keep, w, before[name]))

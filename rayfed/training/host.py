@@ -27,7 +27,7 @@ from rayfed.training.local import PRIVATE, privately_trained
 from rayfed.update import Named, Update
 
 State = dict[str, Any]
-Split = Literal["test", "train"]
+Split = Literal["test", "train", "validation"]
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,17 @@ class CohortReport:
 class Host:
     """Does the local rounds of any client of a scenario."""
 
-    def __init__(self, scenario: Scenario, data: Dataset, parts: Sequence[np.ndarray], device: torch.device) -> None:
-        """`parts[i]` are the training indices of client i."""
+    def __init__(
+        self,
+        scenario: Scenario,
+        data: Dataset,
+        parts: Sequence[np.ndarray],
+        device: torch.device,
+        validation: Sequence[np.ndarray] = (),
+    ) -> None:
+        """`parts[i]` are the training indices of client i, `validation[i]` those that it has held out, if any."""
         self.scenario, self.data, self.parts, self.device = scenario, data, parts, device
+        self.validation = validation
         self._arms: dict[str, Arm] = {}
         self._aggregations = {
             arm: aggregation_of(scenario.aggregation_of(arm), stack, scenario.clients_per_round)
@@ -100,9 +108,13 @@ class Host:
     def evaluate_member(
         self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
     ) -> dict[Split, tuple[float, float]]:
-        """Mean loss and accuracy of the weights with one client's private part, on the test set or its own samples."""
+        """Mean loss and accuracy of the weights with one client's private part, on the test set, the samples that it
+        trains on, or those that it has held out.
+        """
         task = self.task(arm, self.here(sent), client, self.parts[client], state)
         rows = {"test": np.arange(len(self.data.test_labels)), "train": self.parts[client]}
+        if len(self.validation):
+            rows["validation"] = self.validation[client]
         found: dict[Split, tuple[float, float]] = {}
         for split in splits:
             loss, correct = self._evaluated(arm, {**task.weights, **task.buffers}, split, rows[split])
@@ -254,12 +266,14 @@ class _Member:
         """The round that is asked about."""
         return self.sent.round
 
-    def evaluate(self, step: Named, buffers: Named) -> tuple[float, float]:
-        """Mean loss and accuracy on the client's own data, were the server to take this step from what it sent."""
-        lr = self.host.scenario.server_lr(self.arm)
-        weights = {name: w - lr * step[name].to(w) for name, w in self.sent.weights.items()}
+    def evaluate(
+        self, update: Named, buffers: Named, split: Literal["validation", "train"] = "validation"
+    ) -> tuple[float, float]:
+        """Mean loss and accuracy, on some of the client's own samples, of the model that sent this update."""
+        scale = self.host.scenario.update_scale(self.arm)
+        weights = {name: w - scale * update[name].to(w) for name, w in self.sent.weights.items()}
         moved = Sent(self.round, weights, self.sent.buffers | buffers)
-        return self.host.evaluate_member(self.arm, moved, self.client, self.state, ["train"])["train"]
+        return self.host.evaluate_member(self.arm, moved, self.client, self.state, [split])[split]
 
 
 def _recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]], together: float) -> Iterator[Update]:

@@ -11,6 +11,7 @@ import numpy as np
 from rayfed import seeds
 from rayfed.attacks.base import Checked
 from rayfed.data.base import Dataset
+from rayfed.data.partitions.base import hold_out
 from rayfed.scenario import DataSpec, Scenario
 from rayfed.training import plan
 from rayfed.training.account import Account
@@ -26,6 +27,8 @@ class Inputs:
     data: Dataset
     parts: list[np.ndarray]
     """Training indices of each client."""
+    validation: list[np.ndarray]
+    """Those of its samples that each client has held out (`federation.validation`); empty where none does."""
     accounts: list[Account]
     """How every arm spends privacy."""
 
@@ -59,6 +62,10 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     data = load_data(scenario.data)
     generator = seeds.numpy_generator(scenario.seed, "partition")
     parts = scenario.partition.build().split(data.train_labels, scenario.federation.clients, generator)
+    validation: list[np.ndarray] = []
+    if share := scenario.federation.validation:
+        held = [hold_out(part, data.train_labels, share) for part in parts]
+        parts, validation = [trained for trained, _ in held], [kept for _, kept in held]
     checked = [method for method in (attack.build() for attack in scenario.attacks) if isinstance(method, Checked)]
     samples = tuple(len(part) for part in parts)
     plan.check_victims(scenario, samples)
@@ -76,4 +83,4 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     for name, account in accounts.items():
         account.check()
         aggregation_of(scenario.aggregation_of(name), account.stack, scenario.clients_per_round)
-    return Inputs(scenario, data, parts, list(accounts.values()))
+    return Inputs(scenario, data, parts, validation, list(accounts.values()))

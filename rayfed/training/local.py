@@ -15,6 +15,7 @@ from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Tas
 from rayfed.models.build import is_stochastic
 from rayfed.models.private import only, without
 from rayfed.scenario import Training
+from rayfed.training.optimiser import LocalOptimiser
 from rayfed.update import LocalTraining, Named, Update
 
 PRIVATE = "private"
@@ -65,7 +66,7 @@ def functional_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named
 
 
 def _train(task: Task, training: Training, data: DataMethod, gradient: GradientMethod) -> Update:
-    """Local SGD (fedavg) or one gradient (fedsgd) from the weights in `task`, which are left as they are."""
+    """Local steps (fedavg) or one gradient (fedsgd) from the weights in `task`, which are left as they are."""
     with _own_stream(task):
         return _descent(task, training, data, gradient)
 
@@ -86,18 +87,18 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
     size = min(training.batch_size or len(local.labels), len(local.labels))
     task = task.replace(buffers={name: b.clone() for name, b in task.buffers.items()}, batch_size=size)
     weights = {name: w.clone() for name, w in task.weights.items()}
-    velocity: Named = {}
+    optimiser = LocalOptimiser(training)
     losses, sent = [], Named()
     for step, index in enumerate(batches(len(local.labels), training, task.order)):
         mask = None if len(index) else local.images.new_zeros(0)  # a Poisson draw can be empty: no slope then
         sent, loss = gradient(task.replace(step=step), weights, local.rows(index)._replace(mask=mask))
         losses.append(loss)
         if training.algorithm == "fedavg":
-            descend(weights, sent, velocity, training)
+            optimiser.step(weights, sent)
     if training.algorithm == "fedavg":
         sent = {name: w - weights[name] for name, w in task.weights.items()}
     elif task.private:
-        descend(weights, only(sent, task.private), velocity, training)
+        optimiser.step(weights, only(sent, task.private))
     if task.private:
         task.state[PRIVATE] = only({**weights, **task.buffers}, task.private)
     return Update(
@@ -108,15 +109,6 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
         samples=trained_samples(len(task.data.labels), training),
         loss=float(torch.stack(losses).nanmean()),  # a step that drew no sample may have none
     )
-
-
-@torch.no_grad()
-def descend(weights: Named, step: Named, velocity: Named, training: Training) -> None:
-    """One step of SGD with momentum, in place on `weights` and `velocity`."""
-    for name, g in step.items():
-        if training.momentum:
-            g = velocity[name] = velocity[name].mul_(training.momentum).add_(g) if name in velocity else g.clone()
-        weights[name].sub_(g, alpha=training.lr)
 
 
 def returned_buffers(task: Task) -> Named:
@@ -133,12 +125,12 @@ def privately_trained(task: Task, training: Training, epochs: int) -> Named:
     own = {name: w.clone() for name, w in own.items()}
     fixed = {name: b.clone() for name, b in task.buffers.items()} | public
     alone = training.model_copy(update={"algorithm": "fedavg", "epochs": epochs, "steps": None})
-    velocity: Named = {}
+    optimiser = LocalOptimiser(alone)
     with _own_stream(task):
         for index in batches(len(task.data.labels), alone, task.order):
             images, labels, *_ = task.data.rows(index)
-            step, _ = gradients.gradient(task.model, own, fixed, images, labels)
-            descend(own, step, velocity, alone)
+            slope, _ = gradients.gradient(task.model, own, fixed, images, labels)
+            optimiser.step(own, slope)
     return own
 
 

@@ -199,8 +199,8 @@ class Observer:
         host, training = self.host, self.host.scenario.training_of(arm)
         task = host.task(arm, sent, client, host.parts[client], copy.deepcopy(states.get(client, {})))
         update = training_method(training, host.arm(arm).defences)(task)
-        step = training.lr if training.algorithm == "fedsgd" else 1.0
-        weights = {name: w - step * update.tensors[name] for name, w in sent.weights.items()}
+        scale = host.scenario.update_scale(arm)
+        weights = {name: w - scale * update.tensors[name] for name, w in sent.weights.items()}
         buffers = {name: b.clone() for name, b in (sent.buffers | update.buffers).items()}
         return {**weights, **buffers, **task.state.get(PRIVATE, {})}
 

@@ -5,4 +5,5 @@ TABLE: dict[str, str] = {
     "dirichlet": "rayfed.data.partitions.dirichlet:Dirichlet",
     "shards": "rayfed.data.partitions.shards:Shards",
     "quantity": "rayfed.data.partitions.quantity:Quantity",
+    "blocks": "rayfed.data.partitions.blocks:Blocks",
 }

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from rayfed.data.base import stratified
 from rayfed.errors import UserError
 
 
@@ -30,6 +31,20 @@ def require(samples: int, clients: int, each: int, what: str) -> None:
             f"cannot deal {samples} samples to {clients} clients: {what} needs at least {clients * each}; "
             f"use fewer clients or more samples"
         )
+
+
+def hold_out(part: np.ndarray, labels: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """One client's indices (n,) as those that it trains on and those that it only validates on, at least one of each;
+    each class gives its share. `labels` are those of all samples. Raises `UserError` for too few.
+    """
+    count = max(1, round(share * len(part)))
+    if count >= len(part):
+        raise UserError(
+            f"federation.validation: {share:g} of a client's {len(part)} samples leaves none to train on; "
+            f"use fewer clients, a smaller share, or a partition that gives each client more"
+        )
+    chosen = stratified(labels[part], count)
+    return np.delete(part, chosen), part[chosen]
 
 
 def label_mix(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:

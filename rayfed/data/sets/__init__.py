@@ -8,6 +8,7 @@ TABLE: dict[str, str] = {
     "cifar10": "rayfed.data.sets.cifar:CIFAR10",
     "cifar100": "rayfed.data.sets.cifar:CIFAR100",
     "svhn": "rayfed.data.sets.svhn:SVHN",
+    "gaussian_toy": "rayfed.data.sets.gaussian_toy:GaussianToy",
     "image_folder": "rayfed.data.sets.image_folder:ImageFolder",
     "parquet": "rayfed.data.sets.parquet:Parquet",
 }

@@ -1,0 +1,206 @@
+"""FedBoosting: clients score one another's models, and a model weighs as it generalises.
+
+Source: Ren's thesis, chapter 4, equations 4.1 to 4.3 and algorithms 2 and 3, without its encryption. Its V is called a
+loss once; what it says of poisoned models makes it a score, higher is better, which is what it is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite, nan
+from statistics import fmean
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfed.aggregation.base import Aggregation, Member, Memory, Question
+from rayfed.aggregation.fedavg import scaled
+from rayfed.catalogue import component
+from rayfed.update import Named, Update
+
+_BETAS, _EPSILON = (0.9, 0.999), 1e-8
+"""Of Adam (Kingma and Ba 2015, algorithm 1)."""
+_LEAST = 1e-12
+"""Losses and weights below it count as this much where a logarithm is taken."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One client's update with its training loss."""
+
+    tensors: Named
+    buffers: Named
+    loss: float
+    """Mean over the client's local steps (nats); NaN where it took none."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What one client says of all models of a round."""
+
+    validation: dict[int, tuple[float, float]]
+    """Model -> mean loss (nats) and accuracy on the client's validation samples."""
+    training_accuracy: float = nan
+    """Of its own model on its training samples, where the rule takes it."""
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """A round's candidates, and what has become of them."""
+
+    candidates: dict[int, Candidate]
+    judgements: Mapping[int, Judgement] = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)
+    """Client -> the state of its smoothed weight."""
+    weights: dict[int, float] = field(default_factory=dict)
+
+
+@component
+class FedBoosting(Aggregation):
+    """Weighted sum of the updates, each client's weight from its training loss and from how its model scores at all.
+
+    Source: thesis, section 4.2.1. The weights sum to 1, and how many samples a client has does not enter. A client
+    scores its own model, too, as in algorithm 2. Every client is sent all models of a round as they are.
+    """
+
+    rule: Literal["paper", "code"] = "paper"
+    """`paper`: softmax(softmax(T) x V), V the sums of models' scores and T the training losses (equation 4.2), by which
+    a high training loss raises a weight. `code`: proportional to mean score x training accuracy, or with `score: loss`
+    to 1 / (mean loss x training loss), as the authors' published code has it."""
+    score: Literal["accuracy", "loss"] = "accuracy"
+    """What clients score by: accuracy; or the mean loss, which for `paper` becomes exp(-loss), in 0..1 as well."""
+    training_loss: bool = True
+    """Let the training loss (or accuracy) have its say (figure 4.6); without it all clients' count as equal."""
+    sharpness: Annotated[float, Field(gt=0)] = 1.0
+    """Power to which the weights are raised before they are made to sum to 1 again; 1 is the thesis'."""
+    smoothing: Annotated[float, Field(gt=0)] | None = None
+    """Step size of Adam, by which the logarithm of a client's weight follows the rounds in which it takes part (the
+    thesis' future work); null: each round's weights are as they come."""
+
+    validates: ClassVar[bool] = True
+    reveals: ClassVar[str | None] = "training losses and the scores of models"
+
+    def partial(self, updates: Iterable[Update]) -> Ballot:
+        """The cohort's updates as they are, with their training losses."""
+        return Ballot({u.client: Candidate(u.tensors, u.buffers, u.loss) for u in updates})
+
+    def merge(self, left: Ballot, right: Ballot) -> Ballot:
+        """All of both."""
+        return Ballot(left.candidates | right.candidates)
+
+    def recall(self, total: Ballot, memory: Memory) -> Ballot:
+        """The ballot with the smoothed weights of earlier rounds."""
+        return replace(total, memory=memory)
+
+    def asks(self, total: Ballot) -> Question | None:
+        """Every client about all models, once."""
+        return None if total.judgements else Question(self.shown(total))
+
+    def shown(self, total: Ballot) -> dict[int, tuple[Named, Named]]:
+        """What stands for each client's model when it is scored: its update and its buffers."""
+        return {client: (candidate.tensors, candidate.buffers) for client, candidate in total.candidates.items()}
+
+    def answer(self, payload: dict[int, tuple[Named, Named]], member: Member) -> Judgement:
+        """The client's scores of all models. One whose loss is not finite has accuracy 0, whatever it guesses."""
+        found = {model: member.evaluate(*shown) for model, shown in payload.items()}
+        kept = {model: (loss, accuracy) if isfinite(loss) else (nan, 0.0) for model, (loss, accuracy) in found.items()}
+        if self.rule == "code" and self.score == "accuracy" and self.training_loss:
+            return Judgement(kept, member.evaluate(*payload[member.client], split="train")[1])
+        return Judgement(kept)
+
+    def hears(self, total: Ballot, answers: Mapping[int, Judgement]) -> Ballot:
+        """The ballot decided."""
+        losses = {client: candidate.loss for client, candidate in total.candidates.items()}
+        weights, memory = self.weigh(losses, answers, total.memory)
+        return replace(total, judgements=answers, weights=weights, memory=memory)
+
+    def weigh(
+        self, losses: Mapping[int, float], judgements: Mapping[int, Judgement], memory: Memory
+    ) -> tuple[dict[int, float], Memory]:
+        """Every client's weight, and what to remember for the next round, from what clients have said alone."""
+        logits = self.sharpness * self._evidence(losses, judgements)
+        weights = torch.softmax(logits, dim=0) if logits.isfinite().any() else torch.full_like(logits, 1 / len(logits))
+        if self.smoothing is not None:
+            weights, memory = _smoothed(weights, list(losses), memory, self.smoothing)
+        return dict(zip(losses, weights.tolist(), strict=True)), memory
+
+    def _evidence(self, losses: Mapping[int, float], judgements: Mapping[int, Judgement]) -> Tensor:
+        """(N,) the logarithms of the weights up to a common summand, float64."""
+        found = _doubles([[judge.validation[model] for judge in judgements.values()] for model in losses])
+        loss, accuracy = found.nan_to_num(nan=torch.inf, posinf=torch.inf).unbind(dim=-1)  # (models, validators)
+        trained = _doubles(list(losses.values()))
+        known = trained.isfinite()
+        trained = torch.where(known, trained, trained[known].mean())  # who took no step says nothing
+        if self.rule == "paper":
+            scores = accuracy if self.score == "accuracy" else torch.exp(-loss)
+            share = torch.softmax(trained if self.training_loss else torch.zeros_like(trained), dim=0)
+            return share * scores.sum(dim=1)
+        if self.score == "loss":
+            logits = -loss.mean(dim=1).clamp(min=_LEAST).log()
+            return logits - trained.clamp(min=_LEAST).log() if self.training_loss else logits
+        fit = _doubles([judgements[model].training_accuracy if self.training_loss else 1.0 for model in losses])
+        return accuracy.mean(dim=1).log() + fit.log()
+
+    def combine(self, total: Ballot, generator: torch.Generator) -> tuple[Named, Named]:
+        """The weighted sum (equation 4.1)."""
+        updates = {client: candidate.tensors for client, candidate in total.candidates.items()}
+        buffers = {client: candidate.buffers for client, candidate in total.candidates.items()}
+        return weighted_sum(updates, total.weights), weighted_sum(buffers, total.weights)
+
+    def memory(self, total: Ballot) -> Memory:
+        """The state of the smoothed weights."""
+        return total.memory
+
+    def rows(self, total: Ballot) -> dict[str, list[dict[str, Any]]]:
+        """The round's weights, and who gave which model what score."""
+        said = [
+            {"model": model, "validator": validator, "loss": loss, "accuracy": accuracy}
+            for model in total.candidates
+            for validator, judgement in total.judgements.items()
+            for loss, accuracy in [judgement.validation[model]]
+        ]
+        weights = [
+            {
+                "client": client,
+                "weight": total.weights[client],
+                "train_loss": candidate.loss,
+                "accuracy": fmean(row["accuracy"] for row in said if row["model"] == client),
+            }
+            for client, candidate in total.candidates.items()
+        ]
+        return {"weights": weights, "scores": said}
+
+
+def weighted_sum(tensors: Mapping[int, Named], weights: Mapping[int, float]) -> Named:
+    """The sum over clients, in the order of `tensors`."""
+    total: Named = {}
+    for client, named in tensors.items():
+        for name, tensor in scaled(named, weights[client]).items():
+            total[name] = total[name] + tensor if name in total else tensor
+    return total
+
+
+def _doubles(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _smoothed(weights: Tensor, clients: list[int], memory: Memory, lr: float) -> tuple[Tensor, Memory]:
+    """One step of Adam on the logits of smoothed weights, and their state: client -> (logit, first and second moment,
+    steps).
+
+    It descends the cross entropy from the round's weights to the softmax of the logits, whose gradient is the
+    difference of the two. Who is new starts at the logarithm of its weight over the mean weight, who is absent stays as
+    it was.
+    """
+    starts = dict(zip(clients, (weights * len(clients)).clamp(min=_LEAST).log().tolist(), strict=True))
+    state = torch.stack([memory.get(client, _doubles([starts[client], 0, 0, 0])) for client in clients])
+    logit, first, second, steps = state.unbind(dim=1)
+    slope, steps = torch.softmax(logit, dim=0) - weights, steps + 1
+    b1, b2 = _BETAS
+    first, second = b1 * first + (1 - b1) * slope, b2 * second + (1 - b2) * slope.square()
+    logit = logit - lr * (first / (1 - b1**steps)) / ((second / (1 - b2**steps)).sqrt() + _EPSILON)
+    moved = torch.stack([logit, first, second, steps], dim=1)
+    return torch.softmax(logit, dim=0), memory | dict(zip(clients, moved, strict=True))

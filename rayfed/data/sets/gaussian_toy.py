@@ -1,0 +1,57 @@
+"""Two classes of points in the plane, drawn from two unlike Gaussian mixtures, one for each of two clients.
+
+Source: Ren's thesis, section 4.3.1 and figure 4.2, which gives sizes but no means and deviations: those are ours.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from rayfed.catalogue import component
+from rayfed.data.base import Source, Split
+
+EXTENT = 4.0
+"""The plane reaches from minus to plus this much in both directions."""
+_CLUSTERS = (
+    (((-2.0, -1.0), 0.6), ((-0.6, 0.8), 0.5)),
+    (((1.0, -1.4), 0.9), ((1.8, 1.2), 1.0)),
+)
+"""[client][class]: mean and standard deviation of a round Gaussian."""
+
+
+@component
+class GaussianToy(Source):
+    """Points as images of 1x1x2.
+
+    A set holds 8-bit pixels, so a coordinate is one of 256 places from -4 to 4; what is drawn farther out lies on the
+    edge. The first half of the training points is client 0's, the second client 1's: deal them with the partition
+    `blocks`. The test points are those of both.
+    """
+
+    samples: Annotated[int, Field(ge=20)] = 40000
+    """Points of each client, a tenth of them for the test."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of the points."""
+
+    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+        """The points of both clients."""
+        rng = np.random.default_rng(self.seed)
+        tested = self.samples // 10
+        images, labels = zip(*(self._draw(classes, rng) for classes in _CLUSTERS), strict=True)
+        train, test = (
+            Split(np.concatenate([i[rows] for i in images]), np.concatenate([y[rows] for y in labels]))
+            for rows in (slice(tested, None), slice(tested))
+        )
+        return train, test, ("blue", "orange")
+
+    def _draw(
+        self, classes: tuple[tuple[tuple[float, float], float], ...], rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        labels = rng.integers(0, len(classes), self.samples)
+        means, deviations = (np.array(values)[labels] for values in zip(*classes, strict=True))
+        points = means + deviations[:, None] * rng.standard_normal((self.samples, 2))
+        places = np.rint(255 * (points + EXTENT) / (2 * EXTENT)).clip(0, 255)
+        return places.astype(np.uint8).reshape(-1, 1, 1, 2), labels

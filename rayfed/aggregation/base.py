@@ -46,6 +46,9 @@ class Member(Protocol):
 class Aggregation:
     """Base of every aggregation rule."""
 
+    def check(self, clients: int) -> None:
+        """Raise `UserError` where the rule has no meaning with so many clients, the fewest of any round."""
+
     def partial(self, updates: Iterable[Update]) -> Any:
         """Reduce the updates of one cohort; what it returns is sent to the server and must be picklable."""
         raise NotImplementedError

@@ -73,7 +73,9 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     if not any(account.arm.private for account in accounts.values()):
         plan.check_nothing_private_is_given(scenario)
     scenario = scenario.with_stacks({name: account.stack for name, account in accounts.items()})
+    fewest = plan.fewest_clients(scenario)
     for name, account in accounts.items():
         account.check()
-        aggregation_of(scenario.aggregation_of(name), account.stack, scenario.clients_per_round)
+        rule = aggregation_of(scenario.aggregation_of(name), account.stack, scenario.clients_per_round)
+        rule.check(fewest)
     return Inputs(scenario, data, parts, list(accounts.values()))

@@ -21,6 +21,12 @@ def drawn_clients(scenario: Scenario, round: int) -> list[int]:
     return sorted(chosen.tolist())
 
 
+def fewest_clients(scenario: Scenario) -> int:
+    """The clients of the smallest round that has any."""
+    drawn = (len(drawn_clients(scenario, round)) for round in range(scenario.federation.rounds))
+    return min(filter(None, drawn), default=scenario.clients_per_round)
+
+
 def cohorts(scenario: Scenario, round: int) -> list[list[int]]:
     """The round's clients in slices of the scenario's cohort size."""
     clients, size = drawn_clients(scenario, round), scenario.cohort_size

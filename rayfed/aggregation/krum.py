@@ -1,4 +1,4 @@
-"""Krum and multi-Krum (Blanchard 2017, 'Machine learning with adversaries', section 4 and 5)."""
+"""Krum and multi-Krum (Blanchard 2017, 'Machine learning with adversaries')."""
 
 from __future__ import annotations
 

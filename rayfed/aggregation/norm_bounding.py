@@ -1,4 +1,4 @@
-"""Norm bounding (Sun 2019, 'Can you really backdoor federated learning?', section 4)."""
+"""Norm bounding (Sun 2019, 'Can you really backdoor federated learning?')."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from rayfed.scenario import DataSpec, Scenario
 from rayfed.training import plan
 from rayfed.training.account import Account
 from rayfed.training.arm import aggregation_of, build_arm
+from rayfed.training.malicious import Malicious
 
 
 @dataclass(frozen=True)
@@ -78,4 +79,5 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
         account.check()
         rule = aggregation_of(scenario.aggregation_of(name), account.stack, scenario.clients_per_round)
         rule.check(fewest)
+        Malicious.of(scenario, name).check(data.image_shape, len(data.classes))
     return Inputs(scenario, data, parts, list(accounts.values()))

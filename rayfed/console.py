@@ -17,7 +17,7 @@ from rich.text import Text
 
 from rayfed import audit
 from rayfed.results.formats import fixed
-from rayfed.results.robustness import Matrix, Outcome, matrix
+from rayfed.results.robustness import VERSUS, Matrix, Outcome, matrix
 from rayfed.results.summary import PSNR_CEILING, passing, success
 
 
@@ -93,10 +93,14 @@ class RunView:
         attacks: Sequence[dict[str, Any]],
         inferences: Sequence[dict[str, Any]],
     ) -> None:
-        """One line for each arm, one for each attack on it; speed and time left are of all arms together."""
+        """One line for each arm (with opponents only where it was evaluated), one for each attack on it; speed and time
+        left are of all arms together.
+        """
         if self._brief:
             return
         for row in rows:
+            if VERSUS in row["arm"] and row.get("test_accuracy") is None:
+                continue  # every arm against every opponent are many
             loss = _loss(row, ".4f")
             accuracy = (_tested(row, "accuracy {:6.2%}") or " " * 16) + _strangers(row)
             left = self._time_left(row["round"])

@@ -56,6 +56,10 @@ class ClientActor:
         """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
         return self._host.evaluate(arm, sent, start, stop, split)
 
+    def evaluate_backdoor(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[int, int]:
+        """Test images of a slice that are taken for a backdoor's target, and those that were tried."""
+        return self._host.evaluate_backdoor(arm, sent, start, stop)
+
     def evaluate_member(
         self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
     ) -> dict[Split, tuple[float, float]]:

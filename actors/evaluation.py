@@ -49,6 +49,20 @@ def evaluate(run: Run, sent: Mapping[str, ray.ObjectRef], sizes: Mapping[Split, 
     }
 
 
+def evaluate_backdoors(run: Run, sent: Mapping[str, ray.ObjectRef], size: int) -> dict[str, Found]:
+    """How often triggers work, arm by arm, on so many test samples less those of the target."""
+    calls = [
+        Call("evaluate_backdoor", (arm, ref, start, min(start + EVALUATION_SLICE, size)), arm)
+        for arm, ref in sent.items()
+        for start in range(0, size, EVALUATION_SLICE)
+    ]
+    counts: dict[str, list[tuple[int, int]]] = {arm: [] for arm in sent}
+    for call, count, _ in run(calls):
+        counts[call.tag].append(count)
+    shares = {arm: [sum(column) for column in zip(*found, strict=True)] for arm, found in counts.items()}
+    return {arm: {"backdoor_accuracy": taken / tried if tried else None} for arm, (taken, tried) in shares.items()}
+
+
 def private_layers(run: Run, states: Mapping[str, Mapping[int, State]]) -> list[dict[str, Any]]:
     """The rows of the table `private` for these arms, less the round."""
     calls = [Call("private_layers", (arm, list(members.values())), arm) for arm, members in states.items() if members]

@@ -14,7 +14,7 @@ from ray.exceptions import ObjectLostError, RayActorError
 from actors.attacker import AttackerActor
 from actors.client import ClientActor
 from actors.cluster import Allotment
-from actors.evaluation import evaluate, evaluate_members, private_layers, slices
+from actors.evaluation import evaluate, evaluate_backdoors, evaluate_members, private_layers, slices
 from actors.pool import Call, Pool, wait_for
 from actors.process import Share
 from actors.progress import Progress
@@ -27,6 +27,7 @@ from rayfed.scenario import AttackSpec, Scenario
 from rayfed.training import plan
 from rayfed.training.arm import Arm, build_arm
 from rayfed.training.host import Sent, Split, State
+from rayfed.training.malicious import Malicious
 
 Rows = list[dict[str, Any]]
 Served = tuple[ray.ObjectRef, ray.ObjectRef]
@@ -93,6 +94,9 @@ class Federation:
         }
         self._saved = {name: saved.get(name) or _untrained(arm) for name, arm in arms.items()}
         self._private = {name for name, arm in arms.items() if arm.private}
+        malicious = {name: Malicious.of(scenario, name) for name in arms}
+        self._backdoored = {name for name, m in malicious.items() if m.poisoning.has_trigger}
+        self._colluders = {name: m.clients if m.poisoning.colludes else frozenset() for name, m in malicious.items()}
         self.states = {arm: dict(states.get(arm, {})) for arm in scenario.stacks}
         self._sent: dict[str, Served] = {}
         data_ref, parts_ref, validation_ref = ray.put(data), ray.put(list(parts)), ray.put(list(validation))
@@ -207,7 +211,12 @@ class Federation:
     ) -> dict[str, dict[int, State]]:
         """All arms' cohorts, the largest first so that the last to finish is a small one; the clients' new states."""
         calls = [
-            Call("cohort", (arm, sent[arm], clients, self._states_of(arm, clients)), (arm, index), returns=2)
+            Call(
+                "cohort",
+                (arm, sent[arm], clients, self._states_of(arm, {*clients, *self._colluders[arm]})),
+                (arm, index),
+                returns=2,
+            )
             for arm in sent
             for index, clients in enumerate(cohorts)
         ]
@@ -272,7 +281,11 @@ class Federation:
         means, own = evaluate_members(self._run_clients, split, states, self._samples, list(sizes))
         for row in tables.clients:
             row["test_accuracy"] = own.get((row["arm"], row["client"]))
-        return evaluate(self._run_clients, shared, sizes) | means
+        found = evaluate(self._run_clients, shared, sizes) | means
+        backdoored = {arm: ref for arm, ref in shared.items() if arm in self._backdoored}
+        for arm, share in evaluate_backdoors(self._run_clients, backdoored, sizes["test"]).items():
+            found[arm] |= share
+        return found
 
     def _attack(self, round: int, sent: dict[str, ray.ObjectRef], tables: RoundTables) -> None:
         """Observe, attack, score: each in its own place, the observations and truths passed by reference."""
@@ -319,7 +332,7 @@ class Federation:
         key = (self._scenario.seed, "attack", d.attack.title, round)
         return [seeds.torch_generator(*key, v, *seeds.again(d.repeat)).initial_seed() for v in d.victims]
 
-    def _states_of(self, arm: str, clients: Sequence[int]) -> dict[int, State]:
+    def _states_of(self, arm: str, clients: Iterable[int]) -> dict[int, State]:
         return {c: self.states[arm][c] for c in clients if c in self.states[arm]}
 
     def _states_behind(self, d: AttackCall, round: int) -> dict[int, State]:

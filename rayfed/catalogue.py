@@ -23,10 +23,15 @@ from rayfed.errors import UserError, nearest
 
 T = TypeVar("T")
 
-KINDS = ("attacks", "defences", "aggregations", "models", "datasets", "partitions")
+KINDS = ("attacks", "defences", "aggregations", "models", "datasets", "partitions", "poisonings")
 SEARCHED: list[str] = []
 """The folders that `search` was given, the first one searched first; a run notes them, for who resumes it elsewhere."""
-_ROOMS = {"aggregations": "aggregation", "datasets": "data.sets", "partitions": "data.partitions"}
+_ROOMS = {
+    "aggregations": "aggregation",
+    "datasets": "data.sets",
+    "partitions": "data.partitions",
+    "poisonings": "poisoning",
+}
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from rayfed import audit
 from rayfed.results.formats import fixed
+from rayfed.results.robustness import VERSUS, Matrix, Outcome, matrix
 from rayfed.results.summary import PSNR_CEILING, passing, success
 
 
@@ -92,10 +93,14 @@ class RunView:
         attacks: Sequence[dict[str, Any]],
         inferences: Sequence[dict[str, Any]],
     ) -> None:
-        """One line for each arm, one for each attack on it; speed and time left are of all arms together."""
+        """One line for each arm (with opponents only where it was evaluated), one for each attack on it; speed and time
+        left are of all arms together.
+        """
         if self._brief:
             return
         for row in rows:
+            if VERSUS in row["arm"] and row.get("test_accuracy") is None:
+                continue  # every arm against every opponent are many
             loss = _loss(row, ".4f")
             accuracy = (_tested(row, "accuracy {:6.2%}") or " " * 16) + _strangers(row)
             left = self._time_left(row["round"])
@@ -122,6 +127,8 @@ class RunView:
         self.close()
         if self._attacks and not self._quiet:
             self._console.print(self._table())
+        if (found := matrix(self._last.values())).outcomes and not self._quiet:
+            self._console.print(_who_stands_whom(found))
         self._say(f"report: {report}")
 
     def audited(self, attacks: Sequence[dict[str, Any]], threshold: float, report: str) -> None:
@@ -189,6 +196,23 @@ def guarantees(rows: Sequence[dict[str, Any]]) -> list[str]:
         elif (note := row.get("note")) is not None:
             lines.append(f"privacy of {row['arm']}: {note}")
     return lines
+
+
+def _who_stands_whom(found: Matrix) -> Table:
+    title = "accuracy against malicious clients, and how often a backdoor of theirs works"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.add_column("arm", no_wrap=True)
+    for opponent in found.opponents:
+        table.add_column(opponent, justify="right")
+    for arm in found.arms:
+        table.add_row(Text(arm), *(_outcome(found.outcomes.get((arm, opponent))) for opponent in found.opponents))
+    return table
+
+
+def _outcome(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "-"
+    return f"{outcome.accuracy:.0%}" + ("" if outcome.backdoor is None else f", {outcome.backdoor:.0%}")
 
 
 def _worst_cases(cases: Sequence[audit.WorstCase], threshold: float) -> Table:

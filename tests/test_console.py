@@ -96,3 +96,15 @@ def test_the_probability_of_reconstruction_success_is_in_the_last_table(view: Ru
     view.finished("report.html")
     assert "PoRS: psnr ≥ 15" in printed(view)
     assert "67%" in printed(view)
+
+
+def test_arms_with_opponents_end_in_a_table_of_who_stands_whom(view: RunView) -> None:
+    view.starting(SCENARIO, SimpleNamespace(url="runs/x"), ALLOTMENT)
+    view.ready(0)
+    krum = [trained(0.875, "krum vs nobody"), trained(0.75, "krum vs door") | {"backdoor_accuracy": 0.5}]
+    view.round_done([trained(0.5, "mean vs nobody"), *krum], [], [])
+    view.finished("report.html")
+    table = printed(view).rpartition("how often a backdoor")[2].splitlines()
+    assert [line.split() for line in table if "mean" in line or "krum" in line] == [
+        ["mean", "50%", "-"], ["krum", "88%", "75%,", "50%"],
+    ]  # fmt: skip

@@ -146,6 +146,7 @@ SAMPLES: dict[pa.DataType, Any] = {
     pa.int64(): 2**40,
     pa.float64(): 0.25,
     pa.binary(): b"\x89PNG",
+    pa.bool_(): True,
 }
 
 

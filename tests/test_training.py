@@ -255,7 +255,8 @@ def test_the_seconds_of_a_cohort(vectorise: str, expected: list[float], monkeypa
         return iter(list(trained())) if vectorise == "vmap" else trained()
 
     monkeypatch.setattr("rayfed.training.host.cohort_updates", timed)
-    monkeypatch.setattr("rayfed.training.host.perf_counter", lambda: clock[0])
+    for module in ("host", "cohort"):
+        monkeypatch.setattr(f"rayfed.training.{module}.perf_counter", lambda: clock[0])
     _, report = h.cohort("none", sent, [1, 3], {})
     assert [row["seconds"] for row in report.rows] == expected
     assert report.seconds == 6

@@ -3,5 +3,9 @@
 TABLE: dict[str, str] = {
     "fedavg": "rayfed.aggregation.fedavg:FedAvg",
     "fedboosting": "rayfed.aggregation.fedboosting:FedBoosting",
+    "geometric_median": "rayfed.aggregation.geometric_median:GeometricMedian",
+    "krum": "rayfed.aggregation.krum:Krum",
     "median": "rayfed.aggregation.median:Median",
+    "norm_bounding": "rayfed.aggregation.norm_bounding:NormBounding",
+    "trimmed_mean": "rayfed.aggregation.trimmed_mean:TrimmedMean",
 }

@@ -58,6 +58,9 @@ class Aggregation:
     reveals: ClassVar[str | None] = None
     """What clients tell the server beside their updates, in words; no defence of the update covers it."""
 
+    def check(self, clients: int) -> None:
+        """Raise `UserError` where the rule has no meaning with so many clients, the fewest of any round."""
+
     def partial(self, updates: Iterable[Update]) -> Any:
         """Reduce the updates of one cohort; what it returns is sent to the server and must be picklable."""
         raise NotImplementedError

@@ -21,6 +21,7 @@ from rayfed.errors import RunError
 from rayfed.results import plots, summary
 from rayfed.results.folder import SCENARIO, RunFolder
 from rayfed.results.formats import FILTERS
+from rayfed.results.robustness import matrix
 from rayfed.results.summary import Arm, Claim, Leak, Row
 from rayfed.results.verdicts import verdicts
 
@@ -122,6 +123,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "arms": arms,
         "leaks": leaks,
         "verdicts": verdicts(arms, leaks),
+        "robustness": matrix(sorted(rounds, key=lambda row: row["round"])),
         "claims": claims,
         "inference_metrics": INFERRED,
         "made": _made(folder, claims),

@@ -45,6 +45,9 @@ TABLES: dict[str, pa.Schema] = {
                 "stranger_accuracy", _real, "of who has no private part: a random one in its place, 0..1; null likewise"
             ),
             _value("stranger_mean_accuracy", _real, "the same with the mean of the clients' own, keys still random"),
+            _value(
+                "backdoor_accuracy", _real, "share of test images with the trigger taken for its target, 0..1; likewise"
+            ),
             _value("clients", _int, "clients whose updates were aggregated"),
             _value("samples", _long, "training samples behind those updates"),
             _value("actor_seconds", _real, "training of the arm: its cohorts' wall times on client actors, summed (s)"),
@@ -63,6 +66,7 @@ TABLES: dict[str, pa.Schema] = {
                 "seconds", _real, "wall time of the client's local round; under vmap an equal part of the cohort's (s)"
             ),
             _value("sent_bytes", _long, "size of the update as sent (bytes)"),
+            _value("malicious", pa.bool_(), "whether it poisons its data or update; nobody in the federation is told"),
             _value("test_accuracy", _real, "of the new weights with the client's private part, 0..1; null without one"),
         ]
     ),

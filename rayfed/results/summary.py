@@ -95,7 +95,7 @@ class Arm:
 
     name: str
     defences: list[str]
-    """As the scenario writes them, behind what the arm sets otherwise of training and model."""
+    """As the scenario writes them, behind what the arm sets otherwise."""
     rounds: int
     accuracy: float | None
     """On the test set after the last evaluated round, 0..1."""
@@ -288,7 +288,7 @@ def _defences(scenario: Row, arm: str) -> list[str]:
     changed = []
     if isinstance(own, Mapping):
         changed = [{"name": section, **own[section]} for section in ("training", "model") if own.get(section)]
-        changed += [own["aggregation"]] if own.get("aggregation") else []
+        changed += [own[section] for section in ("aggregation", "malicious") if own.get(section)]
         own = own.get("defences") or []
     return [_defence({"name": entry} if isinstance(entry, str) else entry) for entry in [*changed, *own]]
 

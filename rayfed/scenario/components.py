@@ -59,6 +59,15 @@ class AggregationSpec(ComponentSpec):
     kind: ClassVar[str] = "aggregations"
 
 
+class MaliciousSpec(ComponentSpec):
+    """Clients that do not do as they are told: who, and what they do instead, `rayfed list poisonings`."""
+
+    kind: ClassVar[str] = "poisonings"
+
+    clients: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]]
+    """How many, drawn from the seed for the whole run and alike in all arms; or a list of client numbers."""
+
+
 class DefenceSpec(ComponentSpec):
     """One defence of a stack: `rayfed list defences`."""
 

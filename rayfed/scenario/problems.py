@@ -16,6 +16,7 @@ from rayfed.scenario.components import (
     ComponentSpec,
     DataSpec,
     DefenceSpec,
+    MaliciousSpec,
     ModelSpec,
     PartitionSpec,
     Section,
@@ -85,6 +86,11 @@ def _specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec],
     federation = raw.get("federation")
     if isinstance(federation, dict) and "aggregation" in federation:
         yield ("federation", "aggregation"), AggregationSpec, federation["aggregation"]
+    if isinstance(federation, dict) and federation.get("malicious") is not None:
+        yield ("federation", "malicious"), MaliciousSpec, federation["malicious"]
+    opponents = raw.get("opponents")
+    if isinstance(opponents, dict):
+        yield from ((("opponents", name), MaliciousSpec, value) for name, value in opponents.items())
     stacks: list[tuple[Place, Any, type[ComponentSpec]]] = [
         (("defences",), raw.get("defences"), DefenceSpec),
         (("attacks",), raw.get("attacks"), AttackSpec),
@@ -94,6 +100,8 @@ def _specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec],
         for arm, value in arms.items():
             if isinstance(value, dict) and value.get("aggregation") is not None:
                 yield ("arms", arm, "aggregation"), AggregationSpec, value["aggregation"]
+            if isinstance(value, dict) and value.get("malicious") is not None:
+                yield ("arms", arm, "malicious"), MaliciousSpec, value["malicious"]
             path: Place = ("arms", arm, "defences") if isinstance(value, dict) else ("arms", arm)
             stacks.append((path, value.get("defences") if isinstance(value, dict) else value, DefenceSpec))
     for path, stack, spec in stacks:
@@ -151,7 +159,30 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
         yield Problem(path=("federation", "server", "momentum"), message="belongs to optimiser: sgd, not to adam")
     if s.resources.server.actors not in (None, 1):
         yield Problem(path=("resources", "server", "actors"), message="there is one server; leave it out")
+    yield from _malicious_problems(s)
     yield from _attack_problems(s)
+
+
+def _malicious_problems(s: Scenario) -> Iterator[Problem]:
+    given: dict[Place, MaliciousSpec | None] = {("federation", "malicious"): s.federation.malicious}
+    given |= {("arms", name, "malicious"): arm.malicious for name, arm in s.arms.items()}
+    if s.opponents and any(given.values()):
+        message = "every arm meets each of these: take `malicious` out of federation and arms"
+        yield Problem(path=("opponents",), message=message)
+    given |= {("opponents", name): malicious for name, malicious in s.opponents.items()}
+    for place, malicious in given.items():
+        path, everybody = (*place, "clients"), s.federation.clients
+        if malicious is None:
+            continue
+        if isinstance(malicious.clients, int):
+            if malicious.clients > everybody:
+                message = f"found {malicious.clients}, but the federation has {everybody} clients"
+                yield Problem(path=path, message=message)
+        elif not malicious.clients:
+            yield Problem(path=path, message="is empty: leave `malicious` out where nobody is")
+        elif max(malicious.clients) >= everybody:
+            message = f"there is no client {max(malicious.clients)}: they count from 0 to {everybody - 1}"
+            yield Problem(path=path, message=message)
 
 
 def _training_problems(path: Place, training: Training) -> Iterator[Problem]:
@@ -179,9 +210,9 @@ def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
                 problem = _problem(e, model)
                 yield problem.model_copy(update={"path": ("arms", name, section, *problem.path)})
             return
-    yield from _training_problems(("arms", name, "training"), s.training_of(name))
+    yield from _training_problems(("arms", name, "training"), Training.model_validate(whole["training"][1]))
     if arm.model:
-        spec = s.model_of(name)
+        spec = ModelSpec.model_validate(whole["model"][1])
         try:
             target = catalogue.find(spec.kind, spec.name)
         except UserError as error:

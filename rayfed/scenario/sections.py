@@ -9,11 +9,13 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field
 
+from rayfed.results.robustness import VERSUS
 from rayfed.scenario.components import (
     AggregationSpec,
     AttackSpec,
     DataSpec,
     DefenceSpec,
+    MaliciousSpec,
     ModelSpec,
     PartitionSpec,
     Section,
@@ -76,6 +78,8 @@ class Federation(Section):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of every client's own samples that it does not train on but keeps to validate models, in all arms alike, a
     part of each of its classes: a rule such as `fedboosting` asks for it."""
+    malicious: MaliciousSpec | None = None
+    """Clients that poison their data or updates, and how; null: none. Attacks observe the others."""
     server: Server = Server()
     """The server's optimiser."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
@@ -101,6 +105,8 @@ class ArmSpec(Section):
     """Fields of `model` that this arm sets otherwise."""
     aggregation: Annotated[AggregationSpec, Short] | None = None
     """The rule of this arm; null: that of `federation`."""
+    malicious: MaliciousSpec | None = None
+    """The malicious clients of this arm; null: those of `federation`."""
 
 
 class Privacy(Section):
@@ -181,6 +187,8 @@ class Scenario(Section):
     """One stack of defences, applied in the order written."""
     arms: dict[str, Annotated[ArmSpec, BeforeValidator(_stacked)]] = {}
     """Several named stacks to compare, instead of `defences`: same data, seeds and victims."""
+    opponents: dict[str, MaliciousSpec | None] = {}
+    """Malicious clients, or null for none, by a name: every arm is played against each of them, as `ARM vs NAME`."""
     privacy: Privacy = Privacy()
     """The privacy account."""
     attacks: list[Annotated[AttackSpec, Short]] = []
@@ -193,25 +201,39 @@ class Scenario(Section):
     """Where the run folder is made."""
 
     @property
+    def played(self) -> dict[str, ArmSpec]:
+        """The arms that a run plays; one named after its stack when the scenario has no arms."""
+        arms = self.arms or {"+".join(d.name for d in self.defences) or "none": ArmSpec(defences=self.defences)}
+        if not self.opponents:
+            return arms
+        return {
+            f"{name}{VERSUS}{opponent}": arm.model_copy(update={"malicious": malicious})
+            for name, arm in arms.items()
+            for opponent, malicious in self.opponents.items()
+        }
+
+    @property
     def stacks(self) -> dict[str, list[DefenceSpec]]:
-        """Arm name -> its defences; one arm named after its stack when the scenario has no arms."""
-        if self.arms:
-            return {name: arm.defences for name, arm in self.arms.items()}
-        return {"+".join(d.name for d in self.defences) or "none": self.defences}
+        """Arm name -> its defences."""
+        return {name: arm.defences for name, arm in self.played.items()}
 
     def training_of(self, arm: str) -> Training:
         """What an arm's clients do in one round."""
-        own = self.arms[arm].training if self.arms else {}
+        own = self.played[arm].training
         return Training.model_validate({**self.training.model_dump(), **own}) if own else self.training
 
     def model_of(self, arm: str) -> ModelSpec:
         """The model that an arm trains."""
-        own = self.arms[arm].model if self.arms else {}
+        own = self.played[arm].model
         return ModelSpec.model_validate(self.model_with(own)) if own else self.model
 
     def aggregation_of(self, arm: str) -> AggregationSpec:
         """How an arm's updates become one step."""
-        return (self.arms[arm].aggregation if self.arms else None) or self.federation.aggregation
+        return self.played[arm].aggregation or self.federation.aggregation
+
+    def malicious_of(self, arm: str) -> MaliciousSpec | None:
+        """The malicious clients of an arm."""
+        return self.played[arm].malicious or self.federation.malicious
 
     def model_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """The model's fields with an arm's; another architecture does not take over the parameters of this one."""
@@ -221,10 +243,10 @@ class Scenario(Section):
 
     def with_stacks(self, stacks: Mapping[str, list[DefenceSpec]]) -> Scenario:
         """The same with other defences in the same arms."""
-        if not self.arms:
+        if not (self.arms or self.opponents):
             return self.model_copy(update={"defences": next(iter(stacks.values()))})
-        arms = {name: arm.model_copy(update={"defences": stacks[name]}) for name, arm in self.arms.items()}
-        return self.model_copy(update={"arms": arms})
+        arms = {name: arm.model_copy(update={"defences": stacks[name]}) for name, arm in self.played.items()}
+        return self.model_copy(update={"defences": [], "arms": arms, "opponents": {}})
 
     @property
     def clients_per_round(self) -> int:

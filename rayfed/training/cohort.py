@@ -5,7 +5,9 @@ Measured on CPU, the loop is the faster one for LeNet; on CUDA one call for the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +40,34 @@ def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence
         return _vmapped(tasks, training, defences)
     update = update_method(training, defences)
     return (update(task) for task in tasks)
+
+
+def recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]], together: float) -> Iterator[Update]:
+    """The updates as they come, each checked and noted in `rows`; `together` is a client's part of common work (s).
+
+    Raises `UserError` for one that is not finite.
+    """
+    began = perf_counter()
+    for update in updates:
+        if not all(bool(torch.isfinite(t).all()) for t in [*update.tensors.values(), *update.buffers.values()]):
+            raise UserError(
+                f"client {update.client} sent an update that is not finite in round {update.round} of arm '{arm}': "
+                f"training has diverged; lower training.lr, or look at the arm's defences"
+            )
+        now = perf_counter()
+        rows.append(
+            {
+                "arm": arm,
+                "round": update.round,
+                "client": update.client,
+                "samples": update.samples,
+                "loss": update.loss,
+                "seconds": together + now - began,
+                "sent_bytes": update.sent_bytes,
+            }
+        )
+        yield update
+        began = perf_counter()
 
 
 def _vectorised(task: Task, training: Training, defences: Sequence[Defence]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,13 +18,14 @@ from torch.nn import functional as F
 from rayfed import seeds
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Task
-from rayfed.errors import UserError
 from rayfed.models.private import only, without
 from rayfed.scenario import Scenario
+from rayfed.training import plan
 from rayfed.training.arm import Arm, aggregation_of, build_arm
-from rayfed.training.cohort import cohort_updates
+from rayfed.training.cohort import cohort_updates, recorded
 from rayfed.training.diagnosis import private_layers
-from rayfed.training.local import PRIVATE, privately_trained
+from rayfed.training.local import PRIVATE, privately_trained, update_method
+from rayfed.training.malicious import Malicious
 from rayfed.update import Named, Update
 
 State = dict[str, Any]
@@ -70,6 +72,7 @@ class Host:
             arm: aggregation_of(scenario.aggregation_of(arm), stack, scenario.clients_per_round)
             for arm, stack in scenario.stacks.items()
         }
+        self.malicious = {arm: Malicious.of(scenario, arm) for arm in scenario.stacks}
 
     def arm(self, name: str) -> Arm:
         """An arm, built when it is first asked for."""
@@ -84,16 +87,28 @@ class Host:
     ) -> tuple[Any, CohortReport]:
         """The cohort's partial result for the aggregation, and the report on its clients.
 
-        Raises `UserError` when a client's update is not finite.
+        `states` are the memories of these clients, and of all malicious ones where they collude. Raises `UserError`
+        when a client's update is not finite.
         """
         began, sent = perf_counter(), self.here(sent)
         tasks = [self.task(arm, sent, c, self.parts[c], states.get(c, {})) for c in clients]
         rows: list[dict[str, Any]] = []
+        malicious = self.malicious[arm]
+        honest = self._honest(arm, sent, states) if malicious.poisoning.colludes and malicious.among(clients) else []
         defences, asked = self.arm(arm).defences, perf_counter()
         updates = cohort_updates(tasks, self.scenario.training_of(arm), defences)
         together = (perf_counter() - asked) / len(tasks)  # under vmap the training of all clients, else nothing
-        partial = self._aggregations[arm].partial(_recorded(arm, updates, rows, together))
+        partial = self._aggregations[arm].partial(recorded(arm, malicious.sent(updates, honest), rows, together))
+        rows = [row | {"malicious": row["client"] in malicious.clients} for row in rows]
         return partial, CohortReport(rows, perf_counter() - began, {t.client: t.state for t in tasks if t.state})
+
+    def _honest(self, arm: str, sent: Sent, states: Mapping[int, State]) -> list[Update]:
+        """What the malicious clients of a round would send if they did as they are told: made one by one, that it does
+        not depend on who shares a cohort, and without a trace in their memories.
+        """
+        update = update_method(self.scenario.training_of(arm), self.arm(arm).defences)
+        members = self.malicious[arm].among(plan.drawn_clients(self.scenario, sent.round))
+        return [update(self.task(arm, sent, c, self.parts[c], copy.deepcopy(states.get(c, {})))) for c in members]
 
     def answer(self, arm: str, sent: Sent, payload: Any, client: int, state: State) -> Any:
         """What a client answers to a question of the arm's aggregation."""
@@ -103,7 +118,14 @@ class Host:
         """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
         sent, rows = self.here(sent), np.arange(start, stop)
         state = {**sent.weights, **sent.buffers}
-        return self._evaluated(arm, state, split, rows if split == "test" else self._owned[rows])
+        return self._evaluated(arm, state, self._batches(split, rows if split == "test" else self._owned[rows]))
+
+    def evaluate_backdoor(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[int, int]:
+        """Of a slice of the test set with the trigger of the arm's backdoor: images taken for its target, and tried."""
+        sent, poisoning = self.here(sent), self.malicious[arm].poisoning
+        tried = [poisoning.triggered(Batch(*batch)) for batch in self._batches("test", np.arange(start, stop))]
+        _, taken = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.images, b.labels) for b in tried])
+        return taken, sum(len(batch.labels) for batch in tried)
 
     def evaluate_member(
         self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
@@ -117,7 +139,7 @@ class Host:
             rows["validation"] = self.validation[client]
         found: dict[Split, tuple[float, float]] = {}
         for split in splits:
-            loss, correct = self._evaluated(arm, {**task.weights, **task.buffers}, split, rows[split])
+            loss, correct = self._evaluated(arm, {**task.weights, **task.buffers}, self._batches(split, rows[split]))
             found[split] = loss / len(rows[split]), correct / len(rows[split])
         return found
 
@@ -129,8 +151,8 @@ class Host:
         drawn = self.drawn_privately(arm, "stranger", sent.round)
         learnt = {n: t for n, t in without(drawn, self.arm(arm).keys).items() if t.is_floating_point()}
         mean = {name: torch.stack([s[PRIVATE][name].to(t) for s in states]).mean(0) for name, t in learnt.items()}
-        public = {**sent.weights, **sent.buffers}
-        anew, averaged = (self._evaluated(arm, {**public, **own}, "test", rows)[1] for own in (drawn, drawn | mean))
+        whole = [{**sent.weights, **sent.buffers, **own} for own in (drawn, drawn | mean)]
+        anew, averaged = (self._evaluated(arm, state, self._batches("test", rows))[1] for state in whole)
         return anew / len(rows), averaged / len(rows)
 
     def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
@@ -138,21 +160,24 @@ class Host:
         return private_layers(self.arm(arm).model, [state[PRIVATE] for state in states])
 
     @torch.no_grad()
-    def _evaluated(self, arm: str, state: Named, split: Split, rows: np.ndarray) -> tuple[float, int]:
-        """Summed loss and correct predictions of a whole model on some rows of a split."""
+    def _evaluated(self, arm: str, state: Named, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, int]:
+        """Summed loss and correct predictions of a whole model on some images and their labels."""
         model = self.arm(arm).model
         loss, correct = 0.0, 0
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
-        for low in range(0, len(rows), 500):
-            some = rows[low : low + 500]
-            images, labels = self.test_data(some) if split == "test" else self._training_data(some)
+        for images, labels in batches:
             logits = functional_call(model, state, (images,))
             loss += float(F.cross_entropy(logits, labels, reduction="sum"))
             correct += int((logits.argmax(dim=1) == labels).sum())
         for module, mode in modes:
             module.training = mode
         return loss, correct
+
+    def _batches(self, split: Split, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some rows of a split, 500 at a time."""
+        read = self.test_data if split == "test" else self._training_data
+        return (read(rows[low : low + 500]) for low in range(0, len(rows), 500))
 
     def order(self, sent: Sent, client: int) -> int:
         """The seed of a client's batches in a round."""
@@ -161,8 +186,8 @@ class Host:
     def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
         """A client's work in a round on some of the training samples."""
         key = (self.scenario.seed, "client", sent.round, client)
-        own = self.parts[client]
-        rest = np.setdiff1d(own, indices)
+        own, data = self.parts[client], self.own_data(arm, client)
+        chosen, rest = self._places(own, indices), self._places(own, np.setdiff1d(own, indices))
         weights, buffers = self._completed(arm, sent, client, state)
         return Task(
             client=client,
@@ -171,15 +196,21 @@ class Host:
             private=self.arm(arm).private,
             weights=weights,
             buffers=buffers,
-            data=Batch(*self._training_data(indices), places=self._places(own, indices)),
+            data=data.rows(chosen),
             generator=seeds.torch_generator(*key, "defences", arm),
             order=self.order(sent, client),
-            others=Batch(*self._training_data(rest), places=self._places(own, rest)) if len(rest) else None,
+            others=data.rows(rest) if len(rest) else None,
             classes=len(self.data.classes),
             clients_per_round=self.scenario.clients_per_round,
             public=Batch(*self.public) if self.scenario.data.public else None,
             state=state,
         )
+
+    def own_data(self, arm: str, client: int) -> Batch:
+        """All of a client's samples as it trains on them in an arm: a malicious one may have poisoned them."""
+        images, labels = self._training_data(self.parts[client])
+        places = torch.arange(len(labels), device=self.device)
+        return self.malicious[arm].data(client, Batch(images, labels, places=places), len(self.data.classes))
 
     def drawn_privately(self, arm: str, *key: int | str) -> Named:
         """The private tensors of an arm as they begin: drawn anew from the run's seed and the key, but for those that
@@ -207,7 +238,7 @@ class Host:
                 model=built.model,
                 weights=weights,
                 buffers=buffers,
-                data=Batch(*self._training_data(self.parts[client])),
+                data=self.own_data(arm, client),
                 generator=seeds.torch_generator(self.scenario.seed, "private", sent.round, client, "training"),
                 order=self.order(sent, client),
                 private=built.private,
@@ -274,28 +305,3 @@ class _Member:
         weights = {name: w - scale * update[name].to(w) for name, w in self.sent.weights.items()}
         moved = Sent(self.round, weights, self.sent.buffers | buffers)
         return self.host.evaluate_member(self.arm, moved, self.client, self.state, [split])[split]
-
-
-def _recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]], together: float) -> Iterator[Update]:
-    """The updates as they come, each checked and noted in `rows`; `together` is a client's part of common work (s)."""
-    began = perf_counter()
-    for update in updates:
-        if not all(bool(torch.isfinite(t).all()) for t in [*update.tensors.values(), *update.buffers.values()]):
-            raise UserError(
-                f"client {update.client} sent an update that is not finite in round {update.round} of arm '{arm}': "
-                f"training has diverged; lower training.lr, or look at the arm's defences"
-            )
-        now = perf_counter()
-        rows.append(
-            {
-                "arm": arm,
-                "round": update.round,
-                "client": update.client,
-                "samples": update.samples,
-                "loss": update.loss,
-                "seconds": together + now - began,
-                "sent_bytes": update.sent_bytes,
-            }
-        )
-        yield update
-        began = perf_counter()

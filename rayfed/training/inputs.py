@@ -16,6 +16,7 @@ from rayfed.scenario import DataSpec, Scenario
 from rayfed.training import plan
 from rayfed.training.account import Account
 from rayfed.training.arm import aggregation_of, build_arm
+from rayfed.training.malicious import Malicious
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,10 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     if not any(account.arm.private for account in accounts.values()):
         plan.check_nothing_private_is_given(scenario)
     scenario = scenario.with_stacks({name: account.stack for name, account in accounts.items()})
+    fewest = plan.fewest_clients(scenario)
     for name, account in accounts.items():
         account.check()
-        aggregation_of(scenario.aggregation_of(name), account.stack, scenario.clients_per_round)
+        rule = aggregation_of(scenario.aggregation_of(name), account.stack, scenario.clients_per_round)
+        rule.check(fewest)
+        Malicious.of(scenario, name).check(data.image_shape, len(data.classes))
     return Inputs(scenario, data, parts, validation, list(accounts.values()))

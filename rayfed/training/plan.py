@@ -21,6 +21,23 @@ def drawn_clients(scenario: Scenario, round: int) -> list[int]:
     return sorted(chosen.tolist())
 
 
+def malicious_clients(scenario: Scenario, arm: str) -> frozenset[int]:
+    """The malicious clients of an arm, the same in every round; where two arms have as many, the same in both."""
+    malicious = scenario.malicious_of(arm)
+    if malicious is None:
+        return frozenset()
+    if isinstance(malicious.clients, list):
+        return frozenset(malicious.clients)
+    order = seeds.numpy_generator(scenario.seed, "malicious").permutation(scenario.federation.clients)
+    return frozenset(order[: malicious.clients].tolist())
+
+
+def fewest_clients(scenario: Scenario) -> int:
+    """The clients of the smallest round that has any."""
+    drawn = (len(drawn_clients(scenario, round)) for round in range(scenario.federation.rounds))
+    return min(filter(None, drawn), default=scenario.clients_per_round)
+
+
 def cohorts(scenario: Scenario, round: int) -> list[list[int]]:
     """The round's clients in slices of the scenario's cohort size."""
     clients, size = drawn_clients(scenario, round), scenario.cohort_size
@@ -28,21 +45,28 @@ def cohorts(scenario: Scenario, round: int) -> list[list[int]]:
 
 
 def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: Sequence[int]) -> list[int]:
-    """The clients that one attack observes in one round; `samples[i]` is how many client i holds.
+    """The clients that one attack observes in one round, honest ones; `samples[i]` is how many client i holds.
 
     Raises `ScenarioError` when the scenario asks for a client that cannot be observed.
     """
-    drawn = drawn_clients(scenario, round)
+    malicious = frozenset[int]().union(*(malicious_clients(scenario, arm) for arm in scenario.stacks))
+    drawn = [client for client in drawn_clients(scenario, round) if client not in malicious]
     need = attack.batch_size if attack.observes == "gradient" else 1
     if isinstance(attack.victims, int):
         able = [c for c in drawn if samples[c] >= need]
         if len(able) < attack.victims:
             raise ScenarioError(
                 f"attack '{attack.title}' wants {attack.victims} victims with {need} samples or more in round {round}, "
-                f"but {len(able)} of the {len(drawn)} drawn clients have so many: ask for fewer or a smaller batch_size"
+                f"but {len(able)} of the {len(drawn)} drawn{' honest' * bool(malicious)} clients have so many: ask for "
+                f"fewer or a smaller batch_size"
             )
         return able[: attack.victims]
     for client in attack.victims:
+        if client in malicious:
+            raise ScenarioError(
+                f"attack '{attack.title}' wants client {client}, which is malicious and has nothing to hide: choose "
+                f"another victim, or give the malicious clients as a list without it"
+            )
         if attack.observes == "update" and client not in drawn:
             raise ScenarioError(
                 f"attack '{attack.title}' wants client {client} in round {round}, which sends nothing then "

@@ -1,0 +1,56 @@
+"""Rules that look at all updates of a round side by side, as robust ones do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rayfed import gradients
+from rayfed.aggregation.base import Aggregation
+from rayfed.update import Named, Update
+
+
+@dataclass(frozen=True)
+class Received:
+    """What one client sent, as far as a rule looks at it."""
+
+    tensors: Named
+    buffers: Named
+    samples: int
+
+
+class Gathering(Aggregation):
+    """Base of the rules that need every update at the server, whose memory grows with the clients of a round.
+
+    The float buffers (batch-norm statistics) are a second vector to which the same rule is applied, for a client that
+    lies about the one may lie about the other.
+    """
+
+    def partial(self, updates: Iterable[Update]) -> list[Received]:
+        """The cohort's updates as they are."""
+        return [Received(update.tensors, update.buffers, update.samples) for update in updates]
+
+    def merge(self, left: list[Received], right: list[Received]) -> list[Received]:
+        """Both lists, in order."""
+        return left + right
+
+    def combine(self, total: list[Received], generator: torch.Generator) -> tuple[Named, Named]:
+        """The rule on the updates, and on the buffers."""
+        samples = torch.tensor([float(one.samples) for one in total])
+        return (
+            self._reduced([one.tensors for one in total], samples),
+            self._reduced([one.buffers for one in total], samples),
+        )
+
+    def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
+        """One vector (d,) for those of the clients (n, d), who have so many samples (n,)."""
+        raise NotImplementedError
+
+    def _reduced(self, sent: Sequence[Named], samples: Tensor) -> Named:
+        if not sent[0]:
+            return {}
+        vectors = torch.stack([gradients.flatten(named) for named in sent])
+        return gradients.unflatten(self.reduce(vectors, samples.to(vectors)), like=sent[0])

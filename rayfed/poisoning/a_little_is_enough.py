@@ -1,0 +1,54 @@
+"""Baruch 2019, 'A little is enough: circumventing defenses for distributed learning', algorithm 3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import NormalDist
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfed.catalogue import component
+from rayfed.errors import UserError
+from rayfed.poisoning.base import Insight, Poisoning
+from rayfed.update import Update
+
+
+@component
+class ALittleIsEnough(Poisoning):
+    """Colluders who all send the mean of their honest updates, moved by a few of their standard deviations.
+
+    Source: Baruch et al. 2019, algorithm 3. In every coordinate enough honest clients lie further out than the lie, so
+    that a rule by majority takes it for one of theirs. A single colluder has no deviation and sends its honest update.
+    """
+
+    colludes: ClassVar[bool] = True
+
+    z: Annotated[float, Field(gt=0)] | None = None
+    """Deviations that the mean is moved by; null: as many as a normal distribution allows, 0 for too few colluders."""
+
+    def check(self, image_shape: tuple[int, int, int], classes: int, clients: int, malicious: int) -> None:
+        """A majority needs no such care: there is no quantile for it."""
+        if self.z is None and 2 * malicious >= clients:
+            raise UserError(
+                f"a_little_is_enough: {malicious} of the {clients} clients of a round are malicious, which is no "
+                f"minority: take fewer, or set z"
+            )
+
+    def poison_update(self, update: Update, insight: Insight) -> Update:
+        """The same lie of every colluder, with its own buffers."""
+        z = deviations(insight.clients, len(insight.honest)) if self.z is None else self.z
+
+        def lie(name: str) -> Tensor:
+            values = torch.stack([honest.tensors[name] for honest in insight.honest])
+            return values.mean(dim=0) - z * values.std(dim=0, correction=0)
+
+        return replace(update, tensors={name: lie(name) for name in update.tensors})
+
+
+def deviations(clients: int, malicious: int) -> float:
+    """The largest z with which a majority, the malicious among it, lies beyond the lie; never below 0."""
+    supporters = clients // 2 + 1 - malicious
+    return max(0.0, NormalDist().inv_cdf((clients - malicious - supporters) / (clients - malicious)))

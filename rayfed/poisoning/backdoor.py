@@ -1,0 +1,66 @@
+"""Backdoors (Gu 2017, 'BadNets'; in federations Bagdasaryan 2020, 'How to backdoor federated learning')."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfed.aggregation.fedavg import scaled
+from rayfed.catalogue import component
+from rayfed.defences.base import Batch
+from rayfed.errors import UserError
+from rayfed.poisoning.base import Insight, Poisoning
+from rayfed.update import Update
+
+
+@component
+class Backdoor(Poisoning):
+    """Stamps a white square on some of its images and calls them by the target's name, so that the model learns to.
+
+    Source: Gu et al. 2017, section 4 (the trigger); Bagdasaryan et al. 2020, equation 3 (`scale`).
+    """
+
+    has_trigger: ClassVar[bool] = True
+
+    target: Annotated[int, Field(ge=0)] = 0
+    """The class that every image with the trigger shall be taken for."""
+    size: Annotated[int, Field(ge=1)] = 4
+    """Side of the square in the lower right corner (pixels)."""
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Part of the client's samples that are stamped, the same in every round."""
+    scale: Annotated[float, Field(ge=1)] = 1.0
+    """Length of what is sent over that of the trained update: with the number of clients a mean becomes its model."""
+
+    def check(self, image_shape: tuple[int, int, int], classes: int, clients: int, malicious: int) -> None:
+        """There must be such a class, and room for the square."""
+        if self.target >= classes:
+            raise UserError(f"backdoor: target {self.target}: classes count from 0 to {classes - 1}")
+        if self.size >= min(image_shape[1:]):
+            raise UserError(f"backdoor: size {self.size} hides images of {image_shape[1]} x {image_shape[2]} pixels")
+
+    def poison_data(self, data: Batch, classes: int, generator: torch.Generator) -> Batch:
+        """Some of the samples stamped, and labelled as the target."""
+        count = len(data.labels)
+        some = torch.randperm(count, generator=generator)[: ceil(self.share * count)].to(data.labels.device)
+        images, labels = data.images.clone(), data.labels.clone()
+        images[some], labels[some] = self._stamped(images[some]), self.target
+        return data._replace(images=images, labels=labels)
+
+    def poison_update(self, update: Update, insight: Insight) -> Update:
+        """The update times the scale."""
+        return replace(update, tensors=scaled(update.tensors, self.scale))
+
+    def triggered(self, test: Batch) -> Batch:
+        """The stamped images of other classes, labelled as the target."""
+        others = test.rows((test.labels != self.target).nonzero().flatten())
+        return Batch(self._stamped(others.images), torch.full_like(others.labels, self.target))
+
+    def _stamped(self, images: Tensor) -> Tensor:
+        stamped = images.clone()
+        stamped[..., -self.size :, -self.size :] = 1
+        return stamped

@@ -1,0 +1,29 @@
+"""Gaussian updates (Blanchard 2017, 'Machine learning with adversaries'): noise in place of an update."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from rayfed.catalogue import component
+from rayfed.poisoning.base import Insight, Poisoning
+from rayfed.update import Update
+
+
+@component
+class GaussianUpdate(Poisoning):
+    """Sends Gaussian noise with mean zero, whatever it has trained.
+
+    Source: Blanchard et al. 2017, among the experiments.
+    """
+
+    deviation: Annotated[float, Field(gt=0)] = 1.0
+    """Standard deviation of every value, in the units of the update."""
+
+    def poison_update(self, update: Update, insight: Insight) -> Update:
+        """Noise of the update's shapes."""
+        noise = {name: torch.randn(t.shape, generator=insight.generator).to(t) for name, t in update.tensors.items()}
+        return replace(update, tensors={name: self.deviation * tensor for name, tensor in noise.items()})

@@ -1,0 +1,29 @@
+"""Scaled updates (Bagdasaryan 2020, 'How to backdoor federated learning': model replacement)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+
+from rayfed.aggregation.fedavg import scaled
+from rayfed.catalogue import component
+from rayfed.poisoning.base import Insight, Poisoning
+from rayfed.update import Update
+
+
+@component
+class ScaledUpdate(Poisoning):
+    """Sends its update so much longer that the mean becomes its own model.
+
+    Source: Bagdasaryan et al. 2020, equation 3. Alone it drowns the other clients; `backdoor` has the same as `scale`.
+    """
+
+    factor: Annotated[float, Field(gt=0)] | None = None
+    """Length of what is sent over that of the honest update; null: the number of the round's clients, by which a mean
+    divides it."""
+
+    def poison_update(self, update: Update, insight: Insight) -> Update:
+        """The update times the factor."""
+        return replace(update, tensors=scaled(update.tensors, self.factor or float(insight.clients)))

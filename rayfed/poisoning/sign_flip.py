@@ -1,0 +1,28 @@
+"""Sign flipping (Li 2019, 'RSA: Byzantine-robust stochastic aggregation methods')."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+
+from rayfed.aggregation.fedavg import scaled
+from rayfed.catalogue import component
+from rayfed.poisoning.base import Insight, Poisoning
+from rayfed.update import Update
+
+
+@component
+class SignFlip(Poisoning):
+    """Sends the negative of its update, so that the server climbs where it should descend.
+
+    Source: Li et al. 2019, 'RSA: Byzantine-robust stochastic aggregation methods'.
+    """
+
+    factor: Annotated[float, Field(gt=0)] = 1.0
+    """Length of what is sent over that of the honest update."""
+
+    def poison_update(self, update: Update, insight: Insight) -> Update:
+        """The update times minus the factor."""
+        return replace(update, tensors=scaled(update.tensors, -self.factor))

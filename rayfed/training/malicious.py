@@ -1,0 +1,58 @@
+"""The malicious clients of an arm: their data and their updates are poisoned, everybody else's pass through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rayfed import seeds
+from rayfed.defences.base import Batch
+from rayfed.poisoning.base import Insight, Poisoning
+from rayfed.scenario import Scenario
+from rayfed.training import plan
+from rayfed.update import Update
+
+
+@dataclass(frozen=True)
+class Malicious:
+    """Who they are in one arm, and what they do."""
+
+    scenario: Scenario
+    clients: frozenset[int]
+    poisoning: Poisoning
+
+    @classmethod
+    def of(cls, scenario: Scenario, arm: str) -> Malicious:
+        """Those of an arm; where there are none they do nothing."""
+        spec = scenario.malicious_of(arm)
+        return cls(scenario, plan.malicious_clients(scenario, arm), spec.build() if spec else Poisoning())
+
+    def check(self, image_shape: tuple[int, int, int], classes: int) -> None:
+        """Raise `UserError` where what they do has no meaning for such data, or in one of the rounds."""
+        drawn = [plan.drawn_clients(self.scenario, round) for round in range(self.scenario.federation.rounds)]
+        counts = [(len(clients), len(self.clients.intersection(clients))) for clients in drawn if clients]
+        worst = max(counts, key=lambda count: count[1] / count[0], default=(0, 0))
+        self.poisoning.check(image_shape, classes, *worst)
+
+    def among(self, clients: Iterable[int]) -> list[int]:
+        """The malicious ones of some clients."""
+        return [client for client in clients if client in self.clients]
+
+    def data(self, client: int, own: Batch, classes: int) -> Batch:
+        """All of a client's samples as it trains on them."""
+        if client not in self.clients:
+            return own
+        generator = seeds.torch_generator(self.scenario.seed, "poisoning", client)
+        return self.poisoning.poison_data(own, classes, generator)
+
+    def sent(self, updates: Iterable[Update], honest: Sequence[Update]) -> Iterator[Update]:
+        """The updates of a cohort as they are sent; `honest` are those that all the malicious clients of the round
+        would send, where they collude.
+        """
+        for update in updates:
+            if update.client not in self.clients:
+                yield update
+                continue
+            generator = seeds.torch_generator(self.scenario.seed, "poisoning", update.client, update.round)
+            clients = len(plan.drawn_clients(self.scenario, update.round))
+            yield self.poisoning.poison_update(update, Insight(clients, honest, generator))

@@ -44,7 +44,9 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its UR
 Kind = Annotated[
     str,
     typer.Argument(
-        metavar="KIND", help="attacks, defences, aggregations, models, datasets or partitions.", show_default=False
+        metavar="KIND",
+        help="attacks, defences, aggregations, protections, models, datasets or partitions.",
+        show_default=False,
     ),
 ]
 

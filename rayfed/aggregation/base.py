@@ -46,8 +46,16 @@ class Member(Protocol):
 class Aggregation:
     """Base of every aggregation rule."""
 
-    def partial(self, updates: Iterable[Update]) -> Any:
-        """Reduce the updates of one cohort; what it returns is sent to the server and must be picklable."""
+    def sends(self, update: Update) -> Any:
+        """What a client sends of its update, with its size as `sent_bytes`: the update itself, or that sealed."""
+        return update
+
+    def clipped(self, update: Update) -> int | None:
+        """How many of an update's values `sends` clips; None where it does not clip."""
+        return None
+
+    def partial(self, updates: Iterable[Any]) -> Any:
+        """Reduce what one cohort sends; what it returns is sent to the server and must be picklable."""
         raise NotImplementedError
 
     def merge(self, left: Any, right: Any) -> Any:

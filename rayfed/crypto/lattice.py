@@ -11,7 +11,8 @@ for arithmetic of approximate numbers'.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import ceil, log2
@@ -81,18 +82,20 @@ class Lattice:
 
         Raises `ProtectionError` for bytes that are no ciphertext of these parameters.
         """
-        parts = [np.array(c.decrypt(), np.float64) for c in self._read(key, ciphertexts)]
-        return np.rint(np.concatenate(parts)).astype(np.int64)
+        with self._intact():
+            parts = [np.array(c.decrypt(), np.float64) for c in self._read(key, ciphertexts)]
+            return np.rint(np.concatenate(parts)).astype(np.int64)
 
     def add(self, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
         """Ciphertexts of the sums; raises `ProtectionError` as `decrypt` does."""
-        pairs = zip(self._read(self._public, left), self._read(self._public, right), strict=True)
-        return tuple(a.add_(b).serialize() for a, b in pairs)
+        with self._intact():
+            pairs = zip(self._read(self._public, left), self._read(self._public, right), strict=True)
+            return tuple(a.add_(b).serialize() for a, b in pairs)
 
     def times(self, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
         """Ciphertexts of the vector times a factor of 1 or more, by doubling and adding: no level is spent."""
-        found = self._read(self._public, ciphertexts)
-        return tuple(_multiple(ciphertext, factor).serialize() for ciphertext in found)
+        with self._intact():
+            return tuple(_multiple(c, factor).serialize() for c in self._read(self._public, ciphertexts))
 
     @cached_property
     def _public(self) -> bytes:
@@ -118,8 +121,16 @@ class Lattice:
 
     def _read(self, context: bytes, ciphertexts: Sequence[bytes]) -> list[Any]:
         read = ts.bfv_vector_from if self.scheme == "bfv" else ts.ckks_vector_from
+        found = [read(_context(context), c) for c in ciphertexts]
+        for c in found:  # SEAL checks what is its own; TenSEAL believes its header, and would read beyond the slots
+            if len(c.ciphertext()) != 1 or not 0 < c.size() <= self.slots:
+                raise ValueError("its header is wrong")
+        return found
+
+    @contextmanager
+    def _intact(self) -> Iterator[None]:
         try:
-            return [read(_context(context), c) for c in ciphertexts]
+            yield
         except (ValueError, RuntimeError) as error:  # what SEAL throws at damaged bytes
             raise ProtectionError(
                 f"a {self.scheme.upper()} ciphertext cannot be read ({error}): it was tampered with, truncated, or "

@@ -16,6 +16,7 @@ from rayfed.scenario.components import (
     DefenceSpec,
     ModelSpec,
     PartitionSpec,
+    ProtectionSpec,
 )
 from rayfed.scenario.sections import Scenario
 
@@ -23,7 +24,7 @@ from rayfed.scenario.sections import Scenario
 def json_schema() -> dict[str, Any]:
     """JSON schema of a scenario, with every known component's own fields, for completion in editors."""
     schema = Scenario.model_json_schema()
-    for spec in (DataSpec, PartitionSpec, ModelSpec, AggregationSpec, DefenceSpec, AttackSpec):
+    for spec in (DataSpec, PartitionSpec, ModelSpec, AggregationSpec, ProtectionSpec, DefenceSpec, AttackSpec):
         shared = schema["$defs"].pop(spec.__name__)
         schema["$defs"][spec.__name__] = {
             "description": shared["description"],

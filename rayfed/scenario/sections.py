@@ -16,6 +16,7 @@ from rayfed.scenario.components import (
     DefenceSpec,
     ModelSpec,
     PartitionSpec,
+    ProtectionSpec,
     Section,
     Short,
 )
@@ -71,6 +72,8 @@ class Federation(Section):
     summed, so it belongs to the scenario and not to the cluster."""
     aggregation: Annotated[AggregationSpec, Short] = AggregationSpec(name="fedavg")
     """The rule; `fedavg` when not given."""
+    protection: Annotated[ProtectionSpec, Short] | None = None
+    """How clients encrypt their updates, so that the server reads no more than each round's sum; null: not at all."""
     server: Server = Server()
     """The server's optimiser."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
@@ -96,6 +99,8 @@ class ArmSpec(Section):
     """Fields of `model` that this arm sets otherwise."""
     aggregation: Annotated[AggregationSpec, Short] | None = None
     """The rule of this arm; null: that of `federation`."""
+    protection: Annotated[ProtectionSpec, Short] | None = None
+    """The encryption of this arm; null: that of `federation`."""
 
 
 class Privacy(Section):
@@ -207,6 +212,10 @@ class Scenario(Section):
     def aggregation_of(self, arm: str) -> AggregationSpec:
         """How an arm's updates become one step."""
         return (self.arms[arm].aggregation if self.arms else None) or self.federation.aggregation
+
+    def protection_of(self, arm: str) -> ProtectionSpec | None:
+        """How an arm's clients encrypt what they send."""
+        return (self.arms[arm].protection if self.arms else None) or self.federation.protection
 
     def model_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """The model's fields with an arm's; another architecture does not take over the parameters of this one."""

@@ -15,11 +15,16 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from rayfed import seeds
+from rayfed.aggregation.base import Aggregation
+from rayfed.aggregation.protected import Protected
+from rayfed.crypto.keys import derive, lock, unlock
+from rayfed.crypto.sealing import Keys
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Task
 from rayfed.errors import UserError
 from rayfed.models.private import only, without
 from rayfed.scenario import Scenario
+from rayfed.training import plan
 from rayfed.training.arm import Arm, aggregation_of, build_arm
 from rayfed.training.cohort import cohort_updates
 from rayfed.training.diagnosis import private_layers
@@ -37,6 +42,8 @@ class Sent:
     round: int
     weights: Named
     buffers: Named
+    keys: bytes = b""
+    """The clients' key pair where they encrypt, locked with what only they know: the server passes it on."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,10 @@ class Host:
             arm: aggregation_of(scenario.aggregation_of(arm), stack, scenario.clients_per_round)
             for arm, stack in scenario.stacks.items()
         }
+        samples = [len(part) for part in parts]
+        for arm, rule in self._aggregations.items():
+            if protecting := plan.protecting(scenario, arm, samples):
+                self._aggregations[arm] = protecting.wrap(rule)
 
     def arm(self, name: str) -> Arm:
         """An arm, built when it is first asked for."""
@@ -83,13 +94,33 @@ class Host:
         rows: list[dict[str, Any]] = []
         defences, asked = self.arm(arm).defences, perf_counter()
         updates = cohort_updates(tasks, self.scenario.training_of(arm), defences)
+        rule = self.rule(arm, sent)
         together = (perf_counter() - asked) / len(tasks)  # under vmap the training of all clients, else nothing
-        partial = self._aggregations[arm].partial(_recorded(arm, updates, rows, together))
+        partial = rule.partial(_recorded(arm, updates, rule, rows, together))
         return partial, CohortReport(rows, perf_counter() - began, {t.client: t.state for t in tasks if t.state})
 
     def answer(self, arm: str, sent: Sent, payload: Any, client: int, state: State) -> Any:
         """What a client answers to a question of the arm's aggregation."""
-        return self._aggregations[arm].answer(payload, _Member(self, arm, self.here(sent), client, state))
+        return self.rule(arm, sent).answer(payload, _Member(self, arm, self.here(sent), client, state))
+
+    def make_keys(self, arm: str) -> bytes:
+        """A key pair for all clients of an arm that encrypts, made by one of them and locked for the others."""
+        rule, secret = self._aggregations[arm], self._secret(arm)
+        assert isinstance(rule, Protected)
+        pair = rule.sealer.scheme.generate(derive(secret, "pair"))
+        return lock(derive(secret, "box"), pair)
+
+    def rule(self, arm: str, sent: Sent) -> Aggregation:
+        """The arm's aggregation as a client of the round works with it."""
+        rule = self._aggregations[arm]
+        if not isinstance(rule, Protected):
+            return rule
+        secret = self._secret(arm)
+        return rule.with_keys(Keys(secret, unlock(derive(secret, "box"), sent.keys)))
+
+    def _secret(self, arm: str) -> bytes:
+        """What an arm's clients know and nobody else: it stands for what they exchange before the first round."""
+        return derive(str(self.scenario.seed).encode(), "clients", arm)
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> tuple[float, int]:
         """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
@@ -236,7 +267,7 @@ class Host:
     def here(self, sent: Sent) -> Sent:
         """The same on this host's device."""
         weights = {name: w.to(self.device) for name, w in sent.weights.items()}
-        return Sent(sent.round, weights, {name: b.to(self.device) for name, b in sent.buffers.items()})
+        return replace(sent, weights=weights, buffers={name: b.to(self.device) for name, b in sent.buffers.items()})
 
 
 @dataclass(frozen=True)
@@ -258,12 +289,16 @@ class _Member:
         """Mean loss and accuracy on the client's own data, were the server to take this step from what it sent."""
         lr = self.host.scenario.server_lr(self.arm)
         weights = {name: w - lr * step[name].to(w) for name, w in self.sent.weights.items()}
-        moved = Sent(self.round, weights, self.sent.buffers | buffers)
+        moved = replace(self.sent, weights=weights, buffers=self.sent.buffers | buffers)
         return self.host.evaluate_member(self.arm, moved, self.client, self.state, ["train"])["train"]
 
 
-def _recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]], together: float) -> Iterator[Update]:
-    """The updates as they come, each checked and noted in `rows`; `together` is a client's part of common work (s)."""
+def _recorded(
+    arm: str, updates: Iterable[Update], rule: Aggregation, rows: list[dict[str, Any]], together: float
+) -> Iterator[Any]:
+    """What is sent of the updates as they come, each checked and noted in `rows`; `together` is a client's part of
+    common work (s).
+    """
     began = perf_counter()
     for update in updates:
         if not all(bool(torch.isfinite(t).all()) for t in [*update.tensors.values(), *update.buffers.values()]):
@@ -271,6 +306,7 @@ def _recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]], t
                 f"client {update.client} sent an update that is not finite in round {update.round} of arm '{arm}': "
                 f"training has diverged; lower training.lr, or look at the arm's defences"
             )
+        sent = rule.sends(update)
         now = perf_counter()
         rows.append(
             {
@@ -280,8 +316,9 @@ def _recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]], t
                 "samples": update.samples,
                 "loss": update.loss,
                 "seconds": together + now - began,
-                "sent_bytes": update.sent_bytes,
+                "sent_bytes": sent.sent_bytes,
+                "clipped": rule.clipped(update),
             }
         )
-        yield update
+        yield sent
         began = perf_counter()

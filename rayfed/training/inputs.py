@@ -75,5 +75,7 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     scenario = scenario.with_stacks({name: account.stack for name, account in accounts.items()})
     for name, account in accounts.items():
         account.check()
-        aggregation_of(scenario.aggregation_of(name), account.stack, scenario.clients_per_round)
+        rule = aggregation_of(scenario.aggregation_of(name), account.stack, scenario.clients_per_round)
+        if protecting := plan.protecting(scenario, name, samples):
+            protecting.wrap(rule)
     return Inputs(scenario, data, parts, list(accounts.values()))

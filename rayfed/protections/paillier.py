@@ -125,7 +125,7 @@ class PaillierScheme:
 
     def public(self, pair: bytes) -> bytes:
         """The modulus."""
-        return _number_bytes(_parsed(pair)[0].public.n, self.key_bits)
+        return _number_bytes(parsed(pair)[0].public.n, self.key_bits)
 
     def crack(self, public: bytes) -> bytes | None:
         """By factoring the modulus."""
@@ -134,7 +134,7 @@ class PaillierScheme:
 
     def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
         """As many ciphertexts as it takes to hold the vector."""
-        keys, obfuscators = _parsed(pair)
+        keys, obfuscators = parsed(pair)
         if self.lanes:
             plaintexts = self.lanes.pack(vector + units * self.offset)
         else:
@@ -144,7 +144,7 @@ class PaillierScheme:
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
         """(size,) int64, or Python integers where there are no lanes; raises `ProtectionError` for too few of them."""
-        keys, _ = _parsed(pair)
+        keys, _ = parsed(pair)
         plaintexts = keys.decrypt(self._read(ciphertexts))
         if not self.lanes:
             half = keys.public.n // 2
@@ -185,7 +185,7 @@ def _number_bytes(number: mpz, bits: int) -> bytes:
 
 
 @lru_cache(maxsize=8)
-def _parsed(pair: bytes) -> tuple[KeyPair, Callable[[], Callable[[int], list[mpz]]]]:
+def parsed(pair: bytes) -> tuple[KeyPair, Callable[[], Callable[[int], list[mpz]]]]:
     """The key pair, and its table, made when it is first asked for."""
     half = len(pair) // 2
     keys = KeyPair(*(mpz(int.from_bytes(part, "big")) for part in (pair[:half], pair[half:])))

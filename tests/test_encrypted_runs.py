@@ -272,3 +272,10 @@ def test_a_scenario_says_what_is_wrong_with_a_protection() -> None:
         parsed("arms.paillier.protection={name: paillier, key_bits: 1024}", "arms.bfv.protection={name: bfw}")
     assert "arms.paillier.protection" in str(found.value)
     assert "did you mean 'bfv'" in str(found.value)
+
+
+def test_a_run_says_how_finely_it_encrypts_and_whether_its_keys_can_be_broken() -> None:
+    messages = prepare(parsed()).encryption
+    assert [message.split()[1] for message in messages] == ["paillier", "paillier", "ckks", "bfv"]
+    assert "sums of up to 5 clients: values up to 1 in steps of 1.2e-07" in messages[0]
+    assert "INSECURE: keys of 512 bits can be broken" in messages[1]

@@ -108,6 +108,14 @@ class Sealer:
             tag=keys.tagger(update.round).tag(vector, update.client, weight, before),
         )
 
+    def describe(self) -> str:
+        """What is sent, in words: sums of so many clients, values up to the clip bound in steps of so much."""
+        step, coarse = self.code.decode(np.ones(2, np.int64), np.array([self.clip, self.clip_buffers]))
+        return (
+            f"sums of up to {self.load.clients} clients: values up to {self.clip:g} in steps of {step:.1e}, of buffers "
+            f"up to {self.clip_buffers:g} in steps of {coarse:.1e}"
+        )
+
     def clipped(self, update: Update) -> int:
         """How many of an update's values are beyond their clip bounds, and lose what is beyond."""
         return int((np.abs(_flat(update)) > self._bounds(_shapes(update.tensors), _shapes(update.buffers))).sum())

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from actors.process import Share, set_up
 from rayfed.attacks.base import Attack, Guess, InferenceAttack
+from rayfed.attacks.sealed import attempt
 from rayfed.models.private import freeze
 from rayfed.scenario import AttackSpec, DefenceSpec, ModelSpec
 from rayfed.seeds import torch_generator
@@ -39,6 +40,5 @@ class AttackerActor:
         seen = [observation.to(self._device) for observation in observations]
         freeze(arm.model, arm.private - seen[0].weights.keys())
         generators = [torch_generator(key) for key in keys]
-        act = method.infer if isinstance(method, InferenceAttack) else method.reconstruct
-        found: Sequence[Guess] = act(seen, arm.model.to(self._device), generators)
+        found = attempt(method, seen, arm.model.to(self._device), generators, attack.factor)
         return [replace(guess, images=guess.images[:0]) for guess in found], list(found)

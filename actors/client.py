@@ -41,6 +41,10 @@ class ClientActor:
         partial, report = self._host.cohort(arm, sent, clients, states)
         return report, partial
 
+    def make_keys(self, arm: str) -> bytes:
+        """A key pair for the arm's clients, locked for them."""
+        return self._host.make_keys(arm)
+
     def observe(
         self, arm: str, sent: Sent, victims: Sequence[int], attack: AttackSpec, states: Mapping[int, State], repeat: int
     ) -> tuple[None, list[Observation], list[Truth]]:

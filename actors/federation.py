@@ -101,17 +101,24 @@ class Federation:
         self._sent: dict[str, Served] = {}
         data_ref, parts_ref, validation_ref = ray.put(data), ray.put(list(parts)), ray.put(list(validation))
         make = _remote(ClientActor, allotment.client)
+        self._boxes: dict[str, bytes] = {}
         self._server = self._start_server()
         arguments = (scenario, data_ref, parts_ref, allotment.client, validation_ref)
         self._clients = Pool(lambda: make.remote(*arguments), allotment.clients)
         self._attackers: Pool | None = None
 
     def start(self) -> None:
-        """Wait until the clients' actors are up, so that a round's time is that of its work.
+        """Wait until the clients' actors are up, so that a round's time is that of its work; where they encrypt, one
+        client makes the keys of all, and the server passes them on without being able to read them.
 
         Raises `ResourceError` when the cluster does not bring them up in time.
         """
         self._clients.wait()
+        arms = [arm for arm in self._scenario.stacks if self._scenario.protection_of(arm)]
+        making = [Call("make_keys", (arm,), arm) for arm in arms]
+        self._boxes = {call.tag: box for call, box, _ in self._run_clients(making)}
+        for arm, box in self._boxes.items():
+            self._server.relay.remote(arm, box)  # one that dies of it is started again with them
 
     def play(self, round: int, limits: Mapping[str, int]) -> RoundTables:
         """Play one round of the arms that have so many; when the server dies or a node takes objects with it, start the
@@ -145,6 +152,8 @@ class Federation:
                 stack,
                 s.clients_per_round,
                 ServerOptimiser(server.optimiser, s.server_lr(arm), server.momentum),
+                plan.protecting(s, arm, self._samples),
+                self._boxes.get(arm, b""),
             )
             for arm, stack in s.stacks.items()
         }

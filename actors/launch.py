@@ -136,6 +136,8 @@ def _play(
     ):
         folder.write_part("privacy", 0, privacy)
         progress.accounted(privacy)
+        for message in inputs.encryption:
+            log.line(message)
         for arm, limit in limits.items():
             if limit < inputs.scenario.federation.rounds:
                 message = f"arm {arm} ends after {limit} rounds: one more would spend more than privacy.budget"
@@ -175,6 +177,8 @@ def _federation(
         with closing(federation):
             federation.start()
             progress.ready(saved.round + 1 if saved else 0)
+            for message in inputs.encryption:
+                progress.note(message)
             if scenario.attacks:
                 metrics = scenario.metrics
                 for message in Scorer(tuple(metrics.names), metrics.lpips_weights, metrics.evaluator).unavailable():

@@ -12,7 +12,7 @@ from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.scenario import AggregationSpec, DefenceSpec
 from rayfed.seeds import torch_generator
-from rayfed.training.arm import aggregation_of
+from rayfed.training.arm import Protecting, aggregation_of
 from rayfed.training.host import Sent
 from rayfed.update import Named
 
@@ -42,6 +42,10 @@ class ServerRole:
     clients: int
     """Of a round; their expected number where they are drawn."""
     optimiser: ServerOptimiser
+    protecting: Protecting | None = None
+    """Where clients encrypt what they send."""
+    keys: bytes = b""
+    """Their key pair, locked for them: it is passed on."""
 
 
 class ServerActor:
@@ -54,14 +58,22 @@ class ServerActor:
         """`saved` holds every arm as it is to go on: untrained, or from a checkpoint."""
         set_up(share)
         self._aggregations = {arm: aggregation_of(r.aggregation, r.stack, r.clients) for arm, r in roles.items()}
+        for arm, role in roles.items():
+            if role.protecting:
+                self._aggregations[arm] = role.protecting.wrap(self._aggregations[arm])
+        self._keys = {arm: role.keys for arm, role in roles.items()}
         self._folds: dict[str, TreeFold] = {}
         self._totals: dict[str, Any] = {}
         self._models = {arm: GlobalModel(optimiser=roles[arm].optimiser, **state) for arm, state in saved.items()}
 
+    def relay(self, arm: str, keys: bytes) -> None:
+        """Send clients from now on this key pair, which is locked for them."""
+        self._keys[arm] = keys
+
     def sent(self, arm: str, round: int) -> tuple[Sent, Kept]:
         """What clients are sent in a round, and beside it what stays with the server."""
         model = self._models[arm]
-        return Sent(round, model.weights, model.buffers), Kept(model.state, model.memory)
+        return Sent(round, model.weights, model.buffers, self._keys[arm]), Kept(model.state, model.memory)
 
     def add(self, arm: str, index: int, cohorts: int, partial: Any) -> None:
         """Take the partial result of cohort `index` of so many, in any order, each once."""

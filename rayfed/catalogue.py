@@ -23,7 +23,7 @@ from rayfed.errors import UserError, nearest
 
 T = TypeVar("T")
 
-KINDS = ("attacks", "defences", "aggregations", "models", "datasets", "partitions", "poisonings")
+KINDS = ("attacks", "defences", "aggregations", "protections", "models", "datasets", "partitions", "poisonings")
 SEARCHED: list[str] = []
 """The folders that `search` was given, the first one searched first; a run notes them, for who resumes it elsewhere."""
 _ROOMS = {

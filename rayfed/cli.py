@@ -45,7 +45,7 @@ Kind = Annotated[
     str,
     typer.Argument(
         metavar="KIND",
-        help="attacks, defences, aggregations, models, datasets, partitions or poisonings.",
+        help="attacks, defences, aggregations, protections, models, datasets, partitions or poisonings.",
         show_default=False,
     ),
 ]

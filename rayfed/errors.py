@@ -30,6 +30,13 @@ class RunError(UserError):
     """A run folder that cannot be written, read or resumed."""
 
 
+class ProtectionError(UserError):
+    """A sealed update that cannot be added or opened: tampered with, truncated, of other keys or parameters.
+
+    It is raised before the server's step: the round is not applied, and the run can be resumed.
+    """
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Say which names are valid, the nearest first: `did you mean 'sigma'? (clip, sigma)`."""
     names = sorted(valid)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +58,44 @@ class Update:
         return min(self.bits * size, sparse)
 
 
+class Share(NamedTuple):
+    """What one client has in a sum of sealed updates."""
+
+    client: int
+    weight: int
+    """In the mean."""
+    before: int
+    """The whole number by which the client multiplied its update before it sealed it."""
+    after: int
+    """And the one by which the sealed update has been multiplied since."""
+
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """Updates of one or more clients, encrypted and added: all that the server has of them."""
+
+    round: int
+    shares: tuple[Share, ...]
+    tensors: Shapes
+    """Names and shapes of the parameters; their values come first among those encrypted."""
+    buffers: Shapes
+    parameters: Any
+    """How they were sealed (`rayfed.crypto.sealing.Sealer`), public: the same in all that are added."""
+    public: bytes
+    """The public key, where adding needs one."""
+    ciphertexts: tuple[bytes, ...]
+    tag: tuple[int, ...]
+    """By which who opens the sum knows that it is one of what clients sealed (`rayfed.crypto.tags`)."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes on the wire: ciphertexts and tag, as for an `Update` without headers."""
+        return sum(map(len, self.ciphertexts)) + 4 * len(self.tag)
+
+
 @dataclass(frozen=True)
 class LocalTraining:
     """The local steps behind an update: the server tells its clients, so it knows. By default one gradient (FedSGD)."""
@@ -90,7 +128,7 @@ class Observation:
     """The model's buffers, and its parameters that are frozen, as the client was sent them; and what the attacker takes
     for the client's private part, where it has one (`rayfed.models.private`)."""
     update: Named
-    """The update that the client returned, after its defences."""
+    """The update that the client returned, after its defences; empty where it was sealed."""
     scale: float
     """`update / scale` estimates the mean gradient: 1 for FedSGD, lr * local steps for FedAvg."""
     batch_size: int
@@ -110,6 +148,8 @@ class Observation:
     """The local steps that the client was told to take."""
     returned_buffers: Named = field(default_factory=dict)
     """The floating-point buffers that the client returned beside its update: no defence has changed them."""
+    sealed: Sealed | None = None
+    """The client's update and buffers as it encrypted them, in place of both."""
 
     def to(self, device: torch.device) -> Observation:
         """The same on another device; `extra` stays where it is, shared by the observations that were sent together."""

@@ -61,8 +61,16 @@ class Aggregation:
     def check(self, clients: int) -> None:
         """Raise `UserError` where the rule has no meaning with so many clients, the fewest of any round."""
 
-    def partial(self, updates: Iterable[Update]) -> Any:
-        """Reduce the updates of one cohort; what it returns is sent to the server and must be picklable."""
+    def sends(self, update: Update) -> Any:
+        """What a client sends of its update, with its size as `sent_bytes`: the update itself, or that sealed."""
+        return update
+
+    def clipped(self, update: Update) -> int | None:
+        """How many of an update's values `sends` clips; None where it does not clip."""
+        return None
+
+    def partial(self, updates: Iterable[Any]) -> Any:
+        """Reduce what one cohort sends; what it returns is sent to the server and must be picklable."""
         raise NotImplementedError
 
     def merge(self, left: Any, right: Any) -> Any:

@@ -32,11 +32,15 @@ class FedAvg(Aggregation):
     weights: Literal["samples", "uniform"] = "samples"
     """Weigh a client by its samples, or every client alike."""
 
+    def weight(self, update: Update) -> int:
+        """A client's weight in the mean."""
+        return update.samples if self.weights == "samples" else 1
+
     def partial(self, updates: Iterable[Update]) -> WeightedSum:
         """The weighted sum over one cohort, in the order of its clients."""
         total: WeightedSum | None = None
         for update in updates:
-            weight = float(update.samples) if self.weights == "samples" else 1.0
+            weight = float(self.weight(update))
             term = WeightedSum(scaled(update.tensors, weight), scaled(update.buffers, weight), weight)
             total = term if total is None else self.merge(total, term)
         if total is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,10 @@ class Reconstruction:
 
 @runtime_checkable
 class Attack(Protocol):
-    """A frozen dataclass whose fields are the scenario's parameters."""
+    """A frozen dataclass whose fields are the scenario's parameters.
+
+    One that never looks at the update says so by a class variable `reads_update = False`: encryption does not stop it.
+    """
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
@@ -57,11 +60,14 @@ class Checked(Protocol):
         ...
 
 
+Metric = Literal["auc", "accuracy", "class_share"]
+
+
 @dataclass(frozen=True)
 class Inference:
     """What an attack states about a victim's data without rebuilding them."""
 
-    metric: Literal["auc", "accuracy", "class_share"]
+    metric: Metric
     """How it is scored: `auc` of the candidates' scores, `accuracy` of the answer whether class `label` is in the
     batch, share of `images` that look like class `label` to a classifier of the test data."""
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -85,6 +91,9 @@ Guess = Reconstruction | Inference
 @runtime_checkable
 class InferenceAttack(Protocol):
     """A frozen dataclass, as an `Attack`, that states something else than images of the batch."""
+
+    metric: ClassVar[Metric]
+    """How its inferences are scored."""
 
     def infer(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]

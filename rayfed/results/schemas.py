@@ -65,7 +65,8 @@ TABLES: dict[str, pa.Schema] = {
             _value(
                 "seconds", _real, "wall time of the client's local round; under vmap an equal part of the cohort's (s)"
             ),
-            _value("sent_bytes", _long, "size of the update as sent (bytes)"),
+            _value("sent_bytes", _long, "size of the update as sent, encrypted or not (bytes)"),
+            _value("clipped", _long, "values of the update beyond the clip bounds of its encryption; null without"),
             _value("malicious", pa.bool_(), "whether it poisons its data or update; nobody in the federation is told"),
             _value("test_accuracy", _real, "of the new weights with the client's private part, 0..1; null without one"),
         ]

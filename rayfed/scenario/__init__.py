@@ -14,6 +14,7 @@ from rayfed.scenario.components import (
     ModelSpec,
     Normalise,
     PartitionSpec,
+    ProtectionSpec,
 )
 from rayfed.scenario.editors import json_schema
 from rayfed.scenario.reading import load, parse
@@ -31,6 +32,7 @@ __all__ = [
     "ModelSpec",
     "Normalise",
     "PartitionSpec",
+    "ProtectionSpec",
     "Scenario",
     "Training",
     "json_schema",

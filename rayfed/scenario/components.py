@@ -68,6 +68,12 @@ class MaliciousSpec(ComponentSpec):
     """How many, drawn from the seed for the whole run and alike in all arms; or a list of client numbers."""
 
 
+class ProtectionSpec(ComponentSpec):
+    """How clients encrypt what they send: `rayfed list protections`."""
+
+    kind: ClassVar[str] = "protections"
+
+
 class DefenceSpec(ComponentSpec):
     """One defence of a stack: `rayfed list defences`."""
 
@@ -123,6 +129,9 @@ class AttackSpec(ComponentSpec):
     repeats: Annotated[int, Field(ge=1)] = 1
     """How often every victim is attacked, each time with fresh randomness of the attacker's; what the victim sent stays
     the same."""
+    factor: bool = False
+    """Where the update was sealed under Paillier: factor the public key first, then attack what was in it. Keys of 200
+    bits and more are left alone."""
     victims_per_call: Annotated[int, Field(ge=1)] = 4
     """Victims that one actor attacks in one batched call."""
 

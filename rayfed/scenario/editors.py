@@ -17,6 +17,7 @@ from rayfed.scenario.components import (
     MaliciousSpec,
     ModelSpec,
     PartitionSpec,
+    ProtectionSpec,
 )
 from rayfed.scenario.sections import Scenario
 
@@ -24,7 +25,8 @@ from rayfed.scenario.sections import Scenario
 def json_schema() -> dict[str, Any]:
     """JSON schema of a scenario, with every known component's own fields, for completion in editors."""
     schema = Scenario.model_json_schema()
-    for spec in (DataSpec, PartitionSpec, ModelSpec, AggregationSpec, MaliciousSpec, DefenceSpec, AttackSpec):
+    components = (DataSpec, PartitionSpec, ModelSpec, AggregationSpec, ProtectionSpec, MaliciousSpec)
+    for spec in (*components, DefenceSpec, AttackSpec):
         shared = schema["$defs"].pop(spec.__name__)
         schema["$defs"][spec.__name__] = {
             "description": shared["description"],

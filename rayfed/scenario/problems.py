@@ -19,6 +19,7 @@ from rayfed.scenario.components import (
     MaliciousSpec,
     ModelSpec,
     PartitionSpec,
+    ProtectionSpec,
     Section,
     named,
 )
@@ -83,11 +84,7 @@ def _specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec],
     """Every place in the raw document that names a component."""
     single: dict[str, type[ComponentSpec]] = {"data": DataSpec, "partition": PartitionSpec, "model": ModelSpec}
     yield from (((key,), spec, raw[key]) for key, spec in single.items() if key in raw)
-    federation = raw.get("federation")
-    if isinstance(federation, dict) and "aggregation" in federation:
-        yield ("federation", "aggregation"), AggregationSpec, federation["aggregation"]
-    if isinstance(federation, dict) and federation.get("malicious") is not None:
-        yield ("federation", "malicious"), MaliciousSpec, federation["malicious"]
+    yield from _rules(("federation",), raw.get("federation"))
     opponents = raw.get("opponents")
     if isinstance(opponents, dict):
         yield from ((("opponents", name), MaliciousSpec, value) for name, value in opponents.items())
@@ -98,15 +95,23 @@ def _specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec],
     arms = raw.get("arms")
     if isinstance(arms, dict):
         for arm, value in arms.items():
-            if isinstance(value, dict) and value.get("aggregation") is not None:
-                yield ("arms", arm, "aggregation"), AggregationSpec, value["aggregation"]
-            if isinstance(value, dict) and value.get("malicious") is not None:
-                yield ("arms", arm, "malicious"), MaliciousSpec, value["malicious"]
+            yield from _rules(("arms", arm), value)
             path: Place = ("arms", arm, "defences") if isinstance(value, dict) else ("arms", arm)
             stacks.append((path, value.get("defences") if isinstance(value, dict) else value, DefenceSpec))
     for path, stack, spec in stacks:
         if isinstance(stack, list):
             yield from (((*path, i), spec, item) for i, item in enumerate(stack))
+
+
+def _rules(path: Place, section: Any) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
+    """The components of a section that say how updates are added."""
+    named: dict[str, type[ComponentSpec]] = {
+        "aggregation": AggregationSpec,
+        "protection": ProtectionSpec,
+        "malicious": MaliciousSpec,
+    }
+    if isinstance(section, dict):
+        yield from (((*path, key), spec, section[key]) for key, spec in named.items() if section.get(key) is not None)
 
 
 def component_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:

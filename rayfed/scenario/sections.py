@@ -18,6 +18,7 @@ from rayfed.scenario.components import (
     MaliciousSpec,
     ModelSpec,
     PartitionSpec,
+    ProtectionSpec,
     Section,
     Short,
 )
@@ -78,6 +79,8 @@ class Federation(Section):
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of every client's own samples that it does not train on but keeps to validate models, in all arms alike, a
     part of each of its classes: a rule such as `fedboosting` asks for it."""
+    protection: Annotated[ProtectionSpec, Short] | None = None
+    """How clients encrypt their updates, so that the server reads no more than each round's sum; null: not at all."""
     malicious: MaliciousSpec | None = None
     """Clients that poison their data or updates, and how; null: none. Attacks observe the others."""
     server: Server = Server()
@@ -105,6 +108,8 @@ class ArmSpec(Section):
     """Fields of `model` that this arm sets otherwise."""
     aggregation: Annotated[AggregationSpec, Short] | None = None
     """The rule of this arm; null: that of `federation`."""
+    protection: Annotated[ProtectionSpec, Short] | None = None
+    """The encryption of this arm; null: that of `federation`."""
     malicious: MaliciousSpec | None = None
     """The malicious clients of this arm; null: those of `federation`."""
 
@@ -234,6 +239,10 @@ class Scenario(Section):
     def malicious_of(self, arm: str) -> MaliciousSpec | None:
         """The malicious clients of an arm."""
         return self.played[arm].malicious or self.federation.malicious
+
+    def protection_of(self, arm: str) -> ProtectionSpec | None:
+        """How an arm's clients encrypt what they send."""
+        return self.played[arm].protection or self.federation.protection
 
     def model_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """The model's fields with an arm's; another architecture does not take over the parameters of this one."""

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from rayfed.aggregation.base import Aggregation
+from rayfed.aggregation.protected import Protected
 from rayfed.defences.base import Defence
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.private import common_names, key_names, only, private_names, without
-from rayfed.scenario import AggregationSpec, DefenceSpec, ModelSpec
+from rayfed.scenario import AggregationSpec, DefenceSpec, ModelSpec, ProtectionSpec
 from rayfed.update import Named
 
 
@@ -72,6 +73,21 @@ def aggregation_of(spec: AggregationSpec, stack: Sequence[DefenceSpec], clients:
     for defence in stack:
         rule = defence.build().wrap_aggregation(rule, clients)
     return rule
+
+
+@dataclass(frozen=True)
+class Protecting:
+    """How an arm's updates are sealed: what its server and its clients have to agree on."""
+
+    protection: ProtectionSpec
+    clients: int
+    """Of a round, at most."""
+    samples: int
+    """Of these clients together, at most."""
+
+    def wrap(self, rule: Aggregation) -> Protected:
+        """The rule on sealed updates; raises `UserError` where it and the protection do not go together."""
+        return Protected.of(rule, self.protection.build(), self.clients, self.samples)
 
 
 def build_arm(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from rayfed.aggregation.base import Aggregation
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError
 from rayfed.models.build import is_stochastic, uses_batch_statistics
@@ -42,8 +43,11 @@ def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence
     return (update(task) for task in tasks)
 
 
-def recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]], together: float) -> Iterator[Update]:
-    """The updates as they come, each checked and noted in `rows`; `together` is a client's part of common work (s).
+def recorded(
+    arm: str, updates: Iterable[Update], rule: Aggregation, rows: list[dict[str, Any]], together: float
+) -> Iterator[Any]:
+    """What is sent of the updates as they come, each checked and noted in `rows`; `together` is a client's part of
+    common work (s).
 
     Raises `UserError` for one that is not finite.
     """
@@ -54,6 +58,7 @@ def recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]], to
                 f"client {update.client} sent an update that is not finite in round {update.round} of arm '{arm}': "
                 f"training has diverged; lower training.lr, or look at the arm's defences"
             )
+        sent = rule.sends(update)
         now = perf_counter()
         rows.append(
             {
@@ -63,10 +68,11 @@ def recorded(arm: str, updates: Iterable[Update], rows: list[dict[str, Any]], to
                 "samples": update.samples,
                 "loss": update.loss,
                 "seconds": together + now - began,
-                "sent_bytes": update.sent_bytes,
+                "sent_bytes": sent.sent_bytes,
+                "clipped": rule.clipped(update),
             }
         )
-        yield update
+        yield sent
         began = perf_counter()
 
 

@@ -16,6 +16,10 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from rayfed import seeds
+from rayfed.aggregation.base import Aggregation
+from rayfed.aggregation.protected import Protected
+from rayfed.crypto.keys import derive, lock, unlock
+from rayfed.crypto.sealing import Keys
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Task
 from rayfed.models.private import only, without
@@ -39,6 +43,8 @@ class Sent:
     round: int
     weights: Named
     buffers: Named
+    keys: bytes = b""
+    """The clients' key pair where they encrypt, locked with what only they know: the server passes it on."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,10 @@ class Host:
             for arm, stack in scenario.stacks.items()
         }
         self.malicious = {arm: Malicious.of(scenario, arm) for arm in scenario.stacks}
+        samples = [len(part) for part in parts]
+        for arm, rule in self._aggregations.items():
+            if protecting := plan.protecting(scenario, arm, samples):
+                self._aggregations[arm] = protecting.wrap(rule)
 
     def arm(self, name: str) -> Arm:
         """An arm, built when it is first asked for."""
@@ -97,8 +107,9 @@ class Host:
         honest = self._honest(arm, sent, states) if malicious.poisoning.colludes and malicious.among(clients) else []
         defences, asked = self.arm(arm).defences, perf_counter()
         updates = cohort_updates(tasks, self.scenario.training_of(arm), defences)
+        rule = self.rule(arm, sent)
         together = (perf_counter() - asked) / len(tasks)  # under vmap the training of all clients, else nothing
-        partial = self._aggregations[arm].partial(recorded(arm, malicious.sent(updates, honest), rows, together))
+        partial = rule.partial(recorded(arm, malicious.sent(updates, honest), rule, rows, together))
         rows = [row | {"malicious": row["client"] in malicious.clients} for row in rows]
         return partial, CohortReport(rows, perf_counter() - began, {t.client: t.state for t in tasks if t.state})
 
@@ -112,7 +123,26 @@ class Host:
 
     def answer(self, arm: str, sent: Sent, payload: Any, client: int, state: State) -> Any:
         """What a client answers to a question of the arm's aggregation."""
-        return self._aggregations[arm].answer(payload, _Member(self, arm, self.here(sent), client, state))
+        return self.rule(arm, sent).answer(payload, _Member(self, arm, self.here(sent), client, state))
+
+    def make_keys(self, arm: str) -> bytes:
+        """A key pair for all clients of an arm that encrypts, made by one of them and locked for the others."""
+        rule, secret = self._aggregations[arm], self._secret(arm)
+        assert isinstance(rule, Protected)
+        pair = rule.sealer.scheme.generate(derive(secret, "pair"))
+        return lock(derive(secret, "box"), pair)
+
+    def rule(self, arm: str, sent: Sent) -> Aggregation:
+        """The arm's aggregation as a client of the round works with it."""
+        rule = self._aggregations[arm]
+        if not isinstance(rule, Protected):
+            return rule
+        secret = self._secret(arm)
+        return rule.with_keys(Keys(secret, unlock(derive(secret, "box"), sent.keys)))
+
+    def _secret(self, arm: str) -> bytes:
+        """What an arm's clients know and nobody else: it stands for what they exchange before the first round."""
+        return derive(str(self.scenario.seed).encode(), "clients", arm)
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> tuple[float, int]:
         """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
@@ -279,7 +309,7 @@ class Host:
     def here(self, sent: Sent) -> Sent:
         """The same on this host's device."""
         weights = {name: w.to(self.device) for name, w in sent.weights.items()}
-        return Sent(sent.round, weights, {name: b.to(self.device) for name, b in sent.buffers.items()})
+        return replace(sent, weights=weights, buffers={name: b.to(self.device) for name, b in sent.buffers.items()})
 
 
 @dataclass(frozen=True)
@@ -303,5 +333,5 @@ class _Member:
         """Mean loss and accuracy, on some of the client's own samples, of the model that sent this update."""
         scale = self.host.scenario.update_scale(self.arm)
         weights = {name: w - scale * update[name].to(w) for name, w in self.sent.weights.items()}
-        moved = Sent(self.round, weights, self.sent.buffers | buffers)
+        moved = replace(self.sent, weights=weights, buffers=self.sent.buffers | buffers)
         return self.host.evaluate_member(self.arm, moved, self.client, self.state, [split])[split]

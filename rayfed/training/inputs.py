@@ -47,6 +47,18 @@ class Inputs:
         """The rows of the table `privacy`: what every arm guarantees over its rounds."""
         return [row for account in self.accounts for row in account.rows(self.limits[account.name])]
 
+    @cached_property
+    def encryption(self) -> list[str]:
+        """What is to be known of the arms that encrypt: how finely, and whether their keys can be broken."""
+        found = []
+        for name, stack in self.scenario.stacks.items():
+            if protecting := plan.protecting(self.scenario, name, [len(part) for part in self.parts]):
+                rule = aggregation_of(self.scenario.aggregation_of(name), stack, self.scenario.clients_per_round)
+                found.append(f"arm {name} encrypts {protecting.wrap(rule).sealer.describe()}")
+                if warning := protecting.protection.build().warning():
+                    found.append(f"arm {name} is INSECURE: {warning}")
+        return found
+
 
 def load_data(spec: DataSpec) -> Dataset:
     """The data of a scenario, its public share set aside."""
@@ -87,4 +99,6 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
         rule = aggregation_of(scenario.aggregation_of(name), account.stack, scenario.clients_per_round)
         rule.check(fewest)
         Malicious.of(scenario, name).check(data.image_shape, len(data.classes))
+        if protecting := plan.protecting(scenario, name, samples):
+            protecting.wrap(rule)
     return Inputs(scenario, data, parts, validation, list(accounts.values()))

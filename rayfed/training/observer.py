@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from rayfed import gradients, seeds
+from rayfed.aggregation.base import Aggregation
+from rayfed.aggregation.protected import Protected
 from rayfed.attacks.base import Inference, MaliciousServer
 from rayfed.defences.base import Defence, Task
 from rayfed.errors import UserError
@@ -24,7 +26,7 @@ from rayfed.scenario import AttackSpec, Training
 from rayfed.training import plan
 from rayfed.training.host import Host, Sent, State
 from rayfed.training.local import PRIVATE, batches, local_training, training_method, update_method
-from rayfed.update import Named, Observation, Update
+from rayfed.update import Named, Observation, Sealed, Update
 
 MOST_CANDIDATES = 500
 """Candidates that a membership attack is asked about at most; one half are members."""
@@ -107,12 +109,13 @@ class Observer:
             extra["candidates"], members = self._candidates(truth, sent.round, client)
             truth = replace(truth, members=members)
         local = local_training(len(indices), training)
+        sealed = _sealed(host.rule(arm, sent), returned)
         observation = Observation(
             victim=client,
             round=sent.round,
             weights=without(shown.weights, shown.private),
             buffers=shown.buffers | only(shown.weights, shown.private),
-            update=returned.tensors,
+            update={} if sealed else returned.tensors,
             scale=local.scale,
             batch_size=len(truth.labels),
             image_shape=host.data.image_shape,
@@ -121,7 +124,8 @@ class Observer:
             labels=truth.labels.sort().values if "labels" in attack.knowledge else None,
             local=local,
             extra=extra,
-            returned_buffers=returned.buffers,
+            returned_buffers={} if sealed else returned.buffers,
+            sealed=sealed,
         )
         return observation, truth
 
@@ -217,6 +221,11 @@ class Observer:
             torch.cat([truth.labels[members], labels])[order],
         )
         return candidates, order < count
+
+
+def _sealed(rule: Aggregation, update: Update) -> Sealed | None:
+    """What is sent where the clients encrypt; less the tag, which none of them may make for two updates of a round."""
+    return replace(rule.sends(update), tag=()) if isinstance(rule, Protected) else None
 
 
 def _apart(defended: Named, plain: Named) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 from rayfed import seeds
 from rayfed.errors import ScenarioError
 from rayfed.scenario import AttackSpec, Scenario
+from rayfed.training.arm import Protecting
 
 
 def drawn_clients(scenario: Scenario, round: int) -> list[int]:
@@ -78,6 +79,25 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: Sequenc
                 f"choose another victim or a smaller batch_size"
             )
     return list(attack.victims)
+
+
+def protecting(scenario: Scenario, arm: str, samples: Sequence[int]) -> Protecting | None:
+    """How an arm's updates are sealed, with room for the heaviest round that there may be; None where they are not.
+
+    Raises `ScenarioError` for a round of one client, whose update would be the sum that is opened.
+    """
+    protection = scenario.protection_of(arm)
+    if protection is None:
+        return None
+    for round in range(scenario.federation.rounds):
+        if len(drawn_clients(scenario, round)) == 1:
+            raise ScenarioError(
+                f"arm '{arm}' encrypts updates, but round {round} has one client, so that the sum that is opened is "
+                f"its update: set federation.clients_per_round to 2 or more (with sampling: poisson, far more)"
+            )
+    fixed = scenario.federation.sampling == "fixed"
+    clients = scenario.clients_per_round if fixed else scenario.federation.clients
+    return Protecting(protection, clients, sum(sorted(samples)[-clients:]))
 
 
 def colluder(scenario: Scenario, round: int, victim: int) -> int:

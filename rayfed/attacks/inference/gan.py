@@ -9,7 +9,7 @@ algorithm 1, without its active step: nothing false is sent back, so the victims
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from rayfed.attacks.base import Inference
+from rayfed.attacks.base import Inference, Metric
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.attacks.probe import buffers_for
 from rayfed.catalogue import component
@@ -53,6 +53,9 @@ class Gan(OneByOne):
     The share is judged by the nearest neighbours among the test images, never by the model that was attacked.
     """
 
+    metric: ClassVar[Metric] = "class_share"
+    reads_update: ClassVar[bool] = False
+
     target_class: Annotated[int, Field(ge=0)] = 0
     """The class that is generated, counted from 0."""
     iterations: Annotated[int, Field(ge=1)] = 300
@@ -65,7 +68,7 @@ class Gan(OneByOne):
     def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
         if self.target_class >= observation.classes:
             message = f"there is no class {self.target_class}: they count from 0 to {observation.classes - 1}"
-            return Inference(metric="class_share", status="not applicable", message=message)
+            return Inference(metric=self.metric, status="not applicable", message=message)
         device = next(iter(observation.weights.values())).device
         state = {**observation.weights, **buffers_for(model, observation)}
         model = model.to(device)
@@ -81,9 +84,9 @@ class Gan(OneByOne):
         with torch.no_grad():
             images = maker(torch.randn(self.images, _LATENT, generator=generator).to(device)).cpu()
         if not images.isfinite().all():
-            return Inference(metric="class_share", status="diverged", message="not a number")
+            return Inference(metric=self.metric, status="diverged", message="not a number")
         chance = 1 / observation.classes
-        return Inference(metric="class_share", images=images, label=self.target_class, chance=chance)
+        return Inference(metric=self.metric, images=images, label=self.target_class, chance=chance)
 
 
 def _initialised(image_shape: tuple[int, int, int], generator: torch.Generator) -> Generator:

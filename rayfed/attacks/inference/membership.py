@@ -12,14 +12,14 @@ attack model: their norm and direction are used here as they are.
 from __future__ import annotations
 
 import copy
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from rayfed.attacks.base import Inference
+from rayfed.attacks.base import Inference, Metric
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.catalogue import component
 from rayfed.gradients import flatten, per_sample_gradients
@@ -33,6 +33,8 @@ _AT_ONCE = 32
 class Membership(OneByOne):
     """Scores the candidates of `knowledge: [candidates]`, half of which the victim trained on; metric: AUC."""
 
+    metric: ClassVar[Metric] = "auc"
+
     score: Literal["loss", "norm", "cosine"] = "cosine"
     """Small loss or small gradient norm after the victim's update, or a gradient in the direction of the update."""
 
@@ -42,7 +44,7 @@ class Membership(OneByOne):
     def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
         if "candidates" not in observation.extra:
             message = "there is nobody to ask about: grant `knowledge: [candidates]`"
-            return Inference(metric="auc", status="not applicable", message=message)
+            return Inference(metric=self.metric, status="not applicable", message=message)
         device = next(iter(observation.weights.values())).device
         model = model.to(device)
         images, labels = (t.to(device) for t in observation.extra["candidates"])
@@ -51,8 +53,8 @@ class Membership(OneByOne):
         scores = torch.cat([self._scores(observation, model, local, *chunk) for chunk in chunks]).cpu()
         if not scores.isfinite().all():
             message = f"the {self.score} of some candidates is not a number"
-            return Inference(metric="auc", scores=scores, status="diverged", message=message)
-        return Inference(metric="auc", scores=scores)
+            return Inference(metric=self.metric, scores=scores, status="diverged", message=message)
+        return Inference(metric=self.metric, scores=scores)
 
     @torch.no_grad()
     def _scores(

@@ -9,7 +9,7 @@ single-batch property inference).
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from rayfed.attacks.base import Inference
+from rayfed.attacks.base import Inference, Metric
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.attacks.probe import buffers_for
 from rayfed.catalogue import component
@@ -37,6 +37,8 @@ class PropertyInference(OneByOne):
     Chance is what always giving the answer that is right for most public batches of that size gets.
     """
 
+    metric: ClassVar[Metric] = "accuracy"
+
     target_class: Annotated[int, Field(ge=0)] = 0
     """The class asked for, counted from 0."""
     batches: Annotated[int, Field(ge=10)] = 400
@@ -45,14 +47,14 @@ class PropertyInference(OneByOne):
     def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
         if "public" not in observation.extra:
             message = "there are no batches to learn from: grant `knowledge: [public]`"
-            return Inference(metric="accuracy", status="not applicable", message=message)
+            return Inference(metric=self.metric, status="not applicable", message=message)
         images, labels = (t.cpu() for t in observation.extra["public"])
         holds = labels == self.target_class
         if not holds.any() or holds.all():
             message = f"public images with and without class {self.target_class} are needed"
-            return Inference(metric="accuracy", status="not applicable", message=message)
+            return Inference(metric=self.metric, status="not applicable", message=message)
         if not all(t.isfinite().all() for t in observation.update.values()):
-            return Inference(metric="accuracy", status="diverged", message="the update is not finite")
+            return Inference(metric=self.metric, status="diverged", message="the update is not finite")
         answers = torch.arange(self.batches) % 2
         drawn = torch.stack([_batch(holds, bool(yes), observation.batch_size, generator) for yes in answers])
         entries = torch.randperm(sum(t.numel() for t in observation.update.values()), generator=generator)[:_FEATURES]
@@ -62,7 +64,7 @@ class PropertyInference(OneByOne):
         seen = flatten(observation.gradient).cpu()[entries][None]
         share = 1 - (1 - holds.float().mean().item()) ** observation.batch_size
         return Inference(
-            metric="accuracy",
+            metric=self.metric,
             scores=torch.from_numpy(classifier.predict_proba(seen.numpy())[:, 1]),
             label=self.target_class,
             chance=max(share, 1 - share),

@@ -1,0 +1,110 @@
+"""A weighted mean of updates that the server cannot read: sealed by clients, added by anyone, opened by one client.
+
+Source: Ren's thesis, algorithm 3 and equation 4.4, whose server adds ciphertexts and has a client decrypt the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import torch
+
+from rayfed.aggregation.base import Aggregation, Member, Question
+from rayfed.aggregation.fedavg import FedAvg, WeightedSum
+from rayfed.crypto.packing import apportion
+from rayfed.crypto.sealing import Keys, Load, Sealer
+from rayfed.errors import ProtectionError, UserError
+from rayfed.protections.base import Protection
+from rayfed.update import Named, Sealed, Update
+
+Total = tuple[Sealed, ...]
+"""One sum; or, where the server multiplies, every client's own."""
+
+
+@dataclass(frozen=True)
+class Protected(Aggregation):
+    """`rule` on sealed updates."""
+
+    rule: FedAvg
+    sealer: Sealer
+    keys: Keys | None = None
+    """The clients' alone; the server's rule is made without."""
+
+    @classmethod
+    def of(cls, rule: Aggregation, protection: Protection, clients: int, samples: int) -> Protected:
+        """The rule under a protection, where a round has so many clients and samples at most.
+
+        Raises `UserError` for a rule that is no weighted sum, and for parameters without room for one.
+        """
+        if not isinstance(rule, FedAvg) or type(rule).partial is not FedAvg.partial:
+            raise UserError(
+                f"a protection lets the server add updates and nothing else, but {type(rule).__name__} is no weighted "
+                f"sum of them: use fedavg, or leave the protection out"
+            )
+        weighted = Load(clients, samples if rule.weights == "samples" else clients)
+        load = Load(clients, protection.pieces, multiplied=True) if protection.pieces else weighted
+        return cls(rule, protection.sealer(load))
+
+    def with_keys(self, keys: Keys) -> Protected:
+        """The same at a client."""
+        return replace(self, keys=keys)
+
+    def sends(self, update: Update) -> Sealed:
+        """The update sealed, its weight with it."""
+        return self.sealer.seal(self._own_keys, update, self.rule.weight(update))
+
+    def clipped(self, update: Update) -> int:
+        """Values beyond the protection's clip bounds."""
+        return self.sealer.clipped(update)
+
+    def partial(self, updates: Iterable[Sealed]) -> Total:
+        """The sum over one cohort."""
+        return reduce(self.merge, ((sealed,) for sealed in updates))
+
+    def merge(self, left: Total, right: Total) -> Total:
+        """The sum of two sums, under encryption."""
+        return left + right if self.sealer.load.multiplied else (self.sealer.add(left[0], right[0]),)
+
+    def asks(self, total: Total | WeightedSum) -> Question | None:
+        """One client opens the sum."""
+        return None if isinstance(total, WeightedSum) else Question(self._summed(total), of="one")
+
+    def answer(self, payload: Sealed, member: Member) -> WeightedSum:
+        """The sum in the clear."""
+        if payload.round != member.round:
+            raise ProtectionError(f"an encrypted sum of round {payload.round} was sent in round {member.round}")
+        tensors, buffers, weight = self.sealer.open(self._own_keys, payload)
+        return WeightedSum(_single(tensors), _single(buffers), weight)
+
+    def hears(self, total: Total, answers: Mapping[int, WeightedSum]) -> WeightedSum:
+        """What the client opened."""
+        [opened] = answers.values()
+        return opened
+
+    def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
+        """What the rule makes of such a sum."""
+        return self.rule.combine(total, generator)
+
+    def idle(self, weights: Named, generator: torch.Generator) -> Named:
+        """As the rule has it."""
+        return self.rule.idle(weights, generator)
+
+    @property
+    def _own_keys(self) -> Keys:
+        if self.keys is None:
+            raise ProtectionError("only clients have the keys to seal and to open")
+        return self.keys
+
+    def _summed(self, total: Total) -> Sealed:
+        if not self.sealer.load.multiplied:
+            return total[0]
+        weights = [sealed.shares[0].weight for sealed in total]
+        dealt = zip(total, apportion(weights, self.sealer.load.units), strict=True)
+        return reduce(self.sealer.add, (self.sealer.times(sealed, pieces) for sealed, pieces in dealt if pieces))
+
+
+def _single(tensors: Named) -> Named:
+    """As parameters are kept; sums are opened with 53 bits."""
+    return {name: t.float() for name, t in tensors.items()}

@@ -1,0 +1,53 @@
+"""What clients derive from the secret that they share, and the box in which one sends the others a key pair.
+
+Source: HKDF, RFC 5869; ChaCha20, RFC 8439; AES-GCM, NIST SP 800-38D.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from rayfed.errors import ProtectionError
+
+_NONCE = 12
+
+
+def derive(secret: bytes, *purpose: str | int) -> bytes:
+    """32 bytes for one purpose, from which neither the secret nor those for another can be told."""
+    info = "\x00".join(map(str, purpose)).encode()
+    return HKDF(SHA256(), length=32, salt=b"rayfed", info=info).derive(secret)
+
+
+class Stream:
+    """A cryptographic generator: the same 32 bytes of key give the same stream on every machine."""
+
+    def __init__(self, key: bytes) -> None:
+        self._keystream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def read(self, size: int) -> bytes:
+        """The next bytes."""
+        return self._keystream.update(bytes(size))
+
+
+def lock(key: bytes, data: bytes) -> bytes:
+    """`data` encrypted and authenticated."""
+    nonce = secrets.token_bytes(_NONCE)
+    return nonce + AESGCM(key).encrypt(nonce, data, None)
+
+
+def unlock(key: bytes, box: bytes) -> bytes:
+    """What was locked; raises `ProtectionError` where the key is another or the box was tampered with."""
+    try:
+        return AESGCM(key).decrypt(box[:_NONCE], box[_NONCE:], None)
+    except (InvalidTag, ValueError):
+        raise ProtectionError(
+            "the clients' key pair cannot be unlocked: it was tampered with, or locked by clients of another secret; "
+            "start the run again"
+        ) from None

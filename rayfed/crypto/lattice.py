@@ -1,0 +1,157 @@
+"""BFV and CKKS as what they are here: addition of integer vectors that are encrypted. By TenSEAL, on Microsoft SEAL.
+
+All who encrypt also hold the secret key, so encryption is symmetric: its noise is a fiftieth of that of a public key.
+One prime carries the data (nothing is multiplied but by public integers, as repeated addition), and one more is SEAL's
+own. A ring of dimension 4096 with 109 bits in both is 128-bit secure (Albrecht 2018, 'Homomorphic encryption
+security standard', table 1).
+
+Source: Fan and Vercauteren 2012, 'Somewhat practical fully homomorphic encryption'; Cheon 2017, 'Homomorphic encryption
+for arithmetic of approximate numbers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import ceil, log2
+from typing import Any, Literal
+
+import gmpy2
+import numpy as np
+import tenseal as ts
+
+from rayfed.errors import ProtectionError
+
+DEGREE = 4096
+SIGMAS = 10
+"""Noise of so many standard deviations must not change an integer: that one does is expected in 10^22 values."""
+_DEVIATION = 3.2
+"""Of a coefficient's noise in a fresh ciphertext."""
+_MODULI = {"bfv": (54, 55), "ckks": (56, 53)}
+"""Bits of the two primes."""
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """A scheme with parameters for sums of integers below a bound."""
+
+    scheme: Literal["bfv", "ckks"]
+    parameter: int
+    """BFV: the plaintext modulus, a prime. CKKS: bits of the scale."""
+
+    @classmethod
+    def bfv(cls, most: int, noise: float) -> Lattice:
+        """Exact sums of magnitude up to `most`; `noise` is that of the sum over that of one ciphertext.
+
+        Raises `OverflowError` where the modulus cannot hold them.
+        """
+        modulus = 2 * most + 1
+        modulus += -(modulus - 1) % (2 * DEGREE)  # batching needs a prime one above a multiple of this
+        while not gmpy2.is_prime(modulus):
+            modulus += 2 * DEGREE
+        _check(modulus * 2 * SIGMAS * _DEVIATION * noise, _MODULI["bfv"][0] - 1)
+        return cls("bfv", modulus)
+
+    @classmethod
+    def ckks(cls, most: int, noise: float) -> Lattice:
+        """The same by CKKS: the scale is large enough that noise rounds away, and no larger."""
+        bits = ceil(log2(2 * SIGMAS * _DEVIATION * DEGREE**0.5 * noise))
+        _check(most << bits, _MODULI["ckks"][0] - 2)
+        return cls("ckks", bits)
+
+    @property
+    def slots(self) -> int:
+        """Integers in one ciphertext."""
+        return DEGREE if self.scheme == "bfv" else DEGREE // 2
+
+    def generate(self) -> bytes:
+        """A new secret key; SEAL draws it from the operating system, nothing can seed it."""
+        return self._made(secret=True)
+
+    def encrypt(self, key: bytes, vector: np.ndarray) -> tuple[bytes, ...]:
+        """Ciphertexts of (D,) int64."""
+        make = ts.bfv_vector if self.scheme == "bfv" else ts.ckks_vector
+        starts = range(0, len(vector), self.slots)
+        return tuple(make(_context(key), vector[i : i + self.slots].tolist()).serialize() for i in starts)
+
+    def decrypt(self, key: bytes, ciphertexts: Sequence[bytes]) -> np.ndarray:
+        """(D,) int64; the noise of CKKS is rounded away, and with it what would tell of the key (Li and Micciancio
+        2021, 'On the security of homomorphic encryption on approximate numbers').
+
+        Raises `ProtectionError` for bytes that are no ciphertext of these parameters.
+        """
+        with self._intact():
+            parts = [np.array(c.decrypt(), np.float64) for c in self._read(key, ciphertexts)]
+            return np.rint(np.concatenate(parts)).astype(np.int64)
+
+    def add(self, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Ciphertexts of the sums; raises `ProtectionError` as `decrypt` does."""
+        with self._intact():
+            pairs = zip(self._read(self._public, left), self._read(self._public, right), strict=True)
+            return tuple(a.add_(b).serialize() for a, b in pairs)
+
+    def times(self, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
+        """Ciphertexts of the vector times a factor of 1 or more, by doubling and adding: no level is spent."""
+        with self._intact():
+            return tuple(_multiple(c, factor).serialize() for c in self._read(self._public, ciphertexts))
+
+    @cached_property
+    def _public(self) -> bytes:
+        """The parameters, which are all that adding needs."""
+        return self._made(secret=False)
+
+    def _made(self, secret: bool) -> bytes:
+        kind = ts.SCHEME_TYPE.BFV if self.scheme == "bfv" else ts.SCHEME_TYPE.CKKS
+        context = ts.context(
+            kind,
+            DEGREE,
+            plain_modulus=self.parameter if self.scheme == "bfv" else None,
+            coeff_mod_bit_sizes=list(_MODULI[self.scheme]),
+            encryption_type=ts.ENCRYPTION_TYPE.SYMMETRIC,
+            n_threads=1,
+        )
+        if self.scheme == "ckks":
+            context.global_scale = 2.0**self.parameter
+        data: bytes = context.serialize(
+            save_public_key=False, save_secret_key=secret, save_galois_keys=False, save_relin_keys=False
+        )
+        return data
+
+    def _read(self, context: bytes, ciphertexts: Sequence[bytes]) -> list[Any]:
+        read = ts.bfv_vector_from if self.scheme == "bfv" else ts.ckks_vector_from
+        found = [read(_context(context), c) for c in ciphertexts]
+        for c in found:  # SEAL checks what is its own; TenSEAL believes its header, and would read beyond the slots
+            if len(c.ciphertext()) != 1 or not 0 < c.size() <= self.slots:
+                raise ValueError("its header is wrong")
+        return found
+
+    @contextmanager
+    def _intact(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, RuntimeError) as error:  # what SEAL throws at damaged bytes
+            raise ProtectionError(
+                f"a {self.scheme.upper()} ciphertext cannot be read ({error}): it was tampered with, truncated, or "
+                f"made with other parameters; the round is not applied"
+            ) from None
+
+
+@lru_cache(maxsize=16)
+def _context(data: bytes) -> Any:
+    return ts.context_from(data, n_threads=1)
+
+
+def _multiple(ciphertext: Any, factor: int) -> Any:
+    total = ciphertext
+    for bit in f"{factor:b}"[1:]:
+        total = total.add(total)
+        if bit == "1":
+            total = total.add(ciphertext)
+    return total
+
+
+def _check(value: float, bits: int) -> None:
+    if value >= 1 << bits:
+        raise OverflowError(f"sums need {log2(value) - bits:.1f} bits more than the modulus has")

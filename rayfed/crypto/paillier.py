@@ -1,0 +1,166 @@
+"""Paillier's cryptosystem with generator n + 1, by the Chinese remainder theorem where p and q are known.
+
+Source: Paillier 1999, 'Public-key cryptosystems based on composite degree residuosity classes', scheme 1 and section 7;
+Damgard, Jurik and Nielsen 2010, 'A generalization of Paillier's public-key system', section 4 (fixed-base tables).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat
+
+import gmpy2
+from gmpy2 import mpz
+
+from rayfed.crypto.keys import Stream
+
+_WINDOW = 8
+"""Bits of an exponent that one entry of a fixed-base table stands for: a byte."""
+_SURPLUS = 16
+"""Bytes by which a random number is longer than its modulus, so that no residue is likelier than another."""
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """What it takes to encrypt and to add."""
+
+    n: mpz
+
+    @cached_property
+    def square(self) -> mpz:
+        """Ciphertexts are residues modulo n squared."""
+        return self.n**2
+
+    @property
+    def bits(self) -> int:
+        """The key length."""
+        return self.n.bit_length()
+
+    def encrypt(self, plaintexts: Sequence[int]) -> list[mpz]:
+        """Ciphertexts of residues modulo n."""
+        obfuscators = gmpy2.powmod_base_list(_random(self.n, len(plaintexts)), self.n, self.square)
+        return [(1 + m * self.n) * r % self.square for m, r in zip(plaintexts, obfuscators, strict=True)]
+
+    def add(self, left: Sequence[mpz], right: Sequence[mpz]) -> list[mpz]:
+        """Ciphertexts of the sums."""
+        return [a * b % self.square for a, b in zip(left, right, strict=True)]
+
+    def times(self, ciphertexts: Sequence[mpz], factor: int) -> list[mpz]:
+        """Ciphertexts of the plaintexts times a whole number."""
+        return list(gmpy2.powmod_base_list(list(ciphertexts), factor, self.square))
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """The two primes; all that is secret."""
+
+    p: mpz
+    q: mpz
+
+    @classmethod
+    def generate(cls, bits: int, stream: Stream) -> KeyPair:
+        """Two primes of equal length from a secret stream, their product of exactly so many bits."""
+        while True:
+            p, q = _prime(bits // 2, stream), _prime(bits // 2, stream)
+            if p != q and gmpy2.gcd(p * q, (p - 1) * (q - 1)) == 1:
+                return cls(p, q)
+
+    @cached_property
+    def public(self) -> PublicKey:
+        """The key that everyone may have."""
+        return PublicKey(self.p * self.q)
+
+    def encrypt(self, plaintexts: Sequence[int], obfuscators: Iterable[mpz] | None = None) -> list[mpz]:
+        """Ciphertexts of residues modulo n, each with a fresh obfuscator or one of those that were made ahead."""
+        made = self.obfuscators(len(plaintexts)) if obfuscators is None else obfuscators
+        n, square = self.public.n, self.public.square
+        return [(1 + m * n) * r % square for m, r in zip(plaintexts, made, strict=False)]
+
+    def obfuscators(self, count: int) -> list[mpz]:
+        """n-th powers modulo n squared, uniformly random.
+
+        Modulo p squared those are the p-th powers, and a^p depends on a modulo p alone: exponents of half the length
+        modulo numbers of half the length.
+        """
+        modulo_p = gmpy2.powmod_base_list(_random(self.p, count), self.p, self.p**2)
+        modulo_q = gmpy2.powmod_base_list(_random(self.q, count), self.q, self.q**2)
+        return self._joined(modulo_p, modulo_q)
+
+    def tabulated(self) -> Callable[[int], list[mpz]]:
+        """`obfuscators` from two tables of powers of one n-th power each, an eighth of the work.
+
+        They are uniform in the group that these two generate, which is that of all n-th powers or a subgroup of it:
+        that no one can tell is one more assumption than Paillier makes.
+        """
+        tables = [_Table.of(prime) for prime in (self.p, self.q)]
+        return lambda count: self._joined(*(table.random(count) for table in tables))
+
+    def decrypt(self, ciphertexts: Sequence[mpz]) -> list[mpz]:
+        """The residues modulo n."""
+        n = self.public.n
+        modulo = [
+            [(power - 1) // prime * scale % prime for power in powers]
+            for prime, scale, powers in (
+                (prime, self._scale(prime), gmpy2.powmod_base_list(list(ciphertexts), prime - 1, prime**2))
+                for prime in (self.p, self.q)
+            )
+        ]
+        inverse = gmpy2.invert(self.p, self.q)
+        return [(m + self.p * ((k - m) * inverse % self.q)) % n for m, k in zip(*modulo, strict=True)]
+
+    def _scale(self, prime: mpz) -> mpz:
+        """Paillier's h: the inverse of (n + 1)^(prime - 1), less one, over the prime."""
+        return gmpy2.invert((gmpy2.powmod(self.public.n + 1, prime - 1, prime**2) - 1) // prime, prime)
+
+    def _joined(self, modulo_p: Sequence[mpz], modulo_q: Sequence[mpz]) -> list[mpz]:
+        """The residues modulo n squared with these modulo the squares of p and q."""
+        p, q = self.p**2, self.q**2
+        inverse = gmpy2.invert(p, q)
+        return [a + p * ((b - a) * inverse % q) for a, b in zip(modulo_p, modulo_q, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Powers g^(i 256^j) of one p-th power g modulo p squared."""
+
+    prime: mpz
+    rows: list[list[mpz]]
+
+    @classmethod
+    def of(cls, prime: mpz) -> _Table:
+        modulus = prime**2
+        base = gmpy2.powmod(_random(prime, 1)[0], prime, modulus)
+        rows = []
+        for _ in range((prime.bit_length() + 7) // 8 + _SURPLUS):
+            row = [mpz(1)]
+            for _ in range((1 << _WINDOW) - 1):
+                row.append(row[-1] * base % modulus)
+            rows.append(row)
+            base = row[-1] * base % modulus
+        return cls(prime, rows)
+
+    def random(self, count: int) -> list[mpz]:
+        """g to uniform exponents: longer than g's order, so that no power is likelier than another."""
+        return [self._power(secrets.token_bytes(len(self.rows))) for _ in repeat(None, count)]
+
+    def _power(self, exponent: bytes) -> mpz:
+        modulus, power = self.prime**2, mpz(1)
+        for row, digit in zip(self.rows, exponent, strict=True):
+            power = power * row[digit] % modulus
+        return power
+
+
+def _random(modulus: mpz, count: int) -> list[mpz]:
+    """Residues that are not zero."""
+    size = (modulus.bit_length() + 7) // 8 + _SURPLUS
+    return [1 + mpz(int.from_bytes(secrets.token_bytes(size), "little")) % (modulus - 1) for _ in repeat(None, count)]
+
+
+def _prime(bits: int, stream: Stream) -> mpz:
+    """A prime whose two highest bits are set, so that a product of two has twice the bits."""
+    top = mpz(3) << (bits - 2)
+    drawn = int.from_bytes(stream.read((bits + 7) // 8), "little") & ((1 << (bits - 2)) - 1)
+    return gmpy2.next_prime(top | drawn)

@@ -1,0 +1,234 @@
+"""An update as integers under encryption with a tag, its sums, and what comes out of them.
+
+Clients hold `Keys`; a `Sealer` is public. Anyone adds and multiplies, nobody without the keys opens, and a sum opens
+only where its tag fits: what was tampered with, truncated or sealed with other keys is never taken for an update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from rayfed.crypto.keys import derive
+from rayfed.crypto.tags import Tagger, added, multiplied
+from rayfed.errors import ProtectionError
+from rayfed.update import Named, Sealed, Shapes, Share, Update
+
+
+@dataclass(frozen=True)
+class Load:
+    """The most that a sum of sealed updates holds."""
+
+    clients: int
+    units: int
+    """The sum of the whole numbers by which their updates are multiplied."""
+    multiplied: bool = False
+    """Whether the server multiplies; clients do otherwise, before they encrypt."""
+
+
+class Code(Protocol):
+    """How floats become integers."""
+
+    def largest(self, clip: float) -> int:
+        """The largest magnitude of an integer where values are clipped so."""
+
+    def encode(self, values: np.ndarray, clip: np.ndarray) -> np.ndarray:
+        """(D,) integers for (D,) floats, which are clipped to their (D,) bounds."""
+
+    def decode(self, integers: np.ndarray, clip: np.ndarray) -> np.ndarray:
+        """(D,) floats of integers or sums of them."""
+
+
+class Scheme(Protocol):
+    """Additively homomorphic encryption of integer vectors, with room for the sums of one load."""
+
+    def generate(self, seed: bytes) -> bytes:
+        """A key pair; schemes that can be seeded give the same one for the same seed."""
+
+    def public(self, pair: bytes) -> bytes:
+        """The part of a key pair that who adds needs; may be empty."""
+
+    def crack(self, public: bytes) -> bytes | None:
+        """The key pair where computing finds it from the public key; None where that would take too long."""
+
+    def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
+        """Ciphertexts of a vector that was multiplied by `units`."""
+
+    def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
+        """(size,) integers; `units` were multiplied with all that was added, together."""
+
+    def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Ciphertexts of the sum."""
+
+    def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
+        """Ciphertexts of the vector times a factor of 1 or more."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What the clients of an arm share and nobody else has."""
+
+    secret: bytes
+    """From which tags are made, and the key under which the pair travels."""
+    pair: bytes
+    """The scheme's secret and public key."""
+
+    def tagger(self, round: int) -> Tagger:
+        """Of one round: no two vectors of a client meet the same mask."""
+        return Tagger(derive(self.secret, "tags", round))
+
+
+@dataclass(frozen=True)
+class Sealer:
+    """Seals, adds and opens updates."""
+
+    scheme: Scheme
+    code: Code
+    clip: float
+    clip_buffers: float
+    load: Load
+
+    def seal(self, keys: Keys, update: Update, weight: int) -> Sealed:
+        """The update, multiplied by its weight unless the server will do so, and encrypted."""
+        tensors, buffers = _shapes(update.tensors), _shapes(update.buffers)
+        before = 1 if self.load.multiplied else weight
+        vector = before * self.code.encode(_flat(update), self._bounds(tensors, buffers))
+        return Sealed(
+            round=update.round,
+            shares=(Share(update.client, weight, before, 1),),
+            tensors=tensors,
+            buffers=buffers,
+            parameters=self,
+            public=self.scheme.public(keys.pair),
+            ciphertexts=self.scheme.encrypt(keys.pair, vector, before),
+            tag=keys.tagger(update.round).tag(vector, update.client, weight, before),
+        )
+
+    def describe(self) -> str:
+        """What is sent, in words: sums of so many clients, values up to the clip bound in steps of so much."""
+        step, coarse = self.code.decode(np.ones(2, np.int64), np.array([self.clip, self.clip_buffers]))
+        return (
+            f"sums of up to {self.load.clients} clients: values up to {self.clip:g} in steps of {step:.1e}, of buffers "
+            f"up to {self.clip_buffers:g} in steps of {coarse:.1e}"
+        )
+
+    def clipped(self, update: Update) -> int:
+        """How many of an update's values are beyond their clip bounds, and lose what is beyond."""
+        return int((np.abs(_flat(update)) > self._bounds(_shapes(update.tensors), _shapes(update.buffers))).sum())
+
+    def add(self, left: Sealed, right: Sealed) -> Sealed:
+        """The sum; raises `ProtectionError` where the two do not belong together."""
+        self._check(left)
+        self._check(right)
+        for what in ("round", "tensors", "buffers", "public"):
+            if getattr(left, what) != getattr(right, what):
+                named = {"tensors": "parameters", "public": "public key"}.get(what, what)
+                raise ProtectionError(
+                    f"two sealed updates cannot be added: the {named} of clients {_clients(left)} and of clients "
+                    f"{_clients(right)} are not the same; the round is not applied"
+                )
+        if len(left.ciphertexts) != len(right.ciphertexts):
+            raise ProtectionError(
+                f"a sealed update is truncated: clients {_clients(left)} sent {len(left.ciphertexts)} ciphertexts, "
+                f"clients {_clients(right)} sent {len(right.ciphertexts)}; the round is not applied"
+            )
+        return replace(
+            left,
+            shares=left.shares + right.shares,
+            ciphertexts=self.scheme.add(left.public, left.ciphertexts, right.ciphertexts),
+            tag=added(left.tag, right.tag),
+        )
+
+    def times(self, sealed: Sealed, factor: int) -> Sealed:
+        """The same times a public factor of 1 or more."""
+        self._check(sealed)
+        return replace(
+            sealed,
+            shares=tuple(share._replace(after=factor * share.after) for share in sealed.shares),
+            ciphertexts=self.scheme.times(sealed.public, sealed.ciphertexts, factor),
+            tag=multiplied(sealed.tag, factor),
+        )
+
+    def open(self, keys: Keys, sealed: Sealed) -> tuple[Named, Named, int]:
+        """The weighted sums of tensors and of buffers, in float64, and the sum of the weights.
+
+        Raises `ProtectionError` for what is not the sum of what clients of these keys sealed, and for a sum that
+        would give one client's update away.
+        """
+        clients = [share.client for share in sealed.shares]
+        if len(set(clients)) < max(2, len(clients)):
+            raise ProtectionError(f"a sum of clients {_clients(sealed)} would give one's update away: it is not opened")
+        self._check(sealed)
+        if sealed.public != self.scheme.public(keys.pair):
+            raise ProtectionError("an encrypted sum is of another public key than the clients': it is not opened")
+        total = self._decrypted(keys.pair, sealed)
+        contexts = [(share.after, (share.client, share.weight, share.before)) for share in sealed.shares]
+        if not keys.tagger(sealed.round).holds(total, sealed.tag, contexts):
+            raise ProtectionError(
+                f"the encrypted sum of round {sealed.round} is not the sum of what its clients sealed: it was tampered "
+                f"with, or made with other keys; the round is not applied"
+            )
+        return self._decoded(sealed, total)
+
+    def broken(self, pair: bytes, sealed: Sealed) -> tuple[Named, Named]:
+        """The update and buffers of one client, to who has found the key pair but has no part in the secret."""
+        tensors, buffers, weight = self._decoded(sealed, self._decrypted(pair, sealed))
+        return _single(tensors, weight), _single(buffers, weight)
+
+    def _check(self, sealed: Sealed) -> None:
+        if sealed.parameters != self:
+            raise ProtectionError(
+                f"clients {_clients(sealed)} sealed their updates with other parameters than this arm's: the round is "
+                f"not applied"
+            )
+
+    def _decrypted(self, pair: bytes, sealed: Sealed) -> np.ndarray:
+        size, units = _size(sealed.tensors) + _size(sealed.buffers), _units(sealed)
+        return self.scheme.decrypt(pair, sealed.ciphertexts, size, units)
+
+    def _decoded(self, sealed: Sealed, total: np.ndarray) -> tuple[Named, Named, int]:
+        weight = sum(share.weight for share in sealed.shares)
+        values = self.code.decode(total, self._bounds(sealed.tensors, sealed.buffers)) * (weight / _units(sealed))
+        split = _size(sealed.tensors)
+        return _named(values[:split], sealed.tensors), _named(values[split:], sealed.buffers), weight
+
+    def _bounds(self, tensors: Shapes, buffers: Shapes) -> np.ndarray:
+        return np.repeat([self.clip, self.clip_buffers], [_size(tensors), _size(buffers)])
+
+
+def _units(sealed: Sealed) -> int:
+    return sum(share.before * share.after for share in sealed.shares)
+
+
+def _clients(sealed: Sealed) -> str:
+    return ", ".join(str(share.client) for share in sealed.shares)
+
+
+def _shapes(tensors: Named) -> Shapes:
+    return tuple((name, tuple(t.shape)) for name, t in tensors.items())
+
+
+def _size(shapes: Shapes) -> int:
+    return sum(int(np.prod(shape)) for _, shape in shapes)
+
+
+def _flat(update: Update) -> np.ndarray:
+    parts = [*update.tensors.values(), *update.buffers.values()]
+    return np.concatenate([t.detach().cpu().numpy().ravel() for t in parts]).astype(np.float64)
+
+
+def _single(tensors: Named, weight: int) -> Named:
+    return {name: (t / weight).float() for name, t in tensors.items()}
+
+
+def _named(values: np.ndarray, shapes: Shapes) -> Named:
+    starts = np.cumsum([0, *(int(np.prod(shape)) for _, shape in shapes)])
+    tensors = torch.from_numpy(values)
+    return {
+        name: tensors[low : low + int(np.prod(shape))].reshape(shape)
+        for (name, shape), low in zip(shapes, starts, strict=False)
+    }

@@ -1,0 +1,7 @@
+"""Protections of what clients send, one a file: the server adds ciphertexts. `TABLE` is what a scenario can name."""
+
+TABLE: dict[str, str] = {
+    "paillier": "rayfed.protections.paillier:Paillier",
+    "ckks": "rayfed.protections.ckks:Ckks",
+    "bfv": "rayfed.protections.bfv:Bfv",
+}

@@ -1,0 +1,18 @@
+"""BFV encryption of updates. Source: Fan and Vercauteren 2012, 'Somewhat practical fully homomorphic encryption'."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from rayfed.catalogue import component
+from rayfed.protections.lattice import LatticeProtection
+
+
+@component
+class Bfv(LatticeProtection):
+    """Updates as whole numbers under BFV: exact by the scheme itself, with twice the slots of `ckks`.
+
+    Clients share the secret key and encrypt with it.
+    """
+
+    scheme: ClassVar[Literal["bfv", "ckks"]] = "bfv"

@@ -1,0 +1,23 @@
+"""CKKS encryption of updates.
+
+Source: Cheon 2017, 'Homomorphic encryption for arithmetic of approximate numbers'; Li and Micciancio 2021, 'On the
+security of homomorphic encryption on approximate numbers', for why what is decrypted is rounded before anyone sees it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from rayfed.catalogue import component
+from rayfed.protections.lattice import LatticeProtection
+
+
+@component
+class Ckks(LatticeProtection):
+    """Updates as whole numbers under CKKS, whose noise is rounded away: sums are exact, and the same in every run.
+
+    Clients share the secret key and encrypt with it. Where they multiply by their own weights the scale has to cover
+    the noise of a sum; where the server multiplies, as FedBoosting's does, also what its factors make of the noise.
+    """
+
+    scheme: ClassVar[Literal["bfv", "ckks"]] = "ckks"

@@ -1,0 +1,83 @@
+"""What the lattice protections share: fixed-point integers of as many bits as the modulus has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from rayfed.catalogue import component
+from rayfed.crypto.lattice import Lattice
+from rayfed.crypto.packing import FixedPoint
+from rayfed.crypto.sealing import Load, Sealer
+from rayfed.errors import ProtectionError, UserError
+from rayfed.protections.base import Protection
+
+_MOST_BITS = 27
+
+
+@component
+class LatticeProtection(Protection):
+    """Base of the protections by lattices."""
+
+    scheme: ClassVar[Literal["bfv", "ckks"]]
+
+    bits: Annotated[int, Field(ge=2, le=32)] | None = None
+    """Of one value; half a step, clip / (2^bits - 2), is lost at most. Null: what sums have room for, up to 27."""
+
+    def sealer(self, load: Load) -> Sealer:
+        """With the smallest parameters that hold the sums."""
+        noise = float(load.units) if load.multiplied else load.clients**0.5
+        for bits in (self.bits,) if self.bits else range(_MOST_BITS, 1, -1):
+            code = FixedPoint(bits)
+            try:
+                lattice = getattr(Lattice, self.scheme)(load.units * code.most, noise)
+            except OverflowError as error:
+                reason = error
+                continue
+            return Sealer(LatticeScheme(lattice), code, self.clip, self.clip_buffers, load)
+        raise UserError(
+            f"{self.scheme}: {reason} for {load.clients} updates, weighted up to {load.units} together: take fewer "
+            f"bits, or weights: uniform"
+        )
+
+
+@dataclass(frozen=True)
+class LatticeScheme:
+    """Integer vectors under BFV or CKKS (`rayfed.crypto.sealing.Scheme`)."""
+
+    lattice: Lattice
+
+    def generate(self, seed: bytes) -> bytes:
+        """A key that does not depend on the seed."""
+        return self.lattice.generate()
+
+    def public(self, pair: bytes) -> bytes:
+        """Nothing: the parameters are enough to add."""
+        return b""
+
+    def crack(self, public: bytes) -> bytes | None:
+        """There is no public key to start from."""
+        return None
+
+    def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
+        """Slot by slot."""
+        return self.lattice.encrypt(pair, vector)
+
+    def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
+        """(size,) int64; raises `ProtectionError` for another number of them."""
+        vector = self.lattice.decrypt(pair, ciphertexts)
+        if len(vector) != size:
+            raise ProtectionError("an encrypted sum is truncated: the round is not applied")
+        return vector
+
+    def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
+        """Coefficient by coefficient."""
+        return self.lattice.add(left, right)
+
+    def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
+        """By repeated addition."""
+        return self.lattice.times(ciphertexts, factor)

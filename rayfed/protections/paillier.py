@@ -1,0 +1,192 @@
+"""Paillier encryption of updates: packed fixed-point integers, or the arithmetic of FedBoosting as its authors have it.
+
+Sources: Ren 2021, 'FedBoosting: federated learning with gradient protected boosting for text recognition', section
+'HE aggregation with quantized gradient' (Ren's thesis, section 4.2.2 and equation 4.4); Zhang 2020, 'BatchCrypt',
+section 4.2, for packing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from gmpy2 import mpz
+from pydantic import Field, model_validator
+
+from rayfed.catalogue import component
+from rayfed.crypto.factoring import factor
+from rayfed.crypto.keys import Stream
+from rayfed.crypto.packing import FixedPoint, Lanes
+from rayfed.crypto.paillier import KeyPair, PublicKey
+from rayfed.crypto.sealing import Load, Sealer
+from rayfed.errors import ProtectionError, UserError
+from rayfed.protections.base import Protection
+
+SECURE_BITS = 2048
+"""The shortest key that NIST SP 800-57 still allows (112 bits of security)."""
+SCALE = 10**32
+WIDEST = 63
+"""Bits of a lane that fits a 64-bit integer with its sign."""
+
+
+@component
+class Paillier(Protection):
+    """Updates as whole numbers under Paillier, many in one ciphertext; the server multiplies ciphertexts to add them.
+
+    The key pair is made by one client and shared by all. `encoding: fedboosting` is the arithmetic of the paper: every
+    value by itself, times 1e32, divided in `pieces`, of which the server gives each client its share.
+    """
+
+    key_bits: Annotated[int, Field(ge=128, le=4096, multiple_of=2)] = SECURE_BITS
+    """Length of the modulus. Below 2048 only with `insecure`; 128 bits, as in the paper, are factored in a second."""
+    insecure: bool = False
+    """Allow keys that can be broken, to show how."""
+    encoding: Literal["packed", "fedboosting"] = "packed"
+    """Many clipped fixed-point integers in one plaintext, or the paper's one value in each."""
+    bits: Annotated[int, Field(ge=2, le=32)] = 16
+    """Of one packed value; half a step, clip / (2^bits - 2), is lost at most."""
+    pieces_of_weight: Annotated[int, Field(ge=1)] = 100
+    """The paper's P (`encoding: fedboosting`): weights are whole numbers that sum to it, by largest remainders."""
+    table: bool = False
+    """Obfuscate by a fixed-base table: several times as fast, on one more assumption (`KeyPair.tabulated`)."""
+
+    @model_validator(mode="after")
+    def _long_enough(self) -> Self:
+        if self.key_bits < SECURE_BITS and not self.insecure:
+            raise ValueError(
+                f"key_bits: {self.key_bits} can be broken: take {SECURE_BITS} or more, or add `insecure: true`"
+            )
+        return self
+
+    @property
+    def pieces(self) -> int | None:
+        """The paper's server multiplies; packed values come weighted."""
+        return self.pieces_of_weight if self.encoding == "fedboosting" else None
+
+    def warning(self) -> str | None:
+        """Short keys."""
+        if self.key_bits >= SECURE_BITS:
+            return None
+        return f"keys of {self.key_bits} bits can be broken: whoever sees a ciphertext can read it"
+
+    def sealer(self, load: Load) -> Sealer:
+        """As many values in a plaintext as fit beside each other, or one of the paper's."""
+        code = FixedPoint(self.bits) if self.encoding == "packed" else Slices(self.pieces_of_weight)
+        most = code.largest(max(self.clip, self.clip_buffers))
+        width = (2 * load.units * most).bit_length()
+        room = self.key_bits - 1
+        if width > (min(room, WIDEST) if self.encoding == "packed" else room):
+            raise UserError(
+                f"paillier: a sum of {load.clients} updates, weighted up to {load.units} together, takes {width} bits "
+                f"a value; a key of {self.key_bits} bits has {room} and packing {WIDEST}: take fewer bits, a longer "
+                f"key, or weights: uniform"
+            )
+        lanes = Lanes(width, room // width) if self.encoding == "packed" else None
+        return Sealer(PaillierScheme(self.key_bits, lanes, most, self.table), code, self.clip, self.clip_buffers, load)
+
+
+@dataclass(frozen=True)
+class Slices:
+    """The paper's integers: g = floor(1e32 G / P), exactly, where floating point would have 16 of the 32 digits."""
+
+    pieces: int
+
+    def largest(self, clip: float) -> int:
+        """The largest magnitude of an integer."""
+        return -(-int(clip * SCALE) // self.pieces) + 1
+
+    def encode(self, values: np.ndarray, clip: np.ndarray) -> np.ndarray:
+        """(D,) Python integers."""
+        ratios = (value.as_integer_ratio() for value in np.clip(values, -clip, clip).tolist())
+        return np.array([top * SCALE // (bottom * self.pieces) for top, bottom in ratios], object)
+
+    def decode(self, integers: np.ndarray, clip: np.ndarray) -> np.ndarray:
+        """(D,) floats: what was sliced, where all P slices have been added."""
+        return (integers * self.pieces / SCALE).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class PaillierScheme:
+    """Integer vectors under Paillier (`rayfed.crypto.sealing.Scheme`)."""
+
+    key_bits: int
+    lanes: Lanes | None
+    """None: one integer in each plaintext, negative ones as residues."""
+    offset: int
+    """What is added to an integer in a lane, for each unit of its weight, so that it is never negative."""
+    table: bool
+
+    def generate(self, seed: bytes) -> bytes:
+        """The two primes that this seed leads to."""
+        return key_bytes(KeyPair.generate(self.key_bits, Stream(seed)))
+
+    def public(self, pair: bytes) -> bytes:
+        """The modulus."""
+        return _number_bytes(parsed(pair)[0].public.n, self.key_bits)
+
+    def crack(self, public: bytes) -> bytes | None:
+        """By factoring the modulus."""
+        primes = factor(int.from_bytes(public, "big"))
+        return key_bytes(KeyPair(*map(mpz, primes))) if primes else None
+
+    def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
+        """As many ciphertexts as it takes to hold the vector."""
+        keys, obfuscators = parsed(pair)
+        if self.lanes:
+            plaintexts = self.lanes.pack(vector + units * self.offset)
+        else:
+            plaintexts = [int(v) % keys.public.n for v in vector]
+        made = (obfuscators() if self.table else keys.obfuscators)(len(plaintexts))
+        return self._written(keys.encrypt(plaintexts, made))
+
+    def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
+        """(size,) int64, or Python integers where there are no lanes; raises `ProtectionError` for too few of them."""
+        keys, _ = parsed(pair)
+        plaintexts = keys.decrypt(self._read(ciphertexts))
+        if not self.lanes:
+            half = keys.public.n // 2
+            return np.array([int(m) if m <= half else int(m - keys.public.n) for m in plaintexts], object)
+        if len(plaintexts) * self.lanes.count < size:
+            raise ProtectionError("an encrypted sum is truncated: the round is not applied")
+        top = 1 << (self.lanes.width * self.lanes.count)
+        return self.lanes.unpack([int(m % top) for m in plaintexts], size) - units * self.offset
+
+    def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
+        """By one multiplication each."""
+        key = PublicKey(mpz(int.from_bytes(public, "big")))
+        return self._written(key.add(self._read(left), self._read(right)))
+
+    def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
+        """By one power each."""
+        return self._written(PublicKey(mpz(int.from_bytes(public, "big"))).times(self._read(ciphertexts), factor))
+
+    def _written(self, numbers: Sequence[mpz]) -> tuple[bytes, ...]:
+        return tuple(_number_bytes(number, 2 * self.key_bits) for number in numbers)
+
+    def _read(self, ciphertexts: Sequence[bytes]) -> list[mpz]:
+        if any(len(c) != (2 * self.key_bits + 7) // 8 for c in ciphertexts):
+            raise ProtectionError(
+                f"a Paillier ciphertext has not the {2 * self.key_bits} bits that it should have: it is truncated, or "
+                f"of another key; the round is not applied"
+            )
+        return [mpz(int.from_bytes(c, "big")) for c in ciphertexts]
+
+
+def key_bytes(keys: KeyPair) -> bytes:
+    """Both primes, as a key pair is kept and sent in its box."""
+    return b"".join(_number_bytes(prime, keys.public.bits // 2) for prime in (keys.p, keys.q))
+
+
+def _number_bytes(number: mpz, bits: int) -> bytes:
+    return int(number).to_bytes((bits + 7) // 8, "big")
+
+
+@lru_cache(maxsize=8)
+def parsed(pair: bytes) -> tuple[KeyPair, Callable[[], Callable[[int], list[mpz]]]]:
+    """The key pair, and its table, made when it is first asked for."""
+    half = len(pair) // 2
+    keys = KeyPair(*(mpz(int.from_bytes(part, "big")) for part in (pair[:half], pair[half:])))
+    return keys, lru_cache(maxsize=1)(keys.tabulated)

@@ -1,0 +1,163 @@
+"""Paillier against phe, packing against plain arithmetic, tags against forgeries."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import gmpy2
+import numpy as np
+import pytest
+
+from rayfed.crypto.factoring import factor
+from rayfed.crypto.keys import Stream, derive, lock, unlock
+from rayfed.crypto.packing import FixedPoint, Lanes, apportion
+from rayfed.crypto.paillier import KeyPair
+from rayfed.crypto.tags import PRIME, Tagger, added, multiplied
+from rayfed.errors import ProtectionError
+from rayfed.protections.paillier import Slices
+
+
+def key_pair(bits: int = 512, seed: bytes = b"seed") -> KeyPair:
+    return KeyPair.generate(bits, Stream(derive(seed, "pair")))
+
+
+def oracle(keys: KeyPair):  # type: ignore[no-untyped-def]
+    phe = pytest.importorskip("phe", reason="the oracle is the extra rayfed[phe]")
+    return phe.PaillierPrivateKey(phe.PaillierPublicKey(int(keys.public.n)), int(keys.p), int(keys.q))
+
+
+def plaintexts(n: int, count: int = 20) -> list[int]:
+    state = gmpy2.random_state(count)
+    return [0, 1, n - 1, n // 2, *(int(gmpy2.mpz_random(state, n)) for _ in range(count))]
+
+
+@pytest.mark.parametrize("bits", [128, 130, 512, 1024])
+def test_keys_have_the_length_asked_for_and_follow_from_the_seed(bits: int) -> None:
+    keys = key_pair(bits)
+    assert keys.public.bits == bits
+    assert keys == key_pair(bits)
+    assert keys != key_pair(bits, b"another")
+    assert all(gmpy2.is_prime(prime, 50) for prime in (keys.p, keys.q))
+
+
+@pytest.mark.parametrize("way", ["plain", "crt", "table"])
+def test_phe_decrypts_what_is_encrypted(way: str) -> None:
+    keys = key_pair()
+    numbers = plaintexts(int(keys.public.n))
+    encrypt = {
+        "plain": keys.public.encrypt,
+        "crt": keys.encrypt,
+        "table": lambda m: keys.encrypt(m, keys.tabulated()(len(m))),
+    }[way]
+    ciphertexts = encrypt(numbers)
+    assert [oracle(keys).raw_decrypt(int(c)) for c in ciphertexts] == numbers
+    assert len(set(ciphertexts) | set(encrypt(numbers))) == 2 * len(numbers)  # obfuscated afresh every time
+
+
+def test_what_phe_encrypts_is_decrypted() -> None:
+    keys = key_pair()
+    numbers = plaintexts(int(keys.public.n))
+    public = oracle(keys).public_key
+    assert keys.decrypt([gmpy2.mpz(public.raw_encrypt(m)) for m in numbers]) == numbers
+
+
+def test_sums_and_multiples_are_those_of_the_plaintexts() -> None:
+    keys, public = key_pair(), key_pair().public
+    a, b = plaintexts(int(public.n)), plaintexts(int(public.n))[::-1]
+    found = keys.decrypt(public.add(public.times(keys.encrypt(a), 73), keys.encrypt(b)))
+    assert found == [(73 * x + y) % public.n for x, y in zip(a, b, strict=True)]
+
+
+def test_obfuscators_are_nth_powers_of_every_residue_alike() -> None:
+    """A key so small that all n-th powers modulo n squared can be listed."""
+    keys = KeyPair(gmpy2.mpz(11), gmpy2.mpz(17))
+    n = int(keys.public.n)
+    powers = {pow(r, n, n * n) for r in range(1, n) if math.gcd(r, n) == 1}
+    drawn = keys.obfuscators(40 * len(powers))
+    counts = [drawn.count(power) for power in powers]
+    assert set(map(int, drawn)) == powers
+    assert np.std(counts) < 2 * 40**0.5  # Poisson with mean 40
+
+
+@pytest.mark.parametrize(("width", "count"), [(1, 7), (8, 3), (23, 89), (63, 2)])
+def test_lanes_hold_sums_side_by_side(width: int, count: int) -> None:
+    lanes, draw = Lanes(width, count), np.random.default_rng(width)
+    size = 2 * count + 1
+    summands = 100 if width > 7 else 1
+    terms = [draw.integers(0, 2**width // summands, size) for _ in range(summands)]
+    packed = [lanes.pack(term) for term in terms]
+    assert all(len(p) == 3 and max(p) < 2 ** (width * count) for p in packed)
+    assert packed[0][0] == sum(int(v) << (width * i) for i, v in enumerate(terms[0][:count]))
+    np.testing.assert_array_equal(lanes.unpack([sum(column) for column in zip(*packed, strict=True)], size), sum(terms))
+
+
+def test_full_lanes_come_back() -> None:
+    lanes = Lanes(63, 3)
+    values = np.array([2**63 - 1, 0, 2**63 - 1, 1])
+    np.testing.assert_array_equal(lanes.unpack(lanes.pack(values), 4), values)
+
+
+@pytest.mark.parametrize("bits", [2, 8, 16, 27])
+def test_fixed_point_is_exact_to_half_a_step_within_the_bound_and_symmetric(bits: int) -> None:
+    code, clip = FixedPoint(bits), np.full(1001, 0.7)
+    values = np.linspace(-0.7, 0.7, 1001)
+    found = code.decode(code.encode(values, clip), clip)
+    assert np.abs(found - values).max() <= 0.7 / (2**bits - 2) * (1 + 1e-9)
+    np.testing.assert_array_equal(code.encode(-values, clip), -code.encode(values, clip))
+    np.testing.assert_array_equal(code.encode(values * 1e9, clip)[[0, -1]], [-code.most, code.most])
+
+
+def test_slices_are_the_papers_integers() -> None:
+    values = np.array([0.0, 0.1, -0.1, 1 / 3, -1e-30, 1.0, 5.0])
+    found = Slices(100).encode(values, np.ones(7))
+    clipped = [Fraction(min(v, 1.0)) for v in values.tolist()]
+    assert found.tolist() == [math.floor(v * 10**32 / 100) for v in clipped]
+    np.testing.assert_allclose(
+        Slices(100).decode(found * 100, np.ones(7)) / 100, [float(v) for v in clipped], atol=1e-29
+    )
+
+
+@pytest.mark.parametrize("clients", [1, 3, 7, 30, 100])
+def test_pieces_sum_to_all_of_them(clients: int) -> None:
+    weights = np.random.default_rng(clients).integers(1, 1000, clients).tolist()
+    for each in (weights, [1.0] * clients):
+        pieces = apportion(each, 100)
+        assert sum(pieces) == 100
+        assert all(abs(piece - 100 * w / sum(each)) < 1 for piece, w in zip(pieces, each, strict=True))
+    assert sum(100 // 30 for _ in range(30)) == 90  # what rounding down would have left
+
+
+def test_a_tag_fits_its_sum_and_no_other() -> None:
+    tagger, draw = Tagger(b"k" * 32), np.random.default_rng(0)
+    a, b = draw.integers(-(2**40), 2**40, 500), np.array([10**40 * int(v) for v in draw.integers(-9, 9, 500)], object)
+    tag = added(multiplied(tagger.tag(a, 1, 5), 3), tagger.tag(b, 2, 5))
+    contexts = [(3, (1, 5)), (1, (2, 5))]
+    assert tagger.holds(3 * a + b, tag, contexts)
+    wrong = 3 * a + b
+    wrong[17] += 1
+    assert not tagger.holds(wrong, tag, contexts)
+    assert not tagger.holds(3 * a, tag, contexts)
+    assert not tagger.holds(3 * a + b, tag, [(3, (1, 5)), (1, (3, 5))])
+    assert not tagger.holds(3 * a + b, tag, [(2, (1, 5)), (1, (2, 5))])
+    assert not Tagger(b"j" * 32).holds(3 * a + b, tag, contexts)
+    assert not tagger.holds(3 * a + b, (*tag[:3], (tag[3] + 1) % PRIME), contexts)
+
+
+def test_a_box_opens_with_its_key_alone() -> None:
+    box = lock(b"a" * 32, b"secret")
+    assert unlock(b"a" * 32, box) == b"secret"
+    for key, data in (
+        (b"b" * 32, box),
+        (b"a" * 32, box[:-1]),
+        (b"a" * 32, bytes([box[0] ^ 1]) + box[1:]),
+        (b"a" * 32, b""),
+    ):
+        with pytest.raises(ProtectionError, match="cannot be unlocked"):
+            unlock(key, data)
+
+
+def test_the_keys_of_the_paper_are_factored() -> None:
+    keys = key_pair(128)
+    assert factor(int(keys.public.n)) == tuple(sorted((int(keys.p), int(keys.q))))
+    assert factor(int(key_pair(512).public.n)) is None

@@ -1,0 +1,270 @@
+"""Protections by themselves: sums as of plain numbers, and everything else refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from rayfed.aggregation.fedavg import FedAvg
+from rayfed.aggregation.median import Median
+from rayfed.aggregation.protected import Protected
+from rayfed.crypto.sealing import Keys, Load, Sealer
+from rayfed.errors import ProtectionError, UserError
+from rayfed.protections.base import Protection
+from rayfed.protections.bfv import Bfv
+from rayfed.protections.ckks import Ckks
+from rayfed.protections.paillier import Paillier
+from rayfed.update import Sealed, Update
+
+SHORT = {"key_bits": 256, "insecure": True}
+PROTECTIONS: dict[str, Protection] = {
+    "paillier": Paillier(**SHORT),
+    "paillier by table": Paillier(**SHORT, table=True),
+    "fedboosting": Paillier(**SHORT, encoding="fedboosting"),
+    "ckks": Ckks(),
+    "bfv": Bfv(),
+}
+EACH = pytest.mark.parametrize("name", PROTECTIONS)
+
+
+def updates(count: int, samples: int = 0) -> list[Update]:
+    """Random ones with extremes, zeros and values beyond the clip bound in front."""
+    g = torch.Generator().manual_seed(count)
+    sent = []
+    for c in range(count):
+        w = torch.randn(60, 5, generator=g) / 3
+        w[0], w[1], w[2, 0], w[2, 1] = 1.0, 0.0, -1.0, (-1.0) ** c
+        w[3, 0] = 7.0 * (-1) ** c
+        buffers = {"mean": 10 * torch.randn(7, generator=g)}
+        sent.append(Update(c, 4, {"w": w, "b": torch.zeros(2)}, buffers, samples or 3 * c + 1, 0.0))
+    return sent
+
+
+def keys_of(sealer: Sealer, secret: bytes = b"s" * 32) -> Keys:
+    return Keys(secret, sealer.scheme.generate(secret))
+
+
+def ruled(name: str, sent: list[Update], weights: str = "samples") -> Protected:
+    rule = FedAvg(weights=weights)
+    protected = Protected.of(rule, PROTECTIONS[name], len(sent), sum(u.samples for u in sent))
+    return protected.with_keys(keys_of(protected.sealer))
+
+
+class Someone:
+    client, round = 0, 4
+
+    def evaluate(self, step: object, buffers: object) -> tuple[float, float]:
+        raise AssertionError
+
+
+def mean_of(rule: Protected, sent: list[Update], cohort: int = 3):  # type: ignore[no-untyped-def]
+    """The round as it is played: cohorts at clients, their sums at a server that has no keys, the total at a client."""
+    server, partials = replace(rule, keys=None), []
+    for low in range(0, len(sent), cohort):
+        partials.append(rule.partial(rule.sends(u) for u in sent[low : low + cohort]))
+    total = partials[0]
+    for partial in partials[1:]:
+        total = server.merge(total, partial)
+    question = server.asks(total)
+    assert question is not None
+    assert question.of == "one"
+    total = server.hears(total, {0: rule.answer(question.payload, Someone())})
+    assert server.asks(total) is None
+    return server.combine(total, torch.Generator())
+
+
+@EACH
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+@pytest.mark.parametrize("clients", [2, 5, 100])
+def test_means_are_exact_to_half_a_step(name: str, weights: str, clients: int) -> None:
+    sent = updates(clients, samples=0 if name != "fedboosting" else 5)  # equal weights: any others P pieces round
+    rule = ruled(name, sent, weights)
+    step, buffers = mean_of(rule, sent)
+    weight = [u.samples if weights == "samples" else 1 for u in sent]
+    for found, key, part, clip in ((step, "w", "tensors", 1.0), (buffers, "mean", "buffers", 100.0)):
+        values = [np.clip(getattr(u, part)[key].double().numpy(), -clip, clip) for u in sent]
+        expected = np.average(values, axis=0, weights=weight)
+        half = 1e-30 if name == "fedboosting" else clip / (2**rule.sealer.code.bits - 2)
+        rounding = 3e-7 * np.abs(expected)  # of float32
+        assert (np.abs(found[key].numpy() - expected) <= half + rounding).all()
+    assert not step["b"].any()
+
+
+def test_weights_in_pieces_are_off_by_a_piece_at_most() -> None:
+    sent = updates(5)
+    step, _ = mean_of(ruled("fedboosting", sent), sent)
+    values = np.stack([u.tensors["w"].clamp(-1, 1).double().numpy() for u in sent])
+    share = np.array([u.samples for u in sent]) / sum(u.samples for u in sent)
+    error = np.abs(step["w"].numpy() - np.tensordot(share, values, 1))
+    assert (error <= 0.01 * np.abs(values).sum(0) + 1e-6).all()
+
+
+@EACH
+def test_the_heaviest_sum_does_not_overflow(name: str) -> None:
+    """As many clients as there is room for, all weights and values at their bounds, at either end and beyond."""
+    top = [
+        Update(c, 4, {"w": torch.tensor([1.0, -1.0, 1e9, -1e9])}, {"m": torch.tensor([100.0, -1e9])}, 1000, 0.0)
+        for c in range(20)
+    ]
+    rule = ruled(name, top)
+    step, buffers = mean_of(rule, top)
+    torch.testing.assert_close(step["w"], torch.tensor([1.0, -1.0, 1.0, -1.0]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(buffers["m"], torch.tensor([100.0, -100.0]), rtol=1e-6, atol=0)
+    assert rule.clipped(top[0]) == 3
+
+
+@EACH
+def test_public_factors_multiply(name: str) -> None:
+    """What a rule with weights of the server's needs."""
+    sent = updates(2, samples=1)
+    rule = ruled(name, sent)
+    load = Load(2, 100, multiplied=True)
+    sealer = PROTECTIONS[name].sealer(load)
+    keys = keys_of(sealer)
+    a, b = (sealer.seal(keys, u, rule.rule.weight(u)) for u in sent)
+    tensors, _, weight = sealer.open(keys, sealer.add(sealer.times(a, 70), sealer.times(b, 30)))
+    x, y = (u.tensors["w"].clamp(-1, 1).double() for u in sent)
+    half = 1e-9 if name == "fedboosting" else 1 / (2**sealer.code.bits - 2)  # type: ignore[attr-defined]
+    torch.testing.assert_close(tensors["w"] / weight, 0.7 * x + 0.3 * y, rtol=0, atol=half)
+
+
+def sum_of(sealer: Sealer, keys: Keys, sent: list[Update]) -> Sealed:
+    first, *rest = (sealer.seal(keys, u, u.samples) for u in sent)
+    for sealed in rest:
+        first = sealer.add(first, sealed)
+    return first
+
+
+@EACH
+def test_what_is_not_the_sum_of_what_was_sealed_is_not_opened(name: str) -> None:
+    sent = updates(3)
+    sealer = PROTECTIONS[name].sealer(Load(3, 30))
+    keys = keys_of(sealer)
+    good = sum_of(sealer, keys, sent)
+    sealer.open(keys, good)
+    other = sealer.seal(keys, updates(4)[3], 4)
+    share = good.shares[0]
+    bad = {
+        "added to": sealer.add(good, good),
+        "replaced": replace(good, ciphertexts=other.ciphertexts),
+        "truncated": replace(good, ciphertexts=good.ciphertexts[:-1]),
+        "cut": replace(good, ciphertexts=(good.ciphertexts[0][:-1], *good.ciphertexts[1:])),
+        "another weight": replace(good, shares=(share._replace(weight=2), *good.shares[1:])),
+        "another factor": replace(good, shares=(share._replace(after=2), *good.shares[1:])),
+        "another client": replace(good, shares=(share._replace(client=9), *good.shares[1:])),
+        "one left out": replace(good, shares=good.shares[1:]),
+        "another round": replace(good, round=5),
+        "another tag": replace(good, tag=other.tag),
+    }
+    opened = [what for what, sealed in bad.items() if opens(sealer, keys, sealed)]
+    assert not opened
+
+
+def opens(sealer: Sealer, keys: Keys, sealed: Sealed) -> bool:
+    try:
+        sealer.open(keys, sealed)
+    except ProtectionError:
+        return False
+    return True
+
+
+@EACH
+def test_a_flipped_bit_is_noticed_unless_the_sum_is_the_same(name: str) -> None:
+    """A bit of a lattice ciphertext may be noise, which decryption takes away: then nothing has been changed."""
+    sealer = PROTECTIONS[name].sealer(Load(3, 30))
+    keys = keys_of(sealer)
+    good = sum_of(sealer, keys, updates(3))
+    expected, _, _ = sealer.open(keys, good)
+    noticed = 0
+    whole = good.ciphertexts[0]
+    for place in range(0, len(whole), max(1, len(whole) // 40)):
+        flipped = whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :]
+        sealed = replace(good, ciphertexts=(flipped, *good.ciphertexts[1:]))
+        if not opens(sealer, keys, sealed):
+            noticed += 1
+        else:
+            assert torch.equal(sealer.open(keys, sealed)[0]["w"], expected["w"])
+    assert noticed >= 20
+
+
+@EACH
+def test_other_keys_do_not_open(name: str) -> None:
+    sealer = PROTECTIONS[name].sealer(Load(3, 30))
+    keys, others = keys_of(sealer), keys_of(sealer, b"t" * 32)
+    good = sum_of(sealer, keys, updates(3))
+    for wrong in (others, Keys(keys.secret, others.pair), Keys(others.secret, keys.pair)):
+        with pytest.raises(ProtectionError):
+            sealer.open(wrong, good)
+
+
+@EACH
+def test_one_clients_update_is_not_opened(name: str) -> None:
+    sealer = PROTECTIONS[name].sealer(Load(3, 30))
+    keys = keys_of(sealer)
+    alone = sealer.seal(keys, updates(1)[0], 1)
+    for sealed in (alone, sealer.add(alone, alone)):
+        with pytest.raises(ProtectionError, match="would give one's update away"):
+            sealer.open(keys, sealed)
+
+
+@EACH
+def test_what_does_not_belong_together_is_not_added(name: str) -> None:
+    sealer = PROTECTIONS[name].sealer(Load(3, 30))
+    keys, (a, b, _) = keys_of(sealer), updates(3)
+    left, right = sealer.seal(keys, a, 1), sealer.seal(keys, b, 4)
+    for wrong, message in (
+        (replace(right, round=5), "the round of clients 0 and of clients 1"),
+        (replace(right, tensors=(("v", (60, 5)), ("b", (2,)))), "the parameters of clients"),
+        (replace(right, public=b"another"), "the public key of clients"),
+        (replace(right, ciphertexts=right.ciphertexts[:-1]), "truncated|cannot be read"),
+        (replace(right, parameters=replace(sealer, clip=2.0)), "with other parameters"),
+    ):
+        with pytest.raises(ProtectionError, match=message):
+            sealer.add(left, wrong)
+
+
+def test_a_server_without_keys_neither_seals_nor_opens() -> None:
+    sent = updates(2)
+    rule = ruled("paillier", sent)
+    server = replace(rule, keys=None)
+    with pytest.raises(ProtectionError, match="only clients have the keys"):
+        server.sends(sent[0])
+    with pytest.raises(ProtectionError, match="only clients have the keys"):
+        server.answer(sum_of(rule.sealer, rule.keys, sent), Someone())  # type: ignore[arg-type]
+
+
+def test_rules_that_are_no_weighted_sum_are_refused() -> None:
+    with pytest.raises(UserError, match="Median is no weighted sum"):
+        Protected.of(Median(), PROTECTIONS["bfv"], 2, 2)
+
+
+def test_short_keys_must_be_asked_for() -> None:
+    with pytest.raises(ValidationError, match="1024 can be broken: take 2048 or more, or add `insecure: true`"):
+        Paillier(key_bits=1024)
+    assert "can be broken" in str(Paillier(key_bits=1024, insecure=True).warning())
+    assert Paillier().warning() is None
+
+
+@pytest.mark.parametrize(
+    ("protection", "message"),
+    [
+        (Paillier(key_bits=128, insecure=True, bits=32), "take fewer bits, a longer key"),
+        (Paillier(key_bits=128, insecure=True, encoding="fedboosting", clip=1e9), "take fewer bits, a longer key"),
+        (Ckks(bits=32), "bits more than the modulus has"),
+        (Bfv(bits=32), "bits more than the modulus has"),
+    ],
+)
+def test_sums_without_room_are_refused(protection: Protection, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        protection.sealer(Load(1000, 2**100))
+
+
+def test_lattices_take_as_many_bits_as_there_is_room_for() -> None:
+    bits = [Ckks().sealer(Load(10, units)).code.bits for units in (10, 600, 60_000)]  # type: ignore[attr-defined]
+    assert bits == sorted(bits, reverse=True)
+    assert bits[0] == 27
+    assert bits[-1] >= 16

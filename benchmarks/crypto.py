@@ -115,7 +115,7 @@ def rounds(data: str) -> None:
     name, _, root = data.partition(":")
     where = f"{{name: {name}, root: {root}}}" if root else f"{{name: {name}, size: 28}}"
     spent = {}
-    for arm, protection in {"plain": "null", "paillier": "paillier", "by table": "{name: paillier, table: true}",
+    for arm, protection in {"plain": "null", "paillier": "paillier", "no table": "{name: paillier, table: false}",
                             "ckks": "ckks", "bfv": "bfv"}.items():  # fmt: skip
         scenario = scenarios.parse(
             f"""

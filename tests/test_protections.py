@@ -23,7 +23,7 @@ from rayfed.update import Sealed, Update
 SHORT = {"key_bits": 256, "insecure": True}
 PROTECTIONS: dict[str, Protection] = {
     "paillier": Paillier(**SHORT),
-    "paillier by table": Paillier(**SHORT, table=True),
+    "paillier, no table": Paillier(**SHORT, table=False),
     "fedboosting": Paillier(**SHORT, encoding="fedboosting"),
     "ckks": Ckks(),
     "bfv": Bfv(),

@@ -69,12 +69,13 @@ def test_sums_and_multiples_are_those_of_the_plaintexts() -> None:
     assert found == [(73 * x + y) % public.n for x, y in zip(a, b, strict=True)]
 
 
-def test_obfuscators_are_nth_powers_of_every_residue_alike() -> None:
+@pytest.mark.parametrize("table", [False, True])
+def test_obfuscators_are_nth_powers_of_every_residue_alike(table: bool) -> None:
     """A key so small that all n-th powers modulo n squared can be listed."""
     keys = KeyPair(gmpy2.mpz(11), gmpy2.mpz(17))
     n = int(keys.public.n)
     powers = {pow(r, n, n * n) for r in range(1, n) if math.gcd(r, n) == 1}
-    drawn = keys.obfuscators(40 * len(powers))
+    drawn = (keys.tabulated() if table else keys.obfuscators)(40 * len(powers))
     counts = [drawn.count(power) for power in powers]
     assert set(map(int, drawn)) == powers
     assert np.std(counts) < 2 * 40**0.5  # Poisson with mean 40

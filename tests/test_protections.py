@@ -23,7 +23,7 @@ from rayfed.update import Sealed, Update
 SHORT = {"key_bits": 256, "insecure": True}
 PROTECTIONS: dict[str, Protection] = {
     "paillier": Paillier(**SHORT),
-    "paillier by table": Paillier(**SHORT, table=True),
+    "paillier, no table": Paillier(**SHORT, table=False),
     "fedboosting": Paillier(**SHORT, encoding="fedboosting"),
     "ckks": Ckks(),
     "bfv": Bfv(),
@@ -142,7 +142,7 @@ def sum_of(sealer: Sealer, keys: Keys, sent: list[Update]) -> Sealed:
 @EACH
 def test_what_is_not_the_sum_of_what_was_sealed_is_not_opened(name: str) -> None:
     sent = updates(3)
-    sealer = PROTECTIONS[name].sealer(Load(3, 30))
+    sealer = PROTECTIONS[name].sealer(Load(6, 60))
     keys = keys_of(sealer)
     good = sum_of(sealer, keys, sent)
     sealer.open(keys, good)
@@ -225,6 +225,20 @@ def test_what_does_not_belong_together_is_not_added(name: str) -> None:
     ):
         with pytest.raises(ProtectionError, match=message):
             sealer.add(left, wrong)
+
+
+@EACH
+def test_what_there_is_no_room_for_is_not_added(name: str) -> None:
+    sealer = PROTECTIONS[name].sealer(Load(2, 30))
+    keys, (a, b, c) = keys_of(sealer), updates(3)
+    heavy = sealer.seal(keys, b, 30)
+    with pytest.raises(ProtectionError, match="multiplied by 31 together, have no room"):
+        sealer.add(sealer.seal(keys, a, 1), heavy)
+    with pytest.raises(ProtectionError, match="multiplied by 60 together, have no room"):
+        sealer.times(heavy, 2)
+    pair = sealer.add(sealer.seal(keys, a, 1), sealer.seal(keys, b, 1))
+    with pytest.raises(ProtectionError, match="updates of 3 clients"):
+        sealer.add(pair, sealer.seal(keys, c, 1))
 
 
 def test_a_server_without_keys_neither_seals_nor_opens() -> None:

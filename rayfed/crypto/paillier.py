@@ -19,6 +19,8 @@ from rayfed.crypto.keys import Stream
 
 _WINDOW = 8
 """Bits of an exponent that one entry of a fixed-base table stands for: a byte."""
+_COFACTOR = 16
+"""Bits of (p - 1) / r at most, r the large prime in it."""
 _SURPLUS = 16
 """Bytes by which a random number is longer than its modulus, so that no residue is likelier than another."""
 
@@ -90,10 +92,9 @@ class KeyPair:
         return self._joined(modulo_p, modulo_q)
 
     def tabulated(self) -> Callable[[int], list[mpz]]:
-        """`obfuscators` from two tables of powers of one n-th power each, an eighth of the work.
+        """`obfuscators` from two tables of powers of one p-th power each, a fifth of the work.
 
-        They are uniform in the group that these two generate, which is that of all n-th powers or a subgroup of it:
-        that no one can tell is one more assumption than Paillier makes.
+        These generate all p-th powers, so what comes of them is as uniform, and no assumption is added to Paillier's.
         """
         tables = [_Table.of(prime) for prime in (self.p, self.q)]
         return lambda count: self._joined(*(table.random(count) for table in tables))
@@ -132,7 +133,7 @@ class _Table:
     @classmethod
     def of(cls, prime: mpz) -> _Table:
         modulus = prime**2
-        base = gmpy2.powmod(_random(prime, 1)[0], prime, modulus)
+        base = gmpy2.powmod(_generator(prime), prime, modulus)
         rows = []
         for _ in range((prime.bit_length() + 7) // 8 + _SURPLUS):
             row = [mpz(1)]
@@ -143,7 +144,7 @@ class _Table:
         return cls(prime, rows)
 
     def random(self, count: int) -> list[mpz]:
-        """g to uniform exponents: longer than g's order, so that no power is likelier than another."""
+        """g to uniform exponents, longer than its order, so that no power is likelier than another."""
         return [self._power(secrets.token_bytes(len(self.rows))) for _ in repeat(None, count)]
 
     def _power(self, exponent: bytes) -> mpz:
@@ -160,7 +161,30 @@ def _random(modulus: mpz, count: int) -> list[mpz]:
 
 
 def _prime(bits: int, stream: Stream) -> mpz:
-    """A prime whose two highest bits are set, so that a product of two has twice the bits."""
-    top = mpz(3) << (bits - 2)
-    drawn = int.from_bytes(stream.read((bits + 7) // 8), "little") & ((1 << (bits - 2)) - 1)
-    return gmpy2.next_prime(top | drawn)
+    """A prime p = 2kr + 1 with r prime and a small k, so that the factors of p - 1 can be told.
+
+    Its two highest bits are set, so that a product of two such has twice the bits.
+    """
+    low, high = mpz(3) << (bits - 2), mpz(1) << bits
+    while True:
+        drawn = int.from_bytes(stream.read((bits + 7) // 8), "little") & ((1 << (bits - _COFACTOR - 1)) - 1)
+        r = gmpy2.next_prime(drawn | 1 << (bits - _COFACTOR - 1))
+        for k in range(int(low // (2 * r)) + 1, int(high // (2 * r))):
+            if gmpy2.is_prime(2 * k * r + 1):
+                return 2 * k * r + 1
+
+
+def _generator(prime: mpz) -> mpz:
+    """One of all residues but zero."""
+    factors, rest = set[int](), prime - 1
+    for divisor in range(2, 1 << _COFACTOR):
+        while rest % divisor == 0:
+            factors.add(divisor)
+            rest //= divisor
+    tried = [(prime - 1) // factor for factor in {*factors, rest} - {1}]
+    if not gmpy2.is_prime(rest) and rest > 1:
+        raise ValueError("the factors of p - 1 cannot be told: `KeyPair.generate` makes primes of which they can")
+    while True:
+        candidate = _random(prime, 1)[0]
+        if all(gmpy2.powmod(candidate, exponent, prime) != 1 for exponent in tried):
+            return candidate

@@ -124,6 +124,7 @@ class Sealer:
         """The sum; raises `ProtectionError` where the two do not belong together."""
         self._check(left)
         self._check(right)
+        self._check_room(left.shares + right.shares)
         for what in ("round", "tensors", "buffers", "public"):
             if getattr(left, what) != getattr(right, what):
                 named = {"tensors": "parameters", "public": "public key"}.get(what, what)
@@ -146,9 +147,11 @@ class Sealer:
     def times(self, sealed: Sealed, factor: int) -> Sealed:
         """The same times a public factor of 1 or more."""
         self._check(sealed)
+        shares = tuple(share._replace(after=factor * share.after) for share in sealed.shares)
+        self._check_room(shares)
         return replace(
             sealed,
-            shares=tuple(share._replace(after=factor * share.after) for share in sealed.shares),
+            shares=shares,
             ciphertexts=self.scheme.times(sealed.public, sealed.ciphertexts, factor),
             tag=multiplied(sealed.tag, factor),
         )
@@ -184,6 +187,14 @@ class Sealer:
             raise ProtectionError(
                 f"clients {_clients(sealed)} sealed their updates with other parameters than this arm's: the round is "
                 f"not applied"
+            )
+
+    def _check_room(self, shares: Sequence[Share]) -> None:
+        units = sum(share.before * share.after for share in shares)
+        if units > self.load.units or len(shares) > self.load.clients:
+            raise ProtectionError(
+                f"sealed updates of {len(shares)} clients, multiplied by {units} together, have no room in one sum: it "
+                f"is for {self.load.clients} clients and {self.load.units}; the round is not applied"
             )
 
     def _decrypted(self, pair: bytes, sealed: Sealed) -> np.ndarray:

@@ -14,7 +14,8 @@ FLOORS = {
     "rayfed.cli": 6, "rayfed.__main__": 6, "rayfed.console": 5, "actors": 4, "rayfed.training": 3,
     "rayfed.scenario": 2, "rayfed.defences": 2, "rayfed.attacks": 2, "rayfed.aggregation": 2, "rayfed.privacy": 1,
     "rayfed.models": 1, "rayfed.data": 1, "rayfed.metrics": 1, "rayfed.results": 1, "rayfed.gradients": 1,
-    "rayfed.update": 1, "rayfed.catalogue": 1, "rayfed.seeds": 1, "rayfed.errors": 1, "rayfed": 1,
+    "rayfed.update": 1, "rayfed.catalogue": 1, "rayfed.seeds": 1, "rayfed.errors": 1,
+    "rayfed.objective": 1, "rayfed": 1,
 }  # fmt: skip
 SOURCES = sorted(p for folder in ("rayfed", "actors") for p in (REPOSITORY / folder).rglob("*.py"))
 

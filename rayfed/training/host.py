@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import functional as F
 
-from rayfed import seeds
+from rayfed import objective, seeds
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Task
 from rayfed.errors import UserError
@@ -136,8 +135,8 @@ class Host:
             some = rows[low : low + 500]
             images, labels = self.test_data(some) if split == "test" else self._training_data(some)
             logits = functional_call(model, state, (images,))
-            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-            correct += int((logits.argmax(dim=1) == labels).sum())
+            loss += float(objective.loss(logits, labels, "sum"))
+            correct += int(objective.correct(logits, labels).sum())
         for module, mode in modes:
             module.training = mode
         return loss, correct

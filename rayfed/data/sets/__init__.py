@@ -9,5 +9,6 @@ TABLE: dict[str, str] = {
     "cifar100": "rayfed.data.sets.cifar:CIFAR100",
     "svhn": "rayfed.data.sets.svhn:SVHN",
     "image_folder": "rayfed.data.sets.image_folder:ImageFolder",
+    "words": "rayfed.data.sets.words:Words",
     "parquet": "rayfed.data.sets.parquet:Parquet",
 }

@@ -8,7 +8,7 @@ At 32x100 grey pixels with 36 letters: 8.3 million parameters at the paper's wid
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -48,7 +48,9 @@ class CRNN:
     hidden: Annotated[int, Field(ge=1)] = 256
     """Numbers in the state of one direction of an LSTM."""
     norm: Norm = "batch"
-    """After the fifth and the sixth convolution."""
+    """After some of the convolutions."""
+    normed: Literal["paper", "all"] = "paper"
+    """Which: the fifth and the sixth, or all, with which some thousand words are enough to learn from."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """The network for images (N, C, 32, W), with logits (N, W // 4 + 1, classes) where W is a multiple of 4.
@@ -64,7 +66,7 @@ class CRNN:
         for i, (factor, kernel, normed, pool) in enumerate(_CONVOLUTIONS, start=1):
             out = factor * self.width
             layers[f"conv{i}"] = nn.Conv2d(channels, out, kernel, padding=kernel // 2 if kernel == 3 else 0)
-            if normed:
+            if normed or self.normed == "all":
                 layers[f"norm{i}"] = norm(self.norm, out)
             layers[f"relu{i}"] = nn.ReLU()
             if pool:
@@ -87,4 +89,4 @@ _CONVOLUTIONS = (
     (8, 3, True, "height"),
     (8, 2, False, None),
 )
-"""Channels over the first's, side of the kernel, whether a norm follows, and what the pool halves."""
+"""Channels over the first's, side of the kernel, whether a norm follows in the paper, and what the pool halves."""

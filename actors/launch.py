@@ -263,12 +263,13 @@ def _kind(folder: RunFolder) -> Kind | None:
 
 
 def _partition_rows(inputs: Inputs) -> list[dict[str, object]]:
-    counts = label_mix(inputs.data.train_labels, inputs.parts, len(inputs.data.classes))
+    groups, names = inputs.data.groups
+    counts = label_mix(groups, inputs.parts, len(names))
     return [
         {
             "client": client,
             "label": label,
-            "class_name": inputs.data.classes[label],
+            "class_name": names[label],
             "count": int(counts[client, label]),
         }
         for client, label in np.ndindex(counts.shape)

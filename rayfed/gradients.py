@@ -14,8 +14,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn import functional as F
 
+from rayfed import objective
 from rayfed.update import Named
 
 
@@ -41,16 +41,16 @@ class Penalised(ABC):
 def batch_loss(
     model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Mean cross entropy of a batch, and what the modules that are `Penalised` add to it, a scalar.
+    """Mean loss of a batch (`rayfed.objective`), and what the modules that are `Penalised` add to it, a scalar.
 
-    `images` is (N, C, H, W) in [0, 1]; `labels` is (N,) int64 or (N, K) probabilities; `mask` is (N,) weights of the
-    samples, 0 for padding.
+    `images` is (N, C, H, W) in [0, 1]; `labels` is (N,) int64, or (N, K) probabilities, or words (N, L) int64;
+    `mask` is (N,) weights of the samples, 0 for padding.
     """
     with _penalties(model) as penalties:
         logits = functional_call(model, {**weights, **buffers}, (images,))
     if mask is None:
-        return F.cross_entropy(logits, labels) + sum(penalty.mean() for penalty in penalties)
-    losses = F.cross_entropy(logits, labels, reduction="none") + sum(penalties)
+        return objective.loss(logits, labels) + sum(penalty.mean() for penalty in penalties)
+    losses = objective.loss(logits, labels, "none") + sum(penalties)
     return (losses * mask).sum() / mask.sum().clamp(min=1)
 
 

@@ -26,17 +26,21 @@ class Dataset:
     train_images: np.ndarray
     """(N, C, H, W) uint8."""
     train_labels: np.ndarray
-    """(N,) int64, indices into `classes`."""
+    """(N,) int64, indices into `classes`; or words (N, L) int64, one letter after the other, filled up with 0."""
     test_images: np.ndarray
     """(M, C, H, W) uint8, of the same C, H and W."""
     test_labels: np.ndarray
-    """(M,) int64."""
+    """(M,) or (M, L') int64."""
     classes: tuple[str, ...]
-    """Names of the classes, in the order of their labels."""
+    """Names of the classes, in the order of their labels; the first letter of words is the blank, no letter at all."""
     public_images: np.ndarray | None = None
     """(P, C, H, W) uint8: samples that no client owns and everybody knows, see `with_public`."""
     public_labels: np.ndarray | None = None
-    """(P,) int64."""
+    """(P,) or (P, L) int64."""
+    sources: tuple[str, ...] = ()
+    """Names of the sources that the training samples come from, where that is known."""
+    train_sources: np.ndarray | None = None
+    """(N,) int64, indices into `sources`."""
 
     def __post_init__(self) -> None:
         _check_split("train", self.train_images, self.train_labels, len(self.classes))
@@ -48,6 +52,18 @@ class Dataset:
             )
 
     @property
+    def has_words(self) -> bool:
+        """Whether a label is a word rather than a class."""
+        return self.train_labels.ndim == 2
+
+    @property
+    def groups(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        """What partitions go by: each training sample's group (N,) and the groups' names; sources, else classes."""
+        if self.train_sources is None:
+            return self.train_labels, self.classes
+        return self.train_sources, self.sources
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         """(channels, height, width) of every image."""
         channels, height, width = self.train_images.shape[1:]
@@ -56,19 +72,20 @@ class Dataset:
     def with_public(self, share: float) -> Dataset:
         """The same with a share of the training samples, always the same ones, made public and no longer in `train`.
 
-        Each class gives its share. Raises `DataError` when no sample would be left on one of the sides.
+        Each group gives its share. Raises `DataError` when no sample would be left on one of the sides.
         """
         count = round(share * len(self.train_labels))
         if not 0 < count < len(self.train_labels):
             raise DataError(
                 f"data.public: {share:g} of {len(self.train_labels)} training samples leaves one side empty"
             )
-        public = stratified(self.train_labels, count)
+        public = stratified(self.groups[0], count)
         private = np.setdiff1d(np.arange(len(self.train_labels)), public, assume_unique=True)
         return replace(
             self,
             train_images=self.train_images[private],
             train_labels=self.train_labels[private],
+            train_sources=None if self.train_sources is None else self.train_sources[private],
             public_images=self.train_images[public],
             public_labels=self.train_labels[public],
         )
@@ -77,14 +94,15 @@ class Dataset:
 def _check_split(split: str, images: np.ndarray, labels: np.ndarray, classes: int) -> None:
     if images.dtype != np.uint8 or images.ndim != 4 or not images.size:
         raise DataError(f"{split}_images is {images.dtype} {images.shape}, expected uint8 (N, C, H, W) with N >= 1")
-    if labels.dtype != np.int64 or labels.shape != images.shape[:1]:
+    if labels.dtype != np.int64 or labels.shape[:1] != images.shape[:1] or labels.ndim > 2:
         raise DataError(f"{split}_labels is {labels.dtype} {labels.shape}, expected int64 ({len(images)},)")
     check_labels(f"{split}_labels", labels, classes)
 
 
 def check_labels(where: str, labels: np.ndarray, classes: int) -> None:
-    """Raise `DataError`, naming `where` and the first such row, unless all labels (N,) are in 0 .. classes - 1."""
-    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    """Raise `DataError`, naming `where` and the first such row, unless all labels are in 0 .. classes - 1."""
+    outside = (labels < 0) | (labels >= classes)
+    wrong = np.flatnonzero(outside.reshape(len(labels), -1).any(1))
     if len(wrong):
         raise DataError(
             f"{where}, row {wrong[0]} (from 0): label {labels[wrong[0]]}, expected 0 to {classes - 1} "

@@ -123,6 +123,10 @@ class Defence:
         """Why a stack makes no sense in which these come after this one, in words; None where it does."""
         return None
 
+    def overrides(self, hook: str) -> bool:
+        """Whether it changes anything at a hook, by the method's name."""
+        return getattr(type(self), hook) is not getattr(Defence, hook)
+
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
         """The same with the noise that its epsilon needs in this run; itself where none is asked for.
 

@@ -44,7 +44,8 @@ def build_model(
     seed: int,
     normalise: tuple[list[float], list[float]] | None = None,
 ) -> nn.Module:
-    """The named model for images (N, *image_shape) in [0, 1], with logits (N, classes), on the CPU.
+    """The named model for images (N, *image_shape) in [0, 1], with logits (N, classes) or (N, T, classes),
+    on the CPU.
 
     `name` is a model of the catalogue or a dotted path to a component, an `nn.Module` subclass or a function
     that returns a module; the latter two are called with `parameters`, and with `image_shape` and `classes`
@@ -139,7 +140,7 @@ def _check_forward(name: str, model: nn.Module, image_shape: Shape, classes: int
         module.training = training
     if not isinstance(logits, Tensor):
         raise UserError(f"model '{name}' answers with a {type(logits).__name__}, not with one tensor of logits")
-    if logits.shape != (2, classes):
+    if logits.shape not in {(2, classes), (2, *logits.shape[1:2], classes)}:
         raise UserError(
             f"model '{name}' gives {tuple(logits.shape)} for 2 images of {_words(image_shape)}, where logits "
             f"(2, {classes}) are needed: set its number of classes to {classes}"
@@ -162,6 +163,12 @@ def uses_batch_statistics(model: nn.Module) -> bool:
     """Whether batch norm, in the modes that the modules are in, lets the samples of a batch see each other."""
     layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     return any(layer.training or not layer.track_running_stats for layer in layers)
+
+
+def answers_with_words(model: nn.Module, image_shape: Shape) -> bool:
+    """Whether it gives logits for every place of an image, (N, T, K), rather than for the image, (N, K)."""
+    with torch.no_grad():
+        return bool(copy.deepcopy(model).eval()(torch.zeros(2, *image_shape)).ndim == 3)
 
 
 def moves_buffers(model: nn.Module, image_shape: Shape) -> bool:

@@ -133,19 +133,15 @@ class Account:
         if moves_buffers(self.arm.model, self.image_shape):
             return "statistics such as batch norm's are sent without noise (model.batch_norm: eval would keep them)"
         stages = ("wrap_gradient", "wrap_update")
-        own = next(stage for stage in stages if _overrides(self.arm.defences[place], stage))
+        own = next(stage for stage in stages if self.arm.defences[place].overrides(stage))
         for index, (name, other) in enumerate(self._named):
             # The hooks on the update are all outside those on the gradient, wherever they are written.
             outside = [stage for stage in stages if stage > own or (stage == own and index > place)]
-            if index != place and not other.post_processes and any(_overrides(other, stage) for stage in outside):
+            if index != place and not other.post_processes and any(other.overrides(stage) for stage in outside):
                 return f"{name} works on what it sends and looks at the data again"
-            if spent.unit == "sample" and _overrides(other, "wrap_data"):
+            if spent.unit == "sample" and other.overrides("wrap_data"):
                 return f"{name} changes the samples before it, so that the clip bound is not one sample's any more"
         return None
-
-
-def _overrides(defence: Defence, hook: str) -> bool:
-    return getattr(type(defence), hook) is not getattr(Defence, hook)
 
 
 def _respecified(spec: DefenceSpec, defence: Defence, calibrated: Defence) -> DefenceSpec:

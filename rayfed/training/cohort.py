@@ -17,6 +17,7 @@ from rayfed.aggregation.base import Aggregation
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError
 from rayfed.models.build import is_stochastic, uses_batch_statistics
+from rayfed.objective import are_words
 from rayfed.scenario import Training
 from rayfed.training.local import (
     batches,
@@ -94,6 +95,8 @@ def _obstacle(task: Task, defences: Sequence[Defence]) -> str | None:
             return f"the defence {type(defence).__name__} works client by client"
     if task.private:
         return "each client has private layers of its own"
+    if are_words(task.data.labels):
+        return "CTC, by which words are learnt, takes one batch at a time"
     if uses_batch_statistics(task.model):
         return "batch norm in training mode would see the padding of smaller clients (model.batch_norm: eval would do)"
     if is_stochastic(task.model):

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn import functional as F
 
-from rayfed import seeds
+from rayfed import objective, seeds
 from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.protected import Protected
 from rayfed.crypto.keys import derive, lock, unlock
@@ -33,7 +32,7 @@ from rayfed.training.malicious import Malicious
 from rayfed.update import Named, Update
 
 State = dict[str, Any]
-Split = Literal["test", "train", "validation"]
+Split = Literal["test", "train"]
 
 
 @dataclass(frozen=True)
@@ -160,18 +159,25 @@ class Host:
     def evaluate_member(
         self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
     ) -> dict[Split, tuple[float, float]]:
-        """Mean loss and accuracy of the weights with one client's private part, on the test set, the samples that it
-        trains on, or those that it has held out.
-        """
+        """Mean loss and accuracy of the weights with one client's private part, on the test set or its own samples."""
         task = self.task(arm, self.here(sent), client, self.parts[client], state)
         rows = {"test": np.arange(len(self.data.test_labels)), "train": self.parts[client]}
-        if len(self.validation):
-            rows["validation"] = self.validation[client]
         found: dict[Split, tuple[float, float]] = {}
         for split in splits:
             loss, correct = self._evaluated(arm, {**task.weights, **task.buffers}, self._batches(split, rows[split]))
             found[split] = loss / len(rows[split]), correct / len(rows[split])
         return found
+
+    def evaluate_as(
+        self, arm: str, sent: Sent, client: int, state: State, split: Literal["validation", "train"]
+    ) -> tuple[float, float]:
+        """Mean loss and accuracy as a client finds them on samples that it has held out, or that it trains on: a
+        malicious one, on what it has made of them.
+        """
+        task = self.task(arm, self.here(sent), client, self.parts[client], state)
+        data = self.own_data(arm, client, self.validation[client] if split == "validation" else self.parts[client])
+        loss, correct = self._evaluated(arm, {**task.weights, **task.buffers}, [(data.images, data.labels)])
+        return loss / len(data.labels), correct / len(data.labels)
 
     def evaluate_stranger(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
         """Accuracy on the test set of who has the weights but no private part: with one as it begins, and with only
@@ -198,8 +204,8 @@ class Host:
         model.eval()
         for images, labels in batches:
             logits = functional_call(model, state, (images,))
-            loss += float(F.cross_entropy(logits, labels, reduction="sum"))
-            correct += int((logits.argmax(dim=1) == labels).sum())
+            loss += float(objective.loss(logits, labels, "sum"))
+            correct += int(objective.correct(logits, labels).sum())
         for module, mode in modes:
             module.training = mode
         return loss, correct
@@ -216,7 +222,8 @@ class Host:
     def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
         """A client's work in a round on some of the training samples."""
         key = (self.scenario.seed, "client", sent.round, client)
-        own, data = self.parts[client], self.own_data(arm, client)
+        own = self.parts[client]
+        data = self.own_data(arm, client, own)
         chosen, rest = self._places(own, indices), self._places(own, np.setdiff1d(own, indices))
         weights, buffers = self._completed(arm, sent, client, state)
         return Task(
@@ -236,9 +243,9 @@ class Host:
             state=state,
         )
 
-    def own_data(self, arm: str, client: int) -> Batch:
-        """All of a client's samples as it trains on them in an arm: a malicious one may have poisoned them."""
-        images, labels = self._training_data(self.parts[client])
+    def own_data(self, arm: str, client: int, rows: np.ndarray) -> Batch:
+        """Some of a client's samples as it uses them in an arm: a malicious one may have poisoned them."""
+        images, labels = self._training_data(rows)
         places = torch.arange(len(labels), device=self.device)
         return self.malicious[arm].data(client, Batch(images, labels, places=places), len(self.data.classes))
 
@@ -268,7 +275,7 @@ class Host:
                 model=built.model,
                 weights=weights,
                 buffers=buffers,
-                data=self.own_data(arm, client),
+                data=self.own_data(arm, client, self.parts[client]),
                 generator=seeds.torch_generator(self.scenario.seed, "private", sent.round, client, "training"),
                 order=self.order(sent, client),
                 private=built.private,
@@ -334,4 +341,4 @@ class _Member:
         scale = self.host.scenario.update_scale(self.arm)
         weights = {name: w - scale * update[name].to(w) for name, w in self.sent.weights.items()}
         moved = replace(self.sent, weights=weights, buffers=self.sent.buffers | buffers)
-        return self.host.evaluate_member(self.arm, moved, self.client, self.state, [split])[split]
+        return self.host.evaluate_as(self.arm, moved, self.client, self.state, split)

@@ -12,10 +12,13 @@ from rayfed import seeds
 from rayfed.attacks.base import Checked
 from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import hold_out
+from rayfed.errors import UserError
+from rayfed.models.build import answers_with_words
+from rayfed.poisoning.base import Poisoning
 from rayfed.scenario import DataSpec, Scenario
 from rayfed.training import plan
 from rayfed.training.account import Account
-from rayfed.training.arm import aggregation_of, build_arm
+from rayfed.training.arm import Arm, aggregation_of, build_arm
 from rayfed.training.malicious import Malicious
 
 
@@ -74,10 +77,10 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     """
     data = load_data(scenario.data)
     generator = seeds.numpy_generator(scenario.seed, "partition")
-    parts = scenario.partition.build().split(data.train_labels, scenario.federation.clients, generator)
+    parts = scenario.partition.build().split(data.groups[0], scenario.federation.clients, generator)
     validation: list[np.ndarray] = []
     if share := scenario.federation.validation:
-        held = [hold_out(part, data.train_labels, share) for part in parts]
+        held = [hold_out(part, data.groups[0], share) for part in parts]
         parts, validation = [trained for trained, _ in held], [kept for _, kept in held]
     checked = [method for method in (attack.build() for attack in scenario.attacks) if isinstance(method, Checked)]
     samples = tuple(len(part) for part in parts)
@@ -85,6 +88,7 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     accounts = {}
     for name, stack in scenario.stacks.items():
         arm = build_arm(scenario.model_of(name), stack, data.image_shape, len(data.classes), scenario.seed)
+        _check_words(scenario, name, arm, data)
         for method in checked:
             method.check(arm.model, data.image_shape, len(data.classes))
         accounts[name] = Account(scenario, name, arm, samples, data.image_shape).calibrated(
@@ -102,3 +106,26 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
         if protecting := plan.protecting(scenario, name, samples):
             protecting.wrap(rule)
     return Inputs(scenario, data, parts, validation, list(accounts.values()))
+
+
+def _check_words(scenario: Scenario, name: str, arm: Arm, data: Dataset) -> None:
+    """Raise `UserError` for a model of the other kind than the labels, and for what knows classes alone.
+
+    CTC cannot be differentiated twice, as attacks do, nor sample by sample under vmap.
+    """
+    model = scenario.model_of(name).name
+    if data.has_words != answers_with_words(arm.model, data.image_shape):
+        kinds = ("words", "classes") if data.has_words else ("classes", "words")
+        raise UserError(
+            f"data '{scenario.data.name}' has {kinds[0]} for labels, model '{model}' answers with {kinds[1]}"
+        )
+    if not data.has_words:
+        return
+    if scenario.attacks:
+        raise UserError(f"attacks: '{scenario.attacks[0].title}' knows classes, not words: leave attacks out")
+    malicious = scenario.malicious_of(name)
+    if malicious and type(malicious.build()).poison_data is not Poisoning.poison_data:
+        raise UserError(f"malicious: '{malicious.name}' knows classes, not words: take one that works on the update")
+    for spec, defence in zip(scenario.stacks[name], arm.defences, strict=True):
+        if defence.overrides("wrap_data") or defence.overrides("wrap_gradient"):
+            raise UserError(f"defence '{spec.name}' knows classes, not words: take one that works on the whole update")

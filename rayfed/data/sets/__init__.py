@@ -10,5 +10,6 @@ TABLE: dict[str, str] = {
     "svhn": "rayfed.data.sets.svhn:SVHN",
     "gaussian_toy": "rayfed.data.sets.gaussian_toy:GaussianToy",
     "image_folder": "rayfed.data.sets.image_folder:ImageFolder",
+    "words": "rayfed.data.sets.words:Words",
     "parquet": "rayfed.data.sets.parquet:Parquet",
 }

@@ -1,0 +1,83 @@
+"""Images of words, from several sources: what the thesis reads with FedBoosting (Ren 2023, section 4.3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from rayfed.catalogue import component
+from rayfed.data.base import Dataset
+from rayfed.data.words.base import Word
+from rayfed.data.words.icdar2015 import Icdar2015
+from rayfed.data.words.iiit5k import IIIT5K
+from rayfed.data.words.rendered import Rendered
+from rayfed.data.words.scut_foru import ScutForu
+from rayfed.data.words.svt import SVT
+from rayfed.data.words.synth90k import Synth90K
+from rayfed.data.words.synthtext import SynthText
+from rayfed.errors import DataError
+from rayfed.objective import BLANK
+
+Source = Annotated[Synth90K | SynthText | IIIT5K | SVT | ScutForu | Icdar2015 | Rendered, Field(discriminator="format")]
+
+
+@component
+class Words:
+    """Grey images of words of 3 to 25 letters and digits, small and capital ones alike; others are left out.
+
+    Partitions go by the sources: `shards` with `shards_per_client: 1` gives each client one of as many.
+    """
+
+    train: Annotated[list[Source], Field(min_length=1)]
+    """Sources of the training split."""
+    test: Annotated[list[Source], Field(min_length=1)]
+    """Sources of the test split."""
+    height: Annotated[int, Field(ge=1)] = 32
+    """Pixels."""
+    width: Annotated[int, Field(ge=1)] = 100
+    """Pixels; wider words are squeezed."""
+    letters: Annotated[str, Field(min_length=1)] = "0123456789abcdefghijklmnopqrstuvwxyz"
+    """What words are made of; a word with anything else in it is left out."""
+    shortest: Annotated[int, Field(ge=1)] = 3
+    """Words with fewer letters are left out."""
+    longest: Annotated[int, Field(ge=1)] = 25
+    """Words with more letters are left out."""
+    train_samples: Annotated[int, Field(ge=1)] | None = None
+    """Use only this many words of each training source, evenly spaced in it. None uses all."""
+    test_samples: Annotated[int, Field(ge=1)] | None = None
+    """Use only this many words of each test source, likewise."""
+
+    def load(self) -> Dataset:
+        """The data set in memory. Raises `DataError` for missing or broken files, and for a source without words."""
+        train = [self._words(source, self.train_samples) for source in self.train]
+        test = [self._words(source, self.test_samples) for source in self.test]
+        return Dataset(
+            *self._arrays([word for words in train for word in words]),
+            *self._arrays([word for words in test for word in words]),
+            classes=("", *self.letters),
+            sources=tuple(f"{i} {source.format}" for i, source in enumerate(self.train)),
+            train_sources=np.repeat(np.arange(len(train)), [len(words) for words in train]),
+        )
+
+    def _words(self, source: Source, most: int | None) -> list[Word]:
+        letters = set(self.letters)
+        words = [w for w in source.read() if self.shortest <= len(w.text) <= self.longest and self._spelt(w) <= letters]
+        if not words:
+            raise DataError(f"data source {source.format} has no word of {self.shortest} to {self.longest} letters")
+        if most is None or most >= len(words):
+            return words
+        return [words[i] for i in (2 * np.arange(most) + 1) * len(words) // (2 * most)]
+
+    @staticmethod
+    def _spelt(word: Word) -> set[str]:
+        return set(word.text.lower())
+
+    def _arrays(self, words: Sequence[Word]) -> tuple[np.ndarray, np.ndarray]:
+        """Images (N, 1, height, width) uint8 and labels (N, longest) int64, letters from 1."""
+        labels = np.full((len(words), self.longest), BLANK, np.int64)
+        for row, word in zip(labels, words, strict=True):
+            row[: len(word.text)] = [1 + self.letters.index(letter) for letter in word.text.lower()]
+        return np.stack([word.pixels(self.height, self.width) for word in words]), labels

@@ -1,0 +1,1 @@
+"""Where images of words come from, one format a file; `rayfed.data.sets.words` makes a data set of some of them."""

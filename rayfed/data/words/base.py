@@ -1,0 +1,75 @@
+"""What every format of word images gives: pictures, where in them a word stands, and how it is spelt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from rayfed.catalogue import component
+from rayfed.data.base import local_path
+from rayfed.errors import DataError
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word as its source has it."""
+
+    text: str
+    image: Path | Image.Image
+    box: tuple[float, float, float, float] | None = None
+    """Left, top, right and bottom of the word in the picture, in pixels; None: the picture is the word."""
+
+    def pixels(self, height: int, width: int) -> np.ndarray:
+        """(1, height, width) uint8, grey, scaled to this size whatever its proportions.
+
+        Raises `DataError` for a picture that cannot be decoded, or a box outside of it.
+        """
+        try:
+            with Image.open(self.image) if isinstance(self.image, Path) else self.image as picture:
+                cut = picture.crop(_within(self.box, picture.size)) if self.box else picture
+                return np.asarray(cut.convert("L").resize((width, height), Image.Resampling.BILINEAR))[None]
+        except Exception as error:  # Pillow's decoders raise whatever broken bytes lead them to
+            raise DataError(f"{self.image} with the word '{self.text}' cannot be read: {error}") from error
+
+
+def _within(box: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    left, top, right, bottom = box
+    inside = max(0, int(left)), max(0, int(top)), min(size[0], round(right)), min(size[1], round(bottom))
+    if inside[2] <= inside[0] or inside[3] <= inside[1]:
+        raise ValueError(f"its box {box} is outside of the picture of {size[0]}x{size[1]} pixels")
+    return inside
+
+
+@component
+class Reader:
+    """Base of every format."""
+
+    def read(self) -> Iterable[Word]:
+        """All its words, always in the same order. Raises `DataError` for missing or broken files."""
+        raise NotImplementedError
+
+
+@component
+class LocalReader(Reader):
+    """Base of the formats that lie in a folder."""
+
+    root: str
+    """Folder with the set's own files; `~` and environment variables are expanded. Nothing is downloaded."""
+
+    def file(self, name: str) -> Path:
+        """A file of the set. Raises `DataError` where it is missing."""
+        path = local_path(self.root) / name
+        if not path.exists():
+            raise DataError(f"{path} is missing: set `root` to the folder of the unpacked {type(self).__name__} set")
+        return path
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file that are not empty, with their numbers, from 1."""
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig", errors="replace").splitlines(), start=1):
+        if line.strip():
+            yield number, line.strip()

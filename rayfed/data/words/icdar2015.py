@@ -1,0 +1,28 @@
+"""ICDAR 2015, challenge 4.3: Karatzas et al. 2015, "ICDAR 2015 Competition on Robust Reading"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from rayfed.catalogue import component
+from rayfed.data.words.base import LocalReader, Word, lines
+from rayfed.errors import DataError
+
+
+@component
+class Icdar2015(LocalReader):
+    """`word_1.png`, ... and a file of lines `word_1.png, "Genaxis Theatre"`."""
+
+    format: Literal["ic15"]
+    truth: str = "gt.txt"
+    """The file of lines; that of the test split is published as `Challenge4_Test_Task3_GT.txt`."""
+
+    def read(self) -> Iterator[Word]:
+        """In the order of the file."""
+        listed = self.file(self.truth)
+        for number, line in lines(listed):
+            name, comma, text = line.partition(",")
+            if not comma:
+                raise DataError(f"{listed}, line {number}: expected word_1.png, \"TEXT\", found '{line}'")
+            yield Word(text.strip().strip('"'), listed.parent / name)

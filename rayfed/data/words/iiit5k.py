@@ -1,0 +1,27 @@
+"""IIIT 5K-word: Mishra, Alahari and Jawahar 2012, "Scene Text Recognition using Higher Order Language Priors"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+from scipy.io import loadmat
+
+from rayfed.catalogue import component
+from rayfed.data.words.base import LocalReader, Word
+
+
+@component
+class IIIT5K(LocalReader):
+    """`traindata.mat` and `testdata.mat`, whose records have an `ImgName` under the same folder and a `GroundTruth`."""
+
+    format: Literal["iiit5k"]
+    split: Literal["train", "test"] = "test"
+    """Which of the two files."""
+
+    def read(self) -> Iterator[Word]:
+        """In the order of the file."""
+        listed = self.file(f"{self.split}data.mat")
+        for record in np.ravel(loadmat(listed)[f"{self.split}data"]):
+            yield Word(str(record["GroundTruth"][0]), listed.parent / str(record["ImgName"][0]))

@@ -1,0 +1,74 @@
+"""Words that are drawn here, for who has none: in a font and on a background that a client can have for its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import matplotlib
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+from pydantic import Field
+from scipy.ndimage import gaussian_filter
+
+from rayfed.catalogue import component
+from rayfed.data.base import local_path
+from rayfed.data.words.base import Reader, Word
+from rayfed.errors import DataError
+
+_HEIGHT, _MARGIN = 32, 4
+
+
+@component
+class Rendered(Reader):
+    """Random letters in one font, anywhere between dark on light and light on dark."""
+
+    format: Literal["rendered"]
+    font: str = "DejaVuSans"
+    """A font that comes with matplotlib (DejaVuSerif-Italic, STIXGeneral, cmr10, ...), or the path of a .ttf file."""
+    background: Literal["plain", "gradient", "noise"] = "plain"
+    """One grey, a slope between two, or blotches."""
+    samples: Annotated[int, Field(ge=1)] = 1000
+    """Words."""
+    letters: Annotated[str, Field(min_length=1)] = "0123456789abcdefghijklmnopqrstuvwxyz"
+    """What they are made of, all as likely."""
+    length: Annotated[int, Field(ge=1)] = 4
+    """Letters of a word."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of all that is drawn: another one for training than for testing."""
+
+    def read(self) -> Iterator[Word]:
+        """Each drawn when it is asked for."""
+        font, draw = self._font(), np.random.default_rng(self.seed)
+        for _ in range(self.samples):
+            text = "".join(draw.choice(list(self.letters), self.length))
+            yield Word(text, self._drawn(text, font, draw))
+
+    def _font(self) -> ImageFont.FreeTypeFont:
+        own = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{self.font}.ttf"
+        try:
+            return ImageFont.truetype(str(own if own.exists() else local_path(self.font)), 22)
+        except OSError as error:
+            known = ", ".join(sorted(path.stem for path in own.parent.glob("*.ttf")))
+            raise DataError(f"font '{self.font}' is neither a .ttf file nor one of {known}") from error
+
+    def _drawn(self, text: str, font: ImageFont.FreeTypeFont, draw: np.random.Generator) -> Image.Image:
+        left, top, right, bottom = font.getbbox(text)
+        width = round(right - left) + 2 * _MARGIN
+        paper, ink = draw.choice([(200, 30), (60, 230)]) + draw.integers(-25, 26, 2)
+        picture = Image.fromarray(self._paper(int(paper), width, draw))
+        shift = draw.integers(-2, 3, 2)
+        at = _MARGIN - left + int(shift[0]), (_HEIGHT - (top + bottom)) / 2 + int(shift[1])
+        ImageDraw.Draw(picture).text(at, text, fill=int(ink), font=font)
+        return picture
+
+    def _paper(self, grey: int, width: int, draw: np.random.Generator) -> np.ndarray:
+        """(32, width) uint8."""
+        change = np.zeros((_HEIGHT, width))
+        if self.background == "gradient":
+            change = np.broadcast_to(np.linspace(-40, 40, width) * draw.choice([-1, 1]), change.shape)
+        elif self.background == "noise":
+            blotches = gaussian_filter(draw.standard_normal(change.shape), 3)
+            change = 20 * blotches / blotches.std()
+        return np.clip(grey + change, 0, 255).astype(np.uint8)

@@ -1,0 +1,37 @@
+"""SCUT-FORU, the Flickr OCR universal database: Zhang et al. 2016, "Character proposal network for robust text
+extraction"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from rayfed.catalogue import component
+from rayfed.data.sets.image_folder import ENDINGS
+from rayfed.data.words.base import LocalReader, Word, lines
+from rayfed.errors import DataError
+
+
+@component
+class ScutForu(LocalReader):
+    """A text file for each picture, of its name, with a line `x, y, w, h, label` for each word."""
+
+    format: Literal["scut_foru"]
+    images: str = "word_img"
+    """Folder of the pictures in `root`."""
+    annotations: str = "word_annotation"
+    """Folder of the text files in `root`."""
+
+    def read(self) -> Iterator[Word]:
+        """Picture by picture, by name."""
+        pictures = {p.stem: p for p in self.file(self.images).iterdir() if p.suffix.lower() in ENDINGS}
+        for listed in sorted(self.file(self.annotations).glob("*.txt")):
+            if listed.stem not in pictures:
+                raise DataError(f"{listed} has no picture of its name in {self.file(self.images)}")
+            for number, line in lines(listed):
+                try:
+                    *box, label = line.split(",", 4)
+                    x, y, width, height = map(float, box)
+                except ValueError as error:
+                    raise DataError(f"{listed}, line {number}: expected x, y, w, h, label, found '{line}'") from error
+                yield Word(label.strip().strip('"'), pictures[listed.stem], (x, y, x + width, y + height))

@@ -1,0 +1,32 @@
+"""Street View Text: Wang, Babenko and Belongie 2011, "End-to-End Scene Text Recognition"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+from xml.etree import ElementTree
+
+from rayfed.catalogue import component
+from rayfed.data.words.base import LocalReader, Word
+from rayfed.errors import DataError
+
+
+@component
+class SVT(LocalReader):
+    """`train.xml` and `test.xml`, which name pictures and the rectangles of their words."""
+
+    format: Literal["svt"]
+    split: Literal["train", "test"] = "test"
+    """Which of the two files."""
+
+    def read(self) -> Iterator[Word]:
+        """Picture by picture, in the order of the file."""
+        listed = self.file(f"{self.split}.xml")
+        try:
+            for picture in ElementTree.parse(listed).getroot().iter("image"):
+                path = listed.parent / str(picture.findtext("imageName"))
+                for rectangle in picture.iter("taggedRectangle"):
+                    x, y, width, height = (float(rectangle.attrib[side]) for side in ("x", "y", "width", "height"))
+                    yield Word(str(rectangle.findtext("tag")), path, (x, y, x + width, y + height))
+        except (ElementTree.ParseError, KeyError, ValueError) as error:
+            raise DataError(f"{listed} is not as the SVT set has it: {error!r}") from error

@@ -1,0 +1,30 @@
+"""Synth90K (MJSynth): Jaderberg et al. 2014, "Synthetic Data and Artificial Neural Networks for Natural Scene Text
+Recognition"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from rayfed.catalogue import component
+from rayfed.data.words.base import LocalReader, Word, lines
+from rayfed.errors import DataError
+
+
+@component
+class Synth90K(LocalReader):
+    """`annotation_train.txt` lists `./2425/1/115_Lube_45484.jpg 45484`: the word stands in the file's name."""
+
+    format: Literal["synth90k"]
+    split: Literal["train", "val", "test"] = "train"
+    """Which of the three lists."""
+
+    def read(self) -> Iterator[Word]:
+        """In the order of the list."""
+        listed = self.file(f"annotation_{self.split}.txt")
+        for number, line in lines(listed):
+            path = line.split()[0]
+            parts = path.rpartition("/")[2].split("_")
+            if len(parts) != 3:
+                raise DataError(f"{listed}, line {number}: expected PATH/NUMBER_WORD_NUMBER.jpg, found '{line}'")
+            yield Word(parts[1], listed.parent / path)

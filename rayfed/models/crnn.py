@@ -1,0 +1,92 @@
+"""The convolutional recurrent network for reading words (CRNN).
+
+Source: Shi, Bai and Yao 2017, "An End-to-End Trainable Neural Network for Image-based Sequence Recognition", table 1:
+seven convolutions, the last three pools halving the height alone, and two bidirectional LSTM layers over the columns.
+At 32x100 grey pixels with 36 letters: 8.3 million parameters at the paper's width.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from rayfed.catalogue import component
+from rayfed.errors import UserError
+from rayfed.models.norm import Norm, norm
+
+
+class Columns(nn.Module):
+    """Features (N, C, 1, T) as a sequence (N, T, C)."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The columns from left to right."""
+        return features.squeeze(2).transpose(1, 2)
+
+
+class Recurrent(nn.Module):
+    """A bidirectional LSTM layer over (N, T, C), with outputs (N, T, 2 * hidden)."""
+
+    def __init__(self, channels: int, hidden: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(channels, hidden, batch_first=True, bidirectional=True)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        """What both directions say of each place."""
+        outputs: Tensor = self.lstm(sequence)[0]
+        return outputs
+
+
+@component
+class CRNN:
+    """Convolutions over the image, two bidirectional LSTMs over its columns, a class or the blank for each of them."""
+
+    width: Annotated[int, Field(ge=1)] = 64
+    """Channels of the first convolution; the later ones have two to eight times as many."""
+    hidden: Annotated[int, Field(ge=1)] = 256
+    """Numbers in the state of one direction of an LSTM."""
+    norm: Norm = "batch"
+    """After some of the convolutions."""
+    normed: Literal["paper", "all"] = "paper"
+    """Which: the fifth and the sixth, or all, with which some thousand words are enough to learn from."""
+
+    def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """The network for images (N, C, 32, W), with logits (N, W // 4 + 1, classes) where W is a multiple of 4.
+
+        Raises `UserError` for images of another height, or narrower than 8 pixels.
+        """
+        channels, height, across = image_shape
+        if height != 32 or across < 8:
+            raise UserError(
+                f"crnn needs images 32 pixels high and 8 or more wide, not {height}x{across}: set data.height and width"
+            )
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        for i, (factor, kernel, normed, pool) in enumerate(_CONVOLUTIONS, start=1):
+            out = factor * self.width
+            layers[f"conv{i}"] = nn.Conv2d(channels, out, kernel, padding=kernel // 2 if kernel == 3 else 0)
+            if normed or self.normed == "all":
+                layers[f"norm{i}"] = norm(self.norm, out)
+            layers[f"relu{i}"] = nn.ReLU()
+            if pool:
+                layers[f"pool{i}"] = nn.MaxPool2d(2) if pool == "both" else nn.MaxPool2d(2, (2, 1), (0, 1))
+            channels = out
+        layers["columns"] = Columns()
+        layers["lstm1"] = Recurrent(channels, self.hidden)
+        layers["between"] = nn.Linear(2 * self.hidden, self.hidden)
+        layers["lstm2"] = Recurrent(self.hidden, self.hidden)
+        layers["fc"] = nn.Linear(2 * self.hidden, classes)
+        return nn.Sequential(layers)
+
+
+_CONVOLUTIONS = (
+    (1, 3, False, "both"),
+    (2, 3, False, "both"),
+    (4, 3, False, None),
+    (4, 3, False, "height"),
+    (8, 3, True, None),
+    (8, 3, True, "height"),
+    (8, 2, False, None),
+)
+"""Channels over the first's, side of the kernel, whether a norm follows in the paper, and what the pool halves."""

@@ -1,0 +1,52 @@
+"""What a model is trained for and judged by: the class of an image, or the word that stands in it.
+
+Which of them follows from the labels. Words are found without knowing where their letters stand, by connectionist
+temporal classification (Graves et al. 2006, CTC): a model gives each of T places of an image a letter or the blank, and
+reads the word off by leaving out repetitions, then blanks.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+BLANK = 0
+"""The class that stands for no letter; labels are filled up with it."""
+
+
+def are_words(labels: Tensor) -> bool:
+    """Whether labels are words (N, L) int64, letters from 1, rather than classes (N,) or their probabilities (N, K)."""
+    return labels.ndim == 2 and not labels.is_floating_point()
+
+
+def loss(logits: Tensor, labels: Tensor, reduction: Literal["mean", "sum", "none"] = "mean") -> Tensor:
+    """Cross entropy of logits (N, K), or of (N, T, K) the negative logarithm of the word's probability, in nats.
+
+    A word that needs more than T places (equal letters need a blank between them) costs nothing.
+    """
+    if not are_words(labels):
+        return F.cross_entropy(logits, labels, reduction=reduction)
+    steps = torch.full((len(labels),), logits.shape[1])
+    letters = (labels != BLANK).sum(1)
+    losses = F.ctc_loss(
+        logits.log_softmax(2).transpose(0, 1), labels, steps, letters, BLANK, reduction="none", zero_infinity=True
+    )
+    return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+
+
+def correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """Which samples are classified right, or read right in every letter: (N,) bool."""
+    if not are_words(labels):
+        return logits.argmax(dim=1) == labels
+    right = [torch.equal(word, label[label != BLANK]) for word, label in zip(read(logits), labels, strict=True)]
+    return torch.tensor(right, device=labels.device)
+
+
+def read(logits: Tensor) -> list[Tensor]:
+    """The words that logits (N, T, K) spell, by the likeliest class of each place (Graves 2006, best path decoding)."""
+    best = logits.argmax(2)
+    new = best != F.pad(best, (1, 0), value=BLANK)[:, :-1]
+    return [row[kept] for row, kept in zip(best, new & (best != BLANK), strict=True)]

@@ -11,6 +11,7 @@ import torch
 from scipy.stats import norm
 
 from rayfed import scenario as scenarios
+from rayfed.aggregation.base import Aggregation
 from rayfed.defences.base import Batch
 from rayfed.errors import ScenarioError, UserError
 from rayfed.poisoning.a_little_is_enough import ALittleIsEnough, deviations
@@ -69,11 +70,11 @@ def sent_by(host: Host, sent: Sent, clients: list[int], states: dict[int, Any] |
     """The updates of a cohort as the server would get them, caught in a rule that only lists them."""
     caught: list[Update] = []
 
-    class Catching:
+    class Catching(Aggregation):
         def partial(self, updates: Any) -> None:
             caught.extend(updates)
 
-    host._aggregations["none"] = Catching()  # type: ignore[assignment]
+    host._aggregations["none"] = Catching()
     host.cohort("none", sent, clients, states or {})
     return caught
 

@@ -5,6 +5,7 @@ A model takes images (N, C, H, W) in [0, 1] and gives logits (N, classes).
 
 TABLE: dict[str, str] = {
     "lenet": "rayfed.models.lenet:LeNet",
+    "cryptonet": "rayfed.models.cryptonet:CryptoNet",
     "lenet5": "rayfed.models.lenet5:LeNet5",
     "alexnet": "rayfed.models.alexnet:AlexNet",
     "convnet": "rayfed.models.convnet:ConvNet",

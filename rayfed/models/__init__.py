@@ -6,6 +6,7 @@ A model takes images (N, C, H, W) in [0, 1] and gives logits (N, classes).
 TABLE: dict[str, str] = {
     "lenet": "rayfed.models.lenet:LeNet",
     "crnn": "rayfed.models.crnn:CRNN",
+    "cryptonet": "rayfed.models.cryptonet:CryptoNet",
     "lenet5": "rayfed.models.lenet5:LeNet5",
     "alexnet": "rayfed.models.alexnet:AlexNet",
     "convnet": "rayfed.models.convnet:ConvNet",

@@ -1,0 +1,48 @@
+"""A network of additions, multiplications and squares alone, which can be evaluated under encryption.
+
+Source: Gilad-Barak et al. 2016, "CryptoNets: Applying Neural Networks to Encrypted Data with High Throughput and
+Accuracy", section 4 (squares for activations); with one convolution, as wide a stride as keeps an image in one
+ciphertext, and two linear layers.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+from rayfed.catalogue import component
+from rayfed.errors import UserError
+
+
+class Square(nn.Module):
+    """x * x."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Each value squared."""
+        return values * values
+
+
+@component
+class CryptoNet:
+    """A convolution of four 7x7 kernels with stride 3, a square, a linear layer of 64, a square, the head."""
+
+    def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """The network for grey images (N, 1, H, W), with logits (N, classes).
+
+        Raises `UserError` for images of several channels, or under 7x7.
+        """
+        channels, height, width = image_shape
+        if channels != 1 or min(height, width) < 7:
+            raise UserError(f"cryptonet needs grey images of at least 7x7, not {channels}x{height}x{width}")
+        windows = ((height - 7) // 3 + 1) * ((width - 7) // 3 + 1)
+        return nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(1, 4, 7, stride=3),
+                square1=Square(),
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(4 * windows, 64),
+                square2=Square(),
+                fc2=nn.Linear(64, classes),
+            )
+        )

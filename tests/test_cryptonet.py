@@ -1,0 +1,48 @@
+"""Encrypted inference gives what the plain network gives, and the server has no key to look with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rayfed.catalogue import build
+from rayfed.crypto.inference import Client, Server
+from rayfed.errors import UserError
+from rayfed.models.build import build_model
+
+
+@pytest.fixture(scope="module")
+def client() -> Client:
+    return Client.fresh()
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Sequential:
+    net = build_model("cryptonet", {}, (1, 16, 16), 10, seed=0)
+    assert isinstance(net, nn.Sequential)
+    return net
+
+
+def test_the_logits_are_those_of_the_plain_network(client: Client, model: nn.Sequential) -> None:
+    data = build("datasets", "digits", {"size": 16}).load()
+    server = Server.of(client.public(), model)
+    for image in torch.from_numpy(data.test_images[:3]).float() / 255:
+        sealed, windows = client.encrypt(image, model.conv1)  # type: ignore[arg-type]
+        logits = client.decrypt(server.classify(sealed, windows))
+        with torch.no_grad():
+            np.testing.assert_allclose(logits, model(image[None])[0], atol=1e-2)
+
+
+def test_the_server_cannot_decrypt(client: Client, model: nn.Sequential) -> None:
+    server = Server.of(client.public(), model)
+    assert not server.context.has_secret_key()
+    sealed, windows = client.encrypt(torch.zeros(1, 16, 16), model.conv1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="secret"):
+        Client(server.context).decrypt(server.classify(sealed, windows))
+
+
+def test_other_images_are_refused() -> None:
+    with pytest.raises(UserError, match="grey images"):
+        build_model("cryptonet", {}, (3, 32, 32), 10, seed=0)

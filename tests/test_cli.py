@@ -267,7 +267,16 @@ def test_new_validate_list_describe_schema(tmp_path: Path, monkeypatch: pytest.M
     arm = "[{name: dp_fedavg, noise_multiplier: 2, clip: 1}]"
     code, output = run("validate", "mine.yaml", "--set", f"arms.private={arm}")
     assert "privacy of private after" in output, output
-    for kind in ("attacks", "defences", "aggregations", "models", "datasets", "partitions", "poisonings"):
+    for kind in (
+        "attacks",
+        "defences",
+        "aggregations",
+        "models",
+        "datasets",
+        "partitions",
+        "poisonings",
+        "protections",
+    ):
         assert run("list", kind)[0] == 0
     assert "did you mean 'defences'" in run("list", "defence5")[1]
     code, output = run("describe", "defence", "gaussian")

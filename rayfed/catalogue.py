@@ -141,8 +141,10 @@ _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusive
 
 
 def _type_name(schema: Mapping[str, Any]) -> str:
-    if "anyOf" in schema:
-        return " or ".join(_type_name(option) for option in schema["anyOf"])
+    if options := schema.get("anyOf", schema.get("oneOf")):
+        return " or ".join(_type_name(option) for option in options)
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
     if "enum" in schema:
         return " | ".join(map(repr, schema["enum"]))
     if "const" in schema:

@@ -194,8 +194,8 @@ class Federation:
         due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]
         evaluations = self._evaluate({arm: served[arm][0] for arm in due}, states, tables)
         self._attack(round, before, tables)
-        for arm, refs in served.items():
-            new, kept = ray.get(list(refs))
+        finished = {arm: ray.get(list(refs)) for arm, refs in served.items()}  # all or none: the server may die here
+        for arm, (new, kept) in finished.items():
             self._saved[arm] = _arm_state(new, kept)
             for table, rows in kept.rows.items():
                 getattr(tables, table).extend({"arm": arm, "round": round} | row for row in rows)

@@ -31,10 +31,17 @@ def loss(logits: Tensor, labels: Tensor, reduction: Literal["mean", "sum", "none
         return F.cross_entropy(logits, labels, reduction=reduction)
     steps = torch.full((len(labels),), logits.shape[1])
     letters = (labels != BLANK).sum(1)
-    losses = F.ctc_loss(
-        logits.log_softmax(2).transpose(0, 1), labels, steps, letters, BLANK, reduction="none", zero_infinity=True
+    shares = logits.log_softmax(2).transpose(0, 1).cpu()  # on CUDA its gradient is another every time
+    losses = F.ctc_loss(shares, labels.cpu(), steps, letters.cpu(), BLANK, reduction="none", zero_infinity=True).to(
+        logits.device
     )
     return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+
+
+def needed_places(labels: Tensor) -> Tensor:
+    """How many places each of some words (N, L) needs: its letters, and a blank between equal ones; (N,) int64."""
+    letters = labels != BLANK
+    return letters.sum(1) + ((labels[:, 1:] == labels[:, :-1]) & letters[:, 1:]).sum(1)
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:

@@ -87,13 +87,13 @@ class Sealed:
     public: bytes
     """The public key, where adding needs one."""
     ciphertexts: tuple[bytes, ...]
-    tag: tuple[int, ...]
+    tag: int
     """By which who opens the sum knows that it is one of what clients sealed (`rayfed.crypto.tags`)."""
 
     @property
     def sent_bytes(self) -> int:
         """Bytes on the wire: ciphertexts and tag, as for an `Update` without headers."""
-        return sum(map(len, self.ciphertexts)) + 4 * len(self.tag)
+        return sum(map(len, self.ciphertexts)) + 16
 
 
 @dataclass(frozen=True)

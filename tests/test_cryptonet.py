@@ -43,6 +43,12 @@ def test_the_server_cannot_decrypt(client: Client, model: nn.Sequential) -> None
         Client(server.context).decrypt(server.classify(sealed, windows))
 
 
+def test_a_network_that_normalises_is_refused(client: Client) -> None:
+    net = build_model("cryptonet", {}, (1, 16, 16), 10, seed=0, normalise=([0.5], [0.5]))
+    with pytest.raises(UserError, match="without `normalise`"):
+        Server.of(client.public(), net)  # type: ignore[arg-type]
+
+
 def test_other_images_are_refused() -> None:
     with pytest.raises(UserError, match="grey images"):
         build_model("cryptonet", {}, (3, 32, 32), 10, seed=0)

@@ -17,7 +17,7 @@ from rayfed import objective
 from rayfed.catalogue import build
 from rayfed.data.base import Dataset
 from rayfed.errors import DataError, UserError
-from rayfed.models.build import answers_with_words, build_model
+from rayfed.models.build import build_model, places_of
 from rayfed.scenario import parse
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
@@ -51,6 +51,11 @@ def test_a_word_that_does_not_fit_costs_nothing() -> None:
     assert loss == 0
     assert logits.grad is not None
     assert not logits.grad.any()
+
+
+def test_places_that_a_word_needs() -> None:
+    labels = torch.tensor([[1, 2, 0], [1, 1, 0], [2, 2, 2], [3, 0, 0]])
+    assert objective.needed_places(labels).tolist() == [2, 3, 5, 1]
 
 
 def spelling(path: list[int]) -> Tensor:
@@ -176,7 +181,7 @@ def test_words_of_other_lengths_and_letters_are_left_out(tmp_path: Path) -> None
     data = loaded({"format": "ic15", "root": str(tmp_path)})
     assert [int((label > 0).sum()) for label in data.train_labels] == [3, 3, 25]
     np.testing.assert_array_equal(data.train_labels[0], data.train_labels[1])
-    with pytest.raises(DataError, match="ic15 has no word of 3 to 25 letters"):
+    with pytest.raises(DataError, match="ic15 has no word of 3 to 25 letters out of xyz"):
         loaded({"format": "ic15", "root": str(tmp_path)}, letters="xyz")
 
 
@@ -187,6 +192,12 @@ def test_rendered_words_are_the_same_again_and_others_with_another_seed() -> Non
     assert one.train_images.std((1, 2, 3)).min() > 10  # something is written everywhere
     with pytest.raises(DataError, match="font 'Papyrus' is neither"):
         loaded({**RENDERED, "font": "Papyrus"})
+
+
+def test_letters_are_given_once_and_small() -> None:
+    for letters in ("ABC", "abca"):
+        with pytest.raises(DataError, match="letters"):
+            loaded(RENDERED, letters=letters)
 
 
 def test_partitions_go_by_the_sources() -> None:
@@ -203,7 +214,7 @@ def test_partitions_go_by_the_sources() -> None:
 def test_the_network_gives_a_class_for_every_fourth_column() -> None:
     model = build_model("crnn", {"width": 2, "hidden": 4}, (1, 32, 100), 37, seed=0)
     assert model(torch.rand(2, 1, 32, 100)).shape == (2, 26, 37)
-    assert answers_with_words(model, (1, 32, 100))
+    assert places_of(model, (1, 32, 100)) == 26
     with pytest.raises(UserError, match="32 pixels high"):
         build_model("crnn", {}, (1, 28, 28), 37, seed=0)
 
@@ -223,6 +234,7 @@ training: {{batch_size: 4}}
 federation: {{rounds: 1, clients: 1}}
 """
 SOURCE = "{format: rendered, samples: 4, length: 3}"
+LONG = "{format: rendered, samples: 4, length: 5}"
 CRNN = "{name: crnn, width: 2, hidden: 4}"
 
 
@@ -231,6 +243,7 @@ CRNN = "{name: crnn, width: 2, hidden: 4}"
     [
         ("lenet", None, "has words for labels, model 'lenet' answers with classes"),
         (CRNN, "data=digits", "model 'crnn' does not take|needs images 32 pixels high"),
+        (CRNN, f"data={{name: words, width: 8, train: [{LONG}], test: [{LONG}]}}", "4 of 4 training words need more"),
         (CRNN, "attacks=[dlg]", "'dlg' knows classes, not words"),
         (CRNN, "federation.malicious={name: label_flip, clients: 1}", "'label_flip' knows classes, not words"),
         (CRNN, "defences=[mixup]", "defence 'mixup' knows classes, not words"),

@@ -13,7 +13,7 @@ from rayfed.aggregation.median import middle
 from rayfed.catalogue import component
 
 _TOLERANCE = 1e-6
-"""It ends with a step shorter than this share of the mean distance to the updates."""
+"""It ends with a step shorter than this share of the median distance to the updates."""
 
 
 @component

@@ -40,10 +40,15 @@ class Protected(Aggregation):
         """
         if not isinstance(rule, FedAvg) or type(rule).partial is not FedAvg.partial:
             raise UserError(
-                f"a protection lets the server add updates and nothing else, but {type(rule).__name__} is no weighted "
-                f"sum of them: use fedavg, or leave the protection out"
+                f"a protection lets the server add updates and nothing else, which is not enough for "
+                f"{type(rule).__name__}: use fedavg, or leave the protection out"
             )
         weighted = Load(clients, samples if rule.weights == "samples" else clients)
+        if protection.pieces and protection.pieces < clients:
+            raise UserError(
+                f"{protection.pieces} pieces cannot be dealt to {clients} clients so that each has one: raise "
+                f"pieces_of_weight, or have fewer clients a round"
+            )
         load = Load(clients, protection.pieces, multiplied=True) if protection.pieces else weighted
         return cls(rule, protection.sealer(load))
 

@@ -13,9 +13,13 @@ from typing import Any
 import tenseal as ts
 from torch import Tensor, nn
 
+from rayfed.errors import UserError
+
 _DEGREE, _MODULI, _SCALE = 8192, (31, 26, 26, 26, 26, 26, 26, 31), 2.0**26
 """218 bits at degree 8192: 128-bit security by the homomorphic encryption standard. Six products of 26 bits: the
 convolution, putting its channels into one vector, two squares, two linear layers."""
+
+_LAYERS = ["conv1", "square1", "flatten", "fc1", "square2", "fc2"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,9 @@ class Server:
 
     @classmethod
     def of(cls, public: bytes, model: nn.Sequential) -> Server:
-        """For one client's public keys."""
+        """For one client's public keys. Raises `UserError` for another network, or one that normalises its images."""
+        if [name for name, _ in model.named_children()] != _LAYERS or model._forward_pre_hooks:
+            raise UserError("only a `cryptonet` without `normalise` can be evaluated under encryption")
         return cls(ts.context_from(public), model)
 
     def classify(self, image: bytes, windows: int) -> bytes:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from rayfed.crypto.keys import derive
-from rayfed.crypto.tags import Tagger, added, multiplied
-from rayfed.errors import ProtectionError
+from rayfed.crypto.tags import PRIME, Tagger, added, multiplied
+from rayfed.errors import ProtectionError, UserError
 from rayfed.update import Named, Sealed, Shapes, Share, Update
 
 
@@ -91,6 +91,11 @@ class Sealer:
     clip: float
     clip_buffers: float
     load: Load
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` where a tag could not tell sums of such a load apart."""
+        if 2 * self.load.units * self._largest >= PRIME:
+            raise UserError(f"a clip bound of {max(self.clip, self.clip_buffers):g} is too large to seal: lower it")
 
     def seal(self, keys: Keys, update: Update, weight: int) -> Sealed:
         """The update, multiplied by its weight unless the server will do so, and encrypted."""
@@ -169,6 +174,11 @@ class Sealer:
         if sealed.public != self.scheme.public(keys.pair):
             raise ProtectionError("an encrypted sum is of another public key than the clients': it is not opened")
         total = self._decrypted(keys.pair, sealed)
+        if max(map(abs, total.tolist())) > _units(sealed) * self._largest:
+            raise ProtectionError(
+                f"the encrypted sum of round {sealed.round} is larger than its clients' updates can make it: it was "
+                f"tampered with, or made with other keys; the round is not applied"
+            )
         contexts = [(share.after, (share.client, share.weight, share.before)) for share in sealed.shares]
         if not keys.tagger(sealed.round).holds(total, sealed.tag, contexts):
             raise ProtectionError(
@@ -181,6 +191,11 @@ class Sealer:
         """The update and buffers of one client, to who has found the key pair but has no part in the secret."""
         tensors, buffers, weight = self._decoded(sealed, self._decrypted(pair, sealed))
         return _single(tensors, weight), _single(buffers, weight)
+
+    @property
+    def _largest(self) -> int:
+        """The largest magnitude of an encoded value."""
+        return max(self.code.largest(self.clip), self.code.largest(self.clip_buffers))
 
     def _check(self, sealed: Sealed) -> None:
         if sealed.parameters != self:

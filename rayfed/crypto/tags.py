@@ -4,23 +4,24 @@ The tag of a vector is its inner product with secret coefficients modulo a prime
 add (and are multiplied by integers) as vectors do, so a decrypted sum that does not fit the sum of the tags is not the
 sum of what was tagged: a ciphertext was changed, cut, left out, of other keys, or went beyond what its scheme can hold.
 
-Source: Agrawal and Boneh 2009, 'Homomorphic MACs: MAC-based integrity for network coding', section 3. Four tags modulo
-2^31 - 1, where products fit 64 bits: a forgery passes with probability 2^-124.
+Source: Agrawal and Boneh 2009, 'Homomorphic MACs: MAC-based integrity for network coding', section 3. Integers are told
+apart modulo 2^127 - 1: who checks a sum has to know that it lies within +-2^126, and then a forgery passes with a
+probability of 2^-127.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rayfed.crypto.keys import Stream, derive
 
-PRIME = (1 << 31) - 1
-COUNT = 4
+PRIME = (1 << 127) - 1
+_BYTES = 16
 
-Tag = tuple[int, ...]
+Tag = int
 
 
 @dataclass(frozen=True)
@@ -30,36 +31,30 @@ class Tagger:
     key: bytes
 
     def tag(self, vector: np.ndarray, *context: int) -> Tag:
-        """The tag of (D,) integers, of any size; `context` says whose they are and must not be used for two vectors."""
-        return _mod(p + m for p, m in zip(self._product(vector), self._mask(context), strict=True))
+        """The tag of (D,) integers; `context` says whose they are and must not be used for two vectors."""
+        return (self._product(vector) + self._mask(context)) % PRIME
 
     def holds(self, total: np.ndarray, tag: Tag, contexts: Sequence[tuple[int, tuple[int, ...]]]) -> bool:
-        """Whether a vector is the sum of those that were tagged with these contexts, each times its factor."""
-        masks = [(factor, self._mask(context)) for factor, context in contexts]
-        expected = self._product(total)
-        return tag == _mod(expected[i] + sum(f * mask[i] for f, mask in masks) for i in range(COUNT))
+        """Whether a vector is, modulo the prime, the sum of those that were tagged with these contexts, each times its
+        factor.
+        """
+        masks = sum(factor * self._mask(context) for factor, context in contexts)
+        return tag == (self._product(total) + masks) % PRIME
 
-    def _product(self, vector: np.ndarray) -> list[int]:
-        stream, residues = Stream(derive(self.key, "coefficients")), (vector % PRIME).astype(np.uint64)
-        return [int((_draw(stream, len(residues)) * residues % PRIME).sum()) for _ in range(COUNT)]
+    def _product(self, vector: np.ndarray) -> int:
+        stream = Stream(derive(self.key, "coefficients")).read(_BYTES * len(vector))
+        coefficients = (int.from_bytes(stream[i : i + _BYTES], "little") for i in range(0, len(stream), _BYTES))
+        return sum(c * v for c, v in zip(coefficients, vector.tolist(), strict=True)) % PRIME
 
-    def _mask(self, context: Sequence[int]) -> list[int]:
-        return [int(m) for m in _draw(Stream(derive(self.key, "mask", *context)), COUNT)]
+    def _mask(self, context: Sequence[int]) -> int:
+        return int.from_bytes(Stream(derive(self.key, "mask", *context)).read(2 * _BYTES), "little") % PRIME
 
 
 def added(left: Tag, right: Tag) -> Tag:
     """The tag of the sum of two vectors."""
-    return _mod(a + b for a, b in zip(left, right, strict=True))
+    return (left + right) % PRIME
 
 
 def multiplied(tag: Tag, factor: int) -> Tag:
     """The tag of a vector times an integer."""
-    return _mod(factor * t for t in tag)
-
-
-def _mod(values: Iterable[int]) -> Tag:
-    return tuple(int(v) % PRIME for v in values)
-
-
-def _draw(stream: Stream, count: int) -> np.ndarray:
-    return np.frombuffer(stream.read(4 * count), "<u4").astype(np.uint64) % PRIME
+    return factor * tag % PRIME

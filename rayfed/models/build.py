@@ -165,10 +165,11 @@ def uses_batch_statistics(model: nn.Module) -> bool:
     return any(layer.training or not layer.track_running_stats for layer in layers)
 
 
-def answers_with_words(model: nn.Module, image_shape: Shape) -> bool:
-    """Whether it gives logits for every place of an image, (N, T, K), rather than for the image, (N, K)."""
+def places_of(model: nn.Module, image_shape: Shape) -> int | None:
+    """T where it gives logits for every place of an image, (N, T, K); None where for the image as a whole, (N, K)."""
     with torch.no_grad():
-        return bool(copy.deepcopy(model).eval()(torch.zeros(2, *image_shape)).ndim == 3)
+        logits = copy.deepcopy(model).eval()(torch.zeros(2, *image_shape))
+    return int(logits.shape[1]) if logits.ndim == 3 else None
 
 
 def moves_buffers(model: nn.Module, image_shape: Shape) -> bool:

@@ -45,7 +45,7 @@ class ALittleIsEnough(Poisoning):
             values = torch.stack([honest.tensors[name] for honest in insight.honest])
             return values.mean(dim=0) - z * values.std(dim=0, correction=0)
 
-        return replace(update, tensors={name: lie(name) for name in update.tensors})
+        return replace(update, tensors={name: lie(name) for name in update.tensors}, bits=32)
 
 
 def deviations(clients: int, malicious: int) -> float:

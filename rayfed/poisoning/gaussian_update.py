@@ -26,4 +26,4 @@ class GaussianUpdate(Poisoning):
     def poison_update(self, update: Update, insight: Insight) -> Update:
         """Noise of the update's shapes."""
         noise = {name: torch.randn(t.shape, generator=insight.generator).to(t) for name, t in update.tensors.items()}
-        return replace(update, tensors={name: self.deviation * tensor for name, tensor in noise.items()})
+        return replace(update, tensors={name: self.deviation * tensor for name, tensor in noise.items()}, bits=32)

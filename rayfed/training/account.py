@@ -132,6 +132,11 @@ class Account:
             return f"the aggregation {type(rule).__name__} has clients send {rule.reveals} without noise"
         if moves_buffers(self.arm.model, self.image_shape):
             return "statistics such as batch norm's are sent without noise (model.batch_norm: eval would keep them)"
+        if spent.unit == "client" and self.arm.defences[place].overrides("wrap_aggregation"):
+            if self.scenario.protection_of(self.name):
+                return "encryption rounds updates after their clip bound, and who opens a sum may see it without noise"
+            if self.scenario.malicious_of(self.name):
+                return "malicious clients need not add their part of the noise, nor keep the clip bound"
         stages = ("wrap_gradient", "wrap_update")
         own = next(stage for stage in stages if self.arm.defences[place].overrides(stage))
         for index, (name, other) in enumerate(self._named):

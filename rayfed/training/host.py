@@ -174,9 +174,10 @@ class Host:
         """Mean loss and accuracy as a client finds them on samples that it has held out, or that it trains on: a
         malicious one, on what it has made of them.
         """
-        task = self.task(arm, self.here(sent), client, self.parts[client], state)
+        weights, buffers = self._completed(arm, self.here(sent), client, state)
         data = self.own_data(arm, client, self.validation[client] if split == "validation" else self.parts[client])
-        loss, correct = self._evaluated(arm, {**task.weights, **task.buffers}, [(data.images, data.labels)])
+        batches = zip(data.images.split(500), data.labels.split(500), strict=True)
+        loss, correct = self._evaluated(arm, {**weights, **buffers}, batches)
         return loss / len(data.labels), correct / len(data.labels)
 
     def evaluate_stranger(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:

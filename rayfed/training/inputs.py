@@ -7,13 +7,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from rayfed import seeds
 from rayfed.attacks.base import Checked
 from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import hold_out
 from rayfed.errors import UserError
-from rayfed.models.build import answers_with_words
+from rayfed.models.build import places_of
+from rayfed.objective import needed_places
 from rayfed.poisoning.base import Poisoning
 from rayfed.scenario import DataSpec, Scenario
 from rayfed.training import plan
@@ -114,13 +116,21 @@ def _check_words(scenario: Scenario, name: str, arm: Arm, data: Dataset) -> None
     CTC cannot be differentiated twice, as attacks do, nor sample by sample under vmap.
     """
     model = scenario.model_of(name).name
-    if data.has_words != answers_with_words(arm.model, data.image_shape):
+    places = places_of(arm.model, data.image_shape)
+    if data.has_words != (places is not None):
         kinds = ("words", "classes") if data.has_words else ("classes", "words")
         raise UserError(
             f"data '{scenario.data.name}' has {kinds[0]} for labels, model '{model}' answers with {kinds[1]}"
         )
-    if not data.has_words:
+    if places is None:
         return
+    long = int((needed_places(torch.from_numpy(data.train_labels)) > places).sum())
+    if long > len(data.train_labels) / 100:
+        raise UserError(
+            f"{long} of {len(data.train_labels)} training words need more than the {places} places that '{model}' has "
+            f"in images {data.image_shape[2]} pixels wide, and would teach it nothing: raise data.width, or lower "
+            f"data.longest"
+        )
     if scenario.attacks:
         raise UserError(f"attacks: '{scenario.attacks[0].title}' knows classes, not words: leave attacks out")
     malicious = scenario.malicious_of(name)

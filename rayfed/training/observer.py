@@ -225,7 +225,7 @@ class Observer:
 
 def _sealed(rule: Aggregation, update: Update) -> Sealed | None:
     """What is sent where the clients encrypt; less the tag, which none of them may make for two updates of a round."""
-    return replace(rule.sends(update), tag=()) if isinstance(rule, Protected) else None
+    return replace(rule.sends(update), tag=0) if isinstance(rule, Protected) else None
 
 
 def _apart(defended: Named, plain: Named) -> float:

@@ -51,7 +51,9 @@ class Words:
     """Use only this many words of each test source, likewise."""
 
     def load(self) -> Dataset:
-        """The data set in memory. Raises `DataError` for missing or broken files, and for a source without words."""
+        """The data set in memory. Raises `DataError` for missing or broken files, a source without words."""
+        if self.letters != self.letters.lower() or len(set(self.letters)) < len(self.letters):
+            raise DataError(f"data.letters: '{self.letters}' must be small letters and digits, each once")
         train = [self._words(source, self.train_samples) for source in self.train]
         test = [self._words(source, self.test_samples) for source in self.test]
         return Dataset(
@@ -66,7 +68,8 @@ class Words:
         letters = set(self.letters)
         words = [w for w in source.read() if self.shortest <= len(w.text) <= self.longest and self._spelt(w) <= letters]
         if not words:
-            raise DataError(f"data source {source.format} has no word of {self.shortest} to {self.longest} letters")
+            lengths = f"{self.shortest} to {self.longest}"
+            raise DataError(f"data source {source.format} has no word of {lengths} letters out of {self.letters}")
         if most is None or most >= len(words):
             return words
         return [words[i] for i in (2 * np.arange(most) + 1) * len(words) // (2 * most)]

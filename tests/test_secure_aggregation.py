@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from rayfed.protections.secure_aggregation import PHASES, Dropouts, SecureAggreg
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
 from rayfed.training import plan
-from rayfed.training.host import Host
+from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
 from rayfed.training.observer import Observer
 from rayfed.update import Masked, Update
@@ -265,19 +266,35 @@ def test_rounds_below_the_threshold_are_not_applied_and_the_run_goes_on(
     assert_same_bits(weights(undisturbed)["abort"]["weights"], untrained.weights)
 
 
-@pytest.mark.ray
-def test_who_dropped_out_is_not_in_the_sum(undisturbed: RunFolder) -> None:
-    """The first round's mean of those who are left, trained here again and averaged in double precision."""
-    folder, scenario = undisturbed, parsed()
-    gone = set(plan.leaving(scenario, 0)[:1])
-    rows = [r for r in folder.read_table("clients").to_pylist() if (r["arm"], r["round"]) == ("some", 0)]
-    assert {r["client"] for r in rows if r["sent_bytes"] == 0} == gone
-    others = {r["sent_bytes"] for r in rows if r["client"] not in gone}
+@pytest.mark.parametrize("arm", ["all", "some", "few"])
+def test_a_round_of_training_is_plain_fedavg_of_those_who_are_left(arm: str) -> None:
+    """Without Ray: clients at one host, the server's rule made as the server makes it, without secrets."""
+    scenario = parsed()
     inputs = prepare(scenario)
     host = Host(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    arm = host.arm("some")
-    values = sum(t.numel() for t in [*arm.weights.values(), *arm.buffers.values()] if t.is_floating_point())
-    assert others == {8 * (values + 1)}
+    protecting = plan.protecting(scenario, arm, [len(part) for part in inputs.parts])
+    assert protecting is not None
+    server, members = protecting.wrap(FedAvg()), plan.drawn_clients(scenario, 1)
+    sent = Sent(1, host.arm(arm).weights, host.arm(arm).buffers)
+
+    def consulted(known: Any) -> Any:
+        while question := server.asks(known):
+            known = server.hears(known, {c: host.answer(arm, sent, question.payload, c, {}) for c in members})
+        return known
+
+    session = consulted(server.opens(members, 1))
+    partial, report = host.cohort(arm, replace(sent, told=server.told(session)), members, {})
+    found = server.combine(consulted(server.joins(session, partial)), torch.Generator())
+    gone = set(plan.leaving(scenario, 1)[: {"all": 0, "some": 1, "few": 3}[arm]])
+    values = sum(t.numel() for part in found for t in part.values())
+    assert {r["client"]: r["sent_bytes"] for r in report.rows} == {
+        c: 0 if c in gone else 8 * (values + 1) for c in members
+    }
+    plain, _ = host.cohort("none", sent, [c for c in members if c not in gone], {})
+    for ours, theirs in zip(found, FedAvg().combine(plain, torch.Generator()), strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, tensor in theirs.items():
+            torch.testing.assert_close(ours[name], tensor, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.ray
@@ -308,7 +325,7 @@ def test_an_observation_of_a_masked_update_is_noise() -> None:
     host = Host(scenario, inputs.data, inputs.parts, torch.device("cpu"))
     observer = Observer(host)
     arm = host.arm("all")
-    sent = host_sent(arm.weights, arm.buffers)
+    sent = Sent(1, arm.weights, arm.buffers)
     first, again = (observer.observe("all", sent, 0, scenario.attacks[0], {})[0] for _ in range(2))
     assert not first.update
     assert not first.returned_buffers
@@ -317,12 +334,6 @@ def test_an_observation_of_a_masked_update_is_noise() -> None:
     assert not (first.sealed.vector == again.sealed.vector).any()
     high = np.bincount((first.sealed.vector >> np.uint64(60)).astype(int), minlength=16)
     assert ((high - high.mean()) ** 2 / high.mean()).sum() < 45  # chi squared, 15 degrees: p < 1e-4
-
-
-def host_sent(weights: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]) -> Any:
-    from rayfed.training.host import Sent
-
-    return Sent(1, weights, buffers)
 
 
 @pytest.mark.ray

@@ -30,17 +30,21 @@ def json_schema() -> dict[str, Any]:
         shared = schema["$defs"].pop(spec.__name__)
         schema["$defs"][spec.__name__] = {
             "description": shared["description"],
-            "anyOf": [{"type": "string"}, *_component_schemas(spec, shared)],
+            "anyOf": [{"type": "string"}, *_component_schemas(spec, shared, schema["$defs"])],
         }
     arm = schema["$defs"]["ArmSpec"]
     schema["$defs"]["ArmSpec"] = {"description": arm["description"], "anyOf": [arm["properties"]["defences"], arm]}
     return schema
 
 
-def _component_schemas(spec: type[ComponentSpec], shared: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _component_schemas(
+    spec: type[ComponentSpec], shared: dict[str, Any], definitions: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Types that a component's fields refer to are added to the `definitions`."""
     for name in catalogue.table(spec.kind):
         target = catalogue.find(spec.kind, name)
         own = TypeAdapter(target).json_schema()
+        definitions |= own.get("$defs", {})
         yield {
             "type": "object",
             "title": name,

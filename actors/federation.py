@@ -47,6 +47,7 @@ class RoundTables:
     private: Rows = field(default_factory=list)
     weights: Rows = field(default_factory=list)
     scores: Rows = field(default_factory=list)
+    secure_sums: Rows = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,7 @@ class Federation:
         tables, arms = RoundTables(), [arm for arm, limit in limits.items() if round < limit]
         cohorts = plan.cohorts(self._scenario, round)
         served = {arm: self._sent.get(arm) or self._ask_server("sent", arm, round) for arm in arms}
+        served |= self._opened(round, served)
         before = {arm: sent for arm, (sent, _) in served.items()}
         states = self._train(round, cohorts, before, tables)
         kept = private_layers(self._run_clients, {arm: own for arm, own in states.items() if arm in self._private})
@@ -197,6 +199,8 @@ class Federation:
         finished = {arm: ray.get(list(refs)) for arm, refs in served.items()}  # all or none: the server may die here
         for arm, (new, kept) in finished.items():
             self._saved[arm] = _arm_state(new, kept)
+            if kept.aborted:
+                self._progress.note(f"round {round} of arm {arm} is not applied: {kept.aborted}")
             for table, rows in kept.rows.items():
                 getattr(tables, table).extend({"arm": arm, "round": round} | row for row in rows)
         self._sent = served
@@ -247,6 +251,18 @@ class Federation:
         for arm in sent:
             tables.rounds.append(_round_row(arm, round, [r for r in tables.clients if r["arm"] == arm], seconds[arm]))
         return states
+
+    def _opened(self, round: int, served: dict[str, Served]) -> dict[str, Served]:
+        """Ask what rules have to know before clients train; what clients are sent in these arms, with what they are
+        told of it.
+        """
+        members = plan.drawn_clients(self._scenario, round)
+        if not members:
+            return {}
+        opening = {arm: self._server.open.remote(arm, round, members) for arm in served}
+        opened = [arm for arm, ref in opening.items() if ray.get(ref)]
+        self._consult(round, {arm: served[arm][0] for arm in opened}, {arm: {} for arm in opened})
+        return {arm: self._ask_server("sent", arm, round) for arm in opened}
 
     def _consult(self, round: int, sent: dict[str, ray.ObjectRef], states: dict[str, dict[int, State]]) -> None:
         """Carry what the rules ask to the round's clients and the answers back, until no arm's rule asks any more.

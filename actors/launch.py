@@ -187,8 +187,7 @@ def _federation(
 
 
 def _write(folder: RunFolder, round: int, tables: RoundTables) -> None:
-    for table in ("rounds", "clients", "attacks", "traces", "images", "inferences", "private", "weights", "scores"):
-        rows = getattr(tables, table)
+    for table, rows in vars(tables).items():
         if rows:
             folder.write_part(table, round, rows)
 

@@ -30,6 +30,8 @@ class Kept:
     """The aggregation's."""
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """What the aggregation tells of the round before, by table."""
+    aborted: str | None = None
+    """Why that round was not applied."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class ServerActor:
             if role.protecting:
                 self._aggregations[arm] = role.protecting.wrap(self._aggregations[arm])
         self._keys = {arm: role.keys for arm, role in roles.items()}
+        self._sessions: dict[str, Any] = {}
         self._folds: dict[str, TreeFold] = {}
         self._totals: dict[str, Any] = {}
         self._models = {arm: GlobalModel(optimiser=roles[arm].optimiser, **state) for arm, state in saved.items()}
@@ -73,7 +76,15 @@ class ServerActor:
     def sent(self, arm: str, round: int) -> tuple[Sent, Kept]:
         """What clients are sent in a round, and beside it what stays with the server."""
         model = self._models[arm]
-        return Sent(round, model.weights, model.buffers, self._keys[arm]), Kept(model.state, model.memory)
+        told = self._aggregations[arm].told(self._sessions[arm]) if arm in self._sessions else None
+        return Sent(round, model.weights, model.buffers, self._keys[arm], told), Kept(model.state, model.memory)
+
+    def open(self, arm: str, round: int, clients: Sequence[int]) -> bool:
+        """Begin a round of these clients; whether the rule has something to ask them before they train."""
+        session = self._aggregations[arm].opens(clients, round)
+        if session is not None:
+            self._sessions[arm] = session
+        return session is not None
 
     def add(self, arm: str, index: int, cohorts: int, partial: Any) -> None:
         """Take the partial result of cohort `index` of so many, in any order, each once."""
@@ -82,17 +93,23 @@ class ServerActor:
         self._folds[arm].add(index, partial)
 
     def ask(self, arm: str) -> tuple[str | None, Any]:
-        """Whom the rule asks before it can step, once all has been added, and what; None: nobody (any more)."""
+        """Whom the rule asks, and what: of its session before anything is added, and before it steps when all is; None:
+        nobody (any more).
+        """
+        aggregation = self._aggregations[arm]
         if arm in self._folds:
             total = self._folds.pop(arm).total()
-            self._totals[arm] = self._aggregations[arm].recall(total, self._models[arm].memory)
-        question = self._aggregations[arm].asks(self._totals[arm]) if arm in self._totals else None
+            if arm in self._sessions:
+                total = aggregation.joins(self._sessions.pop(arm), total)
+            self._totals[arm] = aggregation.recall(total, self._models[arm].memory)
+        known = self._known(arm)
+        question = aggregation.asks(known[arm]) if arm in known else None
         return (question.of, question.payload) if question else (None, None)
 
     def hear(self, arm: str, clients: Sequence[int], *answers: Any) -> None:
         """Take the clients' answers to what was asked last."""
-        heard = dict(zip(clients, answers, strict=True))
-        self._totals[arm] = self._aggregations[arm].hears(self._totals[arm], heard)
+        known, heard = self._known(arm), dict(zip(clients, answers, strict=True))
+        known[arm] = self._aggregations[arm].hears(known[arm], heard)
 
     def finish(self, arm: str, round: int, key: int) -> tuple[Sent, Kept]:
         """Step on what was added and heard; what clients are sent in the next round, as `sent` gives it, with the
@@ -105,7 +122,13 @@ class ServerActor:
             model.apply(aggregation.idle(model.weights, generator), {})
             return self.sent(arm, round + 1)
         total = self._totals.pop(arm)
-        model.apply(*aggregation.combine(total, generator))
-        model.memory = aggregation.memory(total)
+        aborted = aggregation.aborted(total)
+        if aborted is None:
+            model.apply(*aggregation.combine(total, generator))
+            model.memory = aggregation.memory(total)
         sent, kept = self.sent(arm, round + 1)
-        return sent, replace(kept, rows=aggregation.rows(total))
+        return sent, replace(kept, rows=aggregation.rows(total), aborted=aborted)
+
+    def _known(self, arm: str) -> dict[str, Any]:
+        """Where what is asked about stands: among the sessions until all has been added."""
+        return self._sessions if arm in self._sessions else self._totals

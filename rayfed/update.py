@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,6 +97,25 @@ class Sealed:
         return sum(map(len, self.ciphertexts)) + 16
 
 
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """Weighted updates of some clients as integers under masks, and added: the server sees no more until the end."""
+
+    round: int
+    clients: tuple[int, ...]
+    """Those whose vectors are in the sum; nobody where all have dropped out."""
+    tensors: Shapes
+    """As in `Sealed`."""
+    buffers: Shapes
+    vector: np.ndarray
+    """(D + 1,) uint64, modulo 2^64; the last one is the sum of the weights."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes on the wire; who drops out sends none."""
+        return self.vector.nbytes if self.clients else 0
+
+
 @dataclass(frozen=True)
 class LocalTraining:
     """The local steps behind an update: the server tells its clients, so it knows. By default one gradient (FedSGD)."""
@@ -148,8 +168,8 @@ class Observation:
     """The local steps that the client was told to take."""
     returned_buffers: Named = field(default_factory=dict)
     """The floating-point buffers that the client returned beside its update: no defence has changed them."""
-    sealed: Sealed | None = None
-    """The client's update and buffers as it encrypted them, in place of both."""
+    sealed: Sealed | Masked | None = None
+    """The client's update and buffers as it encrypted or masked them, in place of both."""
 
     def to(self, device: torch.device) -> Observation:
         """The same on another device; `extra` stays where it is, shared by the observations that were sent together."""

@@ -274,7 +274,7 @@ def test_rounds_of_one_client_are_refused() -> None:
 
 
 def test_rules_that_cannot_be_encrypted_are_refused_before_the_run() -> None:
-    with pytest.raises(UserError, match="Median is no weighted sum"):
+    with pytest.raises(UserError, match="not enough for Median"):
         prepare(parsed("federation.aggregation=median"))
 
 

@@ -15,14 +15,14 @@ from rayfed.aggregation.protected import Protected
 from rayfed.crypto.sealing import Keys, Load, Sealer
 from rayfed.crypto.tags import PRIME
 from rayfed.errors import ProtectionError, UserError
-from rayfed.protections.base import Protection
+from rayfed.protections.base import Encryption
 from rayfed.protections.bfv import Bfv
 from rayfed.protections.ckks import Ckks
 from rayfed.protections.paillier import Paillier
 from rayfed.update import Sealed, Update
 
 SHORT = {"key_bits": 256, "insecure": True}
-PROTECTIONS: dict[str, Protection] = {
+PROTECTIONS: dict[str, Encryption] = {
     "paillier": Paillier(**SHORT),
     "paillier, no table": Paillier(**SHORT, table=False),
     "fedboosting": Paillier(**SHORT, encoding="fedboosting"),
@@ -279,7 +279,7 @@ def test_short_keys_must_be_asked_for() -> None:
         (Bfv(bits=32), "bits more than the modulus has"),
     ],
 )
-def test_sums_without_room_are_refused(protection: Protection, message: str) -> None:
+def test_sums_without_room_are_refused(protection: Encryption, message: str) -> None:
     with pytest.raises(UserError, match=message):
         protection.sealer(Load(1000, 2**100))
 

@@ -5,17 +5,19 @@ partial results: `partial` turns one cohort's updates into a partial result (on 
 two of them (on the server, always in the same tree order, so the result does not depend on what arrived first), and
 `combine` turns the last one into the step. A rule that needs more than the updates puts questions to clients in
 between: `asks` on the server, `answer` where the clients are, `hears` on the server again, until it has no more to ask.
+One that needs answers before clients train `opens` a session, which is asked about in the same way; then clients are
+`told` what they need of it, and when all is added it `joins` the total.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
-from rayfed.update import Named, Update
+from rayfed.update import Masked, Named, Sealed, Update
 
 Memory = dict[Any, Any]
 """What a rule keeps from round to round: tensors, numbers, strings and containers of them, as the checkpoint takes."""
@@ -61,9 +63,21 @@ class Aggregation:
     def check(self, clients: int) -> None:
         """Raise `UserError` where the rule has no meaning with so many clients, the fewest of any round."""
 
+    def opens(self, clients: Sequence[int], round: int) -> Any | None:
+        """What the server starts a round of these clients with; `asks` and `hears` go on with it. None: no session."""
+        return None
+
+    def told(self, total: Any) -> Any:
+        """What clients are sent of a session beside the weights, when all has been asked about it."""
+        raise NotImplementedError
+
     def sends(self, update: Update) -> Any:
         """What a client sends of its update, with its size as `sent_bytes`: the update itself, or that sealed."""
         return update
+
+    def observed(self, update: Update) -> Sealed | Masked | None:
+        """What a server that looks at one client has in place of its update; None: the update."""
+        return None
 
     def clipped(self, update: Update) -> int | None:
         """How many of an update's values `sends` clips; None where it does not clip."""
@@ -75,6 +89,10 @@ class Aggregation:
 
     def merge(self, left: Any, right: Any) -> Any:
         """Join two partial results; the order of the arguments is the order of the cohorts."""
+        raise NotImplementedError
+
+    def joins(self, session: Any, total: Any) -> Any:
+        """The total with the session that was opened before."""
         raise NotImplementedError
 
     def recall(self, total: Any, memory: Memory) -> Any:
@@ -92,6 +110,10 @@ class Aggregation:
     def hears(self, total: Any, answers: Mapping[int, Any]) -> Any:
         """The total with the clients' answers to what it asked, by client."""
         raise NotImplementedError
+
+    def aborted(self, total: Any) -> str | None:
+        """Why the round came to nothing, so that the server takes no step; None: it did not."""
+        return None
 
     def combine(self, total: Any, generator: torch.Generator) -> tuple[Named, Named]:
         """The step that the server optimiser takes (same sign as a gradient), and the averaged float buffers.

@@ -16,7 +16,7 @@ from rayfed.aggregation.fedavg import FedAvg, WeightedSum
 from rayfed.crypto.packing import apportion
 from rayfed.crypto.sealing import Keys, Load, Sealer
 from rayfed.errors import ProtectionError, UserError
-from rayfed.protections.base import Protection
+from rayfed.protections.base import Encryption
 from rayfed.update import Named, Sealed, Update
 
 Total = tuple[Sealed, ...]
@@ -33,32 +33,36 @@ class Protected(Aggregation):
     """The clients' alone; the server's rule is made without."""
 
     @classmethod
-    def of(cls, rule: Aggregation, protection: Protection, clients: int, samples: int) -> Protected:
+    def of(cls, rule: Aggregation, protection: Encryption, clients: int, samples: int) -> Protected:
         """The rule under a protection, where a round has so many clients and samples at most.
 
         Raises `UserError` for a rule that is no weighted sum, and for parameters without room for one.
         """
-        if not isinstance(rule, FedAvg) or type(rule).partial is not FedAvg.partial:
-            raise UserError(
-                f"a protection lets the server add updates and nothing else, which is not enough for "
-                f"{type(rule).__name__}: use fedavg, or leave the protection out"
-            )
-        weighted = Load(clients, samples if rule.weights == "samples" else clients)
+        summed = weighted_sum_of(rule)
+        weighted = Load(clients, units_of(summed, clients, samples))
         if protection.pieces and protection.pieces < clients:
             raise UserError(
                 f"{protection.pieces} pieces cannot be dealt to {clients} clients so that each has one: raise "
                 f"pieces_of_weight, or have fewer clients a round"
             )
         load = Load(clients, protection.pieces, multiplied=True) if protection.pieces else weighted
-        return cls(rule, protection.sealer(load))
+        return cls(summed, protection.sealer(load))
 
     def with_keys(self, keys: Keys) -> Protected:
         """The same at a client."""
         return replace(self, keys=keys)
 
+    def describe(self) -> str:
+        """What is sent, in words."""
+        return f"encrypts {self.sealer.describe()}"
+
     def sends(self, update: Update) -> Sealed:
         """The update sealed, its weight with it."""
         return self.sealer.seal(self._own_keys, update, self.rule.weight(update))
+
+    def observed(self, update: Update) -> Sealed:
+        """The same less the tag, which no client may make for two updates of a round."""
+        return replace(self.sends(update), tag=0)
 
     def clipped(self, update: Update) -> int:
         """Values beyond the protection's clip bounds."""
@@ -81,7 +85,7 @@ class Protected(Aggregation):
         if payload.round != member.round:
             raise ProtectionError(f"an encrypted sum of round {payload.round} was sent in round {member.round}")
         tensors, buffers, weight = self.sealer.open(self._own_keys, payload)
-        return WeightedSum(_single(tensors), _single(buffers), weight)
+        return WeightedSum(single(tensors), single(buffers), weight)
 
     def hears(self, total: Total, answers: Mapping[int, WeightedSum]) -> WeightedSum:
         """What the client opened."""
@@ -110,6 +114,21 @@ class Protected(Aggregation):
         return reduce(self.sealer.add, (self.sealer.times(sealed, pieces) for sealed, pieces in dealt if pieces))
 
 
-def _single(tensors: Named) -> Named:
+def weighted_sum_of(rule: Aggregation) -> FedAvg:
+    """The rule; raises `UserError` for one that is no weighted sum."""
+    if not isinstance(rule, FedAvg) or type(rule).partial is not FedAvg.partial:
+        raise UserError(
+            f"a protection lets the server add updates and nothing else, which is not enough for "
+            f"{type(rule).__name__}: use fedavg, or leave the protection out"
+        )
+    return rule
+
+
+def units_of(rule: FedAvg, clients: int, samples: int) -> int:
+    """The most that the weights of a round sum to, where it has so many clients and samples at most."""
+    return samples if rule.weights == "samples" else clients
+
+
+def single(tensors: Named) -> Named:
     """As parameters are kept; sums are opened with 53 bits."""
     return {name: t.float() for name, t in tensors.items()}

@@ -1,4 +1,4 @@
-"""What attackers make of an encrypted update: nothing, or what was in it where they break the key first."""
+"""What attackers make of an encrypted or masked update: nothing, or what was in it where they break the key first."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rayfed.attacks.base import Attack, Guess, Inference, InferenceAttack, not_applicable
-from rayfed.update import Observation, Sealed
+from rayfed.update import Masked, Observation, Sealed
 
 
 def attempt(
@@ -26,10 +26,10 @@ def attempt(
     if sealed is None or not getattr(method, "reads_update", True):
         return act(observations, model, generators)
     began = perf_counter()
-    pair = sealed.parameters.scheme.crack(sealed.public) if factor else None
+    pair = sealed.parameters.scheme.crack(sealed.public) if factor and isinstance(sealed, Sealed) else None
     if pair is None:
         return [_nothing(method, observation, factor) for observation in observations]
-    opened = [_opened(observation, observation.sealed, pair) for observation in observations if observation.sealed]
+    opened = [_opened(o, o.sealed, pair) for o in observations if isinstance(o.sealed, Sealed)]
     spent = (perf_counter() - began) / len(opened)
     return [replace(guess, seconds=guess.seconds + spent) for guess in act(opened, model, generators)]
 
@@ -42,7 +42,9 @@ def _opened(observation: Observation, sealed: Sealed, pair: bytes) -> Observatio
 
 def _nothing(method: Attack | InferenceAttack, observation: Observation, factor: bool) -> Guess:
     message = "the update is encrypted: there is a ciphertext and no gradient to look at"
-    if factor:
+    if isinstance(observation.sealed, Masked):
+        message = "the update is masked: without the other clients' shares it is uniform noise, and no gradient"
+    elif factor:
         message += ", and its key cannot be found by factoring in any reasonable time"
     if isinstance(method, InferenceAttack):
         return Inference(metric=method.metric, status="not applicable", message=message)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-import torch
 
 from rayfed.crypto.keys import derive
+from rayfed.crypto.layout import Layout, flat
 from rayfed.crypto.tags import PRIME, Tagger, added, multiplied
 from rayfed.errors import ProtectionError, UserError
-from rayfed.update import Named, Sealed, Shapes, Share, Update
+from rayfed.update import Named, Sealed, Share, Update
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ class Sealer:
 
     def seal(self, keys: Keys, update: Update, weight: int) -> Sealed:
         """The update, multiplied by its weight unless the server will do so, and encrypted."""
-        tensors, buffers = _shapes(update.tensors), _shapes(update.buffers)
+        layout = Layout.of(update)
         before = 1 if self.load.multiplied else weight
-        vector = before * self.code.encode(_flat(update), self._bounds(tensors, buffers))
+        vector = before * self.code.encode(flat(update), layout.bounds(self.clip, self.clip_buffers))
         return Sealed(
             round=update.round,
             shares=(Share(update.client, weight, before, 1),),
-            tensors=tensors,
-            buffers=buffers,
+            tensors=layout.tensors,
+            buffers=layout.buffers,
             parameters=self,
             public=self.scheme.public(keys.pair),
             ciphertexts=self.scheme.encrypt(keys.pair, vector, before),
@@ -114,16 +114,12 @@ class Sealer:
         )
 
     def describe(self) -> str:
-        """What is sent, in words: sums of so many clients, values up to the clip bound in steps of so much."""
-        step, coarse = self.code.decode(np.ones(2, np.int64), np.array([self.clip, self.clip_buffers]))
-        return (
-            f"sums of up to {self.load.clients} clients: values up to {self.clip:g} in steps of {step:.1e}, of buffers "
-            f"up to {self.clip_buffers:g} in steps of {coarse:.1e}"
-        )
+        """What is sent, in words."""
+        return f"sums of up to {self.load.clients} clients: {in_steps(self.code, self.clip, self.clip_buffers)}"
 
     def clipped(self, update: Update) -> int:
         """How many of an update's values are beyond their clip bounds, and lose what is beyond."""
-        return int((np.abs(_flat(update)) > self._bounds(_shapes(update.tensors), _shapes(update.buffers))).sum())
+        return beyond(update, self.clip, self.clip_buffers)
 
     def add(self, left: Sealed, right: Sealed) -> Sealed:
         """The sum; raises `ProtectionError` where the two do not belong together."""
@@ -213,17 +209,27 @@ class Sealer:
             )
 
     def _decrypted(self, pair: bytes, sealed: Sealed) -> np.ndarray:
-        size, units = _size(sealed.tensors) + _size(sealed.buffers), _units(sealed)
-        return self.scheme.decrypt(pair, sealed.ciphertexts, size, units)
+        return self.scheme.decrypt(pair, sealed.ciphertexts, _layout(sealed).size, _units(sealed))
 
     def _decoded(self, sealed: Sealed, total: np.ndarray) -> tuple[Named, Named, int]:
-        weight = sum(share.weight for share in sealed.shares)
-        values = self.code.decode(total, self._bounds(sealed.tensors, sealed.buffers)) * (weight / _units(sealed))
-        split = _size(sealed.tensors)
-        return _named(values[:split], sealed.tensors), _named(values[split:], sealed.buffers), weight
+        weight, layout = sum(share.weight for share in sealed.shares), _layout(sealed)
+        bounds = layout.bounds(self.clip, self.clip_buffers)
+        return *layout.named(self.code.decode(total, bounds) * (weight / _units(sealed))), weight
 
-    def _bounds(self, tensors: Shapes, buffers: Shapes) -> np.ndarray:
-        return np.repeat([self.clip, self.clip_buffers], [_size(tensors), _size(buffers)])
+
+def in_steps(code: Code, clip: float, clip_buffers: float) -> str:
+    """How finely values are sent, in words."""
+    step, coarse = code.decode(np.ones(2, np.int64), np.array([clip, clip_buffers]))
+    return f"values up to {clip:g} in steps of {step:.1e}, of buffers up to {clip_buffers:g} in steps of {coarse:.1e}"
+
+
+def beyond(update: Update, clip: float, clip_buffers: float) -> int:
+    """How many of an update's values are beyond their clip bounds."""
+    return int((np.abs(flat(update)) > Layout.of(update).bounds(clip, clip_buffers)).sum())
+
+
+def _layout(sealed: Sealed) -> Layout:
+    return Layout(sealed.tensors, sealed.buffers)
 
 
 def _units(sealed: Sealed) -> int:
@@ -234,27 +240,5 @@ def _clients(sealed: Sealed) -> str:
     return ", ".join(str(share.client) for share in sealed.shares)
 
 
-def _shapes(tensors: Named) -> Shapes:
-    return tuple((name, tuple(t.shape)) for name, t in tensors.items())
-
-
-def _size(shapes: Shapes) -> int:
-    return sum(int(np.prod(shape)) for _, shape in shapes)
-
-
-def _flat(update: Update) -> np.ndarray:
-    parts = [*update.tensors.values(), *update.buffers.values()]
-    return np.concatenate([t.detach().cpu().numpy().ravel() for t in parts]).astype(np.float64)
-
-
 def _single(tensors: Named, weight: int) -> Named:
     return {name: (t / weight).float() for name, t in tensors.items()}
-
-
-def _named(values: np.ndarray, shapes: Shapes) -> Named:
-    starts = np.cumsum([0, *(int(np.prod(shape)) for _, shape in shapes)])
-    tensors = torch.from_numpy(values)
-    return {
-        name: tensors[low : low + int(np.prod(shape))].reshape(shape)
-        for (name, shape), low in zip(shapes, starts, strict=False)
-    }

@@ -4,4 +4,5 @@ TABLE: dict[str, str] = {
     "paillier": "rayfed.protections.paillier:Paillier",
     "ckks": "rayfed.protections.ckks:Ckks",
     "bfv": "rayfed.protections.bfv:Bfv",
+    "secure_aggregation": "rayfed.protections.secure_aggregation:SecureAggregation",
 }

@@ -1,9 +1,4 @@
-"""The contract of a protection: how clients encrypt what they send, so that the server adds what it cannot read.
-
-A protection is a component with the scenario's parameters; from these and from what a round's sums may hold it makes
-the public `Sealer`. Its clients share one key pair: an honest server learns the sum of each round and nothing of a
-single update, but one client that colludes with it, or taps the others' lines, reads everyone.
-"""
+"""The contract of a protection: how clients hide what they send, so that the server adds what it cannot read."""
 
 from __future__ import annotations
 
@@ -24,6 +19,19 @@ class Protection:
     clip_buffers: Annotated[float, Field(gt=0)] = 100.0
     """The same for buffers, the statistics of batch norm, which are sent as they are and not as differences."""
 
+    def warning(self) -> str | None:
+        """Why it protects nothing as it is set; None where it does."""
+        return None
+
+
+@component
+class Encryption(Protection):
+    """Base of those under which clients encrypt: from the scenario's parameters it makes the public `Sealer`.
+
+    Clients share one key pair: an honest server learns the sum of each round and nothing of a single update, but one
+    client that colludes with it, or taps the others' lines, reads everyone.
+    """
+
     @property
     def pieces(self) -> int | None:
         """In how many pieces the server deals a round's weights; None where clients multiply by their own weights."""
@@ -32,7 +40,3 @@ class Protection:
     def sealer(self, load: Load) -> Sealer:
         """What seals for such sums; raises `UserError` where the parameters have no room for them."""
         raise NotImplementedError
-
-    def warning(self) -> str | None:
-        """Why it protects nothing as it is set; None where it does."""
-        return None

@@ -14,13 +14,13 @@ from rayfed.crypto.lattice import Lattice
 from rayfed.crypto.packing import FixedPoint
 from rayfed.crypto.sealing import Load, Sealer
 from rayfed.errors import ProtectionError, UserError
-from rayfed.protections.base import Protection
+from rayfed.protections.base import Encryption
 
 _MOST_BITS = 27
 
 
 @component
-class LatticeProtection(Protection):
+class LatticeProtection(Encryption):
     """Base of the protections by lattices."""
 
     scheme: ClassVar[Literal["bfv", "ckks"]]

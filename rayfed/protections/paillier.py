@@ -23,7 +23,7 @@ from rayfed.crypto.packing import FixedPoint, Lanes
 from rayfed.crypto.paillier import KeyPair, PublicKey
 from rayfed.crypto.sealing import Load, Sealer
 from rayfed.errors import ProtectionError, UserError
-from rayfed.protections.base import Protection
+from rayfed.protections.base import Encryption
 
 SECURE_BITS = 2048
 """The shortest key that NIST SP 800-57 still allows (112 bits of security)."""
@@ -33,7 +33,7 @@ WIDEST = 63
 
 
 @component
-class Paillier(Protection):
+class Paillier(Encryption):
     """Updates as whole numbers under Paillier, many in one ciphertext; the server multiplies ciphertexts to add them.
 
     The key pair is made by one client and shared by all. `encoding: fedboosting` is the arithmetic of the paper: every

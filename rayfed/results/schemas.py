@@ -140,6 +140,19 @@ TABLES: dict[str, pa.Schema] = {
             _value("accuracy", _real, "share of them that the model classifies right, 0..1"),
         ]
     ),
+    "secure_sums": pa.schema(
+        [
+            _ARM,
+            _ROUND,
+            _value("clients", _int, "clients drawn for the round"),
+            _value("advertised", _int, "those that were still there to send their public keys"),
+            _value("shared", _int, "to share their secrets"),
+            _value("sent", _int, "to send their masked updates: these are in the sum"),
+            _value("revealed", _int, "to reveal the shares that unmask it"),
+            _value("protocol_bytes", _long, "keys, boxes and shares, both ways, beside the masked updates (bytes)"),
+            _value("aborted", _string, "why the server took no step; null where it did"),
+        ]
+    ),
     "traces": pa.schema(
         [
             *_ATTACKED,

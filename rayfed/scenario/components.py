@@ -69,7 +69,7 @@ class MaliciousSpec(ComponentSpec):
 
 
 class ProtectionSpec(ComponentSpec):
-    """How clients encrypt what they send: `rayfed list protections`."""
+    """How clients hide what they send: `rayfed list protections`."""
 
     kind: ClassVar[str] = "protections"
 

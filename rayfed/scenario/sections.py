@@ -80,7 +80,7 @@ class Federation(Section):
     """Share of every client's own samples that it does not train on but keeps to validate models, in all arms alike, a
     part of each of its classes: a rule such as `fedboosting` asks for it."""
     protection: Annotated[ProtectionSpec, Short] | None = None
-    """How clients encrypt their updates, so that the server reads no more than each round's sum; null: not at all."""
+    """How clients hide their updates, so that the server reads no more than each round's sum; null: not at all."""
     malicious: MaliciousSpec | None = None
     """Clients that poison their data or updates, and how; null: none. Attacks observe the others."""
     server: Server = Server()
@@ -109,7 +109,7 @@ class ArmSpec(Section):
     aggregation: Annotated[AggregationSpec, Short] | None = None
     """The rule of this arm; null: that of `federation`."""
     protection: Annotated[ProtectionSpec, Short] | None = None
-    """The encryption of this arm; null: that of `federation`."""
+    """The protection of this arm; null: that of `federation`."""
     malicious: MaliciousSpec | None = None
     """The malicious clients of this arm; null: those of `federation`."""
 

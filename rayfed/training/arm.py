@@ -11,11 +11,13 @@ from torch import nn
 
 from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.protected import Protected
+from rayfed.aggregation.secure_sum import SecureSum
 from rayfed.defences.base import Defence
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.private import common_names, key_names, only, private_names, without
+from rayfed.protections.secure_aggregation import SecureAggregation
 from rayfed.scenario import AggregationSpec, DefenceSpec, ModelSpec, ProtectionSpec
 from rayfed.update import Named
 
@@ -77,7 +79,7 @@ def aggregation_of(spec: AggregationSpec, stack: Sequence[DefenceSpec], clients:
 
 @dataclass(frozen=True)
 class Protecting:
-    """How an arm's updates are sealed: what its server and its clients have to agree on."""
+    """How an arm's updates are hidden in their sum: what its server and its clients have to agree on."""
 
     protection: ProtectionSpec
     clients: int
@@ -85,9 +87,12 @@ class Protecting:
     samples: int
     """Of these clients together, at most."""
 
-    def wrap(self, rule: Aggregation) -> Protected:
-        """The rule on sealed updates; raises `UserError` where it and the protection do not go together."""
-        return Protected.of(rule, self.protection.build(), self.clients, self.samples)
+    def wrap(self, rule: Aggregation) -> Protected | SecureSum:
+        """The rule on what clients send; raises `UserError` where it and the protection do not go together."""
+        protection = self.protection.build()
+        if isinstance(protection, SecureAggregation):
+            return SecureSum.of(rule, protection, self.clients, self.samples)
+        return Protected.of(rule, protection, self.clients, self.samples)
 
 
 def build_arm(

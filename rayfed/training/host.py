@@ -17,6 +17,7 @@ from torch.func import functional_call
 from rayfed import objective, seeds
 from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.protected import Protected
+from rayfed.aggregation.secure_sum import SecureSum
 from rayfed.crypto.keys import derive, lock, unlock
 from rayfed.crypto.sealing import Keys
 from rayfed.data.base import Dataset
@@ -44,6 +45,8 @@ class Sent:
     buffers: Named
     keys: bytes = b""
     """The clients' key pair where they encrypt, locked with what only they know: the server passes it on."""
+    told: Any = None
+    """Of the session of the arm's aggregation (`Aggregation.told`); None where it has none."""
 
 
 @dataclass(frozen=True)
@@ -125,19 +128,23 @@ class Host:
         return self.rule(arm, sent).answer(payload, _Member(self, arm, self.here(sent), client, state))
 
     def make_keys(self, arm: str) -> bytes:
-        """A key pair for all clients of an arm that encrypts, made by one of them and locked for the others."""
+        """A key pair for all clients of an arm that encrypts, made by one of them and locked for the others; nothing
+        where they have none in common.
+        """
         rule, secret = self._aggregations[arm], self._secret(arm)
-        assert isinstance(rule, Protected)
+        if not isinstance(rule, Protected):
+            return b""
         pair = rule.sealer.scheme.generate(derive(secret, "pair"))
         return lock(derive(secret, "box"), pair)
 
     def rule(self, arm: str, sent: Sent) -> Aggregation:
         """The arm's aggregation as a client of the round works with it."""
-        rule = self._aggregations[arm]
-        if not isinstance(rule, Protected):
-            return rule
-        secret = self._secret(arm)
-        return rule.with_keys(Keys(secret, unlock(derive(secret, "box"), sent.keys)))
+        rule, secret = self._aggregations[arm], self._secret(arm)
+        if isinstance(rule, SecureSum):
+            return rule.at_clients(derive(secret, "own"), sent.told or {}, plan.leaving(self.scenario, sent.round))
+        if isinstance(rule, Protected):
+            return rule.with_keys(Keys(secret, unlock(derive(secret, "box"), sent.keys)))
+        return rule
 
     def _secret(self, arm: str) -> bytes:
         """What an arm's clients know and nobody else: it stands for what they exchange before the first round."""

@@ -54,12 +54,12 @@ class Inputs:
 
     @cached_property
     def encryption(self) -> list[str]:
-        """What is to be known of the arms that encrypt: how finely, and whether their keys can be broken."""
+        """What is to be known of the arms that encrypt or mask: how finely, and whether their keys can be broken."""
         found = []
         for name, stack in self.scenario.stacks.items():
             if protecting := plan.protecting(self.scenario, name, [len(part) for part in self.parts]):
                 rule = aggregation_of(self.scenario.aggregation_of(name), stack, self.scenario.clients_per_round)
-                found.append(f"arm {name} encrypts {protecting.wrap(rule).sealer.describe()}")
+                found.append(f"arm {name} {protecting.wrap(rule).describe()}")
                 if warning := protecting.protection.build().warning():
                     found.append(f"arm {name} is INSECURE: {warning}")
         return found
@@ -106,7 +106,7 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
         rule.check(fewest)
         Malicious.of(scenario, name).check(data.image_shape, len(data.classes))
         if protecting := plan.protecting(scenario, name, samples):
-            protecting.wrap(rule)
+            protecting.wrap(rule).check(fewest)
     return Inputs(scenario, data, parts, validation, list(accounts.values()))
 
 

@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from rayfed import gradients, seeds
-from rayfed.aggregation.base import Aggregation
-from rayfed.aggregation.protected import Protected
 from rayfed.attacks.base import Inference, MaliciousServer
 from rayfed.defences.base import Defence, Task
 from rayfed.errors import UserError
@@ -26,7 +24,7 @@ from rayfed.scenario import AttackSpec, Training
 from rayfed.training import plan
 from rayfed.training.host import Host, Sent, State
 from rayfed.training.local import PRIVATE, batches, local_training, training_method, update_method
-from rayfed.update import Named, Observation, Sealed, Update
+from rayfed.update import Named, Observation, Update
 
 MOST_CANDIDATES = 500
 """Candidates that a membership attack is asked about at most; one half are members."""
@@ -109,7 +107,7 @@ class Observer:
             extra["candidates"], members = self._candidates(truth, sent.round, client)
             truth = replace(truth, members=members)
         local = local_training(len(indices), training)
-        sealed = _sealed(host.rule(arm, sent), returned)
+        sealed = host.rule(arm, sent).observed(returned)
         observation = Observation(
             victim=client,
             round=sent.round,
@@ -221,11 +219,6 @@ class Observer:
             torch.cat([truth.labels[members], labels])[order],
         )
         return candidates, order < count
-
-
-def _sealed(rule: Aggregation, update: Update) -> Sealed | None:
-    """What is sent where the clients encrypt; less the tag, which none of them may make for two updates of a round."""
-    return replace(rule.sends(update), tag=0) if isinstance(rule, Protected) else None
 
 
 def _apart(defended: Named, plain: Named) -> float:

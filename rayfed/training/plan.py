@@ -22,6 +22,12 @@ def drawn_clients(scenario: Scenario, round: int) -> list[int]:
     return sorted(chosen.tolist())
 
 
+def leaving(scenario: Scenario, round: int) -> list[int]:
+    """The clients of a round in the order in which simulated drop-outs take them, alike in all arms."""
+    drawn = drawn_clients(scenario, round)
+    return [drawn[i] for i in seeds.numpy_generator(scenario.seed, "leaving", round).permutation(len(drawn))]
+
+
 def malicious_clients(scenario: Scenario, arm: str) -> frozenset[int]:
     """The malicious clients of an arm, the same in every round; where two arms have as many, the same in both."""
     malicious = scenario.malicious_of(arm)
@@ -82,7 +88,8 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: Sequenc
 
 
 def protecting(scenario: Scenario, arm: str, samples: Sequence[int]) -> Protecting | None:
-    """How an arm's updates are sealed, with room for the heaviest round that there may be; None where they are not.
+    """How an arm's updates are hidden in their sum, with room for the heaviest round that there may be; None: not at
+    all.
 
     Raises `ScenarioError` for a round of one client, whose update would be the sum that is opened.
     """
@@ -92,8 +99,9 @@ def protecting(scenario: Scenario, arm: str, samples: Sequence[int]) -> Protecti
     for round in range(scenario.federation.rounds):
         if len(drawn_clients(scenario, round)) == 1:
             raise ScenarioError(
-                f"arm '{arm}' encrypts updates, but round {round} has one client, so that the sum that is opened is "
-                f"its update: set federation.clients_per_round to 2 or more (with sampling: poisson, far more)"
+                f"arm '{arm}' hides updates in their sum, but round {round} has one client, so that the sum "
+                f"that is opened is its update: set federation.clients_per_round to 2 or more (with sampling: poisson, "
+                f"far more)"
             )
     fixed = scenario.federation.sampling == "fixed"
     clients = scenario.clients_per_round if fixed else scenario.federation.clients

@@ -1,0 +1,60 @@
+"""An update as one vector of numbers, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rayfed.update import Named, Shapes, Update
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Whose values stand where in the vector: parameters first, then buffers."""
+
+    tensors: Shapes
+    buffers: Shapes
+
+    @classmethod
+    def of(cls, update: Update) -> Layout:
+        """The layout of an update's vector."""
+        return cls(_shapes(update.tensors), _shapes(update.buffers))
+
+    @property
+    def size(self) -> int:
+        """D, the length of the vector."""
+        return _size(self.tensors) + _size(self.buffers)
+
+    def bounds(self, clip: float, clip_buffers: float) -> np.ndarray:
+        """(D,) each value's clip bound."""
+        return np.repeat([clip, clip_buffers], [_size(self.tensors), _size(self.buffers)])
+
+    def named(self, values: np.ndarray) -> tuple[Named, Named]:
+        """Parameters and buffers, in the vector's precision."""
+        split = _size(self.tensors)
+        return _named(values[:split], self.tensors), _named(values[split:], self.buffers)
+
+
+def flat(update: Update) -> np.ndarray:
+    """The (D,) float64 values of an update."""
+    parts = [*update.tensors.values(), *update.buffers.values()]
+    return np.concatenate([t.detach().cpu().numpy().ravel() for t in parts]).astype(np.float64)
+
+
+def _shapes(tensors: Named) -> Shapes:
+    return tuple((name, tuple(t.shape)) for name, t in tensors.items())
+
+
+def _size(shapes: Shapes) -> int:
+    return sum(int(np.prod(shape)) for _, shape in shapes)
+
+
+def _named(values: np.ndarray, shapes: Shapes) -> Named:
+    starts = np.cumsum([0, *(int(np.prod(shape)) for _, shape in shapes)])
+    tensors = torch.from_numpy(values)
+    return {
+        name: tensors[low : low + int(np.prod(shape))].reshape(shape)
+        for (name, shape), low in zip(shapes, starts, strict=False)
+    }

@@ -23,10 +23,13 @@ class Protection:
     """Every value of an update is clipped to [-clip, clip]; how many lose by it stands in the table `clients`."""
     clip_buffers: Annotated[float, Field(gt=0)] = 100.0
     """The same for buffers, the statistics of batch norm, which are sent as they are and not as differences."""
+    pieces_of_weight: Annotated[int, Field(ge=1)] = 100
+    """The thesis' P: where the server multiplies (`fedboosting`, or `encoding: fedboosting`), weights are whole numbers
+    that sum to it, by largest remainders."""
 
     @property
     def pieces(self) -> int | None:
-        """In how many pieces the server deals a round's weights; None where clients multiply by their own weights."""
+        """In how many pieces the server deals weights that clients know; None where these multiply by their own."""
         return None
 
     def sealer(self, load: Load) -> Sealer:

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from rayfed.aggregation.base import Aggregation
-from rayfed.aggregation.protected import Protected
+from rayfed.aggregation.fedboosting import FedBoosting
+from rayfed.aggregation.protected import Protected, Sealing
+from rayfed.aggregation.protected_boosting import ProtectedBoosting
 from rayfed.defences.base import Defence
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
@@ -85,8 +87,10 @@ class Protecting:
     samples: int
     """Of these clients together, at most."""
 
-    def wrap(self, rule: Aggregation) -> Protected:
+    def wrap(self, rule: Aggregation) -> Sealing:
         """The rule on sealed updates; raises `UserError` where it and the protection do not go together."""
+        if isinstance(rule, FedBoosting):
+            return ProtectedBoosting.of(rule, self.protection.build(), self.clients)
         return Protected.of(rule, self.protection.build(), self.clients, self.samples)
 
 

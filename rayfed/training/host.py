@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from rayfed import objective, seeds
 from rayfed.aggregation.base import Aggregation
-from rayfed.aggregation.protected import Protected
+from rayfed.aggregation.protected import Sealing
 from rayfed.crypto.keys import derive, lock, unlock
 from rayfed.crypto.sealing import Keys
 from rayfed.data.base import Dataset
@@ -127,14 +127,14 @@ class Host:
     def make_keys(self, arm: str) -> bytes:
         """A key pair for all clients of an arm that encrypts, made by one of them and locked for the others."""
         rule, secret = self._aggregations[arm], self._secret(arm)
-        assert isinstance(rule, Protected)
+        assert isinstance(rule, Sealing)
         pair = rule.sealer.scheme.generate(derive(secret, "pair"))
         return lock(derive(secret, "box"), pair)
 
     def rule(self, arm: str, sent: Sent) -> Aggregation:
         """The arm's aggregation as a client of the round works with it."""
         rule = self._aggregations[arm]
-        if not isinstance(rule, Protected):
+        if not isinstance(rule, Sealing):
             return rule
         secret = self._secret(arm)
         return rule.with_keys(Keys(secret, unlock(derive(secret, "box"), sent.keys)))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rayfed import gradients, seeds
 from rayfed.aggregation.base import Aggregation
-from rayfed.aggregation.protected import Protected
+from rayfed.aggregation.protected import Sealing
 from rayfed.attacks.base import Inference, MaliciousServer
 from rayfed.defences.base import Defence, Task
 from rayfed.errors import UserError
@@ -225,7 +225,7 @@ class Observer:
 
 def _sealed(rule: Aggregation, update: Update) -> Sealed | None:
     """What is sent where the clients encrypt; less the tag, which none of them may make for two updates of a round."""
-    return replace(rule.sends(update), tag=()) if isinstance(rule, Protected) else None
+    return replace(rule.sealed(update), tag=()) if isinstance(rule, Sealing) else None
 
 
 def _apart(defended: Named, plain: Named) -> float:

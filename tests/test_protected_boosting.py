@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from actors.launch import launch
+from actors.progress import Progress
+from rayfed import scenario as scenarios
 from rayfed.aggregation.fedboosting import FedBoosting, Judgement
 from rayfed.aggregation.protected_boosting import ProtectedBoosting
+from rayfed.attacks.mixed import unmixed
 from rayfed.crypto.packing import apportion
 from rayfed.crypto.sealing import Keys
-from rayfed.errors import ProtectionError, UserError
+from rayfed.errors import ProtectionError, ScenarioError, UserError
 from rayfed.protections.base import Protection
 from rayfed.protections.bfv import Bfv
 from rayfed.protections.ckks import Ckks
 from rayfed.protections.paillier import Paillier
-from rayfed.update import Named, Sealed, Update
+from rayfed.training.host import Host, Sent
+from rayfed.training.inputs import prepare
+from rayfed.training.local import update_method
+from rayfed.training.observer import Observer
+from rayfed.update import Named, Observation, Sealed, Update
+from tests.test_runs import weights
 
 SHORT = {"key_bits": 256, "insecure": True}
 PROTECTIONS: dict[str, Protection] = {
@@ -195,3 +205,101 @@ def test_of_another_round_or_tampered_with_nothing_is_opened() -> None:
     swapped = replace(first, ciphertexts=(first.ciphertexts[1], *first.ciphertexts[1:]))
     with pytest.raises(ProtectionError, match="not the sum of what its clients sealed"):
         rule.answer(mixtures | {0: swapped}, judge)
+
+
+TEXT = """
+name: t
+seed: 31
+data: {name: digits, size: 8, train_samples: 400, test_samples: 100}
+model: {name: mlp, hidden: [32]}
+training: {algorithm: fedsgd, batch_size: 1, lr: 0.1}
+federation: {rounds: 2, clients: 4, validation: 0.25, aggregation: {name: fedboosting, fusion: 0.9}}
+arms:
+  plain: {aggregation: fedboosting}
+  fused: {}
+  sealed: {protection: bfv}
+  fedavg: {aggregation: fedavg}
+attacks:
+  - {name: analytic, observes: shown, victims: 2}
+  - {name: analytic, label: unmixed, observes: shown, unmix: true, victims: 2}
+"""
+
+
+def observed(arm: str, attack: int, text: str = TEXT) -> tuple[Observation, Named]:
+    """Client 2 as another client sees it in an untrained arm; and its update."""
+    inputs = prepare(scenarios.parse(text))
+    host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    built = host.arm(arm)
+    keys = host.make_keys(arm) if inputs.scenario.protection_of(arm) else b""
+    sent = Sent(0, built.weights, built.buffers, keys)
+    update = update_method(inputs.scenario.training_of(arm), ())(host.task(arm, sent, 2, host.parts[2], {}))
+    observation, truth = Observer(host).observe(arm, sent, 2, inputs.scenario.attacks[attack], {})
+    assert truth.distortion == pytest.approx(
+        float((flat(observation.update) - flat(update.tensors)).norm() / flat(update.tensors).norm())
+        if observation.update
+        else 0
+    )
+    return observation, update.tensors
+
+
+def test_a_curious_client_sees_what_it_is_shown_and_can_unmix_it() -> None:
+    assert torch.equal(flat(observed("plain", 0)[0].update), flat(observed("plain", 0)[1]))
+    for arm in ("fused", "sealed"):
+        observation, own = observed(arm, 1)
+        assert observation.sealed is None
+        assert not torch.allclose(flat(observation.update), flat(own), atol=1e-4)
+        found = unmixed(observation)
+        torch.testing.assert_close(flat(found.update), flat(own), rtol=0, atol=2e-6)
+        assert observed(arm, 0)[0].shown is None
+    assert observed("fedavg", 0)[0].update == {}
+
+
+def test_a_mixture_points_where_the_update_does() -> None:
+    """Pitfall 2 of DP fusion: the more clients, the less of each other one is in it."""
+    text = TEXT.replace("batch_size: 1", "batch_size: 8").replace("clients: 4", "clients: 10")
+    observation, own = observed("fused", 0, text)
+    assert float(torch.cosine_similarity(flat(observation.update), flat(own), dim=0)) > 0.99
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("attacks=[{name: dlg, unmix: true}]", "set `observes: shown`"),
+        ("attacks=[{name: imprint, observes: shown}]", "imprint is the server's attack"),
+        ("attacks=[{name: dlg, observes: shown, averages: 2, knowledge: [defence]}]", "shown one mixture in a round"),
+        ("attacks=[{name: dlg, observes: shown, batch_size: 2}]", "has the victim's own batches"),
+    ],
+)
+def test_what_a_curious_client_cannot_do_is_said(change: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        scenarios.parse(TEXT, changes=[change])
+
+
+def test_a_run_says_what_its_clients_see() -> None:
+    messages = prepare(
+        scenarios.parse(TEXT, changes=["arms.open={aggregation: fedboosting, protection: ckks}"])
+    ).encryption
+    assert "arm sealed shows every client mixtures of all updates" in messages[1]
+    assert "arm open shows every client all others' updates in plain" in messages[3]
+
+
+@pytest.mark.ray
+def test_runs_end_where_plain_ones_do_and_fusion_stops_no_attack(tmp_path: Path, ray_session: None) -> None:
+    """Weights of 10,000 pieces: a piece is less than 1e-4 of an update of values up to 1."""
+    arms = """arms={
+      plain: {aggregation: fedboosting},
+      paillier: {aggregation: fedboosting, protection: {name: paillier, key_bits: 512, insecure: true, bits: 24,
+                                                        pieces_of_weight: 10000}},
+      fused: {},
+      fused ckks: {protection: {name: ckks, pieces_of_weight: 3000}}}"""
+    scenario = scenarios.parse(TEXT, changes=[arms, "resources.clients.actors=2", "resources.attackers.actors=1"])
+    folder = launch(scenario, str(tmp_path), None, Progress())
+    found = weights(folder)
+    for sealed, plain, pieces in (("paillier", "plain", 10000), ("fused ckks", "fused", 3000)):
+        ours, theirs = (flat(found[arm]["weights"]) for arm in (sealed, plain))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2 * 0.1 * 4 / pieces)
+    table = folder.read_table("weights").to_pylist()
+    assert {row["arm"] for row in table} == set(found)
+    rows = folder.read_table("attacks").to_pylist()
+    assert {row["observes"] for row in rows} == {"shown"}
+    assert min(row["psnr"] for row in rows if row["attack"] == "unmixed") > 60

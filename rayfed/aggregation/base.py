@@ -9,13 +9,13 @@ between: `asks` on the server, `answer` where the clients are, `hears` on the se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
-from rayfed.update import Named, Update
+from rayfed.update import Named, Shown, Update
 
 Memory = dict[Any, Any]
 """What a rule keeps from round to round: tensors, numbers, strings and containers of them, as the checkpoint takes."""
@@ -92,6 +92,10 @@ class Aggregation:
     def hears(self, total: Any, answers: Mapping[int, Any]) -> Any:
         """The total with the clients' answers to what it asked, by client."""
         raise NotImplementedError
+
+    def seen(self, updates: Sequence[Update]) -> Shown | None:
+        """What every client of a round with these updates is shown of them; None: nothing. For attackers alone."""
+        return None
 
     def combine(self, total: Any, generator: torch.Generator) -> tuple[Named, Named]:
         """The step that the server optimiser takes (same sign as a gradient), and the averaged float buffers.

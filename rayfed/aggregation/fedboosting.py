@@ -7,7 +7,7 @@ what it is here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isfinite, nan
@@ -22,7 +22,7 @@ from rayfed.aggregation.base import Aggregation, Member, Memory, Question
 from rayfed.aggregation.fedavg import scaled
 from rayfed.catalogue import component
 from rayfed.errors import UserError
-from rayfed.update import Named, Update
+from rayfed.update import Named, Shown, Update
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 """Of Adam (Kingma and Ba 2015, algorithm 1)."""
@@ -133,6 +133,10 @@ class FedBoosting(Aggregation):
         other = (1 - own) / (len(clients) - 1)
         return {model: {client: own if client == model else other for client in clients} for model in clients}
 
+    def seen(self, updates: Sequence[Update]) -> Shown:
+        """All models or mixtures."""
+        return as_shown(self.shown(self.partial(updates)), self.mixtures([update.client for update in updates]))
+
     def answer(self, payload: dict[int, tuple[Named, Named]], member: Member) -> Judgement:
         """The client's scores of all models. One whose loss is not finite has accuracy 0, whatever it guesses."""
         found = {model: member.evaluate(*shown) for model, shown in payload.items()}
@@ -202,6 +206,15 @@ class FedBoosting(Aggregation):
             for client, candidate in total.candidates.items()
         ]
         return {"weights": weights, "scores": said}
+
+
+def as_shown(models: Mapping[int, tuple[Named, Named]], mixtures: Mapping[int, Mapping[int, Fraction]]) -> Shown:
+    """What clients are shown of these models, mixed so."""
+    return Shown(
+        updates={model: update for model, (update, _) in models.items()},
+        buffers={model: buffers for model, (_, buffers) in models.items()},
+        shares=_doubles([[float(mixtures[model].get(client, 0)) for client in models] for model in models]),
+    )
 
 
 def weighted_sum(tensors: Mapping[int, Named], weights: Mapping[int, float | Fraction]) -> Named:

@@ -6,8 +6,9 @@ hides nothing from them: each update as it is, or, with `fusion`, a mixture of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import reduce
 from typing import Any, ClassVar
 
@@ -15,13 +16,13 @@ import torch
 
 from rayfed.aggregation.base import Member, Memory, Question
 from rayfed.aggregation.fedavg import scaled
-from rayfed.aggregation.fedboosting import Ballot, Candidate, FedBoosting, Judgement
+from rayfed.aggregation.fedboosting import Ballot, Candidate, FedBoosting, Judgement, as_shown
 from rayfed.aggregation.protected import Sealing
 from rayfed.crypto.packing import apportion
 from rayfed.crypto.sealing import Load
 from rayfed.errors import UserError
 from rayfed.protections.base import Protection
-from rayfed.update import Named, Sealed, Update
+from rayfed.update import Named, Sealed, Shown, Update
 
 Opened = tuple[Named, Named]
 """A mean of updates, and of their buffers."""
@@ -110,23 +111,22 @@ class ProtectedBoosting(Sealing):
 
     def shown(self, total: SealedBallot) -> dict[int, Sealed]:
         """What stands for each client's model when it is scored (equation 4.5, rounded down as there)."""
-        pieces = self.sealer.load.units
         return {
-            model: self.sealer.weighted([total.updates[c] for c in mix], [int(s * pieces) for s in mix.values()])
-            for model, mix in self.rule.mixtures(total.updates).items()
+            model: self.sealer.weighted([total.updates[client] for client in pieces], list(pieces.values()))
+            for model, pieces in self._pieces(total.updates).items()
         }
+
+    def seen(self, updates: Sequence[Update]) -> Shown:
+        """The same, opened."""
+        total, mixtures = self.partial(map(self.sends, updates)), self._pieces([update.client for update in updates])
+        shares = {model: {c: Fraction(n, sum(mix.values())) for c, n in mix.items()} for model, mix in mixtures.items()}
+        return as_shown(self._opened(self.shown(total), updates[0].round), shares)
 
     def answer(self, payload: Sealed | Mapping[int, Sealed], member: Member) -> Opened | Judgement:
         """The weighted sum in the clear, never one client's update; or the client's scores of all models."""
         if isinstance(payload, Sealed):
-            return self.mean(payload, member.round)
-        alone = self.rule.fusion is None
-        return self.rule.answer({m: self.mean(shown, member.round, alone) for m, shown in payload.items()}, member)
-
-    def mean(self, payload: Sealed, round: int, alone: bool = False) -> Opened:
-        """The mean that a sealed sum of this round holds; of a single update only where `alone`."""
-        tensors, buffers, weight = self.opened(payload, round, alone)
-        return scaled(tensors, 1 / weight), scaled(buffers, 1 / weight)
+            return self._mean(payload, member.round)
+        return self.rule.answer(self._opened(payload, member.round), member)
 
     def hears(self, total: SealedBallot, answers: Mapping[int, Any]) -> SealedBallot:
         """The ballot decided, or its sum."""
@@ -147,6 +147,19 @@ class ProtectedBoosting(Sealing):
     def rows(self, total: SealedBallot) -> dict[str, list[dict[str, Any]]]:
         """As the rule has them."""
         return self.rule.rows(total.ballot)
+
+    def _opened(self, shown: Mapping[int, Sealed], round: int) -> dict[int, Opened]:
+        """What is to be scored; a single update only where nothing is fused."""
+        return {model: self._mean(sealed, round, alone=self.rule.fusion is None) for model, sealed in shown.items()}
+
+    def _mean(self, payload: Sealed, round: int, alone: bool = False) -> Opened:
+        tensors, buffers, weight = self.opened(payload, round, alone)
+        return scaled(tensors, 1 / weight), scaled(buffers, 1 / weight)
+
+    def _pieces(self, clients: Collection[int]) -> dict[int, dict[int, int]]:
+        """Model -> client -> by how many pieces its update is multiplied in what stands for the model."""
+        units, mixtures = self.sealer.load.units, self.rule.mixtures(clients)
+        return {model: {client: int(share * units) for client, share in mix.items()} for model, mix in mixtures.items()}
 
     @staticmethod
     def _alone(candidate: SealedCandidate) -> SealedBallot:

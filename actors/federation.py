@@ -362,6 +362,8 @@ class Federation:
 
     def _states_behind(self, d: AttackCall, round: int) -> dict[int, State]:
         """The memories of the clients whose work an observation repeats."""
+        if d.attack.observes == "shown":
+            return self._states_of(d.arm, plan.drawn_clients(self._scenario, round))
         colluders = (
             [plan.colluder(self._scenario, round, v) for v in d.victims] if "colluder" in d.attack.knowledge else []
         )

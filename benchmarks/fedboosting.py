@@ -3,12 +3,14 @@
     python -m benchmarks.fedboosting toy [--seeds 1 2 3] [--out docs/toy-boundaries.png]
     python -m benchmarks.fedboosting poison [--seeds 1 2 3] [--set PATH=VALUE ...] [--arms fedavg paper ...]
     python -m benchmarks.fedboosting unlike [--seeds 1 2 3] [--set PATH=VALUE ...] [--arms fedavg paper ...]
+    python -m benchmarks.fedboosting encrypted [--seeds 1 2 3] [--set PATH=VALUE ...]
 
 `toy`: scenarios/toy.yaml, then with one client that has all points; plots the decision boundaries of the first seed.
 `poison`: ten clients, of whom the first three call every digit by the next one's name, in what they validate on, too; a
 weight of theirs over the honest mean, the mean of all rounds and of the last. `unlike`: digits dealt by a Dirichlet
-distribution. `--set data.root=FOLDER` with `--set data.name=...:FlippedMnist` or `mnist` takes MNIST instead of
-scikit-learn's digits. No Ray, one thread.
+distribution. `encrypted`: the same data under protections and fusion, and how far a mixture points away from its own
+update in the first round; sums are exact, so short keys change nothing but the time. `--set data.root=FOLDER` with
+`--set data.name=...:FlippedMnist` or `mnist` takes MNIST instead of scikit-learn's digits. No Ray, one thread.
 """
 
 from __future__ import annotations
@@ -53,6 +55,21 @@ ARMS: dict[str, dict[str, Any] | None] = {
     "code-by-loss": {"rule": "code", "score": "loss"},
 }
 """Arm -> FedBoosting's parameters; `T` is the training loss."""
+_PAPER: dict[str, Any] = {"name": "fedboosting"}
+_SHARP: dict[str, Any] = {"name": "fedboosting", "training_loss": False, "sharpness": 10}
+_FUSED = {"fusion": 0.9}
+_PAILLIER = {"name": "paillier", "key_bits": 256, "insecure": True}
+ENCRYPTED: dict[str, dict[str, Any]] = {
+    "plain": {"aggregation": _PAPER},
+    "fused": {"aggregation": _PAPER | _FUSED},
+    "ckks": {"aggregation": _PAPER, "protection": "ckks"},
+    "ckks, fused": {"aggregation": _PAPER | _FUSED, "protection": "ckks"},
+    "sharp": {"aggregation": _SHARP},
+    "sharp, fused": {"aggregation": _SHARP | _FUSED},
+    "sharp, bfv, fused": {"aggregation": _SHARP | _FUSED, "protection": "bfv"},
+    "paillier": {"aggregation": _PAPER, "protection": _PAILLIER},
+    "paillier, fused": {"aggregation": _PAPER | _FUSED, "protection": _PAILLIER},
+}
 POISON = """
 name: poison
 data: {name: 'benchmarks.fedboosting:FlippedDigits', size: 8}
@@ -112,15 +129,18 @@ def play(inputs: Inputs, arm: str) -> Iterator[Played]:
     s, samples = inputs.scenario, len(inputs.data.test_labels)
     host = Host(s, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     rule = aggregation_of(s.aggregation_of(arm), s.stacks[arm], s.clients_per_round)
+    keys = b""
+    if protecting := plan.protecting(s, arm, [len(part) for part in inputs.parts]):
+        rule, keys = protecting.wrap(rule), host.make_keys(arm)
     model = GlobalModel(host.arm(arm).weights, host.arm(arm).buffers, ServerOptimiser("sgd", s.server_lr(arm)))
     for round in range(s.federation.rounds):
-        sent, cohorts = Sent(round, model.weights, model.buffers), plan.cohorts(s, round)
+        sent, cohorts = Sent(round, model.weights, model.buffers, keys), plan.cohorts(s, round)
         fold = TreeFold(rule, len(cohorts))
         for index, clients in enumerate(cohorts):
             fold.add(index, host.cohort(arm, sent, clients, {})[0])
         total = rule.recall(fold.total(), model.memory)
         while question := rule.asks(total):
-            asked = plan.drawn_clients(s, round)
+            asked = plan.drawn_clients(s, round)[: 1 if question.of == "one" else None]
             total = rule.hears(total, {c: host.answer(arm, sent, question.payload, c, {}) for c in asked})
         model.apply(*rule.combine(total, seeds.torch_generator(s.seed, "server", round, arm)))
         model.memory = rule.memory(total)
@@ -159,6 +179,28 @@ def compare(chosen: argparse.Namespace) -> None:
             spread = [max(p.weights.values()) / min(p.weights.values()) for run in runs for p in run]
             line += f"; largest weight over smallest {fmean(spread):.2f}"
         print(line, flush=True)
+
+
+def encrypted(chosen: argparse.Namespace) -> None:
+    """A line for every arm: accuracy by seed, and the least cosine between an update and what is shown for it."""
+    for arm, own in ENCRYPTED.items():
+        accuracies, cosines = [], []
+        for seed in chosen.seeds:
+            inputs = prepare(scenarios.parse(UNLIKE, changes=[f"seed={seed}", f"arms={ {arm: own} }", *chosen.set]))
+            accuracies.append(list(play(inputs, arm))[-1].accuracy)
+            cosines.append(least_cosine(inputs, arm))
+        by_seed = ", ".join(f"{accuracy:.1%}" for accuracy in accuracies)
+        print(f"{arm:24} accuracy {fmean(accuracies):.1%} ({by_seed}); cosine {min(cosines):.4f}", flush=True)
+
+
+def least_cosine(inputs: Inputs, arm: str) -> float:
+    """Between a client's update of the first round and what stands for it."""
+    host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    keys = host.make_keys(arm) if inputs.scenario.protection_of(arm) else b""
+    seen = host.seen(arm, Sent(0, host.arm(arm).weights, host.arm(arm).buffers, keys), {})
+    assert seen is not None
+    shown = torch.stack([torch.cat([t.ravel() for t in update.values()]) for update in seen.updates.values()]).double()
+    return float(torch.cosine_similarity(torch.linalg.solve(seen.shares, shown), shown).min())
 
 
 def toy(chosen: argparse.Namespace) -> None:
@@ -208,14 +250,14 @@ def draw(planes: dict[str, tuple[Dataset, Tensor]], out: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["toy", "poison", "unlike"])
+    parser.add_argument("what", choices=["toy", "poison", "unlike", "encrypted"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE")
     parser.add_argument("--out", help="where the toy's picture goes")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    (toy if chosen.what == "toy" else compare)(chosen)
+    {"toy": toy, "encrypted": encrypted}.get(chosen.what, compare)(chosen)
 
 
 if __name__ == "__main__":

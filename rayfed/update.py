@@ -137,6 +137,18 @@ class LocalTraining:
 
 
 @dataclass(frozen=True)
+class Shown:
+    """What every client of a round is shown of all clients' updates, where a rule has clients score them."""
+
+    updates: dict[int, Named]
+    """Client -> its update, or the mixture that stands for it."""
+    buffers: dict[int, Named]
+    shares: Tensor
+    """(N, N) float64, what part each client's update (a column) has in what stands for each (a row), in the order of
+    `updates`."""
+
+
+@dataclass(frozen=True)
 class Observation:
     """What an attacker sees of one victim. The truth is not in it; scoring happens elsewhere."""
 
@@ -148,7 +160,8 @@ class Observation:
     """The model's buffers, and its parameters that are frozen, as the client was sent them; and what the attacker takes
     for the client's private part, where it has one (`rayfed.models.private`)."""
     update: Named
-    """The update that the client returned, after its defences; empty where it was sealed."""
+    """The update that the client returned, after its defences, or what stood for it where clients were shown it; empty
+    where it was sealed, or nothing was shown."""
     scale: float
     """`update / scale` estimates the mean gradient: 1 for FedSGD, lr * local steps for FedAvg."""
     batch_size: int
@@ -170,9 +183,11 @@ class Observation:
     """The floating-point buffers that the client returned beside its update: no defence has changed them."""
     sealed: Sealed | Masked | None = None
     """The client's update and buffers as it encrypted or masked them, in place of both."""
+    shown: Shown | None = None
+    """All that clients were shown in the round, to who may unmix it."""
 
     def to(self, device: torch.device) -> Observation:
-        """The same on another device; `extra` stays where it is, shared by the observations that were sent together."""
+        """The same on another device; `extra` and `shown` stay where they are, shared by what was sent together."""
 
         def moved(tensors: Named) -> Named:
             return {name: t.to(device) for name, t in tensors.items()}

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
-from rayfed.update import Masked, Named, Sealed, Update
+from rayfed.update import Masked, Named, Sealed, Shown, Update
 
 Memory = dict[Any, Any]
 """What a rule keeps from round to round: tensors, numbers, strings and containers of them, as the checkpoint takes."""
@@ -113,6 +113,10 @@ class Aggregation:
 
     def aborted(self, total: Any) -> str | None:
         """Why the round came to nothing, so that the server takes no step; None: it did not."""
+        return None
+
+    def seen(self, updates: Sequence[Update]) -> Shown | None:
+        """What every client of a round with these updates is shown of them; None: nothing. For attackers alone."""
         return None
 
     def combine(self, total: Any, generator: torch.Generator) -> tuple[Named, Named]:

@@ -1,13 +1,15 @@
 """FedBoosting: clients score one another's models, and a model weighs as it generalises.
 
-Source: Ren's thesis, chapter 4, equations 4.1 to 4.3 and algorithms 2 and 3, without its encryption. Its V is called a
-loss once; what it says of poisoned models makes it a score, higher is better, which is what it is here.
+Source: Ren's thesis, chapter 4, equations 4.1 to 4.3 and 4.5, and algorithms 2 and 3; `protected_boosting` has its
+encryption. Its V is called a loss once; what it says of poisoned models makes it a score, higher is better, which is
+what it is here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from math import isfinite, nan
 from statistics import fmean
 from typing import Annotated, Any, ClassVar, Literal
@@ -19,7 +21,8 @@ from torch import Tensor
 from rayfed.aggregation.base import Aggregation, Member, Memory, Question
 from rayfed.aggregation.fedavg import scaled
 from rayfed.catalogue import component
-from rayfed.update import Named, Update
+from rayfed.errors import UserError
+from rayfed.update import Named, Shown, Update
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 """Of Adam (Kingma and Ba 2015, algorithm 1)."""
@@ -63,7 +66,7 @@ class FedBoosting(Aggregation):
     """Weighted sum of the updates, each client's weight from its training loss and from how its model scores at all.
 
     Source: thesis, section 4.2.1. The weights sum to 1, and how many samples a client has does not enter. A client
-    scores its own model, too, as in algorithm 2. Every client is sent all models of a round as they are.
+    scores its own model, too, as in algorithm 2. Every client is sent all models of a round, as they are or fused.
     """
 
     rule: Literal["paper", "code"] = "paper"
@@ -79,9 +82,20 @@ class FedBoosting(Aggregation):
     smoothing: Annotated[float, Field(gt=0)] | None = None
     """Step size of Adam, by which the logarithm of a client's weight follows the rounds in which it takes part (the
     thesis' future work); null: each round's weights are as they come."""
+    fusion: Annotated[float, Field(gt=0.5, lt=1)] | None = None
+    """Share of a client's own update in the mixture that is scored in its place, where the others have equal parts of
+    the rest (the thesis' "DP fusion", 0.9 there). It mixes and adds no noise: no (epsilon, delta), and who sees all
+    mixtures can work out every update. Null: models are scored as they are."""
 
     validates: ClassVar[bool] = True
     reveals: ClassVar[str | None] = "training losses and the scores of models"
+
+    def check(self, clients: int) -> None:
+        """Nothing can be fused with itself."""
+        if self.fusion is not None and clients < 2:
+            raise UserError(
+                "fedboosting: a round of one client has no other to fuse its model with: set fusion to null"
+            )
 
     def partial(self, updates: Iterable[Update]) -> Ballot:
         """The cohort's updates as they are, with their training losses."""
@@ -100,8 +114,28 @@ class FedBoosting(Aggregation):
         return None if total.judgements else Question(self.shown(total))
 
     def shown(self, total: Ballot) -> dict[int, tuple[Named, Named]]:
-        """What stands for each client's model when it is scored: its update and its buffers."""
-        return {client: (candidate.tensors, candidate.buffers) for client, candidate in total.candidates.items()}
+        """What stands for each client's model when it is scored: its update and its buffers, or a mixture."""
+        updates = {client: candidate.tensors for client, candidate in total.candidates.items()}
+        buffers = {client: candidate.buffers for client, candidate in total.candidates.items()}
+        if self.fusion is None:
+            return {client: (updates[client], buffers[client]) for client in updates}
+        mixtures = self.mixtures(updates)
+        return {model: (weighted_sum(updates, mix), weighted_sum(buffers, mix)) for model, mix in mixtures.items()}
+
+    def mixtures(self, clients: Collection[int]) -> dict[int, dict[int, Fraction]]:
+        """Model -> client -> its update's share in what is scored in the model's place (equation 4.5, without P).
+
+        Exact, for whoever rounds down its multiples.
+        """
+        if self.fusion is None:
+            return {model: {model: Fraction(1)} for model in clients}
+        own = Fraction(str(self.fusion))
+        other = (1 - own) / (len(clients) - 1)
+        return {model: {client: own if client == model else other for client in clients} for model in clients}
+
+    def seen(self, updates: Sequence[Update]) -> Shown:
+        """All models or mixtures."""
+        return as_shown(self.shown(self.partial(updates)), self.mixtures([update.client for update in updates]))
 
     def answer(self, payload: dict[int, tuple[Named, Named]], member: Member) -> Judgement:
         """The client's scores of all models. One whose loss is not finite has accuracy 0, whatever it guesses."""
@@ -174,11 +208,20 @@ class FedBoosting(Aggregation):
         return {"weights": weights, "scores": said}
 
 
-def weighted_sum(tensors: Mapping[int, Named], weights: Mapping[int, float]) -> Named:
+def as_shown(models: Mapping[int, tuple[Named, Named]], mixtures: Mapping[int, Mapping[int, Fraction]]) -> Shown:
+    """What clients are shown of these models, mixed so."""
+    return Shown(
+        updates={model: update for model, (update, _) in models.items()},
+        buffers={model: buffers for model, (_, buffers) in models.items()},
+        shares=_doubles([[float(mixtures[model].get(client, 0)) for client in models] for model in models]),
+    )
+
+
+def weighted_sum(tensors: Mapping[int, Named], weights: Mapping[int, float | Fraction]) -> Named:
     """The sum over clients, in the order of `tensors`."""
     total: Named = {}
     for client, named in tensors.items():
-        for name, tensor in scaled(named, weights[client]).items():
+        for name, tensor in scaled(named, float(weights[client])).items():
             total[name] = total[name] + tensor if name in total else tensor
     return total
 

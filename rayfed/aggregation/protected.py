@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Self
 
 import torch
 
@@ -19,18 +20,67 @@ from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.base import Encryption
 from rayfed.update import Named, Sealed, Update
 
+
+@dataclass(frozen=True)
+class Sealing(Aggregation):
+    """Base of what makes of a rule the same on sealed updates."""
+
+    rule: Aggregation
+    sealer: Sealer
+    keys: Keys | None = None
+    """The clients' alone; the server's rule is made without."""
+
+    def with_keys(self, keys: Keys) -> Self:
+        """The same at a client."""
+        return replace(self, keys=keys)
+
+    def sealed(self, update: Update) -> Sealed:
+        """All that the server sees of an update's values."""
+        raise NotImplementedError
+
+    def observed(self, update: Update) -> Sealed:
+        """The same less the tag, which no client may make for two updates of a round."""
+        return replace(self.sealed(update), tag=0)
+
+    def describe(self) -> str:
+        """What is sent, in words."""
+        return f"encrypts {self.sealer.describe()}"
+
+    def caveat(self) -> str | None:
+        """What clients see of one another in spite of it, in words; None where they see sums alone."""
+        return None
+
+    def clipped(self, update: Update) -> int:
+        """Values beyond the protection's clip bounds."""
+        return self.sealer.clipped(update)
+
+    def idle(self, weights: Named, generator: torch.Generator) -> Named:
+        """As the rule has it."""
+        return self.rule.idle(weights, generator)
+
+    def opened(self, payload: Sealed, round: int, alone: bool = False) -> tuple[Named, Named, int]:
+        """What `Sealer.open` finds in a sum of this round, as parameters are kept: sums are opened with 53 bits."""
+        if payload.round != round:
+            raise ProtectionError(f"an encrypted sum of round {payload.round} was sent in round {round}")
+        tensors, buffers, weight = self.sealer.open(self._own_keys, payload, alone)
+        return single(tensors), single(buffers), weight
+
+    @property
+    def _own_keys(self) -> Keys:
+        if self.keys is None:
+            raise ProtectionError("only clients have the keys to seal and to open")
+        return self.keys
+
+
 Total = tuple[Sealed, ...]
 """One sum; or, where the server multiplies, every client's own."""
 
 
 @dataclass(frozen=True)
-class Protected(Aggregation):
-    """`rule` on sealed updates."""
+class Protected(Sealing):
+    """A weighted mean on sealed updates."""
 
     rule: FedAvg
-    sealer: Sealer
-    keys: Keys | None = None
-    """The clients' alone; the server's rule is made without."""
 
     @classmethod
     def of(cls, rule: Aggregation, protection: Encryption, clients: int, samples: int) -> Protected:
@@ -48,25 +98,13 @@ class Protected(Aggregation):
         load = Load(clients, protection.pieces, multiplied=True) if protection.pieces else weighted
         return cls(summed, protection.sealer(load))
 
-    def with_keys(self, keys: Keys) -> Protected:
-        """The same at a client."""
-        return replace(self, keys=keys)
-
-    def describe(self) -> str:
-        """What is sent, in words."""
-        return f"encrypts {self.sealer.describe()}"
-
-    def sends(self, update: Update) -> Sealed:
+    def sealed(self, update: Update) -> Sealed:
         """The update sealed, its weight with it."""
         return self.sealer.seal(self._own_keys, update, self.rule.weight(update))
 
-    def observed(self, update: Update) -> Sealed:
-        """The same less the tag, which no client may make for two updates of a round."""
-        return replace(self.sends(update), tag=0)
-
-    def clipped(self, update: Update) -> int:
-        """Values beyond the protection's clip bounds."""
-        return self.sealer.clipped(update)
+    def sends(self, update: Update) -> Sealed:
+        """The same and nothing else."""
+        return self.sealed(update)
 
     def partial(self, updates: Iterable[Sealed]) -> Total:
         """The sum over one cohort."""
@@ -82,10 +120,7 @@ class Protected(Aggregation):
 
     def answer(self, payload: Sealed, member: Member) -> WeightedSum:
         """The sum in the clear."""
-        if payload.round != member.round:
-            raise ProtectionError(f"an encrypted sum of round {payload.round} was sent in round {member.round}")
-        tensors, buffers, weight = self.sealer.open(self._own_keys, payload)
-        return WeightedSum(single(tensors), single(buffers), weight)
+        return WeightedSum(*self.opened(payload, member.round))
 
     def hears(self, total: Total, answers: Mapping[int, WeightedSum]) -> WeightedSum:
         """What the client opened."""
@@ -96,22 +131,11 @@ class Protected(Aggregation):
         """What the rule makes of such a sum."""
         return self.rule.combine(total, generator)
 
-    def idle(self, weights: Named, generator: torch.Generator) -> Named:
-        """As the rule has it."""
-        return self.rule.idle(weights, generator)
-
-    @property
-    def _own_keys(self) -> Keys:
-        if self.keys is None:
-            raise ProtectionError("only clients have the keys to seal and to open")
-        return self.keys
-
     def _summed(self, total: Total) -> Sealed:
         if not self.sealer.load.multiplied:
             return total[0]
         weights = [sealed.shares[0].weight for sealed in total]
-        dealt = zip(total, apportion(weights, self.sealer.load.units), strict=True)
-        return reduce(self.sealer.add, (self.sealer.times(sealed, pieces) for sealed, pieces in dealt if pieces))
+        return self.sealer.weighted(total, apportion(weights, self.sealer.load.units))
 
 
 def weighted_sum_of(rule: Aggregation) -> FedAvg:
@@ -119,7 +143,7 @@ def weighted_sum_of(rule: Aggregation) -> FedAvg:
     if not isinstance(rule, FedAvg) or type(rule).partial is not FedAvg.partial:
         raise UserError(
             f"a protection lets the server add updates and nothing else, which is not enough for "
-            f"{type(rule).__name__}: use fedavg, or leave the protection out"
+            f"{type(rule).__name__}: use fedavg or fedboosting, or leave the protection out"
         )
     return rule
 

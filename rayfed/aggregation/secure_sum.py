@@ -92,6 +92,9 @@ class SecureSum(Aggregation):
             f"{p.needed(self.clients)} of {p.around(self.clients)}, a client and its neighbours"
         )
 
+    def caveat(self) -> None:
+        """Clients see of one another what the server opens."""
+
     def opens(self, clients: Sequence[int], round: int) -> Session:
         """Nothing known but the graph, which is public: it follows from the number of the round."""
         order = numpy_generator("neighbours", round)

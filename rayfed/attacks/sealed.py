@@ -1,4 +1,4 @@
-"""What attackers make of an encrypted or masked update: nothing, or what was in it where they break the key first."""
+"""What attackers make of an encrypted, masked or mixed update: nothing, unless they break the key or unmix it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import torch
 from torch import nn
 
 from rayfed.attacks.base import Attack, Guess, Inference, InferenceAttack, not_applicable
+from rayfed.attacks.mixed import unmixed
 from rayfed.update import Masked, Observation, Sealed
+
+_SEALED = "the update is encrypted: there is a ciphertext and no gradient to look at"
+_UNBROKEN = ", and its key cannot be found by factoring in any reasonable time"
+_MASKED = "the update is masked: without the other clients' shares it is uniform noise, and no gradient"
+_NOT_SHOWN = "this arm's aggregation shows no client another's update"
 
 
 def attempt(
@@ -20,15 +26,21 @@ def attempt(
     generators: Sequence[torch.Generator],
     factor: bool,
 ) -> Sequence[Guess]:
-    """What the attack finds: nothing in sealed updates, unless it reads none, or breaks the key first (`factor`)."""
+    """What the attack finds: nothing in sealed updates, unless it reads none, or breaks the key first (`factor`), and
+    nothing in those that were not shown.
+    """
     act = method.infer if isinstance(method, InferenceAttack) else method.reconstruct
+    observations = [unmixed(observation) for observation in observations]
     sealed = observations[0].sealed
-    if sealed is None or not getattr(method, "reads_update", True):
+    if observations[0].update or not getattr(method, "reads_update", True):
         return act(observations, model, generators)
+    if sealed is None:
+        return [_nothing(method, observation, _NOT_SHOWN) for observation in observations]
     began = perf_counter()
     pair = sealed.parameters.scheme.crack(sealed.public) if factor and isinstance(sealed, Sealed) else None
     if pair is None:
-        return [_nothing(method, observation, factor) for observation in observations]
+        message = _MASKED if isinstance(sealed, Masked) else _SEALED + (_UNBROKEN if factor else "")
+        return [_nothing(method, observation, message) for observation in observations]
     opened = [_opened(o, o.sealed, pair) for o in observations if isinstance(o.sealed, Sealed)]
     spent = (perf_counter() - began) / len(opened)
     return [replace(guess, seconds=guess.seconds + spent) for guess in act(opened, model, generators)]
@@ -40,12 +52,7 @@ def _opened(observation: Observation, sealed: Sealed, pair: bytes) -> Observatio
     return opened.to(next(iter(observation.weights.values())).device)
 
 
-def _nothing(method: Attack | InferenceAttack, observation: Observation, factor: bool) -> Guess:
-    message = "the update is encrypted: there is a ciphertext and no gradient to look at"
-    if isinstance(observation.sealed, Masked):
-        message = "the update is masked: without the other clients' shares it is uniform noise, and no gradient"
-    elif factor:
-        message += ", and its key cannot be found by factoring in any reasonable time"
+def _nothing(method: Attack | InferenceAttack, observation: Observation, message: str) -> Guess:
     if isinstance(method, InferenceAttack):
         return Inference(metric=method.metric, status="not applicable", message=message)
     return not_applicable(observation, message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Protocol
 
 import numpy as np
@@ -157,14 +158,18 @@ class Sealer:
             tag=multiplied(sealed.tag, factor),
         )
 
-    def open(self, keys: Keys, sealed: Sealed) -> tuple[Named, Named, int]:
+    def weighted(self, sealed: Sequence[Sealed], pieces: Sequence[int]) -> Sealed:
+        """The sum of each times its pieces; what has none is left out."""
+        return reduce(self.add, (self.times(s, count) for s, count in zip(sealed, pieces, strict=True) if count))
+
+    def open(self, keys: Keys, sealed: Sealed, alone: bool = False) -> tuple[Named, Named, int]:
         """The weighted sums of tensors and of buffers, in float64, and the sum of the weights.
 
-        Raises `ProtectionError` for what is not the sum of what clients of these keys sealed, and for a sum that
-        would give one client's update away.
+        Raises `ProtectionError` for what is not the sum of what clients of these keys sealed, and, unless `alone`
+        allows it, for a sum that would give one client's update away.
         """
         clients = [share.client for share in sealed.shares]
-        if len(set(clients)) < max(2, len(clients)):
+        if len(set(clients)) < max(1 if alone else 2, len(clients)):
             raise ProtectionError(f"a sum of clients {_clients(sealed)} would give one's update away: it is not opened")
         self._check(sealed)
         if sealed.public != self.scheme.public(keys.pair):

@@ -32,9 +32,13 @@ class Encryption(Protection):
     client that colludes with it, or taps the others' lines, reads everyone.
     """
 
+    pieces_of_weight: Annotated[int, Field(ge=1)] = 100
+    """The thesis' P: where the server multiplies (`fedboosting`, or `encoding: fedboosting`), weights are whole numbers
+    that sum to it, by largest remainders."""
+
     @property
     def pieces(self) -> int | None:
-        """In how many pieces the server deals a round's weights; None where clients multiply by their own weights."""
+        """In how many pieces the server deals weights that clients know; None where these multiply by their own."""
         return None
 
     def sealer(self, load: Load) -> Sealer:

@@ -37,7 +37,7 @@ class Paillier(Encryption):
     """Updates as whole numbers under Paillier, many in one ciphertext; the server multiplies ciphertexts to add them.
 
     The key pair is made by one client and shared by all. `encoding: fedboosting` is the arithmetic of the paper: every
-    value by itself, times 1e32, divided in `pieces`, of which the server gives each client its share.
+    value by itself, times 1e32, divided in `pieces_of_weight`, of which the server gives each client its share.
     """
 
     key_bits: Annotated[int, Field(ge=128, le=4096, multiple_of=2)] = SECURE_BITS
@@ -48,8 +48,6 @@ class Paillier(Encryption):
     """Many clipped fixed-point integers in one plaintext, or the paper's one value in each."""
     bits: Annotated[int, Field(ge=2, le=32)] = 16
     """Of one packed value; half a step, clip / (2^bits - 2), is lost at most."""
-    pieces_of_weight: Annotated[int, Field(ge=1)] = 100
-    """The paper's P (`encoding: fedboosting`): weights are whole numbers that sum to it, by largest remainders."""
     table: bool = True
     """Obfuscate by fixed-base tables: as secure, in a fifth of the time, for 19 MB (2048 bits) in each client actor."""
 

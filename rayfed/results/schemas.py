@@ -76,7 +76,7 @@ TABLES: dict[str, pa.Schema] = {
             *_ATTACKED,
             _SAMPLE,
             _value("batch_size", _int, "samples behind the attacked update"),
-            _value("observes", _string, "what the attack was given: 'gradient' or 'update'"),
+            _value("observes", _string, "what the attack was given: 'gradient', 'update' or 'shown'"),
             _value("knowledge", _string, "what else the threat model grants, comma-joined; empty for nothing"),
             _value("distortion", _real, "relative distance of the observed update from the undefended one"),
             _value("true_label", _int, "class of the true image"),

@@ -23,6 +23,7 @@ _KNOWLEDGE = {
     "activations": "the activations of the victim's private part",
     "colluder": "a colluder's private part",
 }
+_OBSERVED = {"shown": "what clients are shown of the update"}
 _HIGHER = ("psnr", "ssim")
 """The metrics of which more is nearer to the truth; of the others less is."""
 PSNR_CEILING = 100.0
@@ -210,7 +211,8 @@ def setting(rows: Sequence[Row]) -> str:
     sizes = sorted({row["batch_size"] for row in rows if row["batch_size"] is not None})
     count = "–".join(str(size) for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
     samples = f" of {count} sample{'' if sizes[-1] == 1 else 's'}" if sizes else ""
-    observed = f"the {rows[0]['observes'] or 'update'}{samples}"
+    seen = rows[0]["observes"] or "update"
+    observed = _OBSERVED.get(seen, f"the {seen}") + samples
     knowledge = [_KNOWLEDGE.get(name, name) for name in (rows[0]["knowledge"] or "").split(",") if name]
     return " and ".join([observed, *knowledge]) if knowledge else f"only {observed}"
 

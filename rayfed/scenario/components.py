@@ -111,9 +111,10 @@ class AttackSpec(ComponentSpec):
     """The rounds whose updates are attacked, counted from 0."""
     victims: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] = 1
     """How many clients (the first ones drawn in that round), or a list of client numbers."""
-    observes: Literal["update", "gradient"] = "update"
+    observes: Literal["update", "gradient", "shown"] = "update"
     """`update`: what the victim really sent in that round. `gradient`: what it would send for one step on `batch_size`
-    of its samples, through the same defences (the setting of most papers)."""
+    of its samples, through the same defences (the setting of most papers). `shown`: the attacker is a client of the
+    round, and sees what `fedboosting` shows clients of the victim's model: its update, or a mixture (`fusion`)."""
     batch_size: Annotated[int, Field(ge=1)] = 1
     """Samples behind the gradient, with `observes: gradient`."""
     knowledge: list[Knowledge] = []
@@ -132,6 +133,9 @@ class AttackSpec(ComponentSpec):
     factor: bool = False
     """Where the update was sealed under Paillier: factor the public key first, then attack what was in it. Keys of 200
     bits and more are left alone."""
+    unmix: bool = False
+    """Where clients are shown mixtures: solve for the victim's update from all mixtures of the round first, which every
+    client is shown (`observes: shown`)."""
     victims_per_call: Annotated[int, Field(ge=1)] = 4
     """Victims that one actor attacks in one batched call."""
 

@@ -242,12 +242,23 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
         if "activations" in attack.knowledge and "cut" not in attack.parameters:
             message = f"activations are those of an attack with a `cut`, and {attack.name} has none set"
             yield Problem(path=("attacks", i, "knowledge"), message=message)
-        if attack.observes == "update" and any(s.training_of(arm).optimiser == "adam" for arm in s.stacks):
+        if attack.observes != "gradient" and any(s.training_of(arm).optimiser == "adam" for arm in s.stacks):
             message = "an update after steps of Adam is no sum of gradients: set `observes: gradient`, or train by sgd"
             yield Problem(path=("attacks", i, "observes"), message=message)
-        if attack.observes == "update" and attack.batch_size != 1:
+        if attack.observes != "gradient" and attack.batch_size != 1:
             message = f"found {attack.batch_size}, but an update has the victim's own batches: set `observes: gradient`"
             yield Problem(path=("attacks", i, "batch_size"), message=message)
+        if attack.unmix and attack.observes != "shown":
+            message = "mixtures are what clients are shown of one another's models: set `observes: shown`"
+            yield Problem(path=("attacks", i, "unmix"), message=message)
+        if attack.observes == "shown" and hasattr(catalogue.find(attack.kind, attack.name), "tamper"):
+            message = (
+                f"{attack.name} is the server's attack, who sends another model: observe what it is sent, not shown"
+            )
+            yield Problem(path=("attacks", i, "observes"), message=message)
+        if attack.observes == "shown" and attack.averages > 1:
+            message = "clients are shown one mixture in a round: take `averages` out, or observe the gradient"
+            yield Problem(path=("attacks", i, "averages"), message=message)
         for field, listed in (("rounds", attack.rounds), ("victims", attack.victims)):
             if listed == []:
                 yield Problem(path=("attacks", i, field), message="is empty, so the attack never strikes")

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from rayfed.aggregation.base import Aggregation
-from rayfed.aggregation.protected import Protected
+from rayfed.aggregation.fedboosting import FedBoosting
+from rayfed.aggregation.protected import Protected, Sealing
+from rayfed.aggregation.protected_boosting import ProtectedBoosting
 from rayfed.aggregation.secure_sum import SecureSum
 from rayfed.defences.base import Defence
 from rayfed.errors import UserError
@@ -87,11 +89,13 @@ class Protecting:
     samples: int
     """Of these clients together, at most."""
 
-    def wrap(self, rule: Aggregation) -> Protected | SecureSum:
+    def wrap(self, rule: Aggregation) -> Sealing | SecureSum:
         """The rule on what clients send; raises `UserError` where it and the protection do not go together."""
         protection = self.protection.build()
         if isinstance(protection, SecureAggregation):
             return SecureSum.of(rule, protection, self.clients, self.samples)
+        if isinstance(rule, FedBoosting):
+            return ProtectedBoosting.of(rule, protection, self.clients)
         return Protected.of(rule, protection, self.clients, self.samples)
 
 

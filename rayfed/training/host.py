@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from rayfed import objective, seeds
 from rayfed.aggregation.base import Aggregation
-from rayfed.aggregation.protected import Protected
+from rayfed.aggregation.protected import Sealing
 from rayfed.aggregation.secure_sum import SecureSum
 from rayfed.crypto.keys import derive, lock, unlock
 from rayfed.crypto.sealing import Keys
@@ -30,7 +30,7 @@ from rayfed.training.cohort import cohort_updates, recorded
 from rayfed.training.diagnosis import private_layers
 from rayfed.training.local import PRIVATE, privately_trained, update_method
 from rayfed.training.malicious import Malicious
-from rayfed.update import Named, Update
+from rayfed.update import Named, Shown, Update
 
 State = dict[str, Any]
 Split = Literal["test", "train"]
@@ -106,7 +106,7 @@ class Host:
         tasks = [self.task(arm, sent, c, self.parts[c], states.get(c, {})) for c in clients]
         rows: list[dict[str, Any]] = []
         malicious = self.malicious[arm]
-        honest = self._honest(arm, sent, states) if malicious.poisoning.colludes and malicious.among(clients) else []
+        honest = self._honest(arm, sent, states) if malicious.among(clients) else []
         defences, asked = self.arm(arm).defences, perf_counter()
         updates = cohort_updates(tasks, self.scenario.training_of(arm), defences)
         rule = self.rule(arm, sent)
@@ -116,12 +116,23 @@ class Host:
         return partial, CohortReport(rows, perf_counter() - began, {t.client: t.state for t in tasks if t.state})
 
     def _honest(self, arm: str, sent: Sent, states: Mapping[int, State]) -> list[Update]:
-        """What the malicious clients of a round would send if they did as they are told: made one by one, that it does
-        not depend on who shares a cohort, and without a trace in their memories.
+        """What the malicious clients of a round would send if they did as they are told, where they collude."""
+        malicious = self.malicious[arm]
+        members = malicious.among(plan.drawn_clients(self.scenario, sent.round)) if malicious.poisoning.colludes else []
+        return self._made(arm, sent, members, states)
+
+    def _made(self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]) -> list[Update]:
+        """Updates made one by one, so that they do not depend on who shares a cohort, and without a trace in their
+        clients' memories.
         """
         update = update_method(self.scenario.training_of(arm), self.arm(arm).defences)
-        members = self.malicious[arm].among(plan.drawn_clients(self.scenario, sent.round))
-        return [update(self.task(arm, sent, c, self.parts[c], copy.deepcopy(states.get(c, {})))) for c in members]
+        return [update(self.task(arm, sent, c, self.parts[c], copy.deepcopy(states.get(c, {})))) for c in clients]
+
+    def seen(self, arm: str, sent: Sent, states: Mapping[int, State]) -> Shown | None:
+        """What every client of a round is shown of all others' updates; `states` are all their memories."""
+        updates = self._made(arm, sent, plan.drawn_clients(self.scenario, sent.round), states)
+        poisoned = self.malicious[arm].sent(updates, self._honest(arm, sent, states))
+        return self.rule(arm, sent).seen(list(poisoned))
 
     def answer(self, arm: str, sent: Sent, payload: Any, client: int, state: State) -> Any:
         """What a client answers to a question of the arm's aggregation."""
@@ -132,7 +143,7 @@ class Host:
         where they have none in common.
         """
         rule, secret = self._aggregations[arm], self._secret(arm)
-        if not isinstance(rule, Protected):
+        if not isinstance(rule, Sealing):
             return b""
         pair = rule.sealer.scheme.generate(derive(secret, "pair"))
         return lock(derive(secret, "box"), pair)
@@ -142,7 +153,7 @@ class Host:
         rule, secret = self._aggregations[arm], self._secret(arm)
         if isinstance(rule, SecureSum):
             return rule.at_clients(derive(secret, "own"), sent.told or {}, plan.leaving(self.scenario, sent.round))
-        if isinstance(rule, Protected):
+        if isinstance(rule, Sealing):
             return rule.with_keys(Keys(secret, unlock(derive(secret, "box"), sent.keys)))
         return rule
 

@@ -59,7 +59,10 @@ class Inputs:
         for name, stack in self.scenario.stacks.items():
             if protecting := plan.protecting(self.scenario, name, [len(part) for part in self.parts]):
                 rule = aggregation_of(self.scenario.aggregation_of(name), stack, self.scenario.clients_per_round)
-                found.append(f"arm {name} {protecting.wrap(rule).describe()}")
+                wrapped = protecting.wrap(rule)
+                found.append(f"arm {name} {wrapped.describe()}")
+                if caveat := wrapped.caveat():
+                    found.append(f"arm {name} {caveat}")
                 if warning := protecting.protection.build().warning():
                     found.append(f"arm {name} is INSECURE: {warning}")
         return found

@@ -24,7 +24,7 @@ from rayfed.scenario import AttackSpec, Training
 from rayfed.training import plan
 from rayfed.training.host import Host, Sent, State
 from rayfed.training.local import PRIVATE, batches, local_training, training_method, update_method
-from rayfed.update import Named, Observation, Update
+from rayfed.update import Named, Observation, Shown, Update
 
 MOST_CANDIDATES = 500
 """Candidates that a membership attack is asked about at most; one half are members."""
@@ -91,6 +91,10 @@ class Observer:
         for again in range(1, attack.averages):
             repeated = answer(task().replace(generator=seeds.torch_generator(*noise, attack.observes, again)))
             returned = replace(returned, tensors=_running_mean(returned.tensors, repeated.tensors, again))
+        seen = None
+        if attack.observes == "shown":
+            seen = host.seen(arm, sent, states)
+            returned = _as_shown(returned, seen)
         used = torch.cat(list(batches(len(indices), training, asked.order))).unique().to(host.device)
         if not len(used):
             raise UserError(
@@ -98,7 +102,7 @@ class Observer:
                 f"'{attack.title}' has nothing to find: attack another round, or with `observes: gradient`"
             )
         truth = Truth(asked.data.images[used], asked.data.labels[used])
-        if defences:
+        if returned.tensors and (defences or seen):
             truth = replace(truth, distortion=_apart(returned.tensors, update_method(training, ())(task()).tensors))
         extra = self._granted(arm, sent, client, attack, truth.images, states)
         if "defence" in attack.knowledge:
@@ -107,7 +111,7 @@ class Observer:
             extra["candidates"], members = self._candidates(truth, sent.round, client)
             truth = replace(truth, members=members)
         local = local_training(len(indices), training)
-        sealed = host.rule(arm, sent).observed(returned)
+        sealed = None if attack.observes == "shown" else host.rule(arm, sent).observed(returned)
         observation = Observation(
             victim=client,
             round=sent.round,
@@ -124,6 +128,7 @@ class Observer:
             extra=extra,
             returned_buffers={} if sealed else returned.buffers,
             sealed=sealed,
+            shown=seen if attack.unmix else None,
         )
         return observation, truth
 
@@ -219,6 +224,12 @@ class Observer:
             torch.cat([truth.labels[members], labels])[order],
         )
         return candidates, order < count
+
+
+def _as_shown(update: Update, seen: Shown | None) -> Update:
+    """What stands for an update where clients are shown it; without any values where they are not."""
+    tensors, buffers = (seen.updates[update.client], seen.buffers[update.client]) if seen else ({}, {})
+    return replace(update, tensors=tensors, buffers=buffers)
 
 
 def _apart(defended: Named, plain: Named) -> float:

@@ -74,7 +74,7 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: Sequenc
                 f"attack '{attack.title}' wants client {client}, which is malicious and has nothing to hide: choose "
                 f"another victim, or give the malicious clients as a list without it"
             )
-        if attack.observes == "update" and client not in drawn:
+        if attack.observes != "gradient" and client not in drawn:
             raise ScenarioError(
                 f"attack '{attack.title}' wants client {client} in round {round}, which sends nothing then "
                 f"(drawn: {', '.join(map(str, drawn))}): choose among these, or `observes: gradient`"

@@ -1,0 +1,305 @@
+"""FedBoosting on fused and on sealed updates: mixtures worked by hand, their inversion, the same steps as in plain."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.launch import launch
+from actors.progress import Progress
+from rayfed import scenario as scenarios
+from rayfed.aggregation.fedboosting import FedBoosting, Judgement
+from rayfed.aggregation.protected_boosting import ProtectedBoosting
+from rayfed.attacks.mixed import unmixed
+from rayfed.crypto.packing import apportion
+from rayfed.crypto.sealing import Keys
+from rayfed.errors import ProtectionError, ScenarioError, UserError
+from rayfed.protections.base import Protection
+from rayfed.protections.bfv import Bfv
+from rayfed.protections.ckks import Ckks
+from rayfed.protections.paillier import Paillier
+from rayfed.training.host import Host, Sent
+from rayfed.training.inputs import prepare
+from rayfed.training.local import update_method
+from rayfed.training.observer import Observer
+from rayfed.update import Named, Observation, Sealed, Update
+from tests.test_runs import weights
+
+SHORT = {"key_bits": 256, "insecure": True}
+PROTECTIONS: dict[str, Protection] = {
+    "paillier": Paillier(**SHORT),
+    "pieces": Paillier(**SHORT, encoding="fedboosting"),
+    "ckks": Ckks(),
+    "bfv": Bfv(),
+}
+TOLERANCE = dict.fromkeys(PROTECTIONS, 4 * torch.finfo(torch.float32).eps)
+TOLERANCE["paillier"] += 1 / (2**16 - 2)
+"""Half a step of values up to 1, where that is coarser than sums of three products in single precision."""
+EACH = pytest.mark.parametrize("name", PROTECTIONS)
+FUSIONS = pytest.mark.parametrize("fusion", [None, 0.9])
+
+
+def sent_updates(count: int) -> list[Update]:
+    g = torch.Generator().manual_seed(count)
+    return [
+        Update(2 * c, 4, {"w": torch.rand(20, 3, generator=g) * 2 - 1, "b": torch.zeros(2)},
+               {"m": 2 * torch.rand(5, generator=g) - 1}, 1 + c, 0.3 * c)
+        for c in range(count)
+    ]  # fmt: skip
+
+
+def sealing(name: str, rule: FedBoosting, clients: int, **parameters: Any) -> ProtectedBoosting:
+    protection = replace(PROTECTIONS[name], clip_buffers=1.0, **parameters)
+    protected = ProtectedBoosting.of(rule, protection, clients)
+    return protected.with_keys(Keys(b"s" * 32, protected.sealer.scheme.generate(b"s" * 32)))
+
+
+class Judge:
+    """A client that takes a model for the better the larger its first weight, and remembers what it was shown."""
+
+    round = 4
+
+    def __init__(self, client: int) -> None:
+        self.client = client
+        self.shown: list[tuple[Named, Named]] = []
+
+    def evaluate(self, update: Named, buffers: Named, split: str = "validation") -> tuple[float, float]:
+        self.shown.append((update, buffers))
+        return 1.0, float((1 + update["w"][0, 0]) / 2)
+
+
+def played(rule: FedBoosting | ProtectedBoosting, sent: list[Update]) -> tuple[Any, list[Any], Judge]:
+    """A round as it is played: the total before the step, what was asked, and the first client."""
+    server: Any = replace(rule, keys=None) if isinstance(rule, ProtectedBoosting) else rule
+    judges = [Judge(update.client) for update in sent]
+    partials = [rule.partial([rule.sends(update)]) for update in sent]  # type: ignore[list-item]
+    total = partials[0]
+    for partial in partials[1:]:
+        total = server.merge(total, partial)
+    total, asked = server.recall(total, {}), []
+    while question := server.asks(total):
+        asked.append(question.payload)
+        whom = judges if question.of == "all" else judges[:1]
+        total = server.hears(total, {judge.client: rule.answer(question.payload, judge) for judge in whom})
+    return total, asked, judges[0]
+
+
+def flat(named: Named) -> torch.Tensor:
+    return torch.cat([t.ravel() for t in named.values()]).double()
+
+
+def test_a_mixture_is_nine_parts_its_own_and_one_part_everybody_elses() -> None:
+    ones = {c: {"w": torch.eye(4)[c]} for c in range(4)}
+    ballot = FedBoosting().partial([Update(c, 0, ones[c], {"m": 10 * ones[c]["w"]}, 1, 0.0) for c in ones])
+    shown = FedBoosting(fusion=0.7).shown(ballot)
+    tensors = torch.stack([shown[c][0]["w"] for c in range(4)])
+    torch.testing.assert_close(tensors, 0.6 * torch.eye(4) + 0.1)
+    torch.testing.assert_close(torch.stack([shown[c][1]["m"] for c in range(4)]), 6 * torch.eye(4) + 1)
+    assert FedBoosting().shown(ballot)[2][0] is ballot.candidates[2].tensors
+
+
+@pytest.mark.parametrize(("clients", "own", "other"), [(2, 90, 10), (3, 90, 5), (10, 90, 1), (11, 90, 1)])
+def test_sealed_mixtures_are_equation_4_5_rounded_down(clients: int, own: int, other: int) -> None:
+    sent, rule = sent_updates(clients), sealing("bfv", FedBoosting(fusion=0.9), clients)
+    _, [mixtures, _], judge = played(rule, sent)
+    for place, update in enumerate(sent):
+        sealed = mixtures[update.client]
+        assert {s.client: s.after for s in sealed.shares} == {u.client: own if u is update else other for u in sent}
+        parts = [own if u is update else other for u in sent]
+        expected = sum(part * flat(u.tensors) for part, u in zip(parts, sent, strict=True)) / sum(parts)
+        torch.testing.assert_close(flat(judge.shown[place][0]), expected, rtol=0, atol=TOLERANCE["bfv"])
+
+
+def test_fusion_wants_somebody_to_fuse_with_and_pieces_enough_for_everybody() -> None:
+    with pytest.raises(UserError, match="no other to fuse its model with"):
+        FedBoosting(fusion=0.9).check(1)
+    with pytest.raises(UserError, match=r"leaves the 11 others .* raise the protection's pieces_of_weight"):
+        sealing("bfv", FedBoosting(fusion=0.9), 12)
+    assert sealing("bfv", FedBoosting(fusion=0.9), 12, pieces_of_weight=110).sealer.load.units == 110
+
+
+@EACH
+@FUSIONS
+def test_scores_and_steps_are_the_plain_ones_within_quantisation(name: str, fusion: float | None) -> None:
+    """90 : 5 : 5 is what 0.9 is without rounding, so mixtures are the same; weights are off by a piece at most."""
+    sent, rule = sent_updates(3), FedBoosting(training_loss=False, sharpness=3, fusion=fusion)
+    protected = sealing(name, rule, 3)
+    total, _, judge = played(protected, sent)
+    plain, _, plain_judge = played(rule, sent)
+    for (found, buffers), (tensors, means) in zip(judge.shown, plain_judge.shown, strict=True):
+        torch.testing.assert_close(flat(found), flat(tensors), rtol=0, atol=TOLERANCE[name])
+        torch.testing.assert_close(flat(buffers), flat(means), rtol=0, atol=TOLERANCE[name])
+    assert total.ballot.weights == pytest.approx(plain.weights, abs=3 * TOLERANCE[name])
+    dealt = [pieces / 100 for pieces in apportion(list(total.ballot.weights.values()), 100)]
+    assert max(abs(p - w) for p, w in zip(dealt, plain.weights.values(), strict=True)) < 0.01 + 3 * TOLERANCE[name]
+    step, buffers = protected.combine(total, torch.Generator())
+    for found, of in ((step, "tensors"), (buffers, "buffers")):
+        expected = sum(p * flat(getattr(u, of)) for p, u in zip(dealt, sent, strict=True))
+        torch.testing.assert_close(flat(found), expected, rtol=0, atol=TOLERANCE[name])
+    assert protected.rows(total)["weights"] == [
+        row | {"weight": pytest.approx(row["weight"], abs=1e-4), "accuracy": pytest.approx(row["accuracy"], abs=1e-4)}
+        for row in rule.rows(plain)["weights"]
+    ]
+
+
+def test_smoothed_weights_are_remembered() -> None:
+    rule = FedBoosting(smoothing=0.1)
+    protected = sealing("bfv", rule, 3)
+    total, _, _ = played(protected, sent_updates(3))
+    memory = protected.memory(total)
+    assert set(memory) == {0, 2, 4}
+    assert protected.recall(total, memory).ballot.memory is memory
+
+
+def test_who_sees_all_mixtures_has_every_update() -> None:
+    sent = sent_updates(10)
+    shown = FedBoosting(fusion=0.9).shown(FedBoosting().partial(sent))
+    shares = torch.full((10, 10), 0.1 / 9).double().fill_diagonal_(0.9)
+    mixed = torch.stack([flat(tensors) for tensors, _ in shown.values()])
+    found = torch.linalg.solve(shares, mixed)
+    true = torch.stack([flat(update.tensors) for update in sent])
+    assert not torch.allclose(mixed, true, atol=0.05)
+    torch.testing.assert_close(found, true, rtol=0, atol=1e-6)
+    assert torch.cosine_similarity(mixed, true).min() > 0.99
+
+
+@EACH
+def test_server_and_answers_have_nothing_of_the_clients(name: str) -> None:
+    rule = sealing(name, FedBoosting(fusion=0.9), 3)
+    total, asked, judge = played(rule, sent_updates(3))
+    assert rule.keys is not None
+    for secret in (rule.keys.pair, rule.keys.secret):
+        assert secret not in pickle.dumps([asked, replace(total, opened=None), replace(rule, keys=None)])
+    answer = rule.answer(asked[0], judge)
+    assert isinstance(answer, Judgement)
+    assert all(isinstance(number, float) for pair in answer.validation.values() for number in pair)
+    assert all(not candidate.tensors for candidate in total.ballot.candidates.values())
+    with pytest.raises(ProtectionError, match="only clients have the keys"):
+        replace(rule, keys=None).answer(asked[0], judge)
+
+
+def test_single_updates_are_opened_only_to_be_scored_without_fusion() -> None:
+    sent = sent_updates(2)
+    fused, plain = (sealing("bfv", FedBoosting(fusion=fusion), 2) for fusion in (0.9, None))
+    alone = fused.sealed(sent[0])
+    for rule, payload in ((fused, {0: alone}), (fused, alone), (plain, replace(alone, parameters=plain.sealer))):
+        with pytest.raises(ProtectionError, match="would give one's update away"):
+            rule.answer(payload, Judge(0))
+    judge = Judge(0)
+    plain.answer({0: plain.sealed(sent[0])}, judge)
+    torch.testing.assert_close(judge.shown[0][0]["w"], sent[0].tensors["w"], rtol=0, atol=TOLERANCE["bfv"])
+
+
+def test_of_another_round_or_tampered_with_nothing_is_opened() -> None:
+    rule = sealing("paillier", FedBoosting(fusion=0.9), 3)
+    _, [mixtures, summed], judge = played(rule, sent_updates(3))
+    assert isinstance(summed, Sealed)
+    first = mixtures[0]
+    with pytest.raises(ProtectionError, match="of round 3 was sent in round 4"):
+        rule.answer({0: replace(first, round=3)}, judge)
+    swapped = replace(first, ciphertexts=(first.ciphertexts[1], *first.ciphertexts[1:]))
+    with pytest.raises(ProtectionError, match="not the sum of what its clients sealed"):
+        rule.answer(mixtures | {0: swapped}, judge)
+
+
+TEXT = """
+name: t
+seed: 31
+data: {name: digits, size: 8, train_samples: 400, test_samples: 100}
+model: {name: mlp, hidden: [32]}
+training: {algorithm: fedsgd, batch_size: 1, lr: 0.1}
+federation: {rounds: 2, clients: 4, validation: 0.25, aggregation: {name: fedboosting, fusion: 0.9}}
+arms:
+  plain: {aggregation: fedboosting}
+  fused: {}
+  sealed: {protection: bfv}
+  fedavg: {aggregation: fedavg}
+attacks:
+  - {name: analytic, observes: shown, victims: 2}
+  - {name: analytic, label: unmixed, observes: shown, unmix: true, victims: 2}
+"""
+
+
+def observed(arm: str, attack: int, text: str = TEXT) -> tuple[Observation, Named]:
+    """Client 2 as another client sees it in an untrained arm; and its update."""
+    inputs = prepare(scenarios.parse(text))
+    host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    built = host.arm(arm)
+    keys = host.make_keys(arm) if inputs.scenario.protection_of(arm) else b""
+    sent = Sent(0, built.weights, built.buffers, keys)
+    update = update_method(inputs.scenario.training_of(arm), ())(host.task(arm, sent, 2, host.parts[2], {}))
+    observation, truth = Observer(host).observe(arm, sent, 2, inputs.scenario.attacks[attack], {})
+    assert truth.distortion == pytest.approx(
+        float((flat(observation.update) - flat(update.tensors)).norm() / flat(update.tensors).norm())
+        if observation.update
+        else 0
+    )
+    return observation, update.tensors
+
+
+def test_a_curious_client_sees_what_it_is_shown_and_can_unmix_it() -> None:
+    assert torch.equal(flat(observed("plain", 0)[0].update), flat(observed("plain", 0)[1]))
+    for arm in ("fused", "sealed"):
+        observation, own = observed(arm, 1)
+        assert observation.sealed is None
+        assert not torch.allclose(flat(observation.update), flat(own), atol=1e-4)
+        found = unmixed(observation)
+        torch.testing.assert_close(flat(found.update), flat(own), rtol=0, atol=2e-6)
+        assert observed(arm, 0)[0].shown is None
+    assert observed("fedavg", 0)[0].update == {}
+
+
+def test_a_mixture_points_where_the_update_does() -> None:
+    """Pitfall 2 of DP fusion: the more clients, the less of each other one is in it."""
+    text = TEXT.replace("batch_size: 1", "batch_size: 8").replace("clients: 4", "clients: 10")
+    observation, own = observed("fused", 0, text)
+    assert float(torch.cosine_similarity(flat(observation.update), flat(own), dim=0)) > 0.99
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("attacks=[{name: dlg, unmix: true}]", "set `observes: shown`"),
+        ("attacks=[{name: imprint, observes: shown}]", "imprint is the server's attack"),
+        ("attacks=[{name: dlg, observes: shown, averages: 2, knowledge: [defence]}]", "shown one mixture in a round"),
+        ("attacks=[{name: dlg, observes: shown, batch_size: 2}]", "has the victim's own batches"),
+    ],
+)
+def test_what_a_curious_client_cannot_do_is_said(change: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        scenarios.parse(TEXT, changes=[change])
+
+
+def test_a_run_says_what_its_clients_see() -> None:
+    messages = prepare(
+        scenarios.parse(TEXT, changes=["arms.open={aggregation: fedboosting, protection: ckks}"])
+    ).encryption
+    assert "arm sealed shows every client mixtures of all updates" in messages[1]
+    assert "arm open shows every client all others' updates in plain" in messages[3]
+
+
+@pytest.mark.ray
+def test_runs_end_where_plain_ones_do_and_fusion_stops_no_attack(tmp_path: Path, ray_session: None) -> None:
+    """Weights of 10,000 pieces: a piece is less than 1e-4 of an update of values up to 1."""
+    arms = """arms={
+      plain: {aggregation: fedboosting},
+      paillier: {aggregation: fedboosting, protection: {name: paillier, key_bits: 512, insecure: true, bits: 24,
+                                                        pieces_of_weight: 10000}},
+      fused: {},
+      fused ckks: {protection: {name: ckks, pieces_of_weight: 3000}}}"""
+    scenario = scenarios.parse(TEXT, changes=[arms, "resources.clients.actors=2", "resources.attackers.actors=1"])
+    folder = launch(scenario, str(tmp_path), None, Progress())
+    found = weights(folder)
+    for sealed, plain, pieces in (("paillier", "plain", 10000), ("fused ckks", "fused", 3000)):
+        ours, theirs = (flat(found[arm]["weights"]) for arm in (sealed, plain))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=2 * 0.1 * 4 / pieces)
+    table = folder.read_table("weights").to_pylist()
+    assert {row["arm"] for row in table} == set(found)
+    rows = folder.read_table("attacks").to_pylist()
+    assert {row["observes"] for row in rows} == {"shown"}
+    assert min(row["psnr"] for row in rows if row["attack"] == "unmixed") > 60

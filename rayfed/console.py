@@ -98,13 +98,14 @@ class RunView:
         """
         if self._brief:
             return
+        width = max([11, *(len(row["arm"]) for row in rows)])
         for row in rows:
             if VERSUS in row["arm"] and row.get("test_accuracy") is None:
                 continue  # every arm against every opponent are many
             loss = _loss(row, ".4f")
             accuracy = (_tested(row, "accuracy {:6.2%}") or " " * 16) + _strangers(row)
             left = self._time_left(row["round"])
-            arm = f"{row['arm']:<12}" if len(rows) > 1 else ""
+            arm = f"{row['arm']:<{width}} " if len(rows) > 1 else ""
             self._say(f"round {row['round'] + 1:>3}/{self._rounds}  {arm}{loss}  {accuracy}  {self._speed}  {left}")
         for (arm, attack), found in _grouped(attacks).items():
             self._say(f"  {attack} on {arm}: {_summary(found)}")

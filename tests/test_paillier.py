@@ -145,6 +145,20 @@ def test_a_tag_fits_its_sum_and_no_other() -> None:
     assert not tagger.holds(3 * a + b, (tag + 1) % PRIME, contexts)
 
 
+@pytest.mark.parametrize("vector", [
+    np.random.default_rng(0).integers(-(2**62), 2**62, 1000),
+    np.array([-(2**63), 2**63 - 1, 0, -1]),
+    np.array([(-1) ** i * 10 ** (i % 37) for i in range(100)], object),
+    np.random.default_rng(1).integers(-9, 9, (1 << 20) + 7),
+], ids=["64 bits", "extremes", "large", "more than a block"])  # fmt: skip
+def test_a_tag_is_an_exact_inner_product_behind_a_mask(vector: np.ndarray) -> None:
+    tagger = Tagger(b"k" * 32)
+    stream = Stream(derive(tagger.key, "coefficients")).read(16 * len(vector))
+    terms = (int.from_bytes(stream[16 * i : 16 * i + 16], "little") * int(v) for i, v in enumerate(vector))
+    mask = tagger.tag(np.zeros(1, np.int64), 7)
+    assert tagger.tag(vector, 7) == (sum(terms) + mask) % PRIME
+
+
 def test_a_box_opens_with_its_key_alone() -> None:
     box = lock(b"a" * 32, b"secret")
     assert unlock(b"a" * 32, box) == b"secret"

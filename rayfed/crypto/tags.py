@@ -20,6 +20,8 @@ from rayfed.crypto.keys import Stream, derive
 
 PRIME = (1 << 127) - 1
 _BYTES = 16
+_BLOCK = 1 << 20
+"""Values whose products are added at a time: sums of as many products of 16-bit digits are exact in floating point."""
 
 Tag = int
 
@@ -42,12 +44,29 @@ class Tagger:
         return tag == (self._product(total) + masks) % PRIME
 
     def _product(self, vector: np.ndarray) -> int:
-        stream = Stream(derive(self.key, "coefficients")).read(_BYTES * len(vector))
-        coefficients = (int.from_bytes(stream[i : i + _BYTES], "little") for i in range(0, len(stream), _BYTES))
-        return sum(c * v for c, v in zip(coefficients, vector.tolist(), strict=True)) % PRIME
+        """The inner product with the secret coefficients."""
+        stream, total = Stream(derive(self.key, "coefficients")), 0
+        for low in range(0, len(vector), _BLOCK):
+            block = vector[low : low + _BLOCK]
+            limbs = np.frombuffer(stream.read(_BYTES * len(block)), "<u2").reshape(len(block), -1)
+            products = limbs.T.astype(np.float64) @ _limbs(block)
+            total += sum(int(p) << 16 * (i + j) for (i, j), p in np.ndenumerate(products))
+        return total % PRIME
 
     def _mask(self, context: Sequence[int]) -> int:
         return int.from_bytes(Stream(derive(self.key, "mask", *context)).read(2 * _BYTES), "little") % PRIME
+
+
+def _limbs(vector: np.ndarray) -> np.ndarray:
+    """(D, L) float64: the digits to the base 2^16 of (D,) integers, the highest one with the sign."""
+    if vector.dtype != object:
+        digits = vector.astype("<i8").view("<u2").reshape(len(vector), 4).astype(np.float64)
+    else:
+        size = 2 * (max(int(v).bit_length() for v in vector) // 16 + 1)
+        data = b"".join(int(v).to_bytes(size, "little", signed=True) for v in vector)
+        digits = np.frombuffer(data, "<u2").reshape(len(vector), -1).astype(np.float64)
+    digits[:, -1] -= 2.0**16 * (digits[:, -1] >= 2**15)
+    return digits
 
 
 def added(left: Tag, right: Tag) -> Tag:

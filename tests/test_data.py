@@ -45,7 +45,8 @@ def pillow_resize(image, size):
 @pytest.mark.parametrize("name", TABLE)
 def test_every_name_is_a_component_with_the_shared_fields(name):
     fields = {p.name: p for p in catalogue.parameters(catalogue.find("datasets", name))}
-    assert {"size", "train_samples", "test_samples"} <= fields.keys()
+    size = {"height", "width"} if name == "words" else {"size"}
+    assert {*size, "train_samples", "test_samples"} <= fields.keys()
     assert callable(catalogue.find("datasets", name).load)
 
 

@@ -96,7 +96,8 @@ def test_linear_layers_see_the_published_features():
 
 
 def test_every_registered_model_is_tested_here():
-    assert {name for name, path in table("models").items() if path.startswith("rayfed.")} == set(SMALL)
+    elsewhere = {"crnn", "cryptonet"}  # which take images of their own kind: test_words, test_cryptonet
+    assert {name for name, path in table("models").items() if path.startswith("rayfed.")} == set(SMALL) | elsewhere
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 64, 48)])

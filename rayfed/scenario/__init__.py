@@ -19,6 +19,7 @@ from rayfed.scenario.components import (
 from rayfed.scenario.editors import json_schema
 from rayfed.scenario.reading import load, parse
 from rayfed.scenario.sections import Actors, ArmSpec, Scenario, Training
+from rayfed.scenario.sweep import Sweep
 
 __all__ = [
     "Actors",
@@ -34,6 +35,7 @@ __all__ = [
     "PartitionSpec",
     "ProtectionSpec",
     "Scenario",
+    "Sweep",
     "Training",
     "json_schema",
     "load",

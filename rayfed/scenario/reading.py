@@ -9,8 +9,10 @@ from typing import Any
 import yaml
 
 from rayfed.errors import ScenarioError
+from rayfed.scenario.paths import put
 from rayfed.scenario.problems import Place, Problem, component_problems, joint_problems, repeated, schema_problems
 from rayfed.scenario.sections import Scenario
+from rayfed.scenario.sweep_problems import sweep_problems
 
 
 def load(source: str | Path, changes: Sequence[str] = ()) -> Scenario:
@@ -39,10 +41,20 @@ def parse(text: str, origin: str = "scenario", changes: Sequence[str] = ()) -> S
         raise ScenarioError(f"{origin}: not a scenario: expected `key: value` lines, found {type(raw).__name__}")
     for change in changes:
         _apply(raw, change)
-    problems = [*repeated(found), *schema_problems(raw), *component_problems(raw)]
+    return check(raw, origin, lines, tuple(repeated(found)))
+
+
+def check(
+    document: dict[str, Any], origin: str, lines: Mapping[Place, int] | None = None, known: Sequence[Problem] = ()
+) -> Scenario:
+    """The scenario of a document that was read, from a file with these `lines` and problems, or that was made.
+
+    Raises `ScenarioError` with every problem.
+    """
+    problems = [*known, *schema_problems(document), *component_problems(document)]
     if not problems:
-        scenario = Scenario.model_validate(raw)
-        problems = list(joint_problems(scenario))
+        scenario = Scenario.model_validate(document)
+        problems = [*joint_problems(scenario), *sweep_problems(scenario)]
     if problems:
         raise ScenarioError(_report(origin, problems, lines))
     return scenario
@@ -73,7 +85,7 @@ def _lines(node: yaml.Node | None, path: Place = ()) -> Iterator[tuple[Place, in
 
 
 def _apply(raw: dict[str, Any], change: str) -> None:
-    """Set one `path.to.field=value` in the raw document; list items go by their index."""
+    """Set one `path.to.field=value` in the raw document; list items go by their index or name."""
     path, equals, text = change.partition("=")
     if not equals or not path:
         raise ScenarioError(f"--set {change}: expected path.to.field=value, for example training.lr=0.05")
@@ -81,32 +93,26 @@ def _apply(raw: dict[str, Any], change: str) -> None:
         value, _ = _read(text)
     except ValueError as error:
         raise ScenarioError(f"--set {change}: the value is not valid YAML: {error}") from error
-    *parents, last = path.split(".")
-    place: Any = raw
     try:
-        for key in parents:
-            place = place[int(key)] if isinstance(place, list) else place.setdefault(key, {})
-            if not isinstance(place, dict | list):
-                raise TypeError
-        if last.isdigit() != isinstance(place, list):
-            raise TypeError
-        if isinstance(place, list):
-            place[int(last)] = value
-        else:
-            place[last] = value
-    except (IndexError, ValueError, TypeError, AttributeError):
+        put(raw, path, value)
+    except KeyError:
         raise ScenarioError(f"--set {change}: the scenario has no place '{path}' to set") from None
 
 
-def _report(origin: str, problems: Sequence[Problem], lines: Mapping[Place, int]) -> str:
-    """All problems, one a line, in the order of the file."""
+def _report(origin: str, problems: Sequence[Problem], lines: Mapping[Place, int] | None) -> str:
+    """All problems, one a line, in the order of the file; of a document that has none, in the order found."""
 
     def line_of(path: Place) -> int:
+        assert lines is not None
         while path and path not in lines:
             path = path[:-1]
         return lines.get(path, 1)
 
-    ordered = sorted(problems, key=lambda p: line_of(p.path))
+    ordered = problems if lines is None else sorted(problems, key=lambda p: line_of(p.path))
     count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-    rows = [f"  line {line_of(p.path)}: {'.'.join(map(str, p.path)) or 'scenario'}: {p.message}" for p in ordered]
+    places = ["" if lines is None else f"line {line_of(p.path)}: " for p in ordered]
+    rows = [
+        f"  {place}{'.'.join(map(str, p.path)) or 'scenario'}: {p.message}"
+        for place, p in zip(places, ordered, strict=True)
+    ]
     return "\n".join([f"{origin}: {count}", *rows])

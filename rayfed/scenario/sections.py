@@ -22,6 +22,7 @@ from rayfed.scenario.components import (
     Section,
     Short,
 )
+from rayfed.scenario.sweep import Sweep
 
 
 class Training(Section):
@@ -204,6 +205,8 @@ class Scenario(Section):
     """What actors ask of the cluster."""
     output: Output = Output()
     """Where the run folder is made."""
+    sweep: Sweep | None = None
+    """Fields that vary: the scenario then stands for many runs."""
 
     @property
     def played(self) -> dict[str, ArmSpec]:
@@ -221,6 +224,13 @@ class Scenario(Section):
     def stacks(self) -> dict[str, list[DefenceSpec]]:
         """Arm name -> its defences."""
         return {name: arm.defences for name, arm in self.played.items()}
+
+    def owner_of(self, path: str) -> tuple[str | None, str]:
+        """The arm that a field belongs to, or None where it is of all, and the field's path in it."""
+        for arm in self.arms:
+            if path.startswith(f"arms.{arm}."):
+                return arm, path.removeprefix(f"arms.{arm}.")
+        return None, path
 
     def training_of(self, arm: str) -> Training:
         """What an arm's clients do in one round."""

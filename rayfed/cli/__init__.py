@@ -1,0 +1,44 @@
+"""The commands that a user types: `rayfed launch scenarios/noniid.yaml` and what stands beside it."""
+
+from __future__ import annotations
+
+import signal
+from typing import Annotated
+
+import typer
+
+from rayfed import __version__
+from rayfed.cli import lookup, makers, runs
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Measure how much federated learning leaks, what each defence buys and what it costs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    add_completion=False,
+)
+for part in (runs, lookup, makers):
+    app.add_typer(part.commands)
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"rayfed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The entry point of the `rayfed` command."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is told to stop leaves a readable folder
+    app()

@@ -1,0 +1,90 @@
+"""What commands share: their options, how they tell of errors, load scenarios and watch runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from rayfed.errors import UserError
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and notes.")]
+Address = Annotated[
+    str | None,
+    typer.Option(help="Ray cluster to run on (`auto`, `ray://host:10001`); a local one is started when not given."),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="Change a field, for example `training.lr=0.05`. May be repeated."
+    ),
+]
+ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario's YAML file.", show_default=False)]
+Out = Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its URL.", show_default=False)]
+INTERRUPTED = 130
+"""The shell's convention for a program that Ctrl-C ended."""
+
+
+@contextmanager
+def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
+    """Exit code 2 and one message for the user's mistakes, 1 for ours, 130 for an interruption."""
+    errors = Console(stderr=True, soft_wrap=True, highlight=False)
+    try:
+        yield
+    except UserError as error:
+        if debug:
+            raise
+        errors.print(f"[red]error:[/red] {escape(str(error))}")
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        errors.print("interrupted" + "; what is complete is kept: `rayfed resume RUN` continues" * resumable)
+        raise typer.Exit(INTERRUPTED) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        errors.print(f"[red]internal error:[/red] {escape(f'{type(error).__name__}: {error}')}")
+        errors.print("This is a defect of rayfed. Please report it with what --debug prints.")
+        raise typer.Exit(1) from None
+
+
+def load(path: Path, changes: list[str] | None) -> Any:
+    """The scenario of a file; dotted paths in it name modules of the working directory or beside the file."""
+    from rayfed import catalogue, scenario
+
+    catalogue.search(str(Path.cwd()))
+    catalogue.search(str(path.resolve().parent))
+    return scenario.load(path, changes or [])
+
+
+def search_where(run: str) -> None:
+    """Let dotted paths name modules where the run found them, or in the working directory."""
+    from rayfed import catalogue
+    from rayfed.results.folder import RunFolder
+
+    catalogue.search(str(Path.cwd()))
+    folder = RunFolder.open(run)
+    if folder.exists("environment.json"):  # a run that never got a cluster has none
+        for place in reversed(json.loads(folder.read_text("environment.json")).get("search_path", [])):
+            catalogue.search(place)
+
+
+@contextmanager
+def watched(quiet: bool, brief: bool = False) -> Iterator[Any]:
+    """A view of one run for as long as it goes on."""
+    from rayfed.console import RunView
+
+    view = RunView(Console(), quiet, brief)
+    try:
+        yield view
+    finally:
+        view.close()

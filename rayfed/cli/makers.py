@@ -1,0 +1,118 @@
+"""Commands that make what scenarios need: a generator, a policy, an evaluation network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rayfed.cli.common import Debug, Quiet, ScenarioFile, Set, errors_for_people, load
+
+commands = typer.Typer()
+
+
+@commands.command()
+def train_generator(
+    scenario: ScenarioFile,
+    out: Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")],
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the public images; as many as make 3,000 steps by default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")] = 0,
+    changes: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train the generator that the attack `ggl` searches, on the scenario's public data."""
+    with errors_for_people(debug):
+        loaded = load(scenario, changes)
+        from rayfed.training.generator import make
+
+        def progress(epoch: int, epochs: int, critic: float, generator: float) -> None:
+            if not quiet:
+                print(f"epoch {epoch:>3}/{epochs}  critic {critic:.3f}  generator {generator:.3f}", flush=True)
+
+        made = make(loaded.data, out, epochs, seed, progress)
+        print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
+
+
+@commands.command()
+def search_policy(
+    scenario: ScenarioFile,
+    out: Annotated[Path, typer.Option(help="YAML file to write; its `defences` fit a scenario.", metavar="FILE")],
+    candidates: Annotated[int, typer.Option(min=1, help="Random policies that are scored.")] = 300,
+    sequences: Annotated[int, typer.Option(min=1, help="Best policies that the written one is a hybrid of.")] = 2,
+    images: Annotated[int, typer.Option(min=1, help="Public images behind the privacy score.")] = 20,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the public images of the half training.")] = 10,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="Share by which the accuracy score may fall below the untransformed images'.")
+    ] = 0.1,
+    seed: Annotated[int, typer.Option(min=0, help="All randomness of the search follows from it.")] = 0,
+    changes: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Search a policy of transformations for the defence `ats`, on the scenario's public data and for its model."""
+    with errors_for_people(debug):
+        loaded = load(scenario, changes)
+        from rayfed.training import policy_search
+
+        def progress(scored: int, candidates: int) -> None:
+            if not quiet and scored % max(1, candidates // 10) == 0:
+                print(f"scored {scored:>4}/{candidates} policies", flush=True)
+
+        found, plain = policy_search.search(
+            loaded,
+            candidates=candidates,
+            images=images,
+            epochs=epochs,
+            tolerance=tolerance,
+            seed=seed,
+            progress=progress,
+        )
+        policy = policy_search.write(out, found[:sequences], plain)
+        print(f"{len(found)} of {candidates} policies keep the accuracy score; wrote {out} with policy {policy}")
+
+
+@commands.command()
+def train_evaluator(
+    out: Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")],
+    data: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DATA...]",
+            help="Scenarios (their public images), Parquet files, folders with one folder a class, names of data sets; "
+            "by default free photographs of scikit-image and scikit-learn.",
+            show_default=False,
+        ),
+    ] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Height and width in which data sets are read.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over all images (the paper: 20); by default about 500 steps.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")] = 0,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train the network that tells how much of an image is noise, for `refiner` and the metric `noise_ratio`."""
+    with errors_for_people(debug):
+        from rayfed.training.evaluator import FREE_PHOTOGRAPHS, make
+
+        def progress(epoch: int, epochs: int, loss: float) -> None:
+            if not quiet:
+                print(f"epoch {epoch:>3}/{epochs}  loss {loss:.3f}", flush=True)
+
+        specs = [_public_data(source, size) for source in data or []] or [FREE_PHOTOGRAPHS]
+        made = make(specs, out, epochs, seed, progress)
+        print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
+
+
+def _public_data(source: str, size: int | None) -> Any:
+    """The `data` section behind one argument of `train-evaluator`."""
+    from rayfed.audit import data_section
+    from rayfed.scenario import DataSpec
+
+    if Path(source).suffix in (".yaml", ".yml"):
+        return load(Path(source), None).data
+    return DataSpec.model_validate(data_section(source) | ({} if size is None else {"size": size}))

@@ -1,0 +1,166 @@
+"""Commands that play: launch, attack, resume, audit; and what goes before and after: validate, report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rayfed.cli.common import (
+    Address,
+    Debug,
+    Out,
+    Quiet,
+    Run,
+    ScenarioFile,
+    Set,
+    errors_for_people,
+    load,
+    search_where,
+    watched,
+)
+from rayfed.errors import UserError
+
+commands = typer.Typer()
+
+
+@commands.command()
+def launch(
+    scenario: ScenarioFile,
+    changes: Set = None,
+    out: Out = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run a scenario: train, attack, score, and write tables and a report."""
+    with errors_for_people(debug, resumable=True):
+        loaded = load(scenario, changes)
+        from actors import launch as runs
+
+        with watched(quiet) as view:
+            folder = runs.launch(loaded, out, address, view)
+            view.finished(f"{folder.url}/report.html")
+
+
+@commands.command()
+def attack(
+    scenario: ScenarioFile,
+    changes: Set = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Attack what this run has learnt instead of the untrained model.")
+    ] = None,
+    out: Out = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Play a scenario's attacks without its training: what does one update give away?"""
+    with errors_for_people(debug):
+        if run:
+            search_where(run)
+        loaded = load(scenario, changes)
+        if not loaded.attacks:
+            raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
+        from actors import launch as runs
+
+        with watched(quiet) as view:
+            folder = runs.attack(loaded, run, out, address, view)
+            view.finished(f"{folder.url}/report.html")
+
+
+@commands.command()
+def resume(run: Run, address: Address = None, quiet: Quiet = False, debug: Debug = False) -> None:
+    """Continue a run after its last complete round; the result is the same as without the break."""
+    with errors_for_people(debug, resumable=True):
+        from actors import launch as runs
+
+        search_where(run)
+        with watched(quiet) as view:
+            folder = runs.resume(run, address, view)
+            view.finished(f"{folder.url}/report.html")
+
+
+@commands.command()
+def report(run: Run, debug: Debug = False) -> None:
+    """Make a run's `report.html` again from its tables."""
+    with errors_for_people(debug):
+        from rayfed.results.folder import RunFolder
+        from rayfed.results.report import write_report
+
+        print(write_report(RunFolder.open(run)))
+
+
+@commands.command()
+def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) -> None:
+    """Check a scenario, its data and its models without running it."""
+    with errors_for_people(debug):
+        loaded = load(scenario, changes)
+        from rayfed.console import guarantees
+        from rayfed.training.inputs import prepare
+
+        inputs = prepare(loaded)
+        sizes = sorted(len(part) for part in inputs.parts)
+        shape = "x".join(map(str, inputs.data.image_shape))
+        print(f"{scenario}: valid")
+        print(
+            f"  data: {loaded.data.name}, {len(inputs.data.train_labels)} training and "
+            f"{len(inputs.data.test_labels)} test images of {shape}, {len(inputs.data.classes)} classes"
+        )
+        print(f"  clients: {len(sizes)}, with {sizes[0]} to {sizes[-1]} samples ({loaded.partition.name})")
+        print(f"  arms: {', '.join(loaded.stacks)}")
+        for line in guarantees(inputs.privacy):
+            print(f"  {line}")
+        print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
+        foreign = sorted({spec.name for spec in _components(loaded) if ":" in spec.name})
+        if foreign:
+            print(f"  your own code that a run imports: {', '.join(foreign)}")
+
+
+@commands.command()
+def audit(
+    model: Annotated[str, typer.Option(help="A name of `rayfed list models`, or your own `my_module:Net`.")],
+    data: Annotated[str, typer.Option(help="A Parquet file, a folder with one folder a class, or a data set's name.")],
+    batch: Annotated[str, typer.Option(help="Batch sizes behind the gradient, comma-separated.")] = "1,4,16",
+    images: Annotated[int, typer.Option(min=1, help="Images attacked for each batch size, rounded up to batches.")] = 4,
+    size: Annotated[int | None, typer.Option(min=1, help="Resize images to this height and width.")] = None,
+    iterations: Annotated[int, typer.Option(min=20, help="Steps of every iterative attack.")] = 1000,
+    threshold: Annotated[float, typer.Option(help="PSNR in dB from which a reconstruction is a leak.")] = 15.0,
+    seed: Annotated[int, typer.Option(min=0, help="All randomness follows from it.")] = 0,
+    changes: Set = None,
+    out: Out = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Without a scenario: how much does one gradient of your model leak, and which defence stops it?"""
+    with errors_for_people(debug):
+        from rayfed import catalogue, scenario
+        from rayfed.audit import scenario_text
+
+        catalogue.search(str(Path.cwd()))
+        text = scenario_text(model, data, _batches(batch), images, size, iterations, seed)
+        loaded = scenario.parse(text, "the audit's scenario", changes or [])
+        from actors import launch as runs
+
+        with watched(quiet, brief=True) as view:
+            folder = runs.attack(loaded, None, out, address, view)
+            view.audited(folder.read_table("attacks").to_pylist(), threshold, f"{folder.url}/report.html")
+
+
+def _batches(text: str) -> list[int]:
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        sizes = [0]
+    if sizes[0] < 1:
+        raise UserError(f"--batch: found '{text}'; give whole numbers from 1, such as 1,4,16")
+    return sizes
+
+
+def _components(scenario: Any) -> Iterator[Any]:
+    yield from (scenario.data, scenario.partition, scenario.model, *scenario.attacks)
+    for arm, stack in scenario.stacks.items():
+        yield from (scenario.aggregation_of(arm), *stack)

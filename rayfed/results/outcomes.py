@@ -1,0 +1,191 @@
+"""What a run comes to in one row for every arm and attack: what leaked, what was learnt, what it cost.
+
+The rows are what sweeps, fronts, comparisons, recommendations and exports are made of. A sweep puts what it knows of a
+trial before them: which trial, which values its fields had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+import yaml
+
+from rayfed.results import summary
+from rayfed.results.folder import SCENARIO, RunFolder
+from rayfed.results.summary import Leak, Row, Spread
+
+Kind = Literal["leakage", "utility", "cost"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of the outcomes that settings can be judged by."""
+
+    title: str
+    kind: Kind
+    higher_is_better: bool
+    """To who protects data: a low PSNR is good, and a high accuracy."""
+    unit: str = ""
+
+
+_LEAKS = {
+    "psnr": Measure("PSNR", "leakage", False, "dB"),
+    "ssim": Measure("SSIM", "leakage", False),
+    "lpips_alex": Measure("LPIPS (AlexNet)", "leakage", True),
+    "lpips_vgg": Measure("LPIPS (VGG)", "leakage", True),
+    "mse": Measure("BP_MSE", "leakage", True),
+    "bp_ki": Measure("BP_KI", "leakage", False),
+    "noise_ratio": Measure("noise ratio", "leakage", True),
+    "label_accuracy": Measure("labels found", "leakage", False),
+}
+"""What is measured of reconstructions: each has a column of means over images and one of the worst image."""
+
+
+def worst_of(metric: str) -> str:
+    """The column with the worst image's value of a metric."""
+    return f"{metric}_worst"
+
+
+MEASURES: dict[str, Measure] = {
+    **_LEAKS,
+    **{
+        worst_of(name): Measure(f"{m.title}, worst image", "leakage", m.higher_is_better, m.unit)
+        for name, m in _LEAKS.items()
+    },
+    "inferred": Measure("inferred beyond chance", "leakage", False),
+    "epsilon": Measure("epsilon", "leakage", False),
+    "test_accuracy": Measure("test accuracy", "utility", True),
+    "pmm": Measure("PMM", "utility", True),
+    "test_loss": Measure("test loss", "utility", False, "nats"),
+    "train_seconds": Measure("training time", "cost", False, "s"),
+    "attack_seconds": Measure("attack time", "cost", False, "s"),
+    "bytes_up": Measure("bytes sent by clients", "cost", False, "bytes"),
+    "bytes_down": Measure("bytes sent to clients", "cost", False, "bytes"),
+}
+"""Column -> what it says. PMM is the accuracy over that of the arm without a defence, all else equal."""
+
+_string, _int, _long, _real = pa.string(), pa.int32(), pa.int64(), pa.float64()
+_TRIAL = [
+    pa.field("trial", _string),
+    pa.field("repeat", _int),
+    pa.field("seed", _long),
+    pa.field("status", _string),
+    pa.field("error", _string),
+    pa.field("run", _string),
+]
+"""What a sweep knows of a trial: `status` is 'finished', 'stopped' (by the scheduler) or 'failed'; `run` is its run
+folder, relative to the sweep's."""
+_OUTCOME = [
+    pa.field("arm", _string),
+    pa.field("attack", _string),
+    pa.field("defences", _string),
+    pa.field("rounds", _int),
+    pa.field("images", _int),
+    pa.field("batch_size", _int),
+    pa.field("observes", _string),
+    pa.field("knowledge", _string),
+    pa.field("delta", _real),
+    pa.field("epsilon_unit", _string),
+    *(pa.field(name, _real) for name in MEASURES),
+]
+
+
+def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
+    """A row for every arm and attack of a run; `attack` is null for an arm that none has met."""
+    scenario = yaml.safe_load(folder.read_text(SCENARIO))
+    names = ("rounds", "clients", "attacks", "inferences", "privacy")
+    rounds, clients, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
+    arms = summary.arm_names(scenario, rounds, attacks, inferences)
+    leaks = summary.leaks(attacks, arms, {})
+    claims = summary.claims(inferences, arms)
+    found = []
+    for arm in summary.arms(arms, scenario, rounds, clients, attacks):
+        row = {
+            "arm": arm.name,
+            "defences": " + ".join(arm.defences),
+            "rounds": arm.rounds,
+            "test_accuracy": arm.accuracy,
+            "test_loss": arm.loss,
+            "train_seconds": sum(r["actor_seconds"] or 0 for r in rounds if r["arm"] == arm.name) or None,
+            "bytes_up": arm.bytes_up or None,
+            "bytes_down": arm.bytes_down or None,
+            **_guarantee(privacy, arm.name),
+        }
+        met = [_leaked(leak, attacks) for leak in leaks if leak.arm == arm.name]
+        met += [{"attack": c.attack, "inferred": _beyond(c)} for c in claims if c.arm == arm.name]
+        found += [row | {"attack": None} | one for one in met or [{}]]
+    return with_pmm(found, {arm for arm in arms if _undefended(scenario, arm)}, ())
+
+
+def with_pmm(rows: Sequence[Row], references: Iterable[str], equal: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows with `pmm`, against the arms without a defence where the columns `equal` are the same.
+
+    Source: Fan et al. 2024 (Refiner), section 6.1.
+    """
+    arms = set(references)
+    accuracy = {
+        tuple(row.get(c) for c in equal): row["test_accuracy"]
+        for row in rows
+        if row["arm"] in arms and row.get("test_accuracy")
+    }
+
+    def pmm(row: Row) -> float | None:
+        reference, own = accuracy.get(tuple(row.get(c) for c in equal)), row.get("test_accuracy")
+        return own / reference if own is not None and reference else None
+
+    return [{**row, "pmm": pmm(row)} for row in rows]
+
+
+def table(rows: Sequence[Row], fields: Sequence[str] = (), trials: bool = False) -> pa.Table:
+    """Outcomes as a table; with `trials`, the trial's columns and those of the swept fields come first."""
+    swept = [pa.field(path, _type(row[path] for row in rows if row.get(path) is not None)) for path in fields]
+    schema = pa.schema([*(_TRIAL if trials else []), *swept, *_OUTCOME])
+    plain = [{**row, **{p: _as(row.get(p), schema.field(p).type) for p in fields}} for row in rows]
+    return pa.Table.from_pylist(plain, schema=schema)
+
+
+def _type(values: Iterable[Any]) -> pa.DataType:
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds == {int}:
+        return _long
+    return _real if kinds and kinds <= {int, float} else _string
+
+
+def _as(value: Any, type: pa.DataType) -> Any:
+    if value is None or type != _string or isinstance(value, str):
+        return value
+    return yaml.safe_dump(value, default_flow_style=True, width=10**9).removesuffix("\n...\n").strip()
+
+
+def _leaked(leak: Leak, attacks: Sequence[Row]) -> dict[str, Any]:
+    first = next(row for row in attacks if (row["arm"], row["attack"]) == (leak.arm, leak.attack))
+    row: dict[str, Any] = {name: first[name] for name in ("attack", "batch_size", "observes", "knowledge")}
+    row |= {"images": leak.images, "attack_seconds": leak.seconds.mean * leak.seconds.n if leak.seconds else None}
+    for name, measure in _LEAKS.items():
+        spread: Spread | None = getattr(leak, name)
+        row[name] = spread.mean if spread else None
+        row[worst_of(name)] = (spread.low if measure.higher_is_better else spread.high) if spread else None
+    return row
+
+
+def _beyond(claim: summary.Claim) -> float | None:
+    return claim.value.mean - claim.chance.mean if claim.value and claim.chance else None
+
+
+def _guarantee(privacy: Sequence[Row], arm: str) -> dict[str, Any]:
+    """The weakest (epsilon, delta) of an arm; nothing where it has none."""
+    mine = [row for row in privacy if row["arm"] == arm and row["epsilon"] is not None]
+    weakest = max(mine, key=lambda row: row["epsilon"], default=None)
+    if weakest is None:
+        return {}
+    return {"epsilon": weakest["epsilon"], "delta": weakest["delta"], "epsilon_unit": weakest["unit"]}
+
+
+def _undefended(scenario: Mapping[str, Any], arm: str) -> bool:
+    stack = (scenario.get("arms") or {}).get(arm, scenario.get("defences"))
+    return not (stack.get("defences") if isinstance(stack, Mapping) else stack)

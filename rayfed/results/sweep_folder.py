@@ -1,0 +1,73 @@
+"""The folder of a sweep: its scenario, `outcomes.parquet`, and a run folder for every trial under `trials/`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
+
+from rayfed.errors import RunError
+from rayfed.results.folder import SCENARIO, RunFolder
+from rayfed.results.outcomes import table
+
+OUTCOMES = "outcomes.parquet"
+TRIALS = "trials"
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """One sweep; a run folder of another content, so that `RunFolder` reads and writes its files."""
+
+    files: RunFolder
+
+    @classmethod
+    def open(cls, path: str) -> SweepFolder:
+        """The sweep at a local path or fsspec URL; raises `RunError` where there is none."""
+        folder = RunFolder.open(path)
+        if not is_sweep(folder):
+            raise RunError(f"'{path}' is a run, not a sweep: its {SCENARIO} has no `sweep`")
+        return cls(folder)
+
+    @property
+    def url(self) -> str:
+        """The folder as a user would write it."""
+        return self.files.url
+
+    @property
+    def scenario(self) -> dict[str, Any]:
+        """The resolved scenario, `sweep` among its sections."""
+        return dict(yaml.safe_load(self.files.read_text(SCENARIO)))
+
+    @property
+    def fields(self) -> list[str]:
+        """The paths of the swept fields, in the scenario's order: columns of the outcomes."""
+        return list(self.scenario["sweep"]["fields"])
+
+    def trial(self, run: str) -> RunFolder:
+        """The run folder of a trial; `run` is what stands in that column of the outcomes."""
+        return RunFolder(self.files.fs, f"{self.files.root}/{run}")
+
+    def outcomes(self) -> pa.Table:
+        """A row for every trial, arm and attack so far, in the order of the trials; none before the first is over."""
+        if not self.files.exists(OUTCOMES):
+            return table([], self.fields, trials=True)
+        try:
+            return pq.read_table(BytesIO(self.files.read_bytes(OUTCOMES)))
+        except (pa.ArrowException, OSError) as error:
+            raise RunError(f"cannot read '{self.url}/{OUTCOMES}': {error}; restore it from a copy") from error
+
+    def write_outcomes(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Replace the outcomes."""
+        buffer = BytesIO()
+        pq.write_table(table(rows, self.fields, trials=True), buffer, compression="zstd")
+        self.files.write_bytes(OUTCOMES, buffer.getvalue())
+
+
+def is_sweep(folder: RunFolder) -> bool:
+    """Whether this folder holds a sweep and not a run."""
+    return bool(yaml.safe_load(folder.read_text(SCENARIO)).get("sweep"))

@@ -1,0 +1,33 @@
+"""Fields by their path in a document: `training.lr`, `attacks.0.iterations`, `arms.noise.defences.gaussian.sigma`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def put(document: dict[str, Any], path: str, value: Any) -> None:
+    """Set a field; an entry of a list goes by its index or by its `name`, sections that are missing are made.
+
+    Raises `KeyError` where the document has no such place.
+    """
+    *parents, last = path.split(".")
+    place: Any = document
+    for key in parents:
+        place = place[_index(place, key)] if isinstance(place, list) else place.setdefault(key, {})
+        if not isinstance(place, dict | list):
+            raise KeyError(path)
+    if isinstance(place, list):
+        place[_index(place, last)] = value
+    elif last.isdigit():
+        raise KeyError(path)
+    else:
+        place[last] = value
+
+
+def _index(entries: list[Any], key: str) -> int:
+    """The entry at this index or with this name: the first, where several have it."""
+    names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
+    index = int(key) if key.isdigit() else names.index(key) if key in names else len(entries)
+    if index >= len(entries):
+        raise KeyError(key)
+    return index

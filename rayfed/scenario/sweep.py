@@ -1,0 +1,47 @@
+"""The section `sweep`: which fields of the scenario vary, and how their values are chosen."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rayfed.scenario.components import Section
+
+
+class Range(Section):
+    """An interval that values are drawn from."""
+
+    low: float
+    """Smallest value."""
+    high: float
+    """Largest value."""
+    scale: Literal["linear", "log"] = "linear"
+    """Evenly over the values, or over their logarithms."""
+    whole: bool = False
+    """Whole numbers only."""
+
+
+class Sweep(Section):
+    """Many runs of one scenario, each with one arm and one set of values."""
+
+    fields: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)] | Range], Field(min_length=1)]
+    """Path of a field, such as `training.batch_size` or `arms.noise.defences.gaussian.sigma` -> its values in a list,
+    or the `low` and `high` that they are drawn between. A field of one arm varies that arm alone, any other all."""
+    search: Literal["grid", "random", "optuna"] = "grid"
+    """`grid`: every combination of the lists, arm by arm. `random`: draws, to the arms in turn. `optuna`: Optuna looks
+    for the front of `objectives`."""
+    samples: Annotated[int, Field(ge=1)] | None = None
+    """Settings that `random` and `optuna` try."""
+    repeats: Annotated[int, Field(ge=1)] = 1
+    """Seeds that every setting is played with: the scenario's and those that follow it."""
+    objectives: Annotated[list[str], Field(min_length=1)] = ["psnr", "test_accuracy"]
+    """What `optuna` makes better, by the columns of the outcomes: of leakage the mean over images, or the worst image
+    with `psnr_worst`, by the attack that gets most."""
+    scheduler: Literal["asha", "median"] | None = None
+    """Stops trials early whose test accuracy falls behind: asynchronous successive halving (Li 2020), or below the
+    median of the others. Null: none."""
+    grace: Annotated[int, Field(ge=1)] = 1
+    """Rounds that every trial plays before a scheduler may stop it."""
+    max_concurrent: Annotated[int, Field(ge=1)] | None = None
+    """Trials at once; null: as many as the cluster has room for."""

@@ -1,0 +1,42 @@
+"""What can be wrong with the section `sweep`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rayfed.errors import nearest
+from rayfed.results.outcomes import MEASURES
+from rayfed.scenario.problems import Problem
+from rayfed.scenario.sections import Scenario
+from rayfed.scenario.sweep import Range
+
+
+def sweep_problems(s: Scenario) -> Iterator[Problem]:
+    """What is wrong with the section `sweep`, beyond single fields."""
+    sweep = s.sweep
+    if sweep is None:
+        return
+    for path, values in sweep.fields.items():
+        if path.startswith("arms.") and s.owner_of(path)[0] is None:
+            message = f"no arm of that name: {nearest(path.split('.')[1], list(s.arms))}"
+            yield Problem(path=("sweep", "fields", path), message=message)
+        if path.partition(".")[0] in ("sweep", "seed", "name", "output", "resources"):
+            yield Problem(path=("sweep", "fields", path), message="cannot vary; `repeats` varies the seed")
+        if not isinstance(values, Range):
+            continue
+        if values.low >= values.high or (values.scale == "log" and values.low <= 0):
+            message = f"expected low < high, and low above 0 on a log scale: found {values.low:g} and {values.high:g}"
+            yield Problem(path=("sweep", "fields", path), message=message)
+        if sweep.search == "grid":
+            message = "a grid needs the values in a list, or `search` random or optuna"
+            yield Problem(path=("sweep", "fields", path), message=message)
+    if (sweep.search == "grid") != (sweep.samples is None):
+        message = "a grid is tried whole: leave it out" if sweep.search == "grid" else "how many settings to try?"
+        yield Problem(path=("sweep", "samples"), message=message)
+    for name in sweep.objectives:
+        if name not in MEASURES:
+            message = f"found '{name}': {nearest(name, list(MEASURES))}"
+            yield Problem(path=("sweep", "objectives"), message=message)
+    if sweep.search == "optuna" and sweep.scheduler and sweep.repeats > 1:
+        message = "optuna judges the mean of all repeats, which a scheduler would cut: leave one of them out"
+        yield Problem(path=("sweep", "scheduler"), message=message)

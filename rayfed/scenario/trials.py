@@ -1,0 +1,114 @@
+"""From the section `sweep` to the trials that it stands for: each a scenario of its own, with one arm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import exp, log
+from typing import Any
+
+import numpy as np
+
+from rayfed.errors import ScenarioError
+from rayfed.scenario.paths import put
+from rayfed.scenario.reading import check
+from rayfed.scenario.sections import Scenario
+from rayfed.scenario.sweep import Range, Sweep
+
+Values = dict[str, Any]
+"""Path of a swept field -> its value."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a sweep."""
+
+    index: int
+    """Place in the sweep, from 0; alike for the repeats of one setting."""
+    arm: str
+    values: Values
+    repeat: int
+
+    @property
+    def name(self) -> str:
+        """Name of its run folder."""
+        return f"{self.index:04d}-{self.repeat}"
+
+
+def planned(scenario: Scenario) -> list[Trial]:
+    """All trials of a grid or of random draws, whatever was played already; those of Optuna are not known before.
+
+    Raises `ScenarioError` for values that the scenario does not allow, with all their problems.
+    """
+    sweep = _sweep(scenario)
+    settings = list(_grid(scenario) if sweep.search == "grid" else _draws(scenario, sweep.samples or 1))
+    trials = [
+        Trial(index, arm, values, repeat)
+        for index, (arm, values) in enumerate(settings)
+        for repeat in range(sweep.repeats)
+    ]
+    for trial in trials[:: sweep.repeats]:
+        scenario_of(scenario, trial)
+    return trials
+
+
+def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
+    """What a trial plays: its arm alone, with its values and its repeat's seed.
+
+    Raises `ScenarioError` where the values do not fit the scenario.
+    """
+    document = scenario.model_dump(mode="json") | {"sweep": None, "seed": scenario.seed + trial.repeat}
+    if scenario.arms:
+        document["arms"] = {trial.arm: document["arms"][trial.arm]}
+    for path, value in trial.values.items():
+        arm, rest = scenario.owner_of(path)
+        try:
+            put(document["arms"][arm] if arm is not None else document, rest, value)
+        except KeyError:
+            raise ScenarioError(f"sweep.fields: the scenario has no place '{path}'") from None
+    return check(document, f"the sweep's trial with {_said(trial)}")
+
+
+def fields_of(scenario: Scenario, arm: str) -> dict[str, list[Any] | Range]:
+    """The swept fields that vary an arm: its own and those of all."""
+    return {path: v for path, v in _sweep(scenario).fields.items() if scenario.owner_of(path)[0] in (None, arm)}
+
+
+def _sweep(scenario: Scenario) -> Sweep:
+    if scenario.sweep is None:
+        raise ScenarioError(f"the scenario {scenario.name} has no `sweep`: say there which fields vary")
+    return scenario.sweep
+
+
+def _grid(scenario: Scenario) -> Iterator[tuple[str, Values]]:
+    for arm in _arms(scenario):
+        fields = {path: v for path, v in fields_of(scenario, arm).items() if not isinstance(v, Range)}
+        for chosen in product(*fields.values()):
+            yield arm, dict(zip(fields, chosen, strict=True))
+
+
+def _draws(scenario: Scenario, samples: int) -> Iterator[tuple[str, Values]]:
+    generator = np.random.default_rng((scenario.seed, 0x5EEE))
+    arms = _arms(scenario)
+    for index in range(samples):
+        arm = arms[index % len(arms)]
+        yield arm, {path: _draw(values, generator) for path, values in fields_of(scenario, arm).items()}
+
+
+def _draw(values: list[Any] | Range, generator: np.random.Generator) -> Any:
+    if not isinstance(values, Range):
+        return values[int(generator.integers(len(values)))]
+    if values.scale == "log":
+        drawn = exp(generator.uniform(log(values.low), log(values.high)))
+    else:
+        drawn = generator.uniform(values.low, values.high)
+    return round(drawn) if values.whole else float(drawn)
+
+
+def _arms(scenario: Scenario) -> list[str]:
+    return list(scenario.arms or scenario.played)
+
+
+def _said(trial: Trial) -> str:
+    return ", ".join([f"arm {trial.arm}", *(f"{path} = {value}" for path, value in trial.values.items())])

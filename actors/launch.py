@@ -8,7 +8,8 @@ import platform
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
@@ -19,6 +20,7 @@ import ray
 
 from actors import transport
 from actors.cluster import Allotment, allot, connected
+from actors.crew import Crew
 from actors.federation import Federation, RoundTables, count_calls
 from actors.progress import Progress
 from rayfed import catalogue
@@ -33,6 +35,16 @@ from rayfed.training.arm import build_arm
 from rayfed.training.inputs import Inputs, prepare
 
 _PACKAGES = ("rayfed", "torch", "torchvision", "ray", "numpy", "pyarrow", "scikit-learn", "scikit-image", "lpips")
+
+
+@dataclass(frozen=True)
+class Staff:
+    """What a sweep gives to one of its trials."""
+
+    allotment: Allotment
+    crew: Crew
+    """Where actors come from and go to, trial after trial."""
+
 
 Kind = Literal["training", "attack"]
 """What a run does; only training can be resumed."""
@@ -51,7 +63,7 @@ def launch(scenario: Scenario, out: str | None, address: str | None, progress: P
     return folder
 
 
-def launch_in(folder: RunFolder, scenario: Scenario, allotment: Allotment, progress: Progress) -> None:
+def launch_in(folder: RunFolder, scenario: Scenario, trial: Staff, progress: Progress) -> None:
     """Run a scenario in this folder, after the last complete round that is there, on the Ray that is connected to.
 
     No report is made. Raises `RunError` where the run has failed before: it would again.
@@ -66,7 +78,7 @@ def launch_in(folder: RunFolder, scenario: Scenario, allotment: Allotment, progr
     saved = checkpoint.load(folder)
     folder.drop_after(saved.round if saved else -1)
     _describe(inputs, folder)
-    _play(inputs, folder, None, progress, saved, allotment)
+    _play(inputs, folder, None, progress, saved, trial)
 
 
 def resume(path: str, address: str | None, progress: Progress) -> RunFolder:
@@ -147,7 +159,7 @@ def _play(
     address: str | None,
     progress: Progress,
     saved: checkpoint.Checkpoint | None,
-    trial: Allotment | None = None,
+    trial: Staff | None = None,
 ) -> None:
     """The rounds after the checkpoint, then the report; the folder's status and log follow along.
 
@@ -186,13 +198,13 @@ def _federation(
     address: str | None,
     progress: Progress,
     saved: checkpoint.Checkpoint | None,
-    trial: Allotment | None = None,
+    trial: Staff | None = None,
 ) -> Iterator[Federation]:
     """The run's actors, up and ready to go on after the checkpoint."""
     scenario = inputs.scenario
     with connected(address):
         transport.register()
-        allotment = trial or allot(scenario, *count_calls(scenario, len(inputs.data.test_labels)))
+        allotment = trial.allotment if trial else allot(scenario, *count_calls(scenario, len(inputs.data.test_labels)))
         folder.write_text("environment.json", json.dumps(environment(scenario, allotment), indent=2))
         progress.starting(scenario, folder, allotment)
         federation = Federation(
@@ -204,8 +216,9 @@ def _federation(
             progress,
             saved.server if saved else {},
             saved.clients if saved else {},
+            trial.crew if trial else Crew(),
         )
-        with closing(federation):
+        with _closing(federation, keep=trial is not None):
             federation.start()
             progress.ready(saved.round + 1 if saved else 0)
             for message in inputs.encryption:
@@ -215,6 +228,17 @@ def _federation(
                 for message in Scorer(tuple(metrics.names), metrics.lpips_weights, metrics.evaluator).unavailable():
                     progress.note(message)
             yield federation
+
+
+@contextmanager
+def _closing(federation: Federation, keep: bool) -> Iterator[None]:
+    """End the actors; `keep` leaves them to another run where this one went well."""
+    try:
+        yield
+    except BaseException:
+        federation.close()
+        raise
+    federation.close(keep)
 
 
 def _write(folder: RunFolder, round: int, tables: RoundTables) -> None:

@@ -15,6 +15,7 @@ from ray import tune
 from ray.tune.experiment import Trial as TuneTrial
 
 from actors import launch
+from actors import trial as trial_process
 from actors.cluster import allot_trial, connected
 from actors.progress import SweepProgress
 from actors.search import Tried, scheduler, search
@@ -124,7 +125,7 @@ def _trainable(scenario: Scenario, folder: SweepFolder) -> Any:
         for repeat in setting["repeats"]:
             one = Trial(setting["index"], setting["arm"], setting["values"], repeat)
             run = folder.trial(f"{TRIALS}/{one.name}")
-            launch.launch_in(run, scenario_of(scenario, one), allotment, Reporter())
+            launch.launch_in(run, scenario_of(scenario, one), launch.Staff(allotment, trial_process.CREW), Reporter())
             runs.append(outcomes.outcomes(run))
         tune.report({"rounds": scenario.federation.rounds} | _judged(runs, objectives))
 

@@ -12,6 +12,7 @@ from ray import tune
 
 from actors import launch
 from actors.cluster import Allotment, allot_trial
+from actors.crew import Crew
 from actors.progress import Progress
 from rayfed import catalogue
 from rayfed.results.folder import RunFolder
@@ -19,6 +20,8 @@ from rayfed.results.summary import PSNR_CEILING, spread
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import Trial, scenario_of
 
+CREW = Crew()
+"""Of this process, which Tune may give one trial after another."""
 Trainable = Callable[[dict[str, Any]], None]
 
 
@@ -36,7 +39,7 @@ def trainable(scenario: Scenario) -> Trainable:
         prepare_process(places)
         played = scenario_of(scenario, Trial(0, None, dict(config), 0))
         folder = RunFolder.at(str(Path(tune.get_context().get_trial_dir()) / "run"))
-        launch.launch_in(folder, played, allotment, Reporter())
+        launch.launch_in(folder, played, launch.Staff(allotment, CREW), Reporter())
 
     return with_actors(trial, allotment)
 

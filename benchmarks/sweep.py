@@ -71,9 +71,7 @@ def main() -> None:
     (start, idle), (end, idle_then) = watch.began, watch.ends[-1]
     wall = end - start
     print(f"{len(alone)} trials on {cores} cores")
-    print(
-        f"trials alone, one after another   {sum(alone):8.1f} s   (first {alone[0]:.1f} s, with the start of its actors)"
-    )
+    print(f"trials alone, one after another   {sum(alone):8.1f} s   (the first, with its start, {alone[0]:.1f} s)")
     print(f"sweep, first start to last end    {wall:8.1f} s")
     print(f"ratio to trials alone / cores     {wall / (sum(alone) / cores):8.3f}")
     print(f"cores busy                        {1 - (idle_then - idle) / (wall * psutil.cpu_count()):8.1%}")

@@ -15,12 +15,11 @@ from ray import tune
 from ray.tune.experiment import Trial as TuneTrial
 
 from actors import launch
-from actors import trial as trial_process
 from actors.cluster import allot_trial, connected
 from actors.progress import SweepProgress
 from actors.search import Tried, scheduler, search
 from actors.trackers import trackers
-from actors.trial import Reporter, prepare_process, search_places, with_actors
+from actors.trial import Reporter, own_crew, prepare_process, search_places, with_actors
 from rayfed import scenario as scenarios
 from rayfed.errors import RunError
 from rayfed.results import outcomes
@@ -61,9 +60,7 @@ def resume(path: str, failed: bool, address: str | None, progress: SweepProgress
             folder.trial(f"{TRIALS}/{trial}").remove("status.json")
         rows = [row for row in rows if row["status"] != "failed"]
     trials = None if _section(scenario).search == "optuna" else planned(scenario)
-    done = {row["trial"] for row in rows}
-    left = _settings_to_try(scenario, rows) if trials is None else sum(t.name not in done for t in trials)
-    if not left:
+    if not _left(scenario, trials, rows):
         hint = "" if failed else "; `--failed` plays again what has failed"
         raise RunError(f"{folder.url}: all trials are played; nothing to resume{hint}")
     _play(scenario, folder, trials, rows, address, progress)
@@ -79,38 +76,52 @@ def _play(
     progress: SweepProgress,
 ) -> None:
     """The trials that have no row yet; `trials` is None where Optuna makes them."""
-    section = _section(scenario)
-    done = {row["trial"] for row in rows}
-    left = [t for t in trials if t.name not in done] if trials is not None else []
-    count = len(left) if trials is not None else _settings_to_try(scenario, rows)
     table = _Table(scenario, folder, rows, progress)
     with connected(address), _quiet_tune(), table.recorded():
         allotment = allot_trial(scenario)
         folder.files.write_text("environment.json", json.dumps(launch.environment(scenario, allotment), indent=2))
-        progress.starting(scenario, folder, allotment, count, len(done))
-        configs = [{"index": t.index, "arm": t.arm, "values": t.values, "repeats": [t.repeat]} for t in left]
-        known = _tried(rows, section) if trials is None else {}
-        tuner = tune.Tuner(
-            with_actors(_trainable(scenario, folder), allotment),
-            param_space=None if trials is None else {"trial": tune.grid_search(configs)},
-            tune_config=tune.TuneConfig(
-                search_alg=search(scenario, section, known) if trials is None else None,
-                scheduler=scheduler(section, scenario.federation.rounds),
-                num_samples=count if trials is None else 1,
-                max_concurrent_trials=section.max_concurrent,
-                reuse_actors=True,
-                trial_dirname_creator=lambda trial: trial.trial_id,
-            ),
-            run_config=tune.RunConfig(
-                name="tune",
-                storage_path=folder.files.root,
-                storage_filesystem=PyFileSystem(FSSpecHandler(folder.files.fs)),
-                failure_config=tune.FailureConfig(max_failures=_LOST_PROCESSES),
-                callbacks=[table, *trackers(section, folder)],
-                verbose=0,
-            ),
-        )
-        tuner.fit()
+        done = len({row["trial"] for row in rows})
+        progress.starting(scenario, folder, allotment, _left(scenario, trials, rows), done)
+        for _ in range(1 + _LOST_PROCESSES):  # Tune's own way to try again may wait without end for a place
+            table.lost = []
+            _tuner(scenario, folder, trials, table).fit()
+            if not table.lost:
+                return
+        table.give_up()
+
+
+def _left(scenario: Scenario, trials: Sequence[Trial] | None, rows: Sequence[dict[str, Any]]) -> int:
+    """Trials without a row; settings, where Optuna makes them, for one with a repeat missing is tried anew."""
+    done = {row["trial"] for row in rows}
+    if trials is not None:
+        return sum(trial.name not in done for trial in trials)
+    return max(0, (_section(scenario).samples or 0) - len({name.partition("-")[0] for name in done}))
+
+
+def _tuner(scenario: Scenario, folder: SweepFolder, trials: Sequence[Trial] | None, table: _Table) -> tune.Tuner:
+    """Tune, with what has no row in the table."""
+    section, done = _section(scenario), {row["trial"] for row in table.rows}
+    left = [t for t in trials or () if t.name not in done]
+    configs = [{"index": t.index, "arm": t.arm, "values": t.values, "repeats": [t.repeat]} for t in left]
+    return tune.Tuner(
+        with_actors(_trainable(scenario, folder), allot_trial(scenario)),
+        param_space=None if trials is None else {"trial": tune.grid_search(configs)},
+        tune_config=tune.TuneConfig(
+            search_alg=search(scenario, section, _tried(table.rows, section)) if trials is None else None,
+            scheduler=scheduler(section, scenario.federation.rounds),
+            num_samples=_left(scenario, None, table.rows) if trials is None else 1,
+            max_concurrent_trials=section.max_concurrent,
+            reuse_actors=True,
+            trial_dirname_creator=lambda trial: trial.trial_id,
+        ),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=folder.files.root,
+            storage_filesystem=PyFileSystem(FSSpecHandler(folder.files.fs)),
+            callbacks=[table, *trackers(section, folder)],
+            verbose=0,
+        ),
+    )
 
 
 def _trainable(scenario: Scenario, folder: SweepFolder) -> Any:
@@ -120,13 +131,15 @@ def _trainable(scenario: Scenario, folder: SweepFolder) -> Any:
 
     def trial(config: dict[str, Any]) -> None:
         prepare_process(places)
-        setting = config.get("trial", config)
         runs = []
-        for repeat in setting["repeats"]:
-            one = Trial(setting["index"], setting["arm"], setting["values"], repeat)
-            run = folder.trial(f"{TRIALS}/{one.name}")
-            launch.launch_in(run, scenario_of(scenario, one), launch.Staff(allotment, trial_process.CREW), Reporter())
-            runs.append(outcomes.outcomes(run))
+        try:
+            for one in _repeats(config):
+                run = folder.trial(f"{TRIALS}/{one.name}")
+                launch.launch_in(run, scenario_of(scenario, one), launch.Staff(allotment, own_crew()), Reporter())
+                runs.append(outcomes.outcomes(run))
+        except Exception as error:  # Tune would try again, and it would fail again
+            tune.report({"rounds": 0, "error": f"{type(error).__name__}: {error}"})
+            return
         tune.report({"rounds": scenario.federation.rounds} | _judged(runs, objectives))
 
     return trial
@@ -147,9 +160,10 @@ class _Table(tune.Callback):
     def __init__(
         self, scenario: Scenario, folder: SweepFolder, rows: list[dict[str, Any]], progress: SweepProgress
     ) -> None:
-        self._scenario, self._folder, self._rows, self._progress = scenario, folder, rows, progress
-        undefended = [name for name, stack in scenario.stacks.items() if not stack]
-        self._references = undefended
+        self._scenario, self._folder, self.rows, self._progress = scenario, folder, rows, progress
+        self.lost: list[tuple[list[Trial], str]] = []
+        """Trials whose process has died, and what was said of it."""
+        self._references = [name for name, stack in scenario.stacks.items() if not stack]
         shared = [path for path in _section(scenario).fields if scenario.owner_of(path)[0] is None]
         self._equal = [*shared, "repeat"]
 
@@ -173,24 +187,27 @@ class _Table(tune.Callback):
         self._progress.round_done()
 
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
-        """A trial has ended, or a scheduler has stopped it."""
-        self._ended(trial, None)
+        """A trial has ended, well or not, or a scheduler has stopped it."""
+        self._ended(_repeats(trial.config), (trial.last_result or {}).get("error"))
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
-        """A trial has failed for good."""
+        """A trial's process has died."""
         error = trial.get_error()
-        self._ended(trial, str(getattr(error, "cause", None) or error))
+        self.lost.append((_repeats(trial.config), str(getattr(error, "cause", None) or error)))
 
-    def _ended(self, trial: TuneTrial, error: str | None) -> None:
-        setting = trial.config.get("trial", trial.config)
-        for repeat in setting["repeats"]:
-            one = Trial(setting["index"], setting["arm"], setting["values"], repeat)
+    def give_up(self) -> None:
+        """Note what has lost its process again and again as failed."""
+        for repeats, error in self.lost:
+            self._ended(repeats, error)
+
+    def _ended(self, repeats: Sequence[Trial], error: str | None) -> None:
+        for one in repeats:
             rows = self._outcome(one, error)
-            self._rows = [row for row in self._rows if row["trial"] != one.name] + rows
+            self.rows = [row for row in self.rows if row["trial"] != one.name] + rows
             self._progress.trial_done(one, rows)
-        self._rows.sort(key=lambda row: (row["trial"], row["attack"] or ""))
-        self._rows = outcomes.with_pmm(self._rows, self._references, self._equal)
-        self._folder.write_outcomes(self._rows)
+        self.rows.sort(key=lambda row: (row["trial"], row["attack"] or ""))
+        self.rows = outcomes.with_pmm(self.rows, self._references, self._equal)
+        self._folder.write_outcomes(self.rows)
         self._status("running")
 
     def _outcome(self, trial: Trial, error: str | None) -> list[dict[str, Any]]:
@@ -211,15 +228,15 @@ class _Table(tune.Callback):
         return [row | known for row in found] or [{"arm": trial.arm, "attack": None} | known]
 
     def _status(self, state: str, error: str | None = None) -> None:
-        done = len({row["trial"] for row in self._rows})
+        done = len({row["trial"] for row in self.rows})
         status = {"kind": "sweep", "state": state, "trials_done": done, "error": error}
         self._folder.files.write_text("status.json", json.dumps(status, indent=2))
 
 
-def _settings_to_try(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> int:
-    """What is left of Optuna's samples: settings of which some repeat has no row are tried anew."""
-    done = {row["trial"].partition("-")[0] for row in rows}
-    return max(0, (_section(scenario).samples or 0) - len(done))
+def _repeats(config: dict[str, Any]) -> list[Trial]:
+    """The trials behind one of Tune's."""
+    setting = config.get("trial", config)
+    return [Trial(setting["index"], setting["arm"], setting["values"], repeat) for repeat in setting["repeats"]]
 
 
 def _tried(rows: Sequence[dict[str, Any]], section: Sweep) -> dict[int, Tried]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from rayfed.results.summary import PSNR_CEILING, spread
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import Trial, scenario_of
 
-CREW = Crew()
-"""Of this process, which Tune may give one trial after another."""
 Trainable = Callable[[dict[str, Any]], None]
 
 
@@ -39,7 +38,7 @@ def trainable(scenario: Scenario) -> Trainable:
         prepare_process(places)
         played = scenario_of(scenario, Trial(0, None, dict(config), 0))
         folder = RunFolder.at(str(Path(tune.get_context().get_trial_dir()) / "run"))
-        launch.launch_in(folder, played, launch.Staff(allotment, CREW), Reporter())
+        launch.launch_in(folder, played, launch.Staff(allotment, own_crew()), Reporter())
 
     return with_actors(trial, allotment)
 
@@ -53,6 +52,12 @@ def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
         shares.append(allotment.server)
     bundles = [{"CPU": s.num_cpus} | ({"GPU": s.num_gpus} if s.num_gpus else {}) for s in shares]
     return tune.with_resources(trial, tune.PlacementGroupFactory([{}, *bundles]))
+
+
+@cache
+def own_crew() -> Crew:
+    """The actors of this process, which Tune may give one trial after another."""
+    return Crew()
 
 
 def search_places() -> tuple[list[str], list[str]]:

@@ -17,7 +17,9 @@ SIGMA = "arms.noise.defences.gaussian.sigma"
 BATCH = "training.batch_size"
 
 
-def setting(arm: str = "none", attack: str | None = "dlg", fields: dict[str, Any] | None = None, **means: float) -> Setting:
+def setting(
+    arm: str = "none", attack: str | None = "dlg", fields: dict[str, Any] | None = None, **means: float
+) -> Setting:
     """A setting that was played once."""
     measures = {name: Estimate(mean, None, None, 1) for name, mean in means.items()}
     return Setting("", arm, attack, fields or {}, measures, [{"arm": arm, "attack": attack}])

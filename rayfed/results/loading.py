@@ -5,7 +5,6 @@ Read are Parquet, YAML, JSON and PNG; nothing is unpickled.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import yaml
 
-from rayfed.errors import RunError, UserError, nearest
+from rayfed.errors import RunError, nearest
 from rayfed.results import outcomes, pareto, settings, summary
 from rayfed.results.folder import SCENARIO, RunFolder
 from rayfed.results.images import decode_png
+from rayfed.results.notebook import html
 from rayfed.results.schemas import TABLES
 from rayfed.results.sweep_folder import SweepFolder, is_sweep
 
@@ -70,7 +69,7 @@ class Results(ABC):
     @property
     def scenario(self) -> dict[str, Any]:
         """What was played, every default written out; raises `RunError` where the file is damaged."""
-        return _mapping(self.folder, SCENARIO)
+        return self.folder.read_mapping(SCENARIO)
 
     @property
     def fields(self) -> list[str]:
@@ -103,9 +102,7 @@ class Results(ABC):
         return pareto.front(self.settings(), leakage, utility, cost, attack)
 
     def _repr_html_(self) -> str:
-        from rayfed.results.notebook import html
-
-        return html(self)
+        return html(repr(self), self.settings())
 
     def _check(self, name: str) -> None:
         if name not in self.tables:
@@ -121,6 +118,9 @@ class Run(Results):
         done = f"{state.get('state', 'unknown')}, {state.get('rounds_done', '?')} of {state.get('rounds', '?')} rounds"
         return f"Run {self.url}: {done}; arms: {arms}"
 
+    def _repr_html_(self) -> str:
+        return html(repr(self), self.settings(), self.worst())
+
     def __getattr__(self, name: str) -> pa.Table:
         if name not in TABLES:
             raise AttributeError(f"a run has no attribute or table '{name}': {nearest(name, self.tables)}")
@@ -132,7 +132,7 @@ class Run(Results):
     @property
     def status(self) -> dict[str, Any]:
         """How far it came: `state`, `rounds_done`, `rounds`, `error`; empty before it began."""
-        return _mapping(self.folder, "status.json") if self.folder.exists("status.json") else {}
+        return self.folder.read_mapping("status.json") if self.folder.exists("status.json") else {}
 
     @property
     def tables(self) -> list[str]:
@@ -145,7 +145,7 @@ class Run(Results):
         return outcomes.table(outcomes.outcomes(self.folder)) if name == OUTCOMES else self.folder.read_table(name)
 
     def images(self, arm: str | None = None, attack: str | None = None) -> Iterator[Picture]:
-        """The true images and their reconstructions, of one arm or attack where one is named, in the order of rounds."""
+        """The true images and their reconstructions, of one arm or attack where named, in the order of rounds."""
         for row in self._pictures():
             if arm in (None, row["arm"]) and attack in (None, row["attack"]):
                 yield _picture(row)
@@ -158,13 +158,8 @@ class Run(Results):
         return [(_picture(row), scored[_key(row)]) for row in kept]
 
     def _pictures(self) -> Iterator[dict[str, Any]]:
-        for batch in self.images_table.to_batches(max_chunksize=64):
+        for batch in self.table("images").to_batches(max_chunksize=64):
             yield from batch.to_pylist()
-
-    @property
-    def images_table(self) -> pa.Table:
-        """The table `images`, with PNG bytes: `run.images` is the method."""
-        return self.table("images")
 
 
 class Sweep(Results):
@@ -200,22 +195,13 @@ def load(path: str) -> Run | Sweep:
     return Sweep(folder) if is_sweep(folder) else Run(folder)
 
 
-def _mapping(folder: RunFolder, name: str) -> dict[str, Any]:
-    try:
-        value = (json.loads if name.endswith(".json") else yaml.safe_load)(folder.read_text(name))
-    except (ValueError, yaml.YAMLError) as error:
-        raise RunError(f"'{folder.url}/{name}' cannot be read: {error}; restore it from a copy") from error
-    if not isinstance(value, dict):
-        raise RunError(f"'{folder.url}/{name}' should hold `key: value` pairs, not {type(value).__name__}; restore it")
-    return value
-
-
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[column] for column in _KEY)
 
 
 def _picture(row: Mapping[str, Any]) -> Picture:
-    return Picture(*_key(row), _pixels(row["true"]), _pixels(row["reconstructed"]))
+    key = {column: row[column] for column in _KEY}
+    return Picture(**key, true=_pixels(row["true"]), reconstructed=_pixels(row["reconstructed"]))
 
 
 def _pixels(png: bytes) -> np.ndarray:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import yaml
 
-from rayfed.results import summary
 from rayfed.errors import UserError, nearest
+from rayfed.results import summary
 from rayfed.results.folder import SCENARIO, RunFolder
 from rayfed.results.robustness import VERSUS
 from rayfed.results.summary import Leak, Row, Spread
@@ -74,8 +74,8 @@ MEASURES: dict[str, Measure] = {
     "bytes_up": Measure("bytes sent by clients", "cost", False, "bytes"),
     "bytes_down": Measure("bytes sent to clients", "cost", False, "bytes"),
 }
-"""Column -> what it says. PMM is the accuracy over that of the arm without a defence, all else equal: arms with training,
-a model, a rule or malicious clients of their own have a reference only where an arm without a defence has the same."""
+"""Column -> what it says. PMM is the accuracy over that of the arm without a defence, all else equal: an arm with
+training, a model, a rule or malicious clients of its own has a reference only in one that has the same."""
 
 _string, _int, _long, _real = pa.string(), pa.int32(), pa.int64(), pa.float64()
 _TRIAL = [
@@ -105,7 +105,7 @@ _OUTCOME = [
 
 def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     """A row for every arm and attack of a run; `attack` is null for an arm that none has met."""
-    scenario = yaml.safe_load(folder.read_text(SCENARIO))
+    scenario = folder.read_mapping(SCENARIO)
     names = ("rounds", "clients", "attacks", "inferences", "privacy")
     rounds, clients, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
     arms = summary.arm_names(scenario, rounds, attacks, inferences)

@@ -18,7 +18,7 @@ from rayfed.results.settings import Setting, by_values, strongest
 __all__ = ["Front", "front", "strongest"]
 
 _BEYOND = 0.1
-"""How far behind the worst values the reference lies, in ranges: at the worst itself, a front's ends would cover nothing.
+"""How far behind the worst values the reference lies, in ranges: at the worst itself a front's ends would cover nothing.
 Source: Ishibuchi et al. 2018, How to specify a reference point in hypervolume calculation, section II."""
 
 
@@ -40,8 +40,8 @@ class Front:
     ) -> float:
         """The share, 0 to 1, of the box between `reference` and `ideal` in which some setting is better.
 
-        Both are measure -> value; give both or neither. By default the ideal has the best value that a setting reached in
-        each measure, and the reference lies a tenth of the range behind the worst; a measure in which all settings are
+        Both are measure -> value; give both or neither. By default the ideal has the best value that a setting reached
+        in each measure, and the reference lies a tenth of the range behind the worst; a measure in which all settings are
         alike has no range and is left out. Fronts of several sweeps can only be compared between the same two corners:
         hand them in. What is better than the ideal counts as the ideal, what is worse than the reference not at all.
         Raises `UserError` where the corners make no box, or one of them lacks a measure.

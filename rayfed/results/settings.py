@@ -89,7 +89,7 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
 
 
 def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
-    """Every arm and set of values once: with the attack that gets most, by the mean of a measure of `outcomes.MEASURES`.
+    """Every arm and set of values once: with the attack that gets most, by the mean of a measure of the outcomes.
 
     Where attacks get the same, as of a cost, it is the first. Settings in which the measure is not known are left out;
     an arm that no attack has met has no leakage. Raises `UserError` for an unknown measure.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.box import SIMPLE
@@ -14,11 +14,6 @@ from rich.text import Text
 
 from rayfed.cli.common import Debug, errors_for_people
 from rayfed.errors import UserError
-
-if TYPE_CHECKING:
-    from rayfed.results.loading import Results
-    from rayfed.results.recommend import Recommendation, Verdict
-    from rayfed.results.settings import Setting
 
 commands = typer.Typer()
 
@@ -58,6 +53,7 @@ def recommend(
 ) -> None:
     """Name the cheapest setting that keeps within all bounds, or the one that comes nearest."""
     with errors_for_people(debug):
+        from rayfed.results import advice
         from rayfed.results import recommend as choice
         from rayfed.results.loading import load
 
@@ -79,7 +75,14 @@ def recommend(
         results = load(run)
         costs = choice.COSTS if cheapest is None else (choice.cost(cheapest),)
         found = choice.recommend(results.settings(), bounds, costs)
-        _print_recommendation(found, results)
+        console = _console()
+        console.print(Text(advice.answer(found)))
+        console.print(Text(f"\n  {found.chosen.title}", style="bold"))
+        console.print(_table("", advice.HEADINGS, [advice.judged(each) for each in found.chosen.verdicts]))
+        for line in advice.remarks(found):
+            console.print(Text(line))
+        for what, command in choice.rerun(results, found.chosen).items():
+            console.print(Text(f"\nTo play {what}:\n  {command}"), soft_wrap=True)
 
 
 @commands.command()
@@ -109,9 +112,7 @@ def compare(
 def export(
     run: RunOrSweep,
     format: Annotated[str, typer.Option(help="csv (every row), latex or markdown (means and intervals).")] = "csv",
-    table: Annotated[
-        str, typer.Option(help="outcomes, or a table of a run: rounds, clients, attacks ...")
-    ] = "outcomes",
+    table: Annotated[str, typer.Option(help="outcomes; of a run also rounds, clients, attacks ...")] = "outcomes",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write; printed when not given.")] = None,
     debug: Debug = False,
 ) -> None:
@@ -129,79 +130,6 @@ def export(
         except OSError as error:
             raise UserError(f"cannot write {out}: {error}") from error
         print(f"wrote {out}")
-
-
-def _print_recommendation(found: Recommendation, results: Results) -> None:
-    from rayfed.results.outcomes import MEASURES
-    from rayfed.results.recommend import rerun
-
-    console = _console()
-    asked = ", ".join(map(str, found.bounds))
-    spared = ", then ".join(MEASURES[name].title for name in found.costs)
-    if found.meeting:
-        console.print(Text(f"{found.meeting} of {found.candidates} settings meet {asked}. The cheapest ({spared}):"))
-    else:
-        console.print(Text(f"None of {found.candidates} settings meets {asked}. What comes nearest:"))
-    console.print(Text(f"\n  {found.chosen.title}", style="bold"))
-    rows = [_verdict(each) for each in found.chosen.verdicts]
-    console.print(_table("", ["bound", "found (95 % interval)", "by attack", ""], rows))
-    for line in _remarks(found):
-        console.print(Text(line))
-    console.print(Text("\nto play it again:"))
-    for command in rerun(results, found.chosen):
-        console.print(Text(f"  {command}"), soft_wrap=True)
-
-
-def _verdict(verdict: Verdict) -> list[str]:
-    from rayfed.results.figures import said, said_with_interval
-    from rayfed.results.outcomes import MEASURES
-
-    bound, estimate = verdict.bound, verdict.estimate
-    if verdict.setting is None or estimate is None:
-        return [str(bound), "-", "-", "no guarantee" if bound.measure == "epsilon" else "not known"]
-    by_attack = MEASURES[bound.measure].kind == "leakage" and bound.measure != "epsilon"
-    attack = (verdict.setting.attack if by_attack else None) or "-"
-    if verdict.share:
-        excess = bound.excess(estimate.mean)
-        judged = f"missed by {said(bound.measure, excess)}, {verdict.share:.0%} of the range"
-    elif verdict.sure is None:
-        judged = "met, in one run"
-    else:
-        judged = "met for sure" if verdict.sure else "met, within its uncertainty"
-    return [str(bound), said_with_interval(bound.measure, estimate), attack, judged]
-
-
-def _remarks(found: Recommendation) -> list[str]:
-    """What the figures rest on."""
-    chosen = found.chosen.settings[0]
-    repeats = max(estimate.n for estimate in chosen.measures.values())
-    lines = [_costs(chosen, found.costs)]
-    if repeats == 1:
-        lines.append("Played once: nothing is known of the spread over seeds.")
-    else:
-        lines.append(f"Means over {repeats} repeats; sure is what holds up to the end of the 95 % interval.")
-    if not found.meeting:
-        lines.append("The range is that of all settings' values and the bound; nearest is the least root of squares.")
-    if found.unattacked:
-        names = ", ".join(found.unattacked[:3]) + (", ..." if len(found.unattacked) > 3 else "")
-        lines.append(f"No attack has met {len(found.unattacked)} settings ({names}): their leakage is not known.")
-    return [*lines, _guarantee(chosen)]
-
-
-def _costs(chosen: Setting, costs: Sequence[str]) -> str:
-    from rayfed.results.figures import said_with_interval
-    from rayfed.results.outcomes import MEASURES
-
-    known = [f"{MEASURES[c].title} {said_with_interval(c, chosen.measures[c])}" for c in costs if c in chosen.measures]
-    return f"It costs: {', '.join(known)}." if known else "What it costs was not measured."
-
-
-def _guarantee(chosen: Setting) -> str:
-    epsilon = chosen.measures.get("epsilon")
-    if epsilon is None:
-        return "Empirical: this is what these attacks got. No (epsilon, delta) guarantee holds; others may get more."
-    row = max(chosen.rows, key=lambda row: row["epsilon"] or 0)
-    return f"Guarantee: epsilon {row['epsilon']:.3g} at delta {row['delta']:g} of every {row['epsilon_unit']}; what leaks is empirical."
 
 
 def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None) -> Table:

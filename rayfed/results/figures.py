@@ -63,8 +63,8 @@ def said(measure: str, value: float) -> str:
 
 
 def said_with_interval(measure: str, estimate: Estimate) -> str:
-    """A mean with its 95 % interval: `12.3 dB (11.8 dB to 12.9 dB)`; of a single run the value alone."""
-    if estimate.low is None or estimate.high is None:
+    """A mean with its 95 % interval: `12.3 dB (11.8 dB to 12.9 dB)`; the value alone where there is no spread."""
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return said(measure, estimate.mean)
     return f"{said(measure, estimate.mean)} ({said(measure, estimate.low)} to {said(measure, estimate.high)})"
 

@@ -18,8 +18,8 @@ from rayfed.results.settings import Setting, by_values, strongest
 __all__ = ["Front", "front", "strongest"]
 
 _BEYOND = 0.1
-"""How far behind the worst values the reference lies, in ranges: at the worst itself a front's ends would cover nothing.
-Source: Ishibuchi et al. 2018, How to specify a reference point in hypervolume calculation, section II."""
+"""How far behind the worst values the reference lies, in ranges: at the worst itself front's ends cover nothing.
+A tenth is customary (Ishibuchi et al. 2018, "How to Specify a Reference Point in Hypervolume Calculation")."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Front:
         """The share, 0 to 1, of the box between `reference` and `ideal` in which some setting is better.
 
         Both are measure -> value; give both or neither. By default the ideal has the best value that a setting reached
-        in each measure, and the reference lies a tenth of the range behind the worst; a measure in which all settings are
-        alike has no range and is left out. Fronts of several sweeps can only be compared between the same two corners:
-        hand them in. What is better than the ideal counts as the ideal, what is worse than the reference not at all.
-        Raises `UserError` where the corners make no box, or one of them lacks a measure.
+        in each measure, and the reference lies a tenth of the range behind the worst; a measure in which all settings
+        are alike has no range and is left out. Fronts of several sweeps can only be compared between the same two
+        corners: hand them in. What is better than the ideal counts as the ideal, what is worse than the reference
+        not at all. Raises `UserError` where the corners make no box, or one of them lacks a measure.
         """
         if (reference is None) != (ideal is None):
             raise UserError("hypervolume: give both corners of the box, the reference and the ideal, or neither")
@@ -55,7 +55,7 @@ class Front:
             best = points.max(0)
             worst = points.min(0) - _BEYOND * (best - points.min(0))
         else:
-            best, worst = self._corner(ideal, "ideal"), self._corner(reference, "reference")
+            worst, best = self._corner(reference, "reference"), self._corner(ideal, "ideal")
             for name, span in zip(self.measures, best - worst, strict=True):
                 if span <= 0:
                     raise UserError(f"hypervolume: the ideal {name} has to be better than that of the reference")

@@ -40,6 +40,11 @@ class Bound:
         sign = "≤" if self.at_most else "≥"
         return f"{MEASURES[self.measure].title} {sign} {said(self.measure, self.limit)}"
 
+    @property
+    def on_attacks(self) -> bool:
+        """Whether it is about what attacks get: a guarantee is not."""
+        return MEASURES[self.measure].kind == "leakage" and self.measure != "epsilon"
+
     def excess(self, value: float) -> float:
         """How far a value is beyond the bound; 0 or less within."""
         return value - self.limit if self.at_most else self.limit - value
@@ -152,6 +157,8 @@ def recommend(settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple
         raise UserError("there is nothing to choose from: no trial has finished")
     known = {name for each in settings for name in each.measures}
     for each in bounds:
+        if each.measure not in known and each.measure == "epsilon":
+            raise UserError("no setting here has an (epsilon, delta) guarantee: leave out the bound on epsilon")
         if each.measure not in known:
             raise UserError(f"'{each.measure}' was measured of no setting here: {nearest(each.measure, known)}")
     spans = [_span(settings, each) for each in bounds]
@@ -161,8 +168,8 @@ def recommend(settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple
     ]
     meeting = [each for each in candidates if each.meets]
     chosen = min(meeting or candidates, key=lambda each: (each.miss, each.cost(costs)))
-    on_leakage = any(MEASURES[each.measure].kind == "leakage" and each.measure != "epsilon" for each in bounds)
-    unattacked = [each.title for each in candidates if each.settings[0].attack is None] if on_leakage else []
+    leaks = any(each.on_attacks for each in bounds)
+    unattacked = [each.title for each in candidates if leaks and each.settings[0].attack is None]
     return Recommendation(list(bounds), costs, chosen, len(meeting), len(candidates), unattacked)
 
 
@@ -182,15 +189,18 @@ def _judge(group: Sequence[Setting], bound: Bound, span: float) -> Verdict:
     return Verdict(bound, farthest, sure, excess / span if excess > 0 else 0.0)
 
 
-def rerun(results: Results, chosen: Candidate) -> list[str]:
-    """What to type to play a candidate of these results again: the first line with its first repeat's seed."""
+def rerun(results: Results, chosen: Candidate) -> dict[str, str]:
+    """What to type to play a candidate of these results again: what it plays -> the command."""
     row, scenario = chosen.settings[0].rows[0], f"{results.url}/{SCENARIO}"
-    if row.get("run"):
-        fields = [f"{path}={yaml_line(value)}" for path, value in chosen.settings[0].fields.items()]
-        return [_launch(f"{results.url}/{row['run']}/{SCENARIO}"), _launch(scenario, "sweep=null", *fields)]
-    name = row["arm"].partition(VERSUS)[0]
     arms = results.scenario.get("arms") or {}
-    return [_launch(scenario, *([f"arms={yaml_line({name: arms[name]})}"] if len(arms) > 1 else []))]
+    if row.get("run"):
+        values = [f"{path}={yaml_line(value)}" for path, value in chosen.settings[0].fields.items()]
+        alone = {"this setting, with the seed of its first repeat": _launch(f"{results.url}/{row['run']}/{SCENARIO}")}
+        return alone | {"all arms, with these values": _launch(scenario, "sweep=null", *values)}
+    if len(arms) < 2:
+        return {"the run": _launch(scenario)}
+    name = row["arm"].partition(VERSUS)[0]
+    return {"this arm": _launch(scenario, f"arms={yaml_line({name: arms[name]})}"), "all arms": _launch(scenario)}
 
 
 def _launch(scenario: str, *changes: str) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rayfed.results.folder import RunFolder
-from rayfed.results.outcomes import outcomes
 from rayfed.results.settings import Estimate, Setting
 from rayfed.results.sweep_folder import SweepFolder
 
+NOON = datetime(2025, 3, 1, 12)
 SIGMA = "arms.noise.defences.gaussian.sigma"
 BATCH = "training.batch_size"
 
@@ -31,7 +32,7 @@ def outcome(arm: str = "none", attack: str | None = "dlg", **columns: Any) -> di
 
 def small_run(out: str, scenario: dict[str, Any], name: str = "small", seconds: float = 2.0) -> RunFolder:
     """One round of every arm; the attacked rows are up to the caller."""
-    folder = RunFolder.create(out, name)
+    folder = RunFolder.create(out, name, NOON)
     folder.write_text("scenario.yaml", yaml.safe_dump({"name": name, "seed": 0, **scenario}, sort_keys=False))
     folder.write_text("status.json", json.dumps({"state": "finished", "rounds_done": 1, "rounds": 1, "error": None}))
     arms = scenario.get("arms") or {"none": []}
@@ -62,7 +63,7 @@ SWEPT = {
 
 def small_sweep(out: Path, rows: list[dict[str, Any]] | None = None) -> SweepFolder:
     """Three noises and nothing, three repeats each, two attacks on each; `dlg` gets more than `idlg` of all."""
-    files = RunFolder.create(str(out), "swept")
+    files = RunFolder.create(str(out), "swept", NOON)
     files.write_text("scenario.yaml", yaml.safe_dump(SWEPT, sort_keys=False))
     sweep = SweepFolder(files)
     sweep.write_outcomes(swept_rows() if rows is None else rows)
@@ -88,6 +89,3 @@ def trial_run(sweep: SweepFolder, run: str) -> RunFolder:
     folder = sweep.trial(run)
     folder.write_text("scenario.yaml", yaml.safe_dump({"name": "swept", "arms": {"noise": {"defences": []}}}))
     return folder
-
-
-__all__ = ["BATCH", "SIGMA", "attacked", "outcome", "outcomes", "setting", "small_run", "small_sweep", "swept_rows"]

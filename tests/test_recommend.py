@@ -114,7 +114,7 @@ def test_what_cannot_be_answered_is_refused() -> None:
         recommend([], [LEAK])
     with pytest.raises(UserError, match=r"'lpips_alex' was measured of no setting here: .*psnr"):
         recommend([setting(psnr=1)], [bound("lpips_alex>=0.3")])
-    with pytest.raises(UserError, match="no setting here has an .* guarantee"):
+    with pytest.raises(UserError, match=r"no setting here has an .* guarantee"):
         recommend([setting(psnr=1)], [bound("epsilon<=3")])
 
 

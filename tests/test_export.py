@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def test_markdown_has_a_row_a_setting_with_its_interval(tmp_path: Path) -> None:
 
 def test_latex_is_booktabs_and_escaped(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {"arms": {"a_b & 50%": []}})
-    folder.write_part("attacks", 0, [attacked("a_b & 50%", "my_dlg", psnr=12.5)])
+    folder.write_part("attacks", 0, [attacked("a_b & 50%", "my_dlg", psnr=math.inf)])
     text = export(load(folder.url), "latex")
     assert [rule for rule in ("toprule", "midrule", "bottomrule") if f"\\{rule}" in text] == [
         "toprule", "midrule", "bottomrule"
@@ -56,6 +57,7 @@ def test_latex_is_booktabs_and_escaped(tmp_path: Path) -> None:
     assert r"a\_b \& 50\%" in text
     assert r"my\_dlg" in text
     assert "played once" in text
+    assert r"$\ge$100" in text
     swept = export(load(small_sweep(tmp_path).url), "latex")
     assert r"40.10 $\pm$ 0.25" in swept
     assert "95 \\%" in swept

@@ -20,7 +20,7 @@ commands = typer.Typer()
 RunOrSweep = Annotated[
     str, typer.Argument(metavar="RUN", help="A run folder or that of a sweep, or its URL.", show_default=False)
 ]
-_WIDTH = 160
+_WIDTH = 200
 """Columns of a table where there is no terminal to ask: nobody wants a file's lines cut at 80."""
 
 

@@ -46,7 +46,7 @@ def _settings(found: Grid, format: str) -> str:
     columns = "l" * found.words + "r" * (len(found.headings) - found.words)
     caption = found.note.replace("%", r"\%")
     text = frame.to_latex(index=False, escape=True, column_format=columns, caption=caption)
-    return str(text).replace("±", r"$\pm$").replace(NONE, "--")  # for any engine and font
+    return str(text).replace("±", r"$\pm$").replace(NONE, "--").replace("≥", r"$\ge$")  # for any engine and font
 
 
 def _plain(table: pa.Table) -> DataFrame:

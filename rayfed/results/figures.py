@@ -9,6 +9,7 @@ from math import floor, isinf, log10
 from rayfed.results.formats import NONE, duration, size
 from rayfed.results.outcomes import MEASURES, worst_of
 from rayfed.results.settings import Estimate, Setting
+from rayfed.results.summary import PSNR_CEILING
 
 SHOWN = (
     "test_accuracy",
@@ -42,6 +43,8 @@ def cell(measure: str, estimate: Estimate | None) -> str:
     if estimate is None:
         return NONE
     factor = _SCALES.get(MEASURES[measure].unit, ("", 1.0))[1]
+    if MEASURES[measure].unit == "dB" and estimate.mean >= PSNR_CEILING:
+        return f"≥{PSNR_CEILING:g}"
     mean = estimate.mean * factor
     if estimate.high is None:
         return _plain(mean)

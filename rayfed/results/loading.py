@@ -113,10 +113,9 @@ class Run(Results):
     """One run; its tables are attributes, too: `run.rounds` is `run.table("rounds")`."""
 
     def __repr__(self) -> str:
-        state = self.status
-        arms = ", ".join(dict.fromkeys(self.table("rounds")["arm"].to_pylist())) or "none played"
-        done = f"{state.get('state', 'unknown')}, {state.get('rounds_done', '?')} of {state.get('rounds', '?')} rounds"
-        return f"Run {self.url}: {done}; arms: {arms}"
+        status, arms = self.status, ", ".join(self.scenario.get("arms") or {})
+        far = f"{status.get('rounds_done', '?')} of {status.get('rounds', '?')} rounds"
+        return f"Run {self.url}: {status.get('state', 'unknown')}, {far}" + (f"; arms: {arms}" if arms else "")
 
     def _repr_html_(self) -> str:
         return html(repr(self), self.settings(), self.worst())

@@ -53,5 +53,5 @@ def _image(pixels: np.ndarray, words: str) -> str:
     buffer = BytesIO()
     Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels).save(buffer, format="PNG")
     data = b64encode(buffer.getvalue()).decode()
-    style = f"display:block;width:{_PIXELS}px;height:{_PIXELS}px;image-rendering:pixelated"
+    style = f"display:block;margin-bottom:4px;width:{_PIXELS}px;height:{_PIXELS}px;image-rendering:pixelated"
     return f'<img alt="{escape(words)}" style="{style}" src="data:image/png;base64,{data}">'

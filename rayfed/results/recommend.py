@@ -133,8 +133,8 @@ def bound(text: str) -> Bound:
 
 
 def cost(name: str) -> str:
-    """A measure to spare; raises `UserError` for one that is no cost of the federation's."""
-    costs = [measure for measure, what in MEASURES.items() if what.kind == "cost"]
+    """A measure to spare; raises `UserError` for one that is no cost of the federation: an attacker's time is none."""
+    costs = [measure for measure, what in MEASURES.items() if what.kind == "cost" and measure != "attack_seconds"]
     if name not in costs:
         raise UserError(f"'{name}' is no cost: {nearest(name, costs)}")
     return name
@@ -200,7 +200,8 @@ def rerun(results: Results, chosen: Candidate) -> dict[str, str]:
     if len(arms) < 2:
         return {"the run": _launch(scenario)}
     name = row["arm"].partition(VERSUS)[0]
-    return {"this arm": _launch(scenario, f"arms={yaml_line({name: arms[name]})}"), "all arms": _launch(scenario)}
+    own = {key: value for key, value in arms[name].items() if value} if isinstance(arms[name], dict) else arms[name]
+    return {"this arm": _launch(scenario, f"arms={yaml_line({name: own})}"), "all arms": _launch(scenario)}
 
 
 def _launch(scenario: str, *changes: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from actors.process import Share, set_up
+from actors.process import Renewable, Share, set_up
 from rayfed.attacks.base import Attack, Guess, InferenceAttack
 from rayfed.attacks.sealed import attempt
 from rayfed.models.private import freeze
@@ -15,7 +15,7 @@ from rayfed.training.arm import build_arm
 from rayfed.update import Observation
 
 
-class AttackerActor:
+class AttackerActor(Renewable):
     """Runs attacks on what a threat model lets them see."""
 
     def __init__(self, image_shape: tuple[int, int, int], classes: int, share: Share) -> None:

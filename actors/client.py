@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.process import Share, set_up
+from actors.process import Renewable, Share, set_up
 from rayfed.attacks.base import Guess, Inference, Reconstruction
 from rayfed.data.base import Dataset
 from rayfed.metrics.score import Scorer
@@ -18,7 +18,7 @@ from rayfed.training.observer import Observer, Truth
 from rayfed.update import Observation
 
 
-class ClientActor:
+class ClientActor(Renewable):
     """Runs the local rounds of any client; keeps nothing between calls, so any actor can do any call."""
 
     def __init__(

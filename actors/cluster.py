@@ -94,6 +94,21 @@ def divide(nodes: Sequence[tuple[float, float]], scenario: Scenario, client_call
     return allotment
 
 
+def allot_trial(scenario: Scenario) -> Allotment:
+    """What one run of a sweep is given: trials go on side by side, so each has one actor of a kind unless the scenario
+    asks for more.
+    """
+    r = scenario.resources
+    turns = 2 if scenario.attacks else 1
+    return Allotment(
+        r.clients.actors or 1,
+        _share(r.clients, default_cpus=1 / turns),
+        _share(r.server, default_cpus=0),
+        (r.attackers.actors or 1) if scenario.attacks else 0,
+        _share(r.attackers, default_cpus=1 / turns),
+    )
+
+
 def fits(nodes: Sequence[tuple[float, float]], shares: Sequence[Share]) -> bool:
     """Whether actors with these shares have a place, the largest placed first: each on one node, a part of a GPU on
     one GPU.

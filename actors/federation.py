@@ -14,9 +14,9 @@ from ray.exceptions import ObjectLostError, RayActorError
 from actors.attacker import AttackerActor
 from actors.client import ClientActor
 from actors.cluster import Allotment
+from actors.crew import Crew
 from actors.evaluation import evaluate, evaluate_backdoors, evaluate_members, private_layers, slices
 from actors.pool import Call, Pool, wait_for
-from actors.process import Share
 from actors.progress import Progress
 from actors.server import ArmState, Kept, ServerActor, ServerRole
 from rayfed import seeds
@@ -85,6 +85,7 @@ class Federation:
         progress: Progress,
         saved: dict[str, ArmState],
         states: dict[str, dict[int, State]],
+        crew: Crew,
     ) -> None:
         """`saved` and `states` are the server's and the clients' side of a checkpoint, or empty."""
         self._scenario, self._data, self._allotment, self._progress = scenario, data, allotment, progress
@@ -101,11 +102,11 @@ class Federation:
         self.states = {arm: dict(states.get(arm, {})) for arm in scenario.stacks}
         self._sent: dict[str, Served] = {}
         data_ref, parts_ref, validation_ref = ray.put(data), ray.put(list(parts)), ray.put(list(validation))
-        make = _remote(ClientActor, allotment.client)
         self._boxes: dict[str, bytes] = {}
+        self._crew = crew
         self._server = self._start_server()
         arguments = (scenario, data_ref, parts_ref, allotment.client, validation_ref)
-        self._clients = Pool(lambda: make.remote(*arguments), allotment.clients)
+        self._clients = Pool(crew, allotment.clients, ClientActor, allotment.client, *arguments)
         self._attackers: Pool | None = None
 
     def start(self) -> None:
@@ -137,12 +138,12 @@ class Federation:
         """The server's state after the last finished round."""
         return self._saved
 
-    def close(self) -> None:
-        """End all actors."""
-        self._clients.close()
+    def close(self, keep: bool = False) -> None:
+        """End all actors, or leave them to the crew."""
+        self._clients.close(keep)
         if self._attackers:
-            self._attackers.close()
-        ray.kill(self._server)
+            self._attackers.close(keep)
+        self._crew.dismiss(self._server, keep)
 
     def _start_server(self) -> Any:
         """The server is told how to add and where to start; with the seed it could draw every client's noise again."""
@@ -158,7 +159,8 @@ class Federation:
             )
             for arm, stack in s.stacks.items()
         }
-        return _remote(ServerActor, share).remote(roles, share, self._saved)
+        actor, _ = self._crew.hire(ServerActor, share, roles, share, self._saved)
+        return actor
 
     def _surviving(self, act: Callable[[], RoundTables], round: int) -> RoundTables:
         failures = 0
@@ -172,7 +174,7 @@ class Federation:
                     raise
                 what = "the server died" if isinstance(error, RayActorError) else "an object was lost"
                 self._progress.note(f"{what} in round {round} and the round is played again ({error})")
-                ray.kill(self._server)  # where an object was lost it lives on, with half a round added
+                self._crew.dismiss(self._server, keep=False)  # it may live on, with half a round added
                 self._server, self._sent = self._start_server(), {}
 
     def _attack_alone(self, round: int) -> RoundTables:
@@ -374,9 +376,9 @@ class Federation:
 
     def _run_attackers(self, calls: Sequence[Call]) -> Iterable[tuple[Call, Any, list[ray.ObjectRef]]]:
         if self._attackers is None:
-            make, d, a = _remote(AttackerActor, self._allotment.attacker), self._data, self._allotment
+            d, a = self._data, self._allotment
             arguments = (d.image_shape, len(d.classes), a.attacker)
-            self._attackers = Pool(lambda: make.remote(*arguments), a.attackers)
+            self._attackers = Pool(self._crew, a.attackers, AttackerActor, a.attacker, *arguments)
         return self._noting_losses(self._attackers, calls, "attacker")
 
     def _noting_losses(
@@ -388,10 +390,6 @@ class Federation:
                 self._progress.note(f"{pool.losses - known} {what} died; another does its work again")
                 known = pool.losses
             yield result
-
-
-def _remote(cls: type, share: Share) -> Any:
-    return ray.remote(cls).options(num_cpus=share.num_cpus, num_gpus=share.num_gpus)
 
 
 def _untrained(arm: Arm) -> ArmState:

@@ -8,7 +8,8 @@ import platform
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
@@ -19,6 +20,7 @@ import ray
 
 from actors import transport
 from actors.cluster import Allotment, allot, connected
+from actors.crew import Crew
 from actors.federation import Federation, RoundTables, count_calls
 from actors.progress import Progress
 from rayfed import catalogue
@@ -34,6 +36,16 @@ from rayfed.training.inputs import Inputs, prepare
 
 _PACKAGES = ("rayfed", "torch", "torchvision", "ray", "numpy", "pyarrow", "scikit-learn", "scikit-image", "lpips")
 
+
+@dataclass(frozen=True)
+class Staff:
+    """What a sweep gives to one of its trials."""
+
+    allotment: Allotment
+    crew: Crew
+    """Where actors come from and go to, trial after trial."""
+
+
 Kind = Literal["training", "attack"]
 """What a run does; only training can be resumed."""
 
@@ -45,9 +57,28 @@ def launch(scenario: Scenario, out: str | None, address: str | None, progress: P
     """
     inputs = prepare(scenario)
     _ = inputs.privacy  # what cannot be accounted, or kept to a budget, shows before there is a folder
-    folder = _new_folder(inputs, out)
+    folder = RunFolder.create(out or scenario.output.folder, scenario.name)
+    _describe(inputs, folder)
     _play(inputs, folder, address, progress, None)
     return folder
+
+
+def launch_in(folder: RunFolder, scenario: Scenario, trial: Staff, progress: Progress) -> None:
+    """Run a scenario in this folder, after the last complete round that is there, on the Ray that is connected to.
+
+    No report is made. Raises `RunError` where the run has failed before: it would again.
+    """
+    if folder.exists("status.json"):
+        status = json.loads(folder.read_text("status.json"))
+        if status["state"] == "finished":
+            return
+        if status["state"] == "failed":
+            raise RunError(status["error"])
+    inputs = prepare(scenario)
+    saved = checkpoint.load(folder)
+    folder.drop_after(saved.round if saved else -1)
+    _describe(inputs, folder)
+    _play(inputs, folder, None, progress, saved, trial)
 
 
 def resume(path: str, address: str | None, progress: Progress) -> RunFolder:
@@ -83,7 +114,8 @@ def attack(scenario: Scenario, run: str | None, out: str | None, address: str | 
     scenario = inputs.scenario
     if saved:
         _check_fit(f"the run {run}", saved, scenario, inputs)
-    folder = _new_folder(inputs, out)
+    folder = RunFolder.create(out or scenario.output.folder, scenario.name)
+    _describe(inputs, folder)
     with (
         _recorded(folder, "attack", 0, 0) as log,
         _federation(inputs, folder, address, progress, saved) as federation,
@@ -115,24 +147,30 @@ def _check_fit(what: str, saved: checkpoint.Checkpoint, scenario: Scenario, inpu
             raise RunError(f"{what} trained another model than the scenario's in arm '{name}': make `model` the same")
 
 
-def _new_folder(inputs: Inputs, out: str | None) -> RunFolder:
-    scenario = inputs.scenario
-    folder = RunFolder.create(out or scenario.output.folder, scenario.name)
-    folder.write_text("scenario.yaml", scenario.dump())
+def _describe(inputs: Inputs, folder: RunFolder) -> None:
+    """Write what a run is of, before its first round."""
+    folder.write_text("scenario.yaml", inputs.scenario.dump())
     folder.write_part("partition", 0, _partition_rows(inputs))
-    return folder
 
 
 def _play(
-    inputs: Inputs, folder: RunFolder, address: str | None, progress: Progress, saved: checkpoint.Checkpoint | None
+    inputs: Inputs,
+    folder: RunFolder,
+    address: str | None,
+    progress: Progress,
+    saved: checkpoint.Checkpoint | None,
+    trial: Staff | None = None,
 ) -> None:
-    """The rounds after the checkpoint, then the report; the folder's status and log follow along."""
+    """The rounds after the checkpoint, then the report; the folder's status and log follow along.
+
+    The `trial` of a sweep keeps to what it is given, and the sweep makes one report of all.
+    """
     first, limits = saved.round + 1 if saved else 0, inputs.limits
     rounds = max(limits.values())
     privacy = inputs.privacy
     with (
-        _recorded(folder, "training", first, rounds) as log,
-        _federation(inputs, folder, address, progress, saved) as federation,
+        _recorded(folder, "training", first, rounds, reports=trial is None) as log,
+        _federation(inputs, folder, address, progress, saved, trial) as federation,
     ):
         folder.write_part("privacy", 0, privacy)
         progress.accounted(privacy)
@@ -155,14 +193,19 @@ def _play(
 
 @contextmanager
 def _federation(
-    inputs: Inputs, folder: RunFolder, address: str | None, progress: Progress, saved: checkpoint.Checkpoint | None
+    inputs: Inputs,
+    folder: RunFolder,
+    address: str | None,
+    progress: Progress,
+    saved: checkpoint.Checkpoint | None,
+    trial: Staff | None = None,
 ) -> Iterator[Federation]:
     """The run's actors, up and ready to go on after the checkpoint."""
     scenario = inputs.scenario
     with connected(address):
         transport.register()
-        allotment = allot(scenario, *count_calls(scenario, len(inputs.data.test_labels)))
-        folder.write_text("environment.json", json.dumps(_environment(scenario, allotment), indent=2))
+        allotment = trial.allotment if trial else allot(scenario, *count_calls(scenario, len(inputs.data.test_labels)))
+        folder.write_text("environment.json", json.dumps(environment(scenario, allotment), indent=2))
         progress.starting(scenario, folder, allotment)
         federation = Federation(
             scenario,
@@ -173,8 +216,9 @@ def _federation(
             progress,
             saved.server if saved else {},
             saved.clients if saved else {},
+            trial.crew if trial else Crew(),
         )
-        with closing(federation):
+        with _closing(federation, keep=trial is not None):
             federation.start()
             progress.ready(saved.round + 1 if saved else 0)
             for message in inputs.encryption:
@@ -184,6 +228,17 @@ def _federation(
                 for message in Scorer(tuple(metrics.names), metrics.lpips_weights, metrics.evaluator).unavailable():
                     progress.note(message)
             yield federation
+
+
+@contextmanager
+def _closing(federation: Federation, keep: bool) -> Iterator[None]:
+    """End the actors; `keep` leaves them to another run where this one went well."""
+    try:
+        yield
+    except BaseException:
+        federation.close()
+        raise
+    federation.close(keep)
 
 
 def _write(folder: RunFolder, round: int, tables: RoundTables) -> None:
@@ -223,7 +278,7 @@ class _Log:
 
 
 @contextmanager
-def _recorded(folder: RunFolder, kind: Kind, first: int, rounds: int) -> Iterator[_Log]:
+def _recorded(folder: RunFolder, kind: Kind, first: int, rounds: int, reports: bool = True) -> Iterator[_Log]:
     """Keep status, log and report true however the run ends."""
     log = _Log(folder, kind, rounds)
     log.running(first)
@@ -231,19 +286,21 @@ def _recorded(folder: RunFolder, kind: Kind, first: int, rounds: int) -> Iterato
     try:
         yield log
     except BaseException as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
+        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)  # by the user; by a sweep's scheduler
         message = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
-        trace = message if isinstance(error, UserError | KeyboardInterrupt) else traceback.format_exc()
+        trace = message if interrupted or isinstance(error, UserError) else traceback.format_exc()
         with _not_hiding_the_first(log):
             log.line(trace)
         with _not_hiding_the_first(log):
             log.status("interrupted" if interrupted else "failed", message)
-        with _not_hiding_the_first(log):
-            report.write_report(folder)
+        if reports:
+            with _not_hiding_the_first(log):
+                report.write_report(folder)
         raise
     log.line("run finished")
     log.status("finished")
-    report.write_report(folder)
+    if reports:
+        report.write_report(folder)
 
 
 @contextmanager
@@ -275,7 +332,7 @@ def _partition_rows(inputs: Inputs) -> list[dict[str, object]]:
     ]
 
 
-def _environment(scenario: Scenario, a: Allotment) -> dict[str, object]:
+def environment(scenario: Scenario, a: Allotment) -> dict[str, object]:
     """What it takes to repeat the run and to read its timings."""
     have = ray.cluster_resources()
     return {

@@ -6,7 +6,7 @@ Every call is a pure function of its arguments, so a call that was lost with its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
+from actors.crew import Crew
 from rayfed.errors import ResourceError, UserError
 
 START_TIMEOUT = 900.0
@@ -42,8 +43,9 @@ class Pool:
     RETRIES = 3
     """Actors that one call may lose before the fault is taken to be the call's own."""
 
-    def __init__(self, make: Callable[[], ActorHandle], size: int) -> None:
-        self._make = make
+    def __init__(self, crew: Crew, size: int, *hired: Any) -> None:
+        """`hired` is what `crew.hire` takes."""
+        self._crew, self._hired = crew, hired
         self._actors: dict[int, ActorHandle] = {}
         self._starting: dict[ray.ObjectRef, int] = {}
         """The actors that are not up yet, by what says that they are; they are given no call."""
@@ -122,22 +124,26 @@ class Pool:
         """Put a new actor in a dead one's place, once for all the calls that it took with it."""
         if self._actors[slot] is dead:
             self.losses += 1
+            self._crew.dismiss(dead, keep=False)
             self._start_actor(slot)
 
     def _start_actor(self, slot: int) -> None:
-        self._actors[slot] = self._make()
-        self._starting[self._actors[slot].__ray_ready__.remote()] = slot
+        self._actors[slot], ready = self._crew.hire(*self._hired)
+        self._starting[ready] = slot
 
-    def close(self) -> None:
-        """End all actors."""
+    def close(self, keep: bool = False) -> None:
+        """Leave all actors to the crew, or end them."""
         for actor in self._actors.values():
-            ray.kill(actor)
+            self._crew.dismiss(actor, keep)
 
 
 def wait_for(starting: list[ray.ObjectRef]) -> None:
-    """Return when these `__ray_ready__` of actors are there; raises `ResourceError` after `START_TIMEOUT`."""
+    """Return when these signs that actors are up are there; raises `ResourceError` after `START_TIMEOUT`."""
     ready, missing = ray.wait(starting, num_returns=len(starting), timeout=START_TIMEOUT)
-    ray.get(ready)
+    try:
+        ray.get(ready)
+    except RayTaskError as error:
+        raise _original(error) from None
     if missing:
         raise _not_started(len(missing), len(starting))
 

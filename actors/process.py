@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import torch
 
@@ -40,3 +41,12 @@ def set_up(share: Share) -> torch.device:
     if share.num_gpus < 1:
         torch.cuda.set_per_process_memory_fraction(share.num_gpus)
     return torch.device("cuda")
+
+
+class Renewable:
+    """An actor that one run can leave to the next."""
+
+    def renew(self, *arguments: Any) -> None:
+        """Forget everything and be as if newly made with these arguments."""
+        self.__dict__.clear()
+        self.__init__(*arguments)  # type: ignore[misc]

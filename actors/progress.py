@@ -7,7 +7,9 @@ from typing import Any
 
 from actors.cluster import Allotment
 from rayfed.results.folder import RunFolder
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import Scenario
+from rayfed.scenario.trials import Trial
 
 
 class Progress:
@@ -38,3 +40,16 @@ class Progress:
 
     def note(self, message: str) -> None:
         """Something that the user should know: an actor died and its work is done again."""
+
+
+class SweepProgress:
+    """Called by the driver as a sweep goes on; this one keeps silent."""
+
+    def starting(self, scenario: Scenario, folder: SweepFolder, allotment: Allotment, trials: int, done: int) -> None:
+        """The cluster is there: so many trials (settings, for Optuna) begin, so many were played before."""
+
+    def round_done(self) -> None:
+        """Some trial has played a round."""
+
+    def trial_done(self, trial: Trial, rows: Sequence[dict[str, Any]]) -> None:
+        """A trial has ended; its outcomes are these."""

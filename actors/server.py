@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from actors.process import Share, set_up
+from actors.process import Renewable, Share, set_up
 from rayfed.aggregation.base import Memory
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
@@ -50,7 +50,7 @@ class ServerRole:
     """Their key pair, locked for them: it is passed on."""
 
 
-class ServerActor:
+class ServerActor(Renewable):
     """Sees updates (or what the aggregation makes of them) and weights; never data, seed, keys or client state.
 
     It adds and does not train, so its model stays on the CPU, where partial results arrive.

@@ -20,7 +20,9 @@ from ray.exceptions import ObjectLostError, RayActorError
 
 from actors import launch as runs
 from actors import pool
+from actors.crew import Crew
 from actors.federation import Federation
+from actors.process import Share
 from actors.progress import Progress
 from rayfed import scenario as scenarios
 from rayfed.catalogue import component
@@ -218,15 +220,20 @@ class Worker:
         raise ObjectLostError("00" * 28, "", "")
 
 
-def workers(cpus: list[float]) -> Any:
-    """Makes actors that ask for so many CPUs, one after another; 100 are more than there are."""
-    asked = iter(cpus)
-    return lambda: ray.remote(Worker).options(num_cpus=next(asked)).remote()
+class Workers(Crew):
+    """Hires actors that ask for so many CPUs, one after another; 100 are more than there are."""
+
+    def __init__(self, cpus: list[float]) -> None:
+        super().__init__()
+        self._asked = iter(cpus)
+
+    def hire(self, *_: Any) -> Any:
+        return super().hire(Worker, Share(next(self._asked), 0))
 
 
 def test_actors_without_a_place_are_waited_for_no_longer_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "START_TIMEOUT", 1.0)
-    nowhere = pool.Pool(workers([100, 100]), 2)
+    nowhere = pool.Pool(Workers([100, 100]), 2)
     with pytest.raises(ResourceError, match="2 of 2 actors did not start within 1 s"):
         nowhere.wait()
     with pytest.raises(ResourceError, match="2 of 2 actors did not start within 1 s"):
@@ -235,7 +242,7 @@ def test_actors_without_a_place_are_waited_for_no_longer_than_said(monkeypatch: 
 
 
 def test_the_living_do_the_work_of_an_actor_that_cannot_be_replaced() -> None:
-    two = pool.Pool(workers([0, 0, 100]), 2)
+    two = pool.Pool(Workers([0, 0, 100]), 2)
     two.wait()
     ray.kill(two._actors[1])
     assert sorted(result for _, result, _ in two.run([pool.Call("work", (i,)) for i in range(9)])) == list(range(9))
@@ -244,7 +251,7 @@ def test_the_living_do_the_work_of_an_actor_that_cannot_be_replaced() -> None:
 
 
 def test_a_lost_argument_costs_no_actor() -> None:
-    one = pool.Pool(workers([0]), 1)
+    one = pool.Pool(Workers([0]), 1)
     one.wait()
     with pytest.raises(ObjectLostError):
         list(one.run([pool.Call("miss", ())]))

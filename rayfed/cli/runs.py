@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rayfed.cli import sweeps
 from rayfed.cli.common import (
     Address,
     Debug,
@@ -35,9 +36,12 @@ def launch(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Run a scenario: train, attack, score, and write tables and a report."""
+    """Run a scenario: train, attack, score, and write tables and a report; one with a `sweep` is swept."""
     with errors_for_people(debug, resumable=True):
         loaded = load(scenario, changes)
+        if loaded.sweep is not None:
+            sweeps.play(loaded, out, address, quiet)
+            return
         from actors import launch as runs
 
         with watched(quiet) as view:
@@ -72,9 +76,22 @@ def attack(
 
 
 @commands.command()
-def resume(run: Run, address: Address = None, quiet: Quiet = False, debug: Debug = False) -> None:
-    """Continue a run after its last complete round; the result is the same as without the break."""
+def resume(
+    run: Run,
+    failed: Annotated[bool, typer.Option("--failed", help="Play the failed trials of a sweep again, too.")] = False,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Continue a run or a sweep after what is complete; the result is the same as without the break."""
     with errors_for_people(debug, resumable=True):
+        from rayfed.results.folder import RunFolder
+        from rayfed.results.sweep_folder import is_sweep
+
+        if is_sweep(RunFolder.open(run)):
+            search_where(run)
+            sweeps.resume(run, failed, address, quiet)
+            return
         from actors import launch as runs
 
         search_where(run)
@@ -99,9 +116,11 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
     with errors_for_people(debug):
         loaded = load(scenario, changes)
         from rayfed.console import guarantees
+        from rayfed.scenario.trials import planned
         from rayfed.training.inputs import prepare
 
         inputs = prepare(loaded)
+        trials = planned(loaded) if loaded.sweep and loaded.sweep.search != "optuna" else []
         sizes = sorted(len(part) for part in inputs.parts)
         shape = "x".join(map(str, inputs.data.image_shape))
         print(f"{scenario}: valid")
@@ -113,6 +132,9 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         print(f"  arms: {', '.join(loaded.stacks)}")
         for line in guarantees(inputs.privacy):
             print(f"  {line}")
+        if loaded.sweep:
+            settings = loaded.sweep.samples or len(trials) // loaded.sweep.repeats
+            print(f"  sweep: {settings} settings ({loaded.sweep.search}), {loaded.sweep.repeats} repeats of each")
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
         foreign = sorted({spec.name for spec in _components(loaded) if ":" in spec.name})
         if foreign:

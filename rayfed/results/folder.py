@@ -77,6 +77,12 @@ class RunFolder:
         beside = nearest(name, _runs_in(fs, parent))
         raise RunError(f"'{path}' is no run folder (no {SCENARIO} there); runs beside it: {beside}")
 
+    @classmethod
+    def at(cls, path: str) -> RunFolder:
+        """The folder at a local path or fsspec URL, whether or not there is a run in it yet."""
+        fs, root = _locate(path)
+        return cls(fs, root.rstrip("/") or "/")
+
     @property
     def url(self) -> str:
         """The folder as a user would write it: a plain path where it is local, else a URL."""

@@ -132,6 +132,12 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != _ELSE} for row in with_pmm(alike, references, [_ELSE])]
 
 
+def for_the_attacker(values: Iterable[float | None], measure: str) -> float | None:
+    """Of some values of one measure the one that is worst for who protects data; None where there is none."""
+    known = [v for v in values if v is not None]
+    return (min if MEASURES[measure].higher_is_better else max)(known, default=None)
+
+
 def with_pmm(rows: Sequence[Row], references: Iterable[str], equal: Sequence[str]) -> list[dict[str, Any]]:
     """The rows with `pmm`, against the arms without a defence where the columns `equal` are the same.
 

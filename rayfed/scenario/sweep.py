@@ -43,5 +43,8 @@ class Sweep(Section):
     median of the others. Null: none."""
     grace: Annotated[int, Field(ge=1)] = 1
     """Rounds that every trial plays before a scheduler may stop it."""
+    trackers: dict[Literal["tensorboard", "mlflow", "wandb"], dict[str, Any]] = {}
+    """Experiment trackers that every round is logged to, with the settings of Tune's callback for each; `{}` for none.
+    TensorBoard's files lie in the sweep's folder, under `tune`."""
     max_concurrent: Annotated[int, Field(ge=1)] | None = None
     """Trials at once; null: as many as the cluster has room for."""

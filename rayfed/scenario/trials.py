@@ -26,7 +26,8 @@ class Trial:
 
     index: int
     """Place in the sweep, from 0; alike for the repeats of one setting."""
-    arm: str
+    arm: str | None
+    """Null: all arms of the scenario."""
     values: Values
     repeat: int
 
@@ -59,7 +60,7 @@ def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
     Raises `ScenarioError` where the values do not fit the scenario.
     """
     document = scenario.model_dump(mode="json") | {"sweep": None, "seed": scenario.seed + trial.repeat}
-    if scenario.arms:
+    if scenario.arms and trial.arm is not None:
         document["arms"] = {trial.arm: document["arms"][trial.arm]}
     for path, value in trial.values.items():
         arm, rest = scenario.owner_of(path)
@@ -111,4 +112,5 @@ def _arms(scenario: Scenario) -> list[str]:
 
 
 def _said(trial: Trial) -> str:
-    return ", ".join([f"arm {trial.arm}", *(f"{path} = {value}" for path, value in trial.values.items())])
+    arm = [f"arm {trial.arm}"] if trial.arm is not None else []
+    return ", ".join([*arm, *(f"{path} = {value}" for path, value in trial.values.items())])

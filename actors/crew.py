@@ -1,0 +1,42 @@
+"""Actors for one run after another: an actor that a run leaves is told to start again, which spares a torch import."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from actors.process import Share
+
+Hired = tuple[ActorHandle, ray.ObjectRef]
+"""An actor, and what is there once it is up."""
+
+
+class Crew:
+    """Makes actors, and keeps those that are dismissed for the next run of this process."""
+
+    def __init__(self) -> None:
+        self._idle: dict[tuple[str, Share], list[ActorHandle]] = defaultdict(list)
+        self._kinds: dict[ActorHandle, tuple[str, Share]] = {}
+
+    def hire(self, kind: type, share: Share, *arguments: Any) -> Hired:
+        """An actor made with these arguments."""
+        key = kind.__name__, share
+        if self._idle[key]:
+            actor = self._idle[key].pop()
+            return actor, actor.renew.remote(*arguments)
+        remote: Any = ray.remote(kind)
+        actor = remote.options(num_cpus=share.num_cpus, num_gpus=share.num_gpus).remote(*arguments)
+        self._kinds[actor] = key
+        return actor, actor.__ray_ready__.remote()
+
+    def dismiss(self, actor: ActorHandle, keep: bool) -> None:
+        """Keep an actor that has done its work for a later `hire`, or end it and what it may be doing."""
+        key = self._kinds[actor]
+        if keep:
+            self._idle[key].append(actor)
+        else:
+            del self._kinds[actor]
+            ray.kill(actor)

@@ -1,0 +1,106 @@
+"""How a sweep looks for values, and when it gives a trial up: Tune's own searchers and schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialScheduler
+from ray.tune.search.optuna import OptunaSearch
+
+from rayfed.results.outcomes import MEASURES
+from rayfed.scenario import Scenario, Sweep
+from rayfed.scenario.sweep import Range
+from rayfed.scenario.trials import fields_of
+
+_STUDY = "rayfed"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A setting that Optuna has the result of."""
+
+    arm: str
+    values: Mapping[str, Any]
+    objectives: Sequence[float]
+
+
+def scheduler(sweep: Sweep, rounds: int) -> TrialScheduler | None:
+    """What stops trials early, by their test accuracy."""
+    common: dict[str, Any] = {"time_attr": "rounds", "metric": "test_accuracy", "mode": "max"}
+    if sweep.scheduler == "asha":
+        return ASHAScheduler(**common, max_t=rounds, grace_period=min(sweep.grace, rounds))
+    if sweep.scheduler == "median":
+        return MedianStoppingRule(**common, grace_period=sweep.grace)
+    return None
+
+
+def search(scenario: Scenario, sweep: Sweep, tried: Mapping[int, Tried]) -> OptunaSearch:
+    """Optuna, which goes on from what was tried: index of a setting -> its result.
+
+    Settings that were begun and not ended, or failed, count as failed: their numbers are not given again.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    modes: list[Literal["maximize", "minimize"]] = [
+        "maximize" if MEASURES[name].higher_is_better else "minimize" for name in sweep.objectives
+    ]
+    storage = optuna.storages.InMemoryStorage()
+    study = optuna.create_study(storage=storage, study_name=_STUDY, directions=modes)
+    for index in range(max(tried, default=-1) + 1):
+        study.add_trial(_known(scenario, tried[index]) if index in tried else create_trial(state=TrialState.FAIL))
+    arms = list(scenario.arms or scenario.played)
+
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        arm = trial.suggest_categorical("arm", arms)
+        values = {path: _suggested(trial, path, v) for path, v in fields_of(scenario, arm).items()}
+        return {"index": trial.number, "arm": arm, "values": values, "repeats": list(range(sweep.repeats))}
+
+    return OptunaSearch(
+        space,
+        metric=list(sweep.objectives),
+        mode=[mode[:3] for mode in modes],
+        sampler=optuna.samplers.TPESampler(seed=scenario.seed + len(tried)),
+        storage=storage,
+        study_name=_STUDY,
+    )
+
+
+def _suggested(trial: optuna.Trial, path: str, values: list[Any] | Range) -> Any:
+    """A value from Optuna, under a name without the slashes that Tune reads as nesting."""
+    distribution, name = _distribution(values), _name(path)
+    if isinstance(distribution, CategoricalDistribution):
+        return values[trial.suggest_categorical(name, distribution.choices)]  # type: ignore[index]
+    suggest = trial.suggest_int if isinstance(distribution, IntDistribution) else trial.suggest_float
+    return suggest(name, distribution.low, distribution.high, log=distribution.log)  # type: ignore[attr-defined]
+
+
+def _distribution(values: list[Any] | Range) -> BaseDistribution:
+    if not isinstance(values, Range):
+        return CategoricalDistribution(range(len(values)))
+    log = values.scale == "log"
+    if values.whole:
+        return IntDistribution(round(values.low), round(values.high), log=log)
+    return FloatDistribution(values.low, values.high, log=log)
+
+
+def _known(scenario: Scenario, tried: Tried) -> FrozenTrial:
+    fields = fields_of(scenario, tried.arm)
+    arms = list(scenario.arms or scenario.played)
+    params = {
+        _name(path): values.index(tried.values[path]) if isinstance(values, list) else tried.values[path]
+        for path, values in fields.items()
+    }
+    distributions = {_name(path): _distribution(values) for path, values in fields.items()}
+    return create_trial(
+        values=list(tried.objectives),
+        params={"arm": tried.arm, **params},
+        distributions={"arm": CategoricalDistribution(arms), **distributions},
+    )
+
+
+def _name(path: str) -> str:
+    return path.replace("/", "|")

@@ -1,0 +1,269 @@
+"""Many runs of one scenario: Ray Tune over its own fields, a row for every trial; on from where it was broken off."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pyarrow.fs import FSSpecHandler, PyFileSystem
+from ray import tune
+from ray.tune.experiment import Trial as TuneTrial
+
+from actors import launch
+from actors import trial as trial_process
+from actors.cluster import allot_trial, connected
+from actors.progress import SweepProgress
+from actors.search import Tried, scheduler, search
+from actors.trackers import trackers
+from actors.trial import Reporter, prepare_process, search_places, with_actors
+from rayfed import scenario as scenarios
+from rayfed.errors import RunError
+from rayfed.results import outcomes
+from rayfed.results.folder import RunFolder
+from rayfed.results.settings import estimate
+from rayfed.results.sweep_folder import TRIALS, SweepFolder
+from rayfed.scenario import Scenario, Sweep
+from rayfed.scenario.trials import Trial, planned, scenario_of
+
+_LOST_PROCESSES = 3
+"""Times that a trial goes on after its process has died."""
+
+
+def sweep(scenario: Scenario, out: str | None, address: str | None, progress: SweepProgress) -> SweepFolder:
+    """Play all trials of a scenario's `sweep` into a new folder and return it.
+
+    Raises `UserError` for what the user can mend, before anything is played; a trial that fails is a row with its
+    error.
+    """
+    trials = None if _section(scenario).search == "optuna" else planned(scenario)
+    files = RunFolder.create(out or scenario.output.folder, scenario.name)
+    files.write_text("scenario.yaml", scenario.dump())
+    folder = SweepFolder(files)
+    _play(scenario, folder, trials, [], address, progress)
+    return folder
+
+
+def resume(path: str, failed: bool, address: str | None, progress: SweepProgress) -> SweepFolder:
+    """Play what is missing of a sweep, and with `failed` once more what has failed.
+
+    Raises `RunError` where there is nothing to play.
+    """
+    folder = SweepFolder.open(path)
+    scenario = scenarios.parse(folder.files.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
+    rows = folder.outcomes().to_pylist()
+    if failed:
+        for trial in {row["trial"] for row in rows if row["status"] == "failed"}:
+            folder.trial(f"{TRIALS}/{trial}").remove("status.json")
+        rows = [row for row in rows if row["status"] != "failed"]
+    trials = None if _section(scenario).search == "optuna" else planned(scenario)
+    done = {row["trial"] for row in rows}
+    left = _settings_to_try(scenario, rows) if trials is None else sum(t.name not in done for t in trials)
+    if not left:
+        hint = "" if failed else "; `--failed` plays again what has failed"
+        raise RunError(f"{folder.url}: all trials are played; nothing to resume{hint}")
+    _play(scenario, folder, trials, rows, address, progress)
+    return folder
+
+
+def _play(
+    scenario: Scenario,
+    folder: SweepFolder,
+    trials: Sequence[Trial] | None,
+    rows: list[dict[str, Any]],
+    address: str | None,
+    progress: SweepProgress,
+) -> None:
+    """The trials that have no row yet; `trials` is None where Optuna makes them."""
+    section = _section(scenario)
+    done = {row["trial"] for row in rows}
+    left = [t for t in trials if t.name not in done] if trials is not None else []
+    count = len(left) if trials is not None else _settings_to_try(scenario, rows)
+    table = _Table(scenario, folder, rows, progress)
+    with connected(address), _quiet_tune(), table.recorded():
+        allotment = allot_trial(scenario)
+        folder.files.write_text("environment.json", json.dumps(launch.environment(scenario, allotment), indent=2))
+        progress.starting(scenario, folder, allotment, count, len(done))
+        configs = [{"index": t.index, "arm": t.arm, "values": t.values, "repeats": [t.repeat]} for t in left]
+        known = _tried(rows, section) if trials is None else {}
+        tuner = tune.Tuner(
+            with_actors(_trainable(scenario, folder), allotment),
+            param_space=None if trials is None else {"trial": tune.grid_search(configs)},
+            tune_config=tune.TuneConfig(
+                search_alg=search(scenario, section, known) if trials is None else None,
+                scheduler=scheduler(section, scenario.federation.rounds),
+                num_samples=count if trials is None else 1,
+                max_concurrent_trials=section.max_concurrent,
+                reuse_actors=True,
+                trial_dirname_creator=lambda trial: trial.trial_id,
+            ),
+            run_config=tune.RunConfig(
+                name="tune",
+                storage_path=folder.files.root,
+                storage_filesystem=PyFileSystem(FSSpecHandler(folder.files.fs)),
+                failure_config=tune.FailureConfig(max_failures=_LOST_PROCESSES),
+                callbacks=[table, *trackers(section, folder)],
+                verbose=0,
+            ),
+        )
+        tuner.fit()
+
+
+def _trainable(scenario: Scenario, folder: SweepFolder) -> Any:
+    """A setting with its repeats, one after another; at the end it reports the objectives."""
+    allotment, places = allot_trial(scenario), search_places()
+    objectives = _section(scenario).objectives
+
+    def trial(config: dict[str, Any]) -> None:
+        prepare_process(places)
+        setting = config.get("trial", config)
+        runs = []
+        for repeat in setting["repeats"]:
+            one = Trial(setting["index"], setting["arm"], setting["values"], repeat)
+            run = folder.trial(f"{TRIALS}/{one.name}")
+            launch.launch_in(run, scenario_of(scenario, one), launch.Staff(allotment, trial_process.CREW), Reporter())
+            runs.append(outcomes.outcomes(run))
+        tune.report({"rounds": scenario.federation.rounds} | _judged(runs, objectives))
+
+    return trial
+
+
+def _judged(runs: Sequence[Sequence[dict[str, Any]]], objectives: Sequence[str]) -> dict[str, float]:
+    """Each objective: of the attack that gets most, mean over the repeats; none that was not measured."""
+    means = {
+        name: estimate([outcomes.for_the_attacker([row.get(name) for row in rows], name) for rows in runs])
+        for name in objectives
+    }
+    return {name: found.mean for name, found in means.items() if found}
+
+
+class _Table(tune.Callback):
+    """Writes a row for every trial that ends, and says how the sweep stands."""
+
+    def __init__(
+        self, scenario: Scenario, folder: SweepFolder, rows: list[dict[str, Any]], progress: SweepProgress
+    ) -> None:
+        self._scenario, self._folder, self._rows, self._progress = scenario, folder, rows, progress
+        undefended = [name for name, stack in scenario.stacks.items() if not stack]
+        self._references = undefended
+        shared = [path for path in _section(scenario).fields if scenario.owner_of(path)[0] is None]
+        self._equal = [*shared, "repeat"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune saves its callbacks to continue by itself; a sweep continues from its outcomes
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Keep status.json true however the sweep ends."""
+        self._status("running")
+        try:
+            yield
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self._status("interrupted" if interrupted else "failed", None if interrupted else str(error))
+            raise
+        self._status("finished")
+
+    def on_trial_result(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: Any, **_: Any) -> None:
+        """A trial has played a round."""
+        self._progress.round_done()
+
+    def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
+        """A trial has ended, or a scheduler has stopped it."""
+        self._ended(trial, None)
+
+    def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
+        """A trial has failed for good."""
+        error = trial.get_error()
+        self._ended(trial, str(getattr(error, "cause", None) or error))
+
+    def _ended(self, trial: TuneTrial, error: str | None) -> None:
+        setting = trial.config.get("trial", trial.config)
+        for repeat in setting["repeats"]:
+            one = Trial(setting["index"], setting["arm"], setting["values"], repeat)
+            rows = self._outcome(one, error)
+            self._rows = [row for row in self._rows if row["trial"] != one.name] + rows
+            self._progress.trial_done(one, rows)
+        self._rows.sort(key=lambda row: (row["trial"], row["attack"] or ""))
+        self._rows = outcomes.with_pmm(self._rows, self._references, self._equal)
+        self._folder.write_outcomes(self._rows)
+        self._status("running")
+
+    def _outcome(self, trial: Trial, error: str | None) -> list[dict[str, Any]]:
+        run = f"{TRIALS}/{trial.name}"
+        folder = self._folder.trial(run)
+        status = json.loads(folder.read_text("status.json")) if folder.exists("status.json") else {}
+        ended = status.get("state") == "finished"
+        known = {
+            "trial": trial.name,
+            "repeat": trial.repeat,
+            "seed": self._scenario.seed + trial.repeat,
+            "status": "finished" if ended else "failed" if error else "stopped",
+            "error": None if ended else status.get("error") or error if error else None,
+            "run": run,
+            **trial.values,
+        }
+        found = outcomes.outcomes(folder) if folder.exists("scenario.yaml") else []
+        return [row | known for row in found] or [{"arm": trial.arm, "attack": None} | known]
+
+    def _status(self, state: str, error: str | None = None) -> None:
+        done = len({row["trial"] for row in self._rows})
+        status = {"kind": "sweep", "state": state, "trials_done": done, "error": error}
+        self._folder.files.write_text("status.json", json.dumps(status, indent=2))
+
+
+def _settings_to_try(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> int:
+    """What is left of Optuna's samples: settings of which some repeat has no row are tried anew."""
+    done = {row["trial"].partition("-")[0] for row in rows}
+    return max(0, (_section(scenario).samples or 0) - len(done))
+
+
+def _tried(rows: Sequence[dict[str, Any]], section: Sweep) -> dict[int, Tried]:
+    """What Optuna knew: index of a setting -> its values and objectives, where all repeats have ended well."""
+    settings: dict[int, dict[str, list[dict[str, Any]]]] = {}
+    for row in rows:
+        settings.setdefault(int(row["trial"].partition("-")[0]), {}).setdefault(row["trial"], []).append(row)
+    found = {}
+    for index, repeats in settings.items():
+        judged = _judged(list(repeats.values()), section.objectives)
+        first = next(iter(repeats.values()))[0]
+        if len(judged) == len(section.objectives) and first["status"] == "finished":
+            values = {path: first[path] for path in section.fields if first.get(path) is not None}
+            found[index] = Tried(first["arm"], values, [judged[name] for name in section.objectives])
+    return found
+
+
+def _section(scenario: Scenario) -> Sweep:
+    assert scenario.sweep is not None
+    return scenario.sweep
+
+
+@contextmanager
+def _quiet_tune() -> Iterator[None]:
+    """Tune's own lines and files are not about the user's sweep; an interruption is ours to tell of."""
+    ours = {
+        "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+        "TUNE_DISABLE_SIGINT_HANDLER": "1",
+        "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial may have nothing to say of an objective
+        "RAY_AIR_NEW_OUTPUT": "0",
+    }
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    logger = logging.getLogger("ray.tune")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,41 @@
+"""Experiment trackers: what Tune and the trackers themselves offer, switched on by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import tune
+
+from rayfed.errors import UserError
+from rayfed.results.sweep_folder import SweepFolder
+from rayfed.scenario import Sweep
+
+
+def trackers(sweep: Sweep, folder: SweepFolder) -> list[tune.Callback]:
+    """The callbacks of the trackers that a sweep names, with what it sets of them.
+
+    Raises `UserError` where a tracker's package is not installed.
+    """
+    return [_tracker(name, settings, folder) for name, settings in sweep.trackers.items()]
+
+
+def _tracker(name: str, settings: dict[str, Any], folder: SweepFolder) -> tune.Callback:
+    try:
+        match name:
+            case "tensorboard":
+                from ray.tune.logger import TBXLoggerCallback
+
+                return TBXLoggerCallback(**settings)
+            case "mlflow":
+                from ray.air.integrations.mlflow import MLflowLoggerCallback
+
+                return MLflowLoggerCallback(**({"experiment_name": folder.files.name} | settings))
+            case _:
+                from ray.air.integrations.wandb import WandbLoggerCallback
+
+                return WandbLoggerCallback(**({"project": "rayfed", "group": folder.files.name} | settings))
+    except (ImportError, RuntimeError) as error:
+        advice = "`pip install 'rayfed[trackers]'` brings the package"
+        raise UserError(f"sweep.trackers.{name}: {error}; {advice}") from error
+    except TypeError as error:
+        raise UserError(f"sweep.trackers.{name}: {error}; its settings are those of Tune's callback") from error

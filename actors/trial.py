@@ -1,0 +1,98 @@
+"""One trial of a sweep as Ray Tune sees it: a function of its values that reports every round."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from ray import tune
+
+from actors import launch
+from actors.cluster import Allotment, allot_trial
+from actors.crew import Crew
+from actors.progress import Progress
+from rayfed import catalogue
+from rayfed.results.folder import RunFolder
+from rayfed.results.summary import PSNR_CEILING, spread
+from rayfed.scenario import Scenario
+from rayfed.scenario.trials import Trial, scenario_of
+
+CREW = Crew()
+"""Of this process, which Tune may give one trial after another."""
+Trainable = Callable[[dict[str, Any]], None]
+
+
+def trainable(scenario: Scenario) -> Trainable:
+    """A scenario as something that `ray.tune.Tuner` can try, with the actors that one trial needs.
+
+    Tune's `config` maps paths of fields (`training.lr`) to values. Every round is reported as `rounds` (played so far),
+    `train_loss`, `test_loss`, `test_accuracy` and the mean `psnr`, `ssim` and `label_accuracy` of the attacks so far,
+    each as `ARM/psnr` where the scenario has several arms. The run folder is `run` in the trial's own directory; a
+    trial that Tune starts again goes on after its last complete round.
+    """
+    allotment, places = allot_trial(scenario), search_places()
+
+    def trial(config: dict[str, Any]) -> None:
+        prepare_process(places)
+        played = scenario_of(scenario, Trial(0, None, dict(config), 0))
+        folder = RunFolder.at(str(Path(tune.get_context().get_trial_dir()) / "run"))
+        launch.launch_in(folder, played, launch.Staff(allotment, CREW), Reporter())
+
+    return with_actors(trial, allotment)
+
+
+def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
+    """The function with a placement group for itself and the actors that it starts: two trials never wait for each
+    other's.
+    """
+    shares = [allotment.client] * allotment.clients + [allotment.attacker] * allotment.attackers
+    if allotment.server.num_cpus or allotment.server.num_gpus:
+        shares.append(allotment.server)
+    bundles = [{"CPU": s.num_cpus} | ({"GPU": s.num_gpus} if s.num_gpus else {}) for s in shares]
+    return tune.with_resources(trial, tune.PlacementGroupFactory([{}, *bundles]))
+
+
+def search_places() -> tuple[list[str], list[str]]:
+    """Where this process finds modules, for those of the trials."""
+    return list(sys.path), list(catalogue.SEARCHED)
+
+
+def prepare_process(places: tuple[list[str], list[str]]) -> None:
+    """Let a trial's process find the modules that the driver finds; what it computes itself takes one thread."""
+    path, searched = places
+    sys.path += [folder for folder in path if folder not in sys.path]
+    for folder in searched:
+        catalogue.search(folder)
+    torch.set_num_threads(1)
+
+
+class Reporter(Progress):
+    """Reports every round of one run to Tune."""
+
+    def __init__(self) -> None:
+        self._attacks: dict[str, list[dict[str, Any]]] = {}
+
+    def round_done(
+        self,
+        rows: Sequence[dict[str, Any]],
+        attacks: Sequence[dict[str, Any]],
+        inferences: Sequence[dict[str, Any]],
+    ) -> None:
+        """A round is over and its tables are written."""
+        for row in attacks:
+            self._attacks.setdefault(row["arm"], []).append(row)
+        metrics: dict[str, Any] = {"rounds": 1 + max((row["round"] for row in rows), default=0)}
+        for row in rows:
+            prefix = f"{row['arm']}/" if len(rows) > 1 else ""
+            metrics |= {f"{prefix}{name}": value for name, value in self._measured(row).items() if value is not None}
+        tune.report(metrics)
+
+    def _measured(self, row: dict[str, Any]) -> dict[str, float | None]:
+        met = self._attacks.get(row["arm"], [])
+        leaks = {name: spread((a[name] for a in met), PSNR_CEILING) for name in ("psnr", "ssim", "label_accuracy")}
+        return {name: row[name] for name in ("train_loss", "test_loss", "test_accuracy")} | {
+            name: leak.mean if leak else None for name, leak in leaks.items()
+        }

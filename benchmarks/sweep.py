@@ -1,0 +1,81 @@
+"""What a sweep adds to its trials, and how busy it keeps the cores.
+
+    python -m benchmarks.sweep [--trials 20]
+
+One sweep of so many trials, then each of the same trials alone on the same Ray with the same actors, one after the
+other. Printed: the sweep's wall time (from the start of the first trial to the end of the last) over the mean wall time
+a core of the trials alone, and the share of the cores' time that was not idle while the sweep went on. Needs a quiet
+machine: other load counts as busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from time import monotonic
+from typing import Any
+
+import psutil
+import ray
+
+from actors import launch
+from actors.cluster import allot_trial, connected
+from actors.crew import Crew
+from actors.progress import Progress, SweepProgress
+from actors.sweep import sweep
+from rayfed import scenario as scenarios
+from rayfed.results.folder import RunFolder
+from rayfed.scenario import Scenario
+from rayfed.scenario.trials import planned, scenario_of
+
+
+class Watch(SweepProgress):
+    """Takes the time and the cores' idle time from the start of a sweep's first trial to the end of its last."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[float, float]] = []
+
+    def starting(self, scenario: Any, folder: Any, allotment: Any, trials: int, done: int) -> None:
+        self.began = monotonic(), psutil.cpu_times().idle
+
+    def trial_done(self, trial: Any, rows: Any) -> None:
+        self.ends.append((monotonic(), psutil.cpu_times().idle))
+
+
+def workload(trials: int) -> Scenario:
+    """Half of the scenario sweep_privacy: noise, so many levels of it."""
+    levels = ", ".join(f"{0.001 * 1.3**i:.6f}" for i in range(trials))
+    return scenarios.load(
+        "scenarios/sweep_privacy.yaml",
+        [
+            "arms={sigma: [{name: gaussian, sigma: 0.01}]}",
+            f"sweep={{fields: {{arms.sigma.defences.gaussian.sigma: [{levels}]}}}}",
+        ],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=20)
+    scenario = workload(parser.parse_args().trials)
+    watch, alone = Watch(), []
+    with tempfile.TemporaryDirectory() as out, connected(None):
+        cores = int(ray.cluster_resources()["CPU"])
+        sweep(scenario, out, None, watch)
+        allotment, crew = allot_trial(scenario), Crew()
+        for trial in planned(scenario):
+            before = monotonic()
+            folder = RunFolder.create(out, "alone")
+            launch.launch_in(folder, scenario_of(scenario, trial), launch.Staff(allotment, crew), Progress())
+            alone.append(monotonic() - before)
+    (start, idle), (end, idle_then) = watch.began, watch.ends[-1]
+    wall = end - start
+    print(f"{len(alone)} trials on {cores} cores")
+    print(f"trials alone, one after another   {sum(alone):8.1f} s   (the first, with its start, {alone[0]:.1f} s)")
+    print(f"sweep, first start to last end    {wall:8.1f} s")
+    print(f"ratio to trials alone / cores     {wall / (sum(alone) / cores):8.3f}")
+    print(f"cores busy                        {1 - (idle_then - idle) / (wall * psutil.cpu_count()):8.1%}")
+
+
+if __name__ == "__main__":
+    main()

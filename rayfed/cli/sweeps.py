@@ -1,0 +1,58 @@
+"""The command that sweeps: many runs of one scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from rayfed.cli.common import Address, Debug, Out, Quiet, ScenarioFile, Set, errors_for_people, load
+from rayfed.errors import UserError
+
+commands = typer.Typer()
+
+
+@commands.command()
+def sweep(
+    scenario: ScenarioFile,
+    changes: Set = None,
+    out: Out = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Play every trial that a scenario's `sweep` stands for, side by side; `rayfed launch` does the same."""
+    with errors_for_people(debug, resumable=True):
+        loaded = load(scenario, changes)
+        if loaded.sweep is None:
+            raise UserError(f"{scenario} has no `sweep`: say there which fields vary, as docs/sweeps.md shows")
+        play(loaded, out, address, quiet)
+
+
+def play(scenario: Any, out: str | None, address: str | None, quiet: bool) -> None:
+    """A new sweep, watched."""
+    from actors import sweep as sweeps
+
+    _watched(quiet, lambda view: sweeps.sweep(scenario, out, address, view))
+
+
+def resume(path: str, failed: bool, address: str | None, quiet: bool) -> None:
+    """What is missing of a sweep, watched."""
+    from actors import sweep as sweeps
+
+    _watched(quiet, lambda view: sweeps.resume(path, failed, address, view))
+
+
+def _watched(quiet: bool, play: Callable[[Any], Any]) -> None:
+    from rich.console import Console
+
+    from rayfed.console import SweepView
+    from rayfed.results.report import write_report
+
+    view = SweepView(Console(), quiet)
+    try:
+        folder = play(view)
+        view.finished(folder.outcomes().to_pylist(), folder.fields, write_report(folder.files))
+    finally:
+        view.close()

@@ -1,0 +1,110 @@
+"""What a sweep looks like in a terminal: a bar, a line for every trial that ends, and the settings in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from rayfed.results.settings import Estimate, Setting, settings
+
+_COLUMNS = {"test_accuracy": "accuracy", "psnr": "PSNR", "psnr_worst": "worst", "ssim": "SSIM", "epsilon": "epsilon"}
+
+
+class SweepView:
+    """Draws one sweep; implements `actors.progress.SweepProgress`."""
+
+    def __init__(self, console: Console, quiet: bool = False) -> None:
+        """`quiet` says nothing but errors."""
+        self._console, self._quiet = console, quiet
+        self._bar = Progress(
+            TextColumn("trials"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._task: TaskID | None = None
+        self._began, self._ended, self._trials, self._failed = 0.0, 0, 0, 0
+
+    def starting(self, scenario: Any, folder: Any, allotment: Any, trials: int, done: int) -> None:
+        """Say what varies and where results go, and begin the bar."""
+        self._trials, self._began = trials, monotonic()
+        before = f", {done} played before" if done else ""
+        self._say(
+            f"[bold]{scenario.name}[/bold]: {trials} trial{'s' * (trials != 1)} over {len(scenario.sweep.fields)} "
+            f"fields ({scenario.sweep.search}){before}; each has {allotment.clients} client actor of {allotment.client}"
+            + (f" and {allotment.attackers} attacker of {allotment.attacker}" if allotment.attackers else "")
+        )
+        self._say(f"results in {folder.url}", markup=False)
+        self._bar.start()
+        self._task = self._bar.add_task("trials", total=trials, left="")
+
+    def round_done(self) -> None:
+        """Rounds of trials side by side are not worth a line."""
+
+    def trial_done(self, trial: Any, rows: Sequence[dict[str, Any]]) -> None:
+        """One line for the trial, and how long the others will take."""
+        self._ended += 1
+        self._failed += rows[0]["status"] == "failed"
+        if self._task is not None:
+            seconds = (monotonic() - self._began) / self._ended * max(self._trials - self._ended, 0)
+            self._bar.update(self._task, advance=1, left=f"about {seconds / 60:.0f} min left")
+        values = ", ".join(f"{path.rpartition('.')[2]} {_plain(value)}" for path, value in trial.values.items())
+        what = f"{self._ended:>4}/{self._trials} {trial.arm}" + (f", {values}" if values else "")
+        what += f", repeat {trial.repeat}" if trial.repeat else ""
+        if rows[0]["status"] == "failed":
+            self._say(Text(f"{what}: failed: {str(rows[0]['error']).splitlines()[0]}", style="red"))
+            return
+        row = max(rows, key=lambda row: row.get("psnr") or 0)
+        told = [f"accuracy {100 * row['test_accuracy']:.2f} %" if row.get("test_accuracy") is not None else ""]
+        told += [f"PSNR {row['psnr']:.1f} dB by {row['attack']}" if row.get("psnr") is not None else ""]
+        told += ["stopped early" if row["status"] == "stopped" else ""]
+        self._say(f"{what}: {', '.join(filter(None, told)) or 'played'}", markup=False)
+
+    def finished(self, rows: Sequence[dict[str, Any]], fields: Sequence[str], report: str) -> None:
+        """The settings in a table, those first that leak least, and where the report is."""
+        self.close()
+        found = sorted(settings(rows, fields), key=lambda s: _mean(s.measures.get("psnr")))
+        shown = [name for name in _COLUMNS if any(name in s.measures for s in found)]
+        table = Table("setting", "attack", *(_COLUMNS[name] for name in shown), box=SIMPLE)
+        for setting in found:
+            table.add_row(setting.title, setting.attack or "–", *(_cell(setting, name) for name in shown))
+        self._say(table)
+        if self._failed:
+            self._say(f"{self._failed} trial{'s' * (self._failed != 1)} failed; why stands in outcomes.parquet")
+        self._say(f"report: {report}", markup=False)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+    def _say(self, what: Any, markup: bool = True) -> None:
+        if not self._quiet:
+            self._console.print(what, markup=markup, soft_wrap=isinstance(what, str), highlight=False)
+
+
+def _cell(setting: Setting, name: str) -> str:
+    found = setting.measures.get(name)
+    if found is None:
+        return "–"
+    scale, digits = (100, 2) if name == "test_accuracy" else (1, 1 if name.startswith("psnr") else 2)
+    half = f" ± {scale * (found.high - found.mean):.{digits}f}" if found.high is not None else ""
+    return f"{scale * found.mean:.{digits}f}{half}" + (" %" if name == "test_accuracy" else "")
+
+
+def _mean(found: Estimate | None) -> float:
+    return found.mean if found else float("inf")
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,52 @@
+"""The cluster file, by Ray's own schema and checks; no cloud is asked."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import ray.autoscaler
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from tests.conftest import REPOSITORY
+
+SCHEMA = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
+
+
+@pytest.fixture
+def cluster() -> dict[str, Any]:
+    return dict(yaml.safe_load((REPOSITORY / "cluster.yaml").read_text()))
+
+
+def test_it_is_what_ray_takes(cluster: dict[str, Any]) -> None:
+    jsonschema.validate(cluster, SCHEMA)
+    filled = prepare_config(deepcopy(cluster))
+    validate_config(filled)
+    for kind in ("head", "worker"):  # and not what the defaults would put there, which is another Ray
+        assert filled[f"{kind}_setup_commands"] == cluster["setup_commands"]
+
+
+def test_the_checks_notice_mistakes(cluster: dict[str, Any]) -> None:
+    cluster["available_node_types"]["cpu"]["resources"]["CPU"] = 1.5
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(cluster, SCHEMA)
+
+
+def test_every_node_shows_the_token_and_the_dashboard_stays_at_home(cluster: dict[str, Any]) -> None:
+    starts = [c for kind in ("head", "worker") for c in cluster[f"{kind}_start_ray_commands"] if "ray start" in c]
+    assert len(starts) == 2
+    assert all("RAY_AUTH_MODE=token" in command for command in starts)
+    assert any(path.endswith(".ray/auth_token") for path in cluster["file_mounts"])
+    assert "--dashboard-host=127.0.0.1" in starts[0]
+
+
+def test_workers_come_and_go_by_demand(cluster: dict[str, Any]) -> None:
+    kinds = cluster["available_node_types"]
+    workers = {name: kind for name, kind in kinds.items() if name != cluster["head_node_type"]}
+    assert all(kind["min_workers"] == 0 < kind["max_workers"] for kind in workers.values())
+    assert any(kind["resources"].get("GPU") for kind in workers.values())

@@ -6,6 +6,7 @@ one object. So a reader sees the old content or the new, never half of it, whene
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -114,6 +116,17 @@ class RunFolder:
     def read_text(self, name: str) -> str:
         """A whole UTF-8 file."""
         return self.read_bytes(name).decode()
+
+    def read_mapping(self, name: str) -> dict[str, Any]:
+        """The `key: value` pairs of a YAML or JSON file; raises `RunError` where it holds something else."""
+        try:
+            value = (json.loads if name.endswith(".json") else yaml.safe_load)(self.read_text(name))
+        except (ValueError, yaml.YAMLError) as error:
+            raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore it from a copy") from error
+        if not isinstance(value, dict):
+            kind = type(value).__name__
+            raise RunError(f"'{self._url(name)}' should hold `key: value` pairs, not {kind}; restore it from a copy")
+        return value
 
     def write_text(self, name: str, text: str) -> None:
         """Write a whole UTF-8 file atomically."""

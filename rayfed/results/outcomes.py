@@ -13,8 +13,10 @@ from typing import Any, Literal
 import pyarrow as pa
 import yaml
 
+from rayfed.errors import UserError, nearest
 from rayfed.results import summary
 from rayfed.results.folder import SCENARIO, RunFolder
+from rayfed.results.robustness import VERSUS
 from rayfed.results.summary import Leak, Row, Spread
 
 Kind = Literal["leakage", "utility", "cost"]
@@ -49,6 +51,13 @@ def worst_of(metric: str) -> str:
     return f"{metric}_worst"
 
 
+def measure_of(name: str) -> Measure:
+    """What a column says; raises `UserError` for one that is no measure, naming those that are."""
+    if name not in MEASURES:
+        raise UserError(f"no measure is called '{name}': {nearest(name, MEASURES)}")
+    return MEASURES[name]
+
+
 MEASURES: dict[str, Measure] = {
     **_LEAKS,
     **{
@@ -65,7 +74,8 @@ MEASURES: dict[str, Measure] = {
     "bytes_up": Measure("bytes sent by clients", "cost", False, "bytes"),
     "bytes_down": Measure("bytes sent to clients", "cost", False, "bytes"),
 }
-"""Column -> what it says. PMM is the accuracy over that of the arm without a defence, all else equal."""
+"""Column -> what it says. PMM is the accuracy over that of the arm without a defence, all else equal: an arm with
+training, a model, a rule or malicious clients of its own has a reference only in one that has the same."""
 
 _string, _int, _long, _real = pa.string(), pa.int32(), pa.int64(), pa.float64()
 _TRIAL = [
@@ -95,7 +105,7 @@ _OUTCOME = [
 
 def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     """A row for every arm and attack of a run; `attack` is null for an arm that none has met."""
-    scenario = yaml.safe_load(folder.read_text(SCENARIO))
+    scenario = folder.read_mapping(SCENARIO)
     names = ("rounds", "clients", "attacks", "inferences", "privacy")
     rounds, clients, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
     arms = summary.arm_names(scenario, rounds, attacks, inferences)
@@ -117,7 +127,9 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         met = [_leaked(leak, attacks) for leak in leaks if leak.arm == arm.name]
         met += [{"attack": c.attack, "inferred": _beyond(c)} for c in claims if c.arm == arm.name]
         found += [row | {"attack": None} | one for one in met or [{}]]
-    return with_pmm(found, {arm for arm in arms if _undefended(scenario, arm)}, ())
+    references = {arm for arm in arms if _undefended(scenario, arm)}
+    alike = [{**row, _ELSE: _all_else(scenario, row["arm"])} for row in found]
+    return [{k: v for k, v in row.items() if k != _ELSE} for row in with_pmm(alike, references, [_ELSE])]
 
 
 def for_the_attacker(values: Iterable[float | None], measure: str) -> float | None:
@@ -132,11 +144,10 @@ def with_pmm(rows: Sequence[Row], references: Iterable[str], equal: Sequence[str
     Source: Fan et al. 2024 (Refiner), section 6.1.
     """
     arms = set(references)
-    accuracy = {
-        tuple(row.get(c) for c in equal): row["test_accuracy"]
-        for row in rows
-        if row["arm"] in arms and row.get("test_accuracy")
-    }
+    accuracy: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        if row["arm"] in arms and row.get("test_accuracy"):
+            accuracy.setdefault(tuple(row.get(c) for c in equal), row["test_accuracy"])
 
     def pmm(row: Row) -> float | None:
         reference, own = accuracy.get(tuple(row.get(c) for c in equal)), row.get("test_accuracy")
@@ -163,9 +174,14 @@ def _type(values: Iterable[Any]) -> pa.DataType:
 
 
 def _as(value: Any, type: pa.DataType) -> Any:
-    if value is None or type != _string or isinstance(value, str):
+    return value if value is None or type != _string else yaml_line(value)
+
+
+def yaml_line(value: Any) -> str:
+    """A value as `--set PATH=VALUE` reads it; text stays as it is, for it may be YAML already."""
+    if isinstance(value, str):
         return value
-    return yaml.safe_dump(value, default_flow_style=True, width=10**9).removesuffix("\n...\n").strip()
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9).removesuffix("...\n").strip()
 
 
 def _leaked(leak: Leak, attacks: Sequence[Row]) -> dict[str, Any]:
@@ -192,6 +208,20 @@ def _guarantee(privacy: Sequence[Row], arm: str) -> dict[str, Any]:
     return {"epsilon": weakest["epsilon"], "delta": weakest["delta"], "epsilon_unit": weakest["unit"]}
 
 
+_ELSE = "all else"
+
+
 def _undefended(scenario: Mapping[str, Any], arm: str) -> bool:
-    stack = (scenario.get("arms") or {}).get(arm, scenario.get("defences"))
-    return not (stack.get("defences") if isinstance(stack, Mapping) else stack)
+    spec = _spec(scenario, arm)
+    return not spec.get("defences") and not spec.get("protection")
+
+
+def _all_else(scenario: Mapping[str, Any], arm: str) -> str:
+    """What an arm sets beside its defences, and whom it is played against."""
+    own = {key: value for key, value in _spec(scenario, arm).items() if key not in ("defences", "protection") and value}
+    return repr((own, arm.partition(VERSUS)[2]))
+
+
+def _spec(scenario: Mapping[str, Any], arm: str) -> Mapping[str, Any]:
+    own = (scenario.get("arms") or {}).get(arm.partition(VERSUS)[0], scenario.get("defences"))
+    return own if isinstance(own, Mapping) else {"defences": own}

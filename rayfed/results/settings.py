@@ -10,8 +10,8 @@ from typing import Any
 
 from scipy.stats import t
 
-from rayfed.results.outcomes import MEASURES
-from rayfed.results.summary import PSNR_CEILING, Row
+from rayfed.results.outcomes import MEASURES, measure_of
+from rayfed.results.summary import Row
 
 CONFIDENCE = 0.95
 
@@ -48,6 +48,11 @@ class Setting:
         values = [f"{path.rpartition('.')[2]} {_short(value)}" for path, value in self.fields.items()]
         return ", ".join([*filter(None, [self.source]), self.arm, *values])
 
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What is alike for all attacks on one arm with one set of values."""
+        return self.source, self.arm, repr(self.fields)
+
 
 def settings(rows: Sequence[Row], fields: Sequence[str] = (), source: str = "") -> list[Setting]:
     """Outcomes by arm, attack and values of the fields; failed and stopped trials are left out."""
@@ -69,9 +74,11 @@ def settings(rows: Sequence[Row], fields: Sequence[str] = (), source: str = "") 
 
 
 def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """The mean of what was measured, with its interval; None where nothing was. An infinite PSNR counts as 100 dB."""
-    known = [min(float(v), PSNR_CEILING) if v == float("inf") else float(v) for v in values if v is not None]
-    known = [v for v in known if isfinite(v)]
+    """The mean of what was measured, with its interval; None where nothing was.
+
+    Values that are not finite are left out: an infinite epsilon guarantees nothing, and outcomes cap a PSNR.
+    """
+    known = [float(v) for v in values if v is not None and isfinite(v)]
     if not known:
         return None
     mean = fmean(known)
@@ -79,6 +86,25 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
         return Estimate(mean, None, None, 1)
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(known) - 1)) * stdev(known) / sqrt(len(known))
     return Estimate(mean, mean - half, mean + half, len(known))
+
+
+def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
+    """Every arm and set of values once: with the attack that gets most, by the mean of a measure of the outcomes.
+
+    Where attacks get the same, as of a cost, it is the first. Settings in which the measure is not known are left out;
+    an arm that no attack has met has no leakage. Raises `UserError` for an unknown measure.
+    """
+    sign = -1 if measure_of(measure).higher_is_better else 1
+    known = [each for each in settings if measure in each.measures]
+    return [max(group, key=lambda s: sign * s.measures[measure].mean) for group in by_values(known)]
+
+
+def by_values(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """The settings that differ in nothing but the attack, together."""
+    groups: dict[tuple[str, str, str], list[Setting]] = {}
+    for each in settings:
+        groups.setdefault(each.identity, []).append(each)
+    return list(groups.values())
 
 
 def _short(value: Any) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
 from rayfed.errors import RunError
 from rayfed.results.folder import SCENARIO, RunFolder
@@ -41,7 +40,7 @@ class SweepFolder:
     @property
     def scenario(self) -> dict[str, Any]:
         """The resolved scenario, `sweep` among its sections."""
-        return dict(yaml.safe_load(self.files.read_text(SCENARIO)))
+        return self.files.read_mapping(SCENARIO)
 
     @property
     def fields(self) -> list[str]:
@@ -70,4 +69,4 @@ class SweepFolder:
 
 def is_sweep(folder: RunFolder) -> bool:
     """Whether this folder holds a sweep and not a run."""
-    return bool(yaml.safe_load(folder.read_text(SCENARIO)).get("sweep"))
+    return bool(folder.read_mapping(SCENARIO).get("sweep"))

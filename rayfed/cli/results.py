@@ -1,0 +1,146 @@
+"""Commands that look at results: recommend, compare, export."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rayfed.cli.common import Debug, errors_for_people
+from rayfed.errors import UserError
+
+commands = typer.Typer()
+
+RunOrSweep = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run folder or that of a sweep, or its URL.", show_default=False)
+]
+_WIDTH = 200
+"""Columns of a table where there is no terminal to ask: nobody wants a file's lines cut at 80."""
+
+
+@commands.command()
+def recommend(
+    run: RunOrSweep,
+    max_psnr: Annotated[float | None, typer.Option(metavar="DB", help="Mean PSNR of reconstructions.")] = None,
+    max_ssim: Annotated[float | None, typer.Option(help="Mean SSIM of reconstructions.")] = None,
+    min_lpips: Annotated[float | None, typer.Option(help="Mean LPIPS (AlexNet) of reconstructions.")] = None,
+    min_mse: Annotated[float | None, typer.Option(help="Mean squared error of reconstructions (BP_MSE).")] = None,
+    min_accuracy: Annotated[float | None, typer.Option(min=0, max=1, help="Test accuracy, a share.")] = None,
+    min_pmm: Annotated[float | None, typer.Option(min=0, help="Accuracy over that without a defence.")] = None,
+    max_epsilon: Annotated[float | None, typer.Option(min=0, help="Epsilon of the guarantee.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(min=0, help="Training time.")] = None,
+    max_bytes: Annotated[float | None, typer.Option(min=0, help="Bytes sent by clients.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'MEASURE<=VALUE'", help="A bound, with <= or >=, on any measure. May be repeated."),
+    ] = None,
+    worst: Annotated[
+        bool, typer.Option("--worst", help="Bounds on leakage are of the worst image, not of the mean.")
+    ] = False,
+    cheapest: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COST", help="What to spare: train_seconds, then bytes_up by default.", show_default=False
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Name the cheapest setting that keeps within all bounds, or the one that comes nearest."""
+    with errors_for_people(debug):
+        from rayfed.results import advice
+        from rayfed.results import recommend as choice
+        from rayfed.results.loading import load
+
+        limits = {
+            "psnr<=": max_psnr,
+            "ssim<=": max_ssim,
+            "lpips_alex>=": min_lpips,
+            "mse>=": min_mse,
+            "test_accuracy>=": min_accuracy,
+            "pmm>=": min_pmm,
+            "epsilon<=": max_epsilon,
+            "train_seconds<=": max_seconds,
+            "bytes_up<=": max_bytes,
+        }
+        asked = [f"{measure}{limit!r}" for measure, limit in limits.items() if limit is not None] + (where or [])
+        bounds = [choice.bound(text) for text in asked]
+        if worst:
+            bounds = [choice.of_worst_image(bound) for bound in bounds]
+        results = load(run)
+        costs = choice.COSTS if cheapest is None else (choice.cost(cheapest),)
+        found = choice.recommend(results.settings(), bounds, costs)
+        console = _console()
+        console.print(Text(advice.answer(found)))
+        console.print(Text(f"\n  {found.chosen.title}", style="bold"))
+        console.print(_table("", advice.HEADINGS, [advice.judged(each) for each in found.chosen.verdicts]))
+        for line in advice.remarks(found):
+            console.print(Text(line))
+        for what, command in choice.rerun(results, found.chosen).items():
+            console.print(Text(f"\nTo play {what}:\n  {command}"), soft_wrap=True)
+
+
+@commands.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Runs and sweeps.", show_default=False)],
+    debug: Debug = False,
+) -> None:
+    """Set runs and sweeps beside each other: what they come to, and what their scenarios have different."""
+    with errors_for_people(debug):
+        from rayfed.results import compare as comparison
+        from rayfed.results.figures import grid
+        from rayfed.results.loading import load
+
+        found = comparison.compare([load(run) for run in runs])
+        console = _console()
+        settings = grid(found.settings)
+        console.print(_table("settings", settings.headings, settings.rows, words=settings.words))
+        console.print(Text(settings.note))
+        if found.differences:
+            rows = [[each.path, *(value or "-" for value in each.values)] for each in found.differences]
+            console.print(_table("what the scenarios have different", ["field", *found.names], rows))
+        for warning in found.warnings:
+            console.print(Text.assemble(("note:", "yellow"), f" {warning}"))
+
+
+@commands.command()
+def export(
+    run: RunOrSweep,
+    format: Annotated[str, typer.Option(help="csv (every row), latex or markdown (means and intervals).")] = "csv",
+    table: Annotated[str, typer.Option(help="outcomes; of a run also rounds, clients, attacks ...")] = "outcomes",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write; printed when not given.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a table of a run or sweep for a paper or another program."""
+    with errors_for_people(debug):
+        from rayfed.results.export import export as exported
+        from rayfed.results.loading import load
+
+        text = exported(load(run), format, table)
+        if out is None:
+            print(text, end="")
+            return
+        try:
+            out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"cannot write {out}: {error}") from error
+        print(f"wrote {out}")
+
+
+def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None) -> Table:
+    table = Table(title=title or None, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    for place, heading in enumerate(headings):
+        table.add_column(Text(heading), justify="left" if words is None or place < words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_WIDTH)

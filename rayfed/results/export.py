@@ -1,0 +1,53 @@
+"""Tables for papers and other programs: CSV with every row, LaTeX and Markdown with means and intervals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from rayfed.errors import UserError, nearest
+from rayfed.results.figures import Grid, grid
+from rayfed.results.formats import NONE
+from rayfed.results.loading import OUTCOMES, Results
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+FORMATS = ("csv", "latex", "markdown")
+
+
+def export(results: Results, format: str, table: str = OUTCOMES) -> str:
+    """A table of a run or sweep as text.
+
+    CSV has a table's rows as they are. LaTeX (for the package booktabs) and Markdown have the outcomes by setting, with
+    the mean and half the 95 % interval over repeats, and other tables as they are. Columns of images are left out.
+    Raises `UserError` for an unknown format or table.
+    """
+    if format not in FORMATS:
+        raise UserError(f"cannot export as '{format}': {nearest(format, FORMATS)}")
+    if format == "csv":
+        return str(_plain(results.table(table)).to_csv(index=False))
+    if table == OUTCOMES:
+        return _settings(grid(results.settings()), format)
+    frame = _plain(results.table(table))
+    if format == "markdown":
+        return frame.to_markdown(index=False) + "\n"
+    return str(frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g"))
+
+
+def _settings(found: Grid, format: str) -> str:
+    from pandas import DataFrame
+
+    frame = DataFrame(found.rows, columns=found.headings)
+    if format == "markdown":
+        aligned = ["left"] * found.words + ["right"] * (len(found.headings) - found.words)
+        return f"{frame.to_markdown(index=False, colalign=aligned, disable_numparse=True)}\n\n{found.note}\n"
+    columns = "l" * found.words + "r" * (len(found.headings) - found.words)
+    caption = found.note.replace("%", r"\%")
+    text = frame.to_latex(index=False, escape=True, column_format=columns, caption=caption)
+    return str(text).replace("±", r"$\pm$").replace(NONE, "--").replace("≥", r"$\ge$")  # for any engine and font
+
+
+def _plain(table: pa.Table) -> DataFrame:
+    return table.select([field.name for field in table.schema if not pa.types.is_binary(field.type)]).to_pandas()

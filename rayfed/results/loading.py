@@ -1,0 +1,207 @@
+"""Runs and sweeps as objects, for notebooks and for the commands that look at results: `rayfed.load("runs/...")`.
+
+Read are Parquet, YAML, JSON and PNG; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayfed.errors import RunError, nearest
+from rayfed.results import outcomes, pareto, settings, summary
+from rayfed.results.folder import SCENARIO, RunFolder
+from rayfed.results.images import decode_png
+from rayfed.results.notebook import html
+from rayfed.results.schemas import TABLES
+from rayfed.results.sweep_folder import SweepFolder, is_sweep
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+OUTCOMES = "outcomes"
+"""The table that runs and sweeps both have."""
+_KEY = ("arm", "round", "attack", "victim", "repeat", "sample")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A true image beside what an attack made of it: arrays (H, W, C) of uint8 with C 1 (grey) or 3 (RGB)."""
+
+    arm: str
+    round: int
+    attack: str
+    victim: int
+    """Id of the client."""
+    repeat: int
+    sample: int
+    """Index of the true image in the victim's batch."""
+    true: np.ndarray
+    reconstructed: np.ndarray
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The columns by which the table `attacks` knows it: arm, round, attack, victim, repeat, sample."""
+        return tuple(getattr(self, column) for column in _KEY)
+
+
+@dataclass(frozen=True, repr=False)
+class Results(ABC):
+    """What a run and a sweep have in common."""
+
+    folder: RunFolder
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def url(self) -> str:
+        """Where the folder is."""
+        return self.folder.url
+
+    @property
+    def scenario(self) -> dict[str, Any]:
+        """What was played, every default written out; raises `RunError` where the file is damaged."""
+        return self.folder.read_mapping(SCENARIO)
+
+    @property
+    def fields(self) -> list[str]:
+        """The paths of the swept fields; none of a run."""
+        return list((self.scenario.get("sweep") or {}).get("fields", []))
+
+    @property
+    @abstractmethod
+    def tables(self) -> list[str]:
+        """The names that `table` takes."""
+
+    @abstractmethod
+    def table(self, name: str) -> pa.Table:
+        """A table as Arrow; raises `RunError` for one that does not exist or cannot be read."""
+
+    def frame(self, name: str) -> DataFrame:
+        """A table as a pandas data frame."""
+        return self.table(name).to_pandas()
+
+    def outcomes(self) -> pa.Table:
+        """What it comes to: a row for every arm and attack, of a sweep for every trial."""
+        return self.table(OUTCOMES)
+
+    def settings(self, source: str = "") -> list[settings.Setting]:
+        """The outcomes by arm, attack and swept values, with their uncertainty over repeats."""
+        return settings.settings(self.outcomes().to_pylist(), self.fields, source)
+
+    def front(self, leakage: str, utility: str, cost: str | None = None, attack: str | None = None) -> pareto.Front:
+        """The settings that no other beats; see `rayfed.results.pareto.front`."""
+        return pareto.front(self.settings(), leakage, utility, cost, attack)
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), self.settings())
+
+    def _check(self, name: str) -> None:
+        if name not in self.tables:
+            raise RunError(f"'{self.url}' has no table '{name}': {nearest(name, self.tables)}")
+
+
+class Run(Results):
+    """One run; its tables are attributes, too: `run.rounds` is `run.table("rounds")`."""
+
+    def __repr__(self) -> str:
+        status, arms = self.status, ", ".join(self.scenario.get("arms") or {})
+        far = f"{status.get('rounds_done', '?')} of {status.get('rounds', '?')} rounds"
+        return f"Run {self.url}: {status.get('state', 'unknown')}, {far}" + (f"; arms: {arms}" if arms else "")
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), self.settings(), self.worst())
+
+    def __getattr__(self, name: str) -> pa.Table:
+        if name not in TABLES:
+            raise AttributeError(f"a run has no attribute or table '{name}': {nearest(name, self.tables)}")
+        return self.table(name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *TABLES]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """How far it came: `state`, `rounds_done`, `rounds`, `error`; empty before it began."""
+        return self.folder.read_mapping("status.json") if self.folder.exists("status.json") else {}
+
+    @property
+    def tables(self) -> list[str]:
+        """`outcomes` and those of `rayfed.results.schemas`."""
+        return [OUTCOMES, *TABLES]
+
+    def table(self, name: str) -> pa.Table:
+        """A table as Arrow; one that the run did not write has no rows. Raises `RunError`, see `Results.table`."""
+        self._check(name)
+        return outcomes.table(outcomes.outcomes(self.folder)) if name == OUTCOMES else self.folder.read_table(name)
+
+    def images(self, arm: str | None = None, attack: str | None = None) -> Iterator[Picture]:
+        """The true images and their reconstructions, of one arm or attack where named, in the order of rounds."""
+        for row in self._pictures():
+            if arm in (None, row["arm"]) and attack in (None, row["attack"]):
+                yield _picture(row)
+
+    def worst(self, count: int = 6) -> list[tuple[Picture, Mapping[str, Any]]]:
+        """The reconstructions with the highest PSNR that images were kept of, each with its row of `attacks`."""
+        scored = {_key(row): row for row in self.attacks.to_pylist() if summary.measured(row["psnr"])}
+        kept = [row for row in self._pictures() if _key(row) in scored]
+        kept = sorted(kept, key=lambda row: -scored[_key(row)]["psnr"])[:count]
+        return [(_picture(row), scored[_key(row)]) for row in kept]
+
+    def _pictures(self) -> Iterator[dict[str, Any]]:
+        for batch in self.table("images").to_batches(max_chunksize=64):
+            yield from batch.to_pylist()
+
+
+class Sweep(Results):
+    """Many runs of one scenario."""
+
+    def __repr__(self) -> str:
+        found = self.outcomes().select(["trial", "repeat", "status"]).to_pylist()
+        states = {(row["trial"], row["repeat"]): row["status"] for row in found}
+        counts = {state: list(states.values()).count(state) for state in sorted(set(states.values()))}
+        ended = ", ".join(f"{count} {state}" for state, count in counts.items()) or "none is over"
+        return f"Sweep {self.url} over {', '.join(self.fields)}; trials: {ended}"
+
+    @property
+    def tables(self) -> list[str]:
+        """`outcomes` alone: trials have the others."""
+        return [OUTCOMES]
+
+    def table(self, name: str) -> pa.Table:
+        """The outcomes; raises `RunError` for another table, see `Results.table`."""
+        self._check(name)
+        return SweepFolder(self.folder).outcomes()
+
+    @property
+    def trials(self) -> list[Run]:
+        """The runs behind the outcomes, in their order; nothing of them is read before it is asked for."""
+        runs = dict.fromkeys(run for run in self.outcomes()["run"].to_pylist() if run is not None)
+        return [Run(SweepFolder(self.folder).trial(run)) for run in runs]
+
+
+def load(path: str) -> Run | Sweep:
+    """The run or sweep at a local path or fsspec URL; raises `RunError` where there is none."""
+    folder = RunFolder.open(path)
+    return Sweep(folder) if is_sweep(folder) else Run(folder)
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[column] for column in _KEY)
+
+
+def _picture(row: Mapping[str, Any]) -> Picture:
+    key = {column: row[column] for column in _KEY}
+    return Picture(**key, true=_pixels(row["true"]), reconstructed=_pixels(row["reconstructed"]))
+
+
+def _pixels(png: bytes) -> np.ndarray:
+    return (decode_png(png) * 255).round().byte().permute(1, 2, 0).numpy()

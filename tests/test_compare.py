@@ -1,0 +1,104 @@
+"""Runs and sweeps beside each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayfed.errors import UserError
+from rayfed.results.compare import Comparison, compare
+from rayfed.results.loading import load
+from tests.result_fixtures import attacked, small_run, small_sweep
+from tests.test_cli import run
+
+SCENARIO: dict[str, Any] = {
+    "data": {"name": "digits", "size": 28},
+    "training": {"lr": 0.1, "batch_size": 1},
+    "attacks": [{"name": "dlg", "iterations": 10}, {"name": "idlg", "iterations": 10}],
+}
+
+
+def two(tmp_path: Path, **changes: Any) -> Comparison:
+    names = ("first", "second")
+    folders = [
+        small_run(str(tmp_path), scenario, name)
+        for name, scenario in zip(names, (SCENARIO, SCENARIO | changes), strict=True)
+    ]
+    for folder, psnr in zip(folders, (30.0, 10.0), strict=True):
+        folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=psnr, ssim=0.5)])
+    return compare([load(folder.url) for folder in folders])
+
+
+def test_settings_come_in_the_order_given_with_their_run(tmp_path: Path) -> None:
+    found = two(tmp_path)
+    assert [(s.source, s.measures["psnr"].mean) for s in found.settings] == list(
+        zip(found.names, (30, 10), strict=True)
+    )
+    assert [name.partition("-")[0] for name in found.names] == ["first", "second"]
+    assert (found.differences, found.warnings) == ([], [])
+
+
+def test_only_what_differs_is_named_with_its_values(tmp_path: Path) -> None:
+    attacks = [{"name": "dlg", "iterations": 10}, {"name": "idlg", "iterations": 99}]
+    found = two(tmp_path, training={"lr": 0.5, "batch_size": 1}, attacks=attacks, arms={"noise": ["gaussian"]})
+    assert {each.path: each.values for each in found.differences} == {
+        "training.lr": ["0.1", "0.5"],
+        "attacks.idlg.iterations": ["10", "99"],
+        "arms": ["", "{noise: [gaussian]}"],
+    }
+    assert len(found.warnings) == 1
+    assert "the attacks differ" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": 5}, "the seeds differ"),
+        ({"data": {"name": "mnist"}}, "the data differ"),
+        ({"attacks": [{"name": "dlg"}, {"name": "dlg"}]}, "the attacks differ"),
+        ({"partition": {"name": "shards"}}, "the partition differs"),
+    ],
+)
+def test_it_warns_where_numbers_are_not_comparable(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    [warning] = two(tmp_path, **change).warnings
+    assert warning.startswith(said)
+
+
+def test_it_warns_of_a_run_that_is_not_finished(tmp_path: Path) -> None:
+    first, second = small_run(str(tmp_path), {}, "a"), small_run(str(tmp_path), {}, "b")
+    second.write_text("status.json", json.dumps({"state": "failed"}))
+    assert compare([load(first.url), load(second.url)]).warnings == [f"{second.name} is not finished (failed)"]
+
+
+def test_names_that_two_share_become_addresses(tmp_path: Path) -> None:
+    first, second = small_run(str(tmp_path / "a"), {}), small_run(str(tmp_path / "b"), {})
+    assert first.name == second.name
+    assert compare([load(first.url), load(second.url)]).names == [first.url, second.url]
+
+
+def test_one_is_not_enough(tmp_path: Path) -> None:
+    one = load(small_run(str(tmp_path), {}).url)
+    with pytest.raises(UserError, match="at least two"):
+        compare([one, one])
+
+
+def test_the_command_mixes_runs_and_sweeps(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"seed": 1}, "plain")
+    folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=12.345, label_accuracy=0.5)])
+    sweep = small_sweep(tmp_path)
+    code, output = run("compare", folder.url, sweep.url)
+    assert code == 0, output
+    for words in ("PSNR (dB)", "12.35", "40.10 ± 0.25", "0.9810 ± 0.0025", "sigma", "sweep", "note: the seeds differ"):
+        assert words in output, words
+    assert "data differ" not in output
+
+
+def test_the_users_mistakes_end_with_2(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {})
+    code, output = run("compare", folder.url)
+    assert (code, "at least two" in output) == (2, True)
+    code, output = run("compare", folder.url, folder.url + "x")
+    assert (code, "no run folder" in output) == (2, True)

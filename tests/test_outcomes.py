@@ -1,0 +1,150 @@
+"""What a run comes to, row by row, and settings with their intervals, against figures made by hand and by scipy."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from rayfed.errors import RunError, UserError
+from rayfed.results.folder import RunFolder
+from rayfed.results.outcomes import MEASURES, measure_of, outcomes, table, with_pmm, worst_of, yaml_line
+from rayfed.results.settings import estimate, settings
+from rayfed.results.sweep_folder import SweepFolder
+from tests.result_fixtures import BATCH, SIGMA, attacked, outcome, small_run, small_sweep
+
+
+def test_a_row_for_every_arm_and_attack(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"arms": {"none": [], "noise": ["gaussian"], "idle": ["prune"]}})
+    scores = [{"psnr": 10.0, "mse": 0.1, "ssim": 0.2}, {"psnr": 30.0, "mse": 0.001, "ssim": 0.4}]
+    rows = [attacked("none", "dlg", i, **s) for i, s in enumerate(scores)]
+    rows += [attacked("none", "idlg", 0, psnr=5.0), attacked("noise", "dlg", 0, psnr=math.inf, mse=0.0)]
+    folder.write_part("attacks", 0, rows)
+    inferred = {"arm": "noise", "round": 0, "victim": 1, "repeat": 0, "attack": "membership", "metric": "auc"}
+    folder.write_part("inferences", 0, [inferred | {"value": 0.8, "chance": 0.5, "status": "ok"}])
+    found = {(row["arm"], row["attack"]): row for row in outcomes(folder)}
+    assert list(found) == [
+        ("none", "dlg"), ("none", "idlg"), ("noise", "dlg"), ("noise", "membership"), ("idle", None)
+    ]  # fmt: skip
+    dlg = found["none", "dlg"]
+    assert (dlg["psnr"], dlg["psnr_worst"], dlg["mse_worst"], dlg["ssim"]) == (20, 30, 0.001, pytest.approx(0.3))
+    assert (dlg["images"], dlg["attack_seconds"], dlg["train_seconds"], dlg["bytes_up"]) == (2, 3.0, 2.0, 1000)
+    assert found["noise", "dlg"]["psnr"] == 100
+    assert found["noise", "membership"]["inferred"] == pytest.approx(0.3)
+    assert found["idle", None].get("psnr") is None
+    assert found["idle", None]["pmm"] == pytest.approx(0.7 / 0.9)
+
+
+def test_pmm_is_against_the_arm_that_is_alike_but_for_the_defence(tmp_path: Path) -> None:
+    many = {"steps": 5}
+    arms = {
+        "none": {"defences": []},
+        "long": {"defences": [], "training": many},
+        "noise": {"defences": ["gaussian"]},
+        "long noise": {"defences": ["gaussian"], "training": many},
+        "sealed": {"defences": [], "protection": {"name": "ckks"}},
+        "short noise": {"defences": ["gaussian"], "training": {"steps": 1}},
+    }
+    found = {row["arm"]: row["pmm"] for row in outcomes(small_run(str(tmp_path), {"arms": arms}))}
+    expected = {"none": 1, "long": 1, "noise": 0.7 / 0.9, "long noise": 0.6 / 0.8, "sealed": 0.5 / 0.9}
+    assert {arm: found[arm] for arm in expected} == pytest.approx(expected)
+    assert found["short noise"] is None
+
+
+def test_pmm_under_attack_by_clients_is_against_the_same_opponent(tmp_path: Path) -> None:
+    scenario = {"arms": {"none": {"defences": []}, "noise": {"defences": ["gaussian"]}}}
+    folder = small_run(str(tmp_path), scenario)
+    names = ["none vs flip", "none vs sign", "noise vs flip", "noise vs sign"]
+    accuracies = [0.8, 0.5, 0.6, 0.2]
+    played = [{"arm": a, "round": 0, "test_accuracy": v} for a, v in zip(names, accuracies, strict=True)]
+    folder.write_part("rounds", 0, played)
+    found = {row["arm"]: row["pmm"] for row in outcomes(folder) if row["rounds"]}
+    assert found == pytest.approx(dict(zip(names, [1, 1, 0.75, 0.4], strict=True)))
+
+
+def test_pmm_over_the_trials_of_a_sweep_needs_equal_values() -> None:
+    rows = [
+        outcome("none", test_accuracy=0.8, **{BATCH: 1}),
+        outcome("none", test_accuracy=0.9, **{BATCH: 8}),
+        outcome("noise", test_accuracy=0.4, **{BATCH: 1, SIGMA: 0.1}),
+        outcome("noise", test_accuracy=0.45, **{BATCH: 8, SIGMA: 0.1}),
+        outcome("noise", test_accuracy=0.45, **{BATCH: 16, SIGMA: 0.1}),
+        outcome("noise", test_accuracy=None, **{BATCH: 8, SIGMA: 0.1}),
+    ]
+    assert [row["pmm"] for row in with_pmm(rows, ["none"], [BATCH])] == [1, 1, 0.5, 0.5, None, None]
+
+
+def test_what_an_attack_did_not_measure_is_not_known(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {})
+    folder.write_part("attacks", 0, [attacked("none", "ggl", status="not applicable", psnr=None, label_accuracy=None)])
+    [row] = outcomes(folder)
+    assert row["attack"] == "ggl"
+    assert [name for name in MEASURES if row.get(name) is not None and measure_of(name).kind == "leakage"] == []
+
+
+def test_the_weakest_guarantee_counts(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {})
+    told = {"arm": "none", "rounds": 1, "delta": 1e-5, "unit": "sample"}
+    folder.write_part("privacy", 0, [told | {"epsilon": 2.0}, told | {"epsilon": 5.0, "unit": "client"}])
+    [row] = outcomes(folder)
+    assert (row["epsilon"], row["delta"], row["epsilon_unit"]) == (5.0, 1e-5, "client")
+
+
+def test_the_worst_is_the_worst_for_who_protects() -> None:
+    assert not measure_of("psnr").higher_is_better
+    assert measure_of(worst_of("mse")).higher_is_better
+    with pytest.raises(UserError, match="did you mean 'test_accuracy'"):
+        measure_of("test_acuracy")
+
+
+def test_the_interval_is_students() -> None:
+    values = [11.0, 12.5, 13.0, 10.0]
+    found = estimate([*values, None, math.nan, math.inf])
+    assert found is not None
+    low, high = stats.t.interval(0.95, 3, loc=11.625, scale=stats.sem(values))
+    assert (found.mean, found.low, found.high, found.n) == pytest.approx((11.625, low, high, 4))
+    single = estimate([3.0])
+    assert single is not None
+    assert (single.mean, single.low, single.high, single.n) == (3.0, None, None, 1)
+    assert estimate([None, math.nan]) is None
+
+
+def test_settings_gather_the_repeats_of_finished_trials(tmp_path: Path) -> None:
+    found = settings(small_sweep(tmp_path).outcomes().to_pylist(), [SIGMA])
+    assert [(s.arm, s.attack, s.fields.get(SIGMA)) for s in found[:4]] == [
+        ("none", "dlg", None), ("none", "idlg", None), ("noise", "dlg", 0.01), ("noise", "idlg", 0.01)
+    ]  # fmt: skip
+    assert {s.measures["psnr"].n for s in found} == {3}
+    assert found[2].title == "noise, sigma 0.01"
+    rows = [outcome(psnr=1.0), outcome(psnr=9.0, status="stopped"), outcome(psnr=None, status="failed", attack=None)]
+    [only] = settings(rows)
+    assert only.measures["psnr"].mean == 1
+
+
+def test_columns_keep_the_type_of_what_is_swept() -> None:
+    rows = [outcome(a=1, b=0.5, c="x", d=[8, 8], e=True, f=1), outcome(a=2, b=1, c="y", d="none", e=None, f=0.5)]
+    found = table(rows, list("abcdef"), trials=True)
+    types = [str(found.schema.field(name).type) for name in "abcdef"]
+    assert types == ["int64", "double", "string", "string", "bool", "double"]
+    assert found["d"].to_pylist() == ["[8, 8]", "none"]
+
+
+@pytest.mark.parametrize("value", [True, 3, 0.5, [8, 8], {"name": "gaussian", "sigma": 0.1}, None])
+def test_a_yaml_line_reads_back(value: object) -> None:
+    import yaml
+
+    line = yaml_line(value)
+    assert "\n" not in line
+    assert yaml.safe_load(line) == value
+
+
+def test_a_damaged_scenario_is_named(tmp_path: Path) -> None:
+    folder = RunFolder.create(str(tmp_path), "broken")
+    folder.write_text("scenario.yaml", "name: [unclosed")
+    with pytest.raises(RunError, match=r"scenario.yaml' cannot be read"):
+        outcomes(folder)
+    folder.write_text("scenario.yaml", "just words")
+    with pytest.raises(RunError, match="should hold `key: value` pairs, not str"):
+        SweepFolder.open(folder.url)

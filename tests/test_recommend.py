@@ -1,0 +1,181 @@
+"""Recommendations: bounds, uncertainty, the nearest, and what the command prints."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rayfed.errors import UserError
+from rayfed.results import advice
+from rayfed.results.loading import load
+from rayfed.results.recommend import Bound, bound, cost, of_worst_image, recommend, rerun
+from rayfed.results.settings import settings
+from tests.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep
+from tests.test_cli import run
+
+LEAK, USE = bound("psnr<=12"), bound("test_accuracy>=0.9")
+
+
+def test_a_bound_is_read() -> None:
+    assert bound(" psnr <= 12 ") == Bound("psnr", 12, True)
+    assert bound("mse>=1e-2") == Bound("mse", 0.01, False)
+    assert str(bound("psnr<=12")) == "PSNR ≤ 12 dB"
+    assert of_worst_image(LEAK) == Bound("psnr_worst", 12, True)
+    assert of_worst_image(USE) == USE
+
+
+@pytest.mark.parametrize("text", ["psnr", "psnr<12", "psnr<=", "psnr<=much", "psnr<=nan", "psnr<=inf", "<=3"])
+def test_what_is_no_bound_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="MEASURE<=VALUE"):
+        bound(text)
+
+
+def test_the_cheapest_that_meets_all_bounds() -> None:
+    rows = [
+        setting("leaky", psnr=20, test_accuracy=0.95, train_seconds=1),
+        setting("dear", psnr=10, test_accuracy=0.95, train_seconds=9, bytes_up=1),
+        setting("cheap", psnr=11, test_accuracy=0.92, train_seconds=5, bytes_up=7),
+        setting("useless", psnr=5, test_accuracy=0.5, train_seconds=1),
+    ]
+    found = recommend(rows, [LEAK, USE])
+    assert (found.chosen.title, found.meeting, found.candidates) == ("cheap", 2, 4)
+    assert recommend(rows, [LEAK, USE], (cost("bytes_up"),)).chosen.title == "dear"
+    level = [setting("more", train_seconds=1, bytes_up=9), setting("less", train_seconds=1, bytes_up=2)]
+    assert recommend(level, [bound("train_seconds<=3")]).chosen.title == "less"
+    with pytest.raises(UserError, match="'psnr' is no cost"):
+        cost("psnr")
+
+
+def test_a_bound_holds_when_it_holds_for_every_attack() -> None:
+    rows = [setting("a", "dlg", psnr=5), setting("a", "idlg", psnr=14), setting("b", "dlg", psnr=9)]
+    found = recommend(rows, [LEAK])
+    assert (found.chosen.title, found.meeting) == ("b", 1)
+    [verdict] = recommend(rows[:2], [LEAK]).chosen.verdicts
+    assert verdict.setting == rows[1]
+
+
+def repeated(arm: str, attack: str, values: list[float]) -> list[Any]:
+    return settings([outcome(arm, attack, psnr=value, repeat=place) for place, value in enumerate(values)])
+
+
+@pytest.mark.parametrize(
+    ("values", "sure", "said"),
+    [
+        ([10.0, 10.1, 9.9], True, "met for sure"),
+        ([11.0, 12.5, 12.0], False, "met, within its uncertainty"),
+        ([11.0], None, "met, in a single run"),
+        ([13.0, 13.0], False, "missed by 1 dB, 100% of the range"),
+    ],
+)
+def test_it_says_how_sure_it_is(values: list[float], sure: bool | None, said: str) -> None:
+    [verdict] = recommend(repeated("a", "dlg", values), [LEAK]).chosen.verdicts
+    assert verdict.sure == sure
+    assert advice.judged(verdict)[-1] == said
+
+
+def test_it_is_as_sure_as_of_the_least_certain_attack() -> None:
+    rows = repeated("a", "dlg", [11.0, 11.1, 10.9]) + repeated("a", "idlg", [9.0, 12.9, 10.9])
+    [verdict] = recommend(rows, [LEAK]).chosen.verdicts
+    assert (verdict.setting, verdict.sure) == (rows[0], False)
+
+
+def test_the_nearest_is_weighed_by_the_ranges() -> None:
+    rows = [
+        setting("private", psnr=8, test_accuracy=0.5),
+        setting("between", psnr=16, test_accuracy=0.8),
+        setting("useful", psnr=40, test_accuracy=0.9),
+    ]
+    found = recommend(rows, [LEAK, USE])
+    assert (found.meeting, found.chosen.title) == (0, "between")
+    assert [v.share for v in found.chosen.verdicts] == pytest.approx([4 / 32, 0.1 / 0.4])
+    assert found.chosen.miss == (0, pytest.approx(math.hypot(4 / 32, 0.25)))
+    alone = recommend([setting("a", psnr=13)], [LEAK])
+    assert alone.chosen.verdicts[0].share == 1  # the bound is part of the range: never a division by zero
+
+
+def test_what_nobody_attacked_is_not_private() -> None:
+    rows = [setting("idle", None, test_accuracy=0.99, train_seconds=1), setting("met", psnr=30, test_accuracy=0.1)]
+    found = recommend(rows, [LEAK, USE])
+    assert (found.chosen.title, found.unattacked) == ("met", ["idle"])
+    assert any("No attack has met 1 setting (idle)" in line for line in advice.remarks(found))
+    assert recommend(rows, [USE]).chosen.title == "idle"
+    assert recommend(rows, [USE]).unattacked == []
+
+
+def test_what_cannot_be_answered_is_refused() -> None:
+    with pytest.raises(UserError, match="at least one bound"):
+        recommend([setting(psnr=1)], [])
+    with pytest.raises(UserError, match="no trial has finished"):
+        recommend([], [LEAK])
+    with pytest.raises(UserError, match=r"'lpips_alex' was measured of no setting here: .*psnr"):
+        recommend([setting(psnr=1)], [bound("lpips_alex>=0.3")])
+    with pytest.raises(UserError, match=r"no setting here has an .* guarantee"):
+        recommend([setting(psnr=1)], [bound("epsilon<=3")])
+
+
+def test_only_an_epsilon_is_a_guarantee() -> None:
+    row = outcome("dp", psnr=9.0, epsilon=2.5, delta=1e-5, epsilon_unit="sample")
+    said = " ".join(advice.remarks(recommend(settings([row]), [LEAK])))
+    assert "Guarantee: epsilon 2.5 at delta 1e-05 for every sample" in said
+    said = " ".join(advice.remarks(recommend([setting(psnr=9)], [LEAK])))
+    assert said.count("Empirical") == 1
+    assert "Guarantee:" not in said
+    rows = [*settings([row]), setting("none", psnr=5)]
+    unguarded = recommend(rows, [bound("epsilon<=1"), bound("psnr<=6")])
+    assert unguarded.chosen.title == "dp"  # a bound that is missed is nearer than one of which nothing is known
+
+
+def test_a_settings_scenario_can_be_played_again(tmp_path: Path) -> None:
+    arms = {"none": {"defences": []}, "noise": {"defences": [{"name": "gaussian", "sigma": 0.1}]}}
+    folder = small_run(str(tmp_path), {"arms": arms})
+    folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=30.0), attacked("noise", "dlg", psnr=8.0)])
+    results = load(folder.url)
+    commands = rerun(results, recommend(results.settings(), [LEAK]).chosen)
+    *start, changed = shlex.split(commands["this arm"])
+    assert start == ["rayfed", "launch", f"{folder.url}/scenario.yaml", "--set"]
+    assert yaml.safe_load(changed.removeprefix("arms=")) == {"noise": arms["noise"]}
+    assert commands["all arms"] == f"rayfed launch {folder.url}/scenario.yaml"
+
+
+def test_the_command_answers_for_a_sweep(tmp_path: Path) -> None:
+    sweep = small_sweep(tmp_path)
+    code, output = run("recommend", sweep.url, "--max-psnr", "12", "--min-accuracy", "0.94")
+    assert code == 0, output
+    for words in (
+        "1 of 4 settings meet PSNR ≤ 12 dB, test accuracy ≥ 0.94",
+        "noise, sigma 0.1",
+        "met for sure",
+        "3 repeats",
+        "Empirical",
+        f"rayfed launch {sweep.url}/trials/0002-0/scenario.yaml",
+        f"--set sweep=null --set {SIGMA}=0.1",
+    ):
+        assert words in output
+    code, output = run("recommend", sweep.url, "--max-psnr", "10", "--where", "test_accuracy>=0.97")
+    assert (code, "None of 4 settings meets" in output, "missed by 1.1 dB" in output) == (0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], "at least one bound"),
+        (["--where", "psrn<=12"], "did you mean 'psnr'"),
+        (["--where", "psnr=12"], "MEASURE<=VALUE"),
+        (["--max-psnr", "12", "--worst"], "'psnr_worst' was measured of no setting"),
+        (["--max-psnr", "12", "--cheapest", "psnr"], "'psnr' is no cost"),
+        (["--min-accuracy", "97"], "--min-accuracy"),
+    ],
+)
+def test_the_users_mistakes_end_with_2(options: list[str], expected: str, tmp_path: Path) -> None:
+    code, output = run("recommend", small_sweep(tmp_path).url, *options)
+    assert (code, expected in output, "Traceback" in output) == (2, True, False), output
+
+
+def test_no_such_run(tmp_path: Path) -> None:
+    code, output = run("recommend", str(tmp_path / "nothing"), "--max-psnr", "12")
+    assert (code, "no run folder" in output) == (2, True)

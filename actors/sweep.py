@@ -163,9 +163,8 @@ class _Table(tune.Callback):
         self._scenario, self._folder, self.rows, self._progress = scenario, folder, rows, progress
         self.lost: list[tuple[list[Trial], str]] = []
         """Trials whose process has died, and what was said of it."""
-        self._references = [name for name, stack in scenario.stacks.items() if not stack]
-        shared = [path for path in _section(scenario).fields if scenario.owner_of(path)[0] is None]
-        self._equal = [*shared, "repeat"]
+        self._document = scenario.model_dump(mode="json")
+        self._shared = [path for path in _section(scenario).fields if scenario.owner_of(path)[0] is None]
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks to continue by itself; a sweep continues from its outcomes
@@ -206,7 +205,9 @@ class _Table(tune.Callback):
             self.rows = [row for row in self.rows if row["trial"] != one.name] + rows
             self._progress.trial_done(one, rows)
         self.rows.sort(key=lambda row: (row["trial"], row["attack"] or ""))
-        self.rows = outcomes.with_pmm(self.rows, self._references, self._equal)
+        self.rows = outcomes.with_pmm(
+            self.rows, self._document, lambda row: (row["repeat"], *(row.get(path) for path in self._shared))
+        )
         self._folder.write_outcomes(self.rows)
         self._status("running")
 

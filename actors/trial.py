@@ -25,13 +25,7 @@ Trainable = Callable[[dict[str, Any]], None]
 
 
 def trainable(scenario: Scenario) -> Trainable:
-    """A scenario as something that `ray.tune.Tuner` can try, with the actors that one trial needs.
-
-    Tune's `config` maps paths of fields (`training.lr`) to values. Every round is reported as `rounds` (played so far),
-    `train_loss`, `test_loss`, `test_accuracy` and the mean `psnr`, `ssim` and `label_accuracy` of the attacks so far,
-    each as `ARM/psnr` where the scenario has several arms. The run folder is `run` in the trial's own directory; a
-    trial that Tune starts again goes on after its last complete round.
-    """
+    """See `rayfed.tune.trainable`."""
     allotment, places = allot_trial(scenario), search_places()
 
     def trial(config: dict[str, Any]) -> None:

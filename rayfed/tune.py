@@ -1,12 +1,21 @@
-"""Sweeps of your own: a scenario as a trainable for Ray Tune, with your search space and scheduler.
+"""Sweeps of your own: a scenario as a trainable for Ray Tune, with your search space and scheduler (docs/sweeps.md)."""
 
-from ray import tune
-from rayfed import scenario
-from rayfed.tune import trainable
+from __future__ import annotations
 
-tuner = tune.Tuner(trainable(scenario.load("mine.yaml")), param_space={"training.lr": tune.loguniform(0.01, 1)})
-"""
+from collections.abc import Callable
+from typing import Any
 
-from actors.trial import trainable
+from rayfed.scenario import Scenario
 
-__all__ = ["trainable"]
+
+def trainable(scenario: Scenario) -> Callable[[dict[str, Any]], None]:
+    """A scenario as something that `ray.tune.Tuner` can try, with the actors that one trial needs.
+
+    Tune's `config` maps paths of fields (`training.lr`) to values. Every round is reported as `rounds` (played so far),
+    `train_loss`, `test_loss`, `test_accuracy` and the mean `psnr`, `ssim` and `label_accuracy` of the attacks so far,
+    each as `ARM/psnr` where the scenario has several arms. The run folder is `run` in the trial's own directory; a
+    trial that Tune starts again goes on after its last complete round.
+    """
+    from actors.trial import trainable as make  # Ray is not needed to look at results
+
+    return make(scenario)

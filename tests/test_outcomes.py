@@ -73,7 +73,9 @@ def test_pmm_over_the_trials_of_a_sweep_needs_equal_values() -> None:
         outcome("noise", test_accuracy=0.45, **{BATCH: 16, SIGMA: 0.1}),
         outcome("noise", test_accuracy=None, **{BATCH: 8, SIGMA: 0.1}),
     ]
-    assert [row["pmm"] for row in with_pmm(rows, ["none"], [BATCH])] == [1, 1, 0.5, 0.5, None, None]
+    assert [
+        row["pmm"] for row in with_pmm(rows, {"arms": {"none": [], "noise": ["gaussian"]}}, lambda row: row[BATCH])
+    ] == [1, 1, 0.5, 0.5, None, None]
 
 
 def test_what_an_attack_did_not_measure_is_not_known(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ trial before them: which trial, which values its fields had.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -127,9 +127,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         met = [_leaked(leak, attacks) for leak in leaks if leak.arm == arm.name]
         met += [{"attack": c.attack, "inferred": _beyond(c)} for c in claims if c.arm == arm.name]
         found += [row | {"attack": None} | one for one in met or [{}]]
-    references = {arm for arm in arms if _undefended(scenario, arm)}
-    alike = [{**row, _ELSE: _all_else(scenario, row["arm"])} for row in found]
-    return [{k: v for k, v in row.items() if k != _ELSE} for row in with_pmm(alike, references, [_ELSE])]
+    return with_pmm(found, scenario, lambda row: ())
 
 
 def for_the_attacker(values: Iterable[float | None], measure: str) -> float | None:
@@ -138,19 +136,23 @@ def for_the_attacker(values: Iterable[float | None], measure: str) -> float | No
     return (min if MEASURES[measure].higher_is_better else max)(known, default=None)
 
 
-def with_pmm(rows: Sequence[Row], references: Iterable[str], equal: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows with `pmm`, against the arms without a defence where the columns `equal` are the same.
+def with_pmm(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[Row], Any]) -> list[dict[str, Any]]:
+    """The rows with `pmm`, against an arm without a defence: one of which `alike` is the same, and what the two set
+    besides, and whom they are played against.
 
     Source: Fan et al. 2024 (Refiner), section 6.1.
     """
-    arms = set(references)
-    accuracy: dict[tuple[Any, ...], float] = {}
+
+    def key(row: Row) -> Any:
+        return _all_else(scenario, row["arm"]), alike(row)
+
+    accuracy: dict[Any, float] = {}
     for row in rows:
-        if row["arm"] in arms and row.get("test_accuracy"):
-            accuracy.setdefault(tuple(row.get(c) for c in equal), row["test_accuracy"])
+        if _undefended(scenario, row["arm"]) and row.get("test_accuracy"):
+            accuracy.setdefault(key(row), row["test_accuracy"])
 
     def pmm(row: Row) -> float | None:
-        reference, own = accuracy.get(tuple(row.get(c) for c in equal)), row.get("test_accuracy")
+        reference, own = accuracy.get(key(row)), row.get("test_accuracy")
         return own / reference if own is not None and reference else None
 
     return [{**row, "pmm": pmm(row)} for row in rows]
@@ -206,9 +208,6 @@ def _guarantee(privacy: Sequence[Row], arm: str) -> dict[str, Any]:
     if weakest is None:
         return {}
     return {"epsilon": weakest["epsilon"], "delta": weakest["delta"], "epsilon_unit": weakest["unit"]}
-
-
-_ELSE = "all else"
 
 
 def _undefended(scenario: Mapping[str, Any], arm: str) -> bool:

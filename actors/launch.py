@@ -232,9 +232,15 @@ def _federation(
 
 @contextmanager
 def _closing(federation: Federation, keep: bool) -> Iterator[None]:
-    """End the actors; `keep` leaves them to another run where this one went well."""
+    """End the actors; `keep` leaves them to another run, unless what ended this one may be their fault.
+
+    A call that is still under way does not matter: an actor begins anew behind it.
+    """
     try:
         yield
+    except (UserError, SystemExit):
+        federation.close(keep)
+        raise
     except BaseException:
         federation.close()
         raise

@@ -6,49 +6,23 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.compute as pc
 import pytest
 import torch
-from sklearn.datasets import load_digits
-from torch.nn import functional as F
 
 from rayfed.errors import RunError
 from rayfed.results import formats, plots, summary
 from rayfed.results.folder import RunFolder
 from rayfed.results.images import encode_png
-from rayfed.results.report import SHOWN, write_report
+from rayfed.results.pictures import SHOWN
+from rayfed.results.report import write_report
+from tests.report_fixtures import ARMS, ATTACKS, BATCH, ROUNDS, make_run
 
-ARMS = {"none": [], "gaussian": [{"name": "gaussian", "sigma": 0.01}], "prune": ["prune"]}
-NOISE = {"none": 0.02, "gaussian": 0.18, "prune": 0.08}
-ATTACKS = {"idlg": 1.0, "inverting_gradients": 1.4}
-ROUNDS, CLIENTS, BATCH = 5, 6, 4
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
-
-
-def make_run(out: str, arms: dict[str, Any] = ARMS, attacks: dict[str, float] = ATTACKS) -> RunFolder:
-    """A folder as a run leaves it: digits, and reconstructions that are the truth with noise."""
-    folder = RunFolder.create(out, "digits-example", datetime(2025, 3, 1, 12, 30, 5))
-    generator = torch.Generator().manual_seed(3)
-    listed = "".join(f"  {json.dumps(name)}: {json.dumps(stack)}\n" for name, stack in arms.items())
-    folder.write_text("scenario.yaml", f"name: digits-example\nseed: 0\narms:\n{listed}")
-    folder.write_text("environment.json", json.dumps({"seed": 0, "torch": "2.6.0", "platform": "Linux", "cpus": 2.0}))
-    status = {"state": "finished", "rounds_done": ROUNDS, "rounds": ROUNDS, "error": None}
-    folder.write_text("status.json", json.dumps(status))
-    folder.write_part("partition", 0, _partition())
-    for round in range(ROUNDS):
-        folder.write_part("rounds", round, [_round(arm, round) for arm in arms])
-        folder.write_part("clients", round, [_client(arm, round, client) for arm in arms for client in range(CLIENTS)])
-    for round in (0, 4) if attacks else ():
-        scored, images = _attacked(round, arms, attacks, generator)
-        folder.write_part("attacks", round, scored)
-        folder.write_part("images", round, images)
-    return folder
 
 
 PRIVATE = {
@@ -84,69 +58,6 @@ def test_an_arm_with_training_of_its_own_says_so(tmp_path: Path) -> None:
 
 def html(folder: RunFolder) -> str:
     return Path(write_report(folder)).read_text()
-
-
-def _partition() -> list[dict[str, Any]]:
-    shares = np.random.default_rng(3).dirichlet(np.full(10, 0.4), CLIENTS)
-    counts = [(share * (120 + 40 * client)).astype(int).tolist() for client, share in enumerate(shares)]
-    return [
-        {"client": client, "label": label, "class_name": f"digit {label}", "count": counts[client][label]}
-        for client in range(CLIENTS)
-        for label in range(10)
-    ]
-
-
-def _round(arm: str, round: int) -> dict[str, Any]:
-    noise = NOISE.get(arm, 0.1)
-    loss = 2.3 * math.exp(-0.5 * round) + noise
-    accuracy = 0.97 - noise / 2 - 0.6 * math.exp(-0.8 * round)
-    return {
-        "arm": arm, "round": round, "train_loss": loss, "test_loss": 1.1 * loss, "test_accuracy": accuracy,
-        "train_accuracy": accuracy / 2, "stranger_accuracy": 0.11, "stranger_mean_accuracy": 0.234,
-        "clients": CLIENTS, "samples": 1000, "actor_seconds": 2.5, "bytes_up": 6 * 63176, "bytes_down": 6 * 63176,
-    }  # fmt: skip
-
-
-def _client(arm: str, round: int, client: int) -> dict[str, Any]:
-    row = {"arm": arm, "round": round, "client": client, "samples": 120 + 40 * client}
-    return row | {"loss": 0.5, "seconds": 0.4, "sent_bytes": 63176}
-
-
-def _attacked(
-    round: int, arms: dict[str, Any], attacks: dict[str, float], generator: torch.Generator
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    digits = load_digits()
-    truth = F.interpolate(torch.tensor(digits.images[:, None] / 16).float(), size=28, mode="bilinear")
-    scored, images = [], []
-    for arm in arms:
-        for attack, factor in attacks.items():
-            for victim in (1, 4):
-                for sample in range(BATCH):
-                    index = 40 * victim + 10 * round + sample
-                    key = {
-                        "arm": arm,
-                        "round": round,
-                        "attack": attack,
-                        "victim": victim,
-                        "repeat": 0,
-                        "sample": sample,
-                    }
-                    spread = NOISE.get(arm, 0.1) * factor * (1 + 0.5 * sample)
-                    guess = (truth[index] + spread * torch.randn(1, 28, 28, generator=generator)).clamp(0, 1)
-                    scored.append(key | _scores(truth[index], guess, int(digits.target[index]), sample, attack))
-                    images.append(key | {"true": encode_png(truth[index]), "reconstructed": encode_png(guess)})
-    return scored, images
-
-
-def _scores(true: torch.Tensor, guess: torch.Tensor, label: int, sample: int, attack: str) -> dict[str, Any]:
-    mse = float(((true - guess) ** 2).mean())
-    return {
-        "batch_size": BATCH, "observes": "gradient", "knowledge": "labels" if attack == "idlg" else "",
-        "true_label": label, "label": label if sample or attack == "idlg" else (label + 1) % 10,
-        "label_accuracy": 1.0 if attack == "idlg" else 0.75,
-        "mse": mse, "psnr": -10 * math.log10(mse), "ssim": math.exp(-12 * mse), "objective": mse,
-        "iterations": 400, "seconds": 12.5, "status": "ok", "message": "",
-    }  # fmt: skip
 
 
 class Page(HTMLParser):
@@ -301,7 +212,7 @@ def test_infinite_psnr_is_exact_and_leaves_means_finite(tmp_path: Path) -> None:
     folder.write_part("attacks", 0, [row for row in rows if row["round"] == 0])
     page = read(folder)
     assert "rebuilt an image of client" in page.text
-    assert "exactly , given" in page.text
+    assert "exactly." in page.text
     assert ">100 dB" in page.text
     values = [min(row["psnr"], 100.0) for row in rows]
     assert f"{sum(values) / len(values):.1f} ±" in page.text

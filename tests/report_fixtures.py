@@ -1,11 +1,18 @@
-"""Folders as runs and sweeps leave them, without training: the reconstructions are the true digits with noise."""
+"""Folders as runs and sweeps leave them, without training: the reconstructions are the true digits with noise.
+
+And `Page`, which reads a report as a browser without scripts does.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import re
+from base64 import b64encode
 from datetime import datetime
 from functools import cache
+from hashlib import sha256
+from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
@@ -129,13 +136,13 @@ def make_sweep(
     plan = [(place, arm, sigma, repeat) for place, (arm, sigma) in enumerate(settings) for repeat in range(repeats)]
     rows: list[dict[str, Any]] = []
     for count, (place, arm, sigma, repeat) in enumerate(plan):
-        trial = {"trial": f"{place:04d}", "repeat": repeat, "seed": repeat, field: sigma, "error": None}
+        run = f"trials/{place:04d}-{repeat}"
+        trial = {"trial": f"{place:04d}-{repeat}", "repeat": repeat, "seed": repeat, field: sigma, "error": None}
         left = len(plan) - count
         if left <= failed:
             error = "DataError: no images <b>here</b>"
-            rows.append(trial | {"arm": arm, "attack": None, "status": "failed", "error": error, "run": None})
+            rows.append(trial | {"arm": arm, "attack": None, "status": "failed", "error": error, "run": run})
             continue
-        run = f"trials/{place:04d}-{repeat}"
         _trial(sweep.trial(run), arm, sigma, repeat, pairs)
         status = "stopped" if left <= failed + stopped else "finished"
         rows += [row | trial | {"status": status, "run": run} for row in outcomes(sweep.trial(run))]
@@ -170,3 +177,71 @@ def _digit(index: int) -> tuple[torch.Tensor, bytes, int]:
     image = torch.tensor(digits.images[index][None, None] / 16).float()
     scaled = F.interpolate(image, size=28, mode="bilinear")[0]
     return scaled, encode_png(scaled), int(digits.target[index])
+
+
+VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+
+
+class Page(HTMLParser):
+    """The structure of a page: unbalanced tags, where it points to, its text."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.images: list[dict[str, str | None]] = []
+        self.figures: list[list[tuple[str, str | None]]] = []
+        """Attributes of the gallery's."""
+        self.pieces: list[str] = []
+        self.scripts: list[tuple[str | None, str]] = []
+        """(type, text)."""
+        self.feed(source)
+        self.close()
+        self.text = re.sub(r"\s+", " ", " ".join(self.pieces))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag == "img":
+            self.images.append(dict(attrs))
+        if tag == "figure" and "data-entry" in dict(attrs):
+            self.figures.append(attrs)
+        if tag == "script":
+            self.scripts.append((dict(attrs).get("type"), ""))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            kind, text = self.scripts[-1]
+            self.scripts[-1] = (kind, text + data)
+        elif self.open and self.open[-1] != "style":
+            self.pieces.append(data)
+
+    def data(self) -> Any:
+        """What the page hands to its script."""
+        return next(json.loads(text) for kind, text in self.scripts if kind == "application/json")
+
+    def check_that_it_stands_alone(self) -> None:
+        """Nothing is loaded, and nothing runs but the page's own scripts, by their hashes."""
+        for name, value in self.attributes:
+            if name in {"src", "href", "xlink:href", "action", "data", "poster", "srcset"}:
+                assert value is not None
+                assert value.startswith(("data:image/png;base64,", "#")), value
+            assert not name.startswith("on")
+        assert not {"link", "iframe", "object", "embed", "form"} & set(self.tags)
+        policy = next(value for name, value in self.attributes if name == "content" and value and "src" in value)
+        run = [text for kind, text in self.scripts if kind is None]
+        hashes = {f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in run}
+        assert set(policy.partition("script-src ")[2].split()) == hashes
+        assert policy.startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src")

@@ -132,13 +132,14 @@ function draw(entries = visible) {
   const ringed = points.filter(point => point.id === chosen);
   const traces = [
     {
-      name: "front", x: best.map(p => p.x), y: best.map(p => p.y), mode: "lines", hoverinfo: "skip",
+      name: "front", x: best.map(p => p.x), y: best.map(p => p.y), mode: "lines+markers", hoverinfo: "skip",
       line: { shape: x.higher ? "vh" : "hv", dash: "dot", width: 2, color: colour("--muted") },
+      marker: { symbol: "circle-open", size: 17, color: colour("--muted"), line: { width: 1 } },
     },
     ...data.arms.map(arm => armTrace(arm, points, x, y)),
     {
       name: "chosen", x: ringed.map(p => p.x), y: ringed.map(p => p.y), mode: "markers", hoverinfo: "skip",
-      marker: { symbol: "circle-open", size: 20, color: colour("--ink"), line: { width: 2 } },
+      marker: { symbol: "circle-open", size: 22, color: colour("--ink"), line: { width: 2.5 } },
     },
   ];
   byId("plot-count").textContent = `${points.length} points: of the table’s ${entries.size} rows, those that finished and have both measures.`;

@@ -52,7 +52,7 @@ def of_sweep(
     told = _worst(worst[1], f"under the setting {worst[0]}", classes) if worst else []
     ranges = [_ranges(arm, [one for one in settings if one.arm == arm]) for arm in arms]
     told.append(Statement("What the settings cost and bought", [line for line in ranges if line][:MOST]))
-    rows = [one.rows[0] for one in settings if one.rows[0].get("epsilon") is not None]
+    rows = [one.rows[0] for one in settings if measured(one.rows[0].get("epsilon"))]
     weakest = {row["arm"]: row for row in sorted(rows, key=lambda row: row["epsilon"])}
     lines = [
         f"{arm}: at its weakest setting ε = {row['epsilon']:.3g} with δ = {row['delta']:.1g} for every "

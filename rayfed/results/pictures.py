@@ -33,6 +33,8 @@ class Pair:
     """The setting and attack that it belongs to, as `explorer.Entry.id`."""
     title: str = ""
     """That setting in words."""
+    run: str = ""
+    """The trial of a sweep that it is of."""
 
     @property
     def size(self) -> int:

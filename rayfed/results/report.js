@@ -155,7 +155,8 @@ function draw(entries = visible) {
 
 // ---- the images of one setting
 
-function show(id) {
+/** Fill the panel. */
+function choose(id) {
   chosen = id;
   const entry = data.entries[id];
   const figures = pictures ? [...pictures.querySelectorAll(`[data-entry="${id}"]`)] : [];
@@ -164,6 +165,12 @@ function show(id) {
   panel.querySelector(".note").textContent = figures.length ? entry.note : `${entry.note} There are no images of it here.`;
   panel.querySelector(".pairs").replaceChildren(...figures.map(figure => figure.cloneNode(true)));
   for (const row of byId("settings").tBodies[0].rows) row.classList.toggle("chosen", Number(row.dataset.entry) === id);
+  panel.scrollTop = 0;
+}
+
+function show(id) {
+  choose(id);
+  byId("chosen").scrollIntoView({ block: "nearest" });
   draw();
 }
 
@@ -198,6 +205,8 @@ if (plot) {
 if (data) {
   for (const id of ["filter", "filter-arm", "filter-attack"]) byId(id).addEventListener("input", filterRows);
   byId("settings").tBodies[0].addEventListener("click", event => show(Number(event.target.closest("tr").dataset.entry)));
+  const first = pictures?.querySelector("[data-entry]");
+  if (first) choose(Number(first.dataset.entry));
   filterRows();
   plot?.on("plotly_click", event => event.points[0].customdata !== undefined && show(event.points[0].customdata));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());

@@ -15,7 +15,7 @@ from rayfed.results.explorer import PREFERRED, Explorer, explore
 from rayfed.results.folder import SCENARIO
 from rayfed.results.outcomes import MEASURES
 from rayfed.results.page import flat, read_json, write_page
-from rayfed.results.pictures import SHOWN, Pair, most_leaked, pictures, within
+from rayfed.results.pictures import SHOWN, Pair, most_leaked, pictures, strips, within
 from rayfed.results.settings import Setting, settings
 from rayfed.results.summary import Row, Spread, measured, spread
 from rayfed.results.sweep_folder import SweepFolder
@@ -69,6 +69,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "statements": words.of_sweep(found, (worst.title, worst.row) if worst else None, classes, arms),
         "warnings": words.short_keys(scenario, _key_lengths(rows, fields)),
         "worst": worst,
+        "strips": strips(sweep.trial(worst.run)) if worst else [],
         "explorer": explorer,
         "pairs": shown,
         "hidden": sum(map(len, every)) - len(shown),
@@ -96,7 +97,7 @@ def _pairs(sweep: SweepFolder, explorer: Explorer) -> list[list[Pair]]:
         one: Setting = entry.setting
         runs = [row["run"] for row in one.rows if row.get("run")] if one.attack else []
         pairs = [
-            replace(pair, entry=entry.id, title=entry.title)
+            replace(pair, entry=entry.id, title=entry.title, run=run)
             for run in runs
             for pair in pictures(sweep.trial(run), most_leaked(attacks(run), one.arm, one.attack)).values()
         ]

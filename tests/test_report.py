@@ -182,6 +182,7 @@ def test_keys_that_can_be_broken_are_warned_of(tmp_path: Path) -> None:
     text = html(make_run(str(tmp_path), {"none": [], "short": sealed, "long": safe}))  # type: ignore[dict-item]
     assert "Keys of 512 bits (arm short) can be broken" in text
     assert "2048 bits (arm long)" not in text
+    assert "paillier (key_bits 512, insecure True)" in text
 
 
 def test_secure_sums_stand_in_the_report(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ function draw(entries = visible) {
       marker: { symbol: "circle-open", size: 22, color: colour("--ink"), line: { width: 2.5 } },
     },
   ];
-  byId("plot-count").textContent = `${points.length} points: of the table’s ${entries.size} rows, those that finished and have both measures.`;
+  byId("plot-count").textContent = `${points.length} of the table’s ${entries.size} rows finished and have both measures: these are the points.`;
   const touch = matchMedia("(pointer: coarse)").matches;
   Plotly.react(plot, traces, {
     xaxis: axis(x, points.map(p => p.x)), yaxis: axis(y, points.map(p => p.y)),

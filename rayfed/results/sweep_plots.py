@@ -57,7 +57,7 @@ def _curve(arm: str, path: str, settings: Sequence[Setting], measures: Sequence[
                 mine = [one for one in settings if one.attack == attack and name in one.measures]
                 line = list(_line(mine, path, name, places))
                 for x, _, values in line:
-                    axes.plot([x] * len(values), values, "o", color=series(index), markersize=3.5, alpha=0.45, mew=0)
+                    axes.plot([x] * len(values), values, "o", color=series(index), markersize=5, alpha=0.6, mew=0)
                 means = [mean for _, mean, _ in line]
                 style = dashes(number * 8)
                 axes.plot([x for x, *_ in line], means, color=series(index), linewidth=2, dashes=style)

@@ -128,8 +128,9 @@ def _cost(arm: Arm, reference: Arm) -> str:
     if arm.actor_seconds and reference.actor_seconds:
         own, other = (duration(one.actor_seconds.mean) for one in (arm, reference) if one.actor_seconds)
         parts.append(f"{own} of training a round (against {other})")
-    if arm.worst and reference.worst:
-        parts.append(f"worst image {decibel(arm.worst['psnr'])} dB (against {decibel(reference.worst['psnr'])} dB)")
+    if reference.worst:
+        own = f"worst image {decibel(arm.worst['psnr'])} dB" if arm.worst else "no image reconstructed"
+        parts.append(f"{own} (against {decibel(reference.worst['psnr'])} dB)")
     return f"{arm.name}: {'; '.join(parts) or 'nothing was measured'}."
 
 

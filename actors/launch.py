@@ -34,7 +34,10 @@ from rayfed.scenario import Scenario
 from rayfed.training.arm import build_arm
 from rayfed.training.inputs import Inputs, prepare
 
-_PACKAGES = ("rayfed", "torch", "torchvision", "ray", "numpy", "pyarrow", "scikit-learn", "scikit-image", "lpips")
+_PACKAGES = (
+    *("rayfed", "torch", "torchvision", "ray", "numpy", "pyarrow", "scikit-learn", "scikit-image", "lpips"),
+    *("dp-accounting", "gmpy2", "tenseal", "cryptography"),
+)
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,11 @@ def _watched(quiet: bool, play: Callable[[Any], Any]) -> None:
     from rich.console import Console
 
     from rayfed.console import SweepView
-    from rayfed.results.report import write_report
+    from rayfed.results.sweep_report import write_sweep_report
 
     view = SweepView(Console(), quiet)
     try:
         folder = play(view)
-        view.finished(folder.outcomes().to_pylist(), folder.fields, write_report(folder.files))
+        view.finished(folder.outcomes().to_pylist(), folder.fields, write_sweep_report(folder))
     finally:
         view.close()

@@ -17,6 +17,8 @@ from gmpy2 import mpz
 
 from rayfed.crypto.keys import Stream
 
+SECURE_BITS = 2048
+"""The shortest key that NIST SP 800-57 still allows (112 bits of security)."""
 _WINDOW = 8
 """Bits of an exponent that one entry of a fixed-base table stands for: a byte."""
 _COFACTOR = 16

@@ -20,13 +20,11 @@ from rayfed.catalogue import component
 from rayfed.crypto.factoring import factor
 from rayfed.crypto.keys import Stream
 from rayfed.crypto.packing import FixedPoint, Lanes
-from rayfed.crypto.paillier import KeyPair, PublicKey
+from rayfed.crypto.paillier import SECURE_BITS, KeyPair, PublicKey
 from rayfed.crypto.sealing import Load, Sealer
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.base import Encryption
 
-SECURE_BITS = 2048
-"""The shortest key that NIST SP 800-57 still allows (112 bits of security)."""
 SCALE = 10**32
 WIDEST = 63
 """Bits of a lane that fits a 64-bit integer with its sign."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from math import isinf
 
+from rayfed.results.outcomes import MEASURES
 from rayfed.results.summary import PSNR_CEILING, Spread, measured
 
 NONE = "–"
 """Stands for what was not measured."""
+SHARES = ("test_accuracy", "pmm", "label_accuracy", "label_accuracy_worst", "inferred")
+"""The measures that are read as per cent."""
 
 
 def share(value: float | None) -> str:
@@ -83,6 +86,18 @@ def mean_duration(value: Spread | None) -> str:
     return duration(value.mean if value else None)
 
 
+def in_words(name: str, value: float | None) -> str:
+    """A value of `outcomes.MEASURES` with its unit: ('psnr', 21.34) -> '21.3 dB'."""
+    if value is None or not measured(value):
+        return NONE
+    if name in SHARES:
+        return share(value)
+    unit = MEASURES[name].unit
+    if unit == "dB":
+        return f"{decibel_mean(value)} dB"
+    return {"s": duration, "bytes": size}.get(unit, plain)(value)
+
+
 FILTERS = {
     function.__name__: function
     for function in (
@@ -97,5 +112,6 @@ FILTERS = {
         size,
         mean_size,
         mean_duration,
+        in_words,
     )
 }

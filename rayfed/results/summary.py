@@ -290,7 +290,7 @@ def _defences(scenario: Row, arm: str) -> list[str]:
     changed = []
     if isinstance(own, Mapping):
         changed = [{"name": section, **own[section]} for section in ("training", "model") if own.get(section)]
-        changed += [own[section] for section in ("aggregation", "malicious") if own.get(section)]
+        changed += [own[section] for section in ("protection", "aggregation", "malicious") if own.get(section)]
         own = own.get("defences") or []
     return [_defence({"name": entry} if isinstance(entry, str) else entry) for entry in [*changed, *own]]
 

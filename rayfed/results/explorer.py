@@ -1,0 +1,170 @@
+"""What the interactive plot and its table show: every setting under every attack, with what it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayfed.results.formats import SHARES, in_words
+from rayfed.results.outcomes import MEASURES
+from rayfed.results.settings import Estimate, Setting, estimate
+from rayfed.results.summary import Row, setting
+
+PREFERRED = ("psnr", "test_accuracy")
+"""Measures that the plot shows first where nothing else is asked for and both were measured."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the table; of a setting that finished also a mark of the plot."""
+
+    id: int
+    group: int
+    """The same for one setting under several attacks."""
+    setting: Setting
+    status: str
+    """'finished'; 'stopped' or 'failed' for a trial that is not in the plot."""
+    error: str | None
+
+    @property
+    def values(self) -> dict[str, Estimate]:
+        """Measure -> its estimate."""
+        return self.setting.measures
+
+    @property
+    def title(self) -> str:
+        """The setting in words."""
+        return self.setting.title
+
+    @property
+    def note(self) -> str:
+        """What else there is to say of it."""
+        first = self.setting.rows[0]
+        parts = [f"Defences: {first.get('defences') or 'none'}."]
+        if self.setting.attack and first.get("observes"):
+            parts.append(f"{self.setting.attack} was given {setting([first])}.")
+        if first.get("trial") is not None:
+            runs = ", ".join(row["run"] for row in self.setting.rows if row.get("run"))
+            parts.append(f"Trials: {runs or first['trial']}.")
+        if self.error:
+            parts.append(f"{self.status.capitalize()}: {self.error}")
+        return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """The table's rows and columns, and the plot's first axes."""
+
+    entries: list[Entry]
+    fields: list[str]
+    """Swept fields: columns of their own."""
+    columns: list[str]
+    """The measures that were measured: those of the first axes, then the others in the order of `MEASURES`."""
+    x: str | None
+    """A measure of leakage, where there is a setting that was measured in both; else None, and there is no plot."""
+    y: str | None
+    """One of utility or cost."""
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms in the order of their first entry."""
+        return list(dict.fromkeys(entry.setting.arm for entry in self.entries))
+
+    @property
+    def attacks(self) -> list[str]:
+        """The attacks likewise."""
+        return list(dict.fromkeys(entry.setting.attack for entry in self.entries if entry.setting.attack))
+
+    @property
+    def leakages(self) -> list[str]:
+        """Measures for the one axis."""
+        return [name for name in self.columns if MEASURES[name].kind == "leakage"]
+
+    @property
+    def others(self) -> list[str]:
+        """Measures for the other axis."""
+        return [name for name in self.columns if MEASURES[name].kind != "leakage"]
+
+    def heading(self, field: str) -> str:
+        """A swept field as its column is called: the last part of its path, all of it where two would be alike."""
+        last = field.rpartition(".")[2]
+        return last if sum(other.rpartition(".")[2] == last for other in self.fields) == 1 else field
+
+    def data(self, arms: Sequence[str]) -> dict[str, Any]:
+        """For the page's script; `arms` are all in the order of their colours."""
+        return {
+            "measures": {
+                name: {
+                    "title": MEASURES[name].title,
+                    "unit": MEASURES[name].unit,
+                    "higher": MEASURES[name].higher_is_better,
+                    "share": name in SHARES,
+                }
+                for name in self.columns
+            },
+            "attacks": self.attacks,
+            "arms": list(arms),
+            "x": self.x,
+            "y": self.y,
+            "entries": [self._entry(entry) for entry in self.entries],
+        }
+
+    def _entry(self, entry: Entry) -> dict[str, Any]:
+        return {
+            "id": entry.id,
+            "group": entry.group,
+            "title": entry.title,
+            "arm": entry.setting.arm,
+            "attack": entry.setting.attack,
+            "note": entry.note,
+            "finished": entry.status == "finished",
+            "values": {name: [e.mean, e.low, e.high, interval(name, e)] for name, e in entry.values.items()},
+        }
+
+
+def explore(
+    settings: Sequence[Setting],
+    unfinished: Sequence[Row] = (),
+    fields: Sequence[str] = (),
+    preferred: Sequence[str] = PREFERRED,
+) -> Explorer:
+    """Settings, and behind them the trials that failed or were stopped; `preferred` measures are shown first."""
+    groups: dict[tuple[str, str], int] = {}
+    rows = [(s, "finished", None) for s in settings]
+    rows += [(_alone(row, fields), row["status"], row["error"]) for row in unfinished]
+    entries = [
+        Entry(place, groups.setdefault((one.arm, repr(one.fields)), len(groups)), one, status, error)
+        for place, (one, status, error) in enumerate(rows)
+    ]
+    columns = [name for name in MEASURES if any(name in entry.values for entry in entries)]
+    x, y = _axes([entry for entry in entries if entry.status == "finished"], columns, preferred)
+    first = [name for name in (x, y) if name]
+    return Explorer(entries, list(fields), first + [name for name in columns if name not in first], x, y)
+
+
+def interval(name: str, value: Estimate) -> str:
+    """An estimate in words: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`."""
+    said = in_words(name, value.mean)
+    if value.low is None or value.high is None:
+        return said
+    return f"{said} ({in_words(name, value.low)} to {in_words(name, value.high)}, n = {value.n})"
+
+
+def _alone(row: Row, fields: Sequence[str]) -> Setting:
+    """One trial that did not finish, as a setting of its own."""
+    measures = {name: e for name in MEASURES if (e := estimate([row.get(name)])) is not None}
+    values = {field: row[field] for field in fields if row.get(field) is not None}
+    return Setting("", row["arm"], row["attack"], values, measures, [row])
+
+
+def _axes(
+    entries: Sequence[Entry], columns: Sequence[str], preferred: Sequence[str]
+) -> tuple[str, str] | tuple[None, None]:
+    """The first pair of a leakage and another measure that some setting has both of, the preferred ones before all."""
+    order = sorted(columns, key=lambda name: preferred.index(name) if name in preferred else len(preferred))
+    for x in (name for name in order if MEASURES[name].kind == "leakage"):
+        for y in (name for name in order if MEASURES[name].kind != "leakage"):
+            if any(x in entry.values and y in entry.values for entry in entries):
+                return x, y
+    return None, None

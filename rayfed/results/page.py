@@ -1,0 +1,107 @@
+"""One HTML file that needs nothing else: templates, style sheet, scripts and data put together.
+
+The page's Content-Security-Policy allows no network at all, and of scripts only those written here, by their hashes.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from plotly.offline import get_plotlyjs
+
+from rayfed import __version__
+from rayfed.errors import RunError
+from rayfed.results import svg
+from rayfed.results.folder import RunFolder
+from rayfed.results.formats import FILTERS
+from rayfed.results.outcomes import MEASURES
+from rayfed.results.summary import PSNR_CEILING, setting
+
+REPORT = "report.html"
+
+
+def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], plotting: bool) -> str:
+    """Make `report.html` out of a template and return where it is; Plotly comes along where there is a plot.
+
+    Raises `RunError` for what cannot be written.
+    """
+    scripts = [*([_plotly()] if plotting else []), _own_script()]
+    shared = {
+        "version": __version__,
+        "folder": folder.url,
+        "scripts": scripts,
+        "policy": policy(scripts),
+        "series": svg.SERIES,
+        "dash": svg.dash,
+        "classes": svg.CLASSES,
+        "ceiling": PSNR_CEILING,
+        "setting": setting,
+        "measure_titles": {name: measure.title for name, measure in MEASURES.items()},
+    }
+    folder.write_text(REPORT, _environment().get_template(template).render({**shared, **contents}))
+    return f"{folder.url}/{REPORT}"
+
+
+def policy(scripts: Sequence[str]) -> str:
+    """The Content-Security-Policy that runs these inline scripts and nothing else."""
+    hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
+    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}"
+
+
+def read_json(folder: RunFolder, name: str) -> dict[str, Any]:
+    """The contents of a JSON file; nothing where there is none."""
+    return _mapping(folder, name, json.loads, folder.read_text(name)) if folder.exists(name) else {}
+
+
+def read_yaml(folder: RunFolder, name: str) -> dict[str, Any]:
+    """The contents of a YAML file."""
+    return _mapping(folder, name, yaml.safe_load, folder.read_text(name))
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as lines of (path, value)."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("rayfed.results", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= FILTERS
+    return environment
+
+
+@lru_cache
+def _plotly() -> str:
+    return get_plotlyjs()
+
+
+@lru_cache
+def _own_script() -> str:
+    return files("rayfed.results").joinpath("report.js").read_text(encoding="utf-8")
+
+
+def _mapping(folder: RunFolder, name: str, parse: Any, text: str) -> dict[str, Any]:
+    try:
+        value = parse(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise RunError(f"'{folder.url}/{name}' cannot be read: {error}; restore it from a copy") from error
+    if not isinstance(value, dict):
+        raise RunError(f"'{folder.url}/{name}' should hold `key: value` pairs, not {type(value).__name__}; restore it")
+    return value

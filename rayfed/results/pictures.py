@@ -1,0 +1,132 @@
+"""The images that a report shows: pairs of true and reconstructed ones, and strips of an attack's progress."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from math import inf
+from typing import Any
+
+from rayfed.results.folder import RunFolder
+from rayfed.results.schemas import TABLES
+from rayfed.results.summary import Row, measured
+
+SHOWN = 8
+"""Pairs of images shown for each arm and attack: those with the highest PSNR, of the first repeat."""
+STRIPS = 3
+"""Strips of progress shown for each arm and attack."""
+_KEY = ("arm", "round", "attack", "victim", "repeat", "sample")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A true image beside its reconstruction."""
+
+    true: str
+    """As a `data:` URL."""
+    reconstructed: str
+    row: Row
+    """The row of `attacks` that scores it."""
+    entry: int | None = None
+    """The setting and attack that it belongs to, as `explorer.Entry.id`."""
+    title: str = ""
+    """That setting in words."""
+    run: str = ""
+    """The trial of a sweep that it is of."""
+
+    @property
+    def size(self) -> int:
+        """Characters that it takes in a page."""
+        return len(self.true) + len(self.reconstructed)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """What an attack held of one image as it went on."""
+
+    row: Row
+    """Whose image it is: arm, round, attack, victim, repeat, sample."""
+    frames: list[tuple[int, str]]
+    """(iteration, image as a `data:` URL)."""
+    true: str | None
+
+
+def most_leaked(attacks: Iterable[Row], arm: str, attack: str | None, most: int = SHOWN) -> list[Row]:
+    """The rows of `attacks` of one arm and attack, in the first repeat, with the highest PSNR."""
+    mine = (row for row in attacks if (row["arm"], row["attack"], row["repeat"]) == (arm, attack, 0))
+    return sorted(mine, key=lambda row: row["psnr"] if measured(row["psnr"]) else -inf, reverse=True)[:most]
+
+
+def key(row: Row) -> tuple[Any, ...]:
+    """What tells an image from all others of a run."""
+    return tuple(row[column] for column in _KEY)
+
+
+def pictures(folder: RunFolder, rows: Iterable[Row]) -> dict[tuple[Any, ...], Pair]:
+    """The images of some rows of `attacks`, by `key`; rows without images are left out."""
+    wanted = {key(row): row for row in rows}
+    found = {}
+    for image in _rows(folder, "images") if wanted else ():
+        row = wanted.get(key(image))
+        if row:
+            found[key(row)] = Pair(data_url(image["true"]), data_url(image["reconstructed"]), row)
+    return found
+
+
+def within(settings: Sequence[Sequence[Pair]], budget: int) -> list[Pair]:
+    """As many pairs as `budget` characters hold: the first of every setting, then the second of every one, ..."""
+    chosen = []
+    for pair in (pair for rank in zip_longest(*settings) for pair in rank if pair):
+        budget -= pair.size
+        if budget < 0:
+            break
+        chosen.append(pair)
+    return chosen
+
+
+def strips(folder: RunFolder) -> list[Strip]:
+    """The first images of every arm and attack at the iterations that were kept; none where none were."""
+    if "snapshots" not in TABLES:
+        return []
+    held: dict[tuple[Any, ...], list[Row]] = {}
+    for row in folder.read_table("snapshots").to_pylist():
+        held.setdefault(key(row), []).append(row)
+    chosen: dict[tuple[str, str], list[list[Row]]] = {}
+    for rows in held.values():
+        mine = chosen.setdefault((rows[0]["arm"], rows[0]["attack"]), [])
+        if len(mine) < STRIPS:
+            mine.append(sorted(rows, key=lambda row: row["iteration"]))
+    shown = [rows for group in chosen.values() for rows in group]
+    true = pictures(folder, (rows[0] for rows in shown))
+    return [
+        Strip(
+            rows[0],
+            [(row["iteration"], data_url(row["image"])) for row in rows],
+            true[key(rows[0])].true if key(rows[0]) in true else None,
+        )
+        for rows in shown
+    ]
+
+
+def made(folder: RunFolder, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """(arm, attack) -> the first generated images, each as (nearest true image, generated image)."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for image in _rows(folder, "images") if wanted else ():
+        if (image["arm"], image["attack"]) in wanted:
+            pairs = found.setdefault((image["arm"], image["attack"]), [])
+            if len(pairs) < SHOWN:
+                pairs.append((data_url(image["true"]), data_url(image["reconstructed"])))
+    return found
+
+
+def data_url(png: bytes) -> str:
+    """A PNG as the source of an <img>."""
+    return f"data:image/png;base64,{b64encode(png).decode()}"
+
+
+def _rows(folder: RunFolder, table: str) -> Iterator[Mapping[str, Any]]:
+    """Rows of a table of images, a few at a time: pictures are the bulk of a run."""
+    for batch in folder.read_table(table).to_batches(max_chunksize=64):
+        yield from batch.to_pylist()

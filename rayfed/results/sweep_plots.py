@@ -1,0 +1,114 @@
+"""The charts of a sweep's report: a measure against each swept field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
+
+from rayfed.results.formats import SHARES
+from rayfed.results.outcomes import MEASURES
+from rayfed.results.settings import Setting
+from rayfed.results.svg import STYLE, clean, dash, dashes, figure, series, short, svg
+
+WIDE = 30
+"""Ratio of the largest to the smallest value of a field from which its axis is logarithmic."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One swept field's effect in one arm."""
+
+    arm: str
+    field: str
+    drawing: str
+    """SVG: one chart for each measure."""
+    attacks: list[tuple[str, str]]
+    """(attack, dash of its line)."""
+
+
+def curves(settings: Sequence[Setting], measures: Sequence[str], colours: Sequence[str]) -> list[Curve]:
+    """A drawing for every arm and field that has two values or more; `colours` are the arms in their order."""
+    found = []
+    for arm in dict.fromkeys(one.arm for one in settings):
+        for path in dict.fromkeys(path for one in settings if one.arm == arm for path in one.fields):
+            mine = [one for one in settings if one.arm == arm and path in one.fields]
+            if len({repr(one.fields[path]) for one in mine}) > 1:
+                found.append(_curve(arm, path, mine, measures, colours.index(arm)))
+    return found
+
+
+def _curve(arm: str, path: str, settings: Sequence[Setting], measures: Sequence[str], index: int) -> Curve:
+    attacks = list(dict.fromkeys(one.attack for one in settings))
+    places = _places([one.fields[path] for one in settings])
+    shown = [name for name in measures if any(name in one.measures for one in settings)]
+    with matplotlib.rc_context(STYLE):
+        drawn, whole = figure(3.4, 0.6 + 1.75 * max(len(shown), 1))
+        whole.remove()
+        for row, name in enumerate(shown):
+            axes = drawn.add_subplot(len(shown), 1, row + 1)
+            # An arm's accuracy is the same whatever attacks it: one line.
+            for number, attack in enumerate(attacks if MEASURES[name].kind == "leakage" else attacks[:1]):
+                mine = [one for one in settings if one.attack == attack and name in one.measures]
+                line = list(_line(mine, path, name, places))
+                for x, _, values in line:
+                    axes.plot([x] * len(values), values, "o", color=series(index), markersize=5, alpha=0.6, mew=0)
+                means = [mean for _, mean, _ in line]
+                style = dashes(number * 8)
+                axes.plot([x for x, *_ in line], means, color=series(index), linewidth=2, dashes=style)
+            _label(axes, name, [one.fields[path] for one in settings], row == len(shown) - 1)
+        drawn.supxlabel(clean(path.rpartition(".")[2]), fontsize=9.5)
+        titles = " and ".join(MEASURES[name].title for name in shown)
+        text = svg(drawn, f"{titles} against {path} in arm {arm}")
+    return Curve(arm, path, text, [(attack or "no attack", dash(8 * n)) for n, attack in enumerate(attacks)])
+
+
+def _line(
+    settings: Sequence[Setting], path: str, name: str, places: dict[str, float]
+) -> Iterator[tuple[float, float, list[float]]]:
+    """(place on the axis, mean, all trials' values) for each value of the field; what else varies is in the spread."""
+    groups: dict[float, list[float]] = {}
+    for one in settings:
+        values = [float(row[name]) for row in one.rows if row.get(name) is not None]
+        groups.setdefault(places[repr(one.fields[path])], []).extend(values)
+    for x, values in sorted(groups.items()):
+        yield x, fmean(values), values
+
+
+def _places(values: Sequence[Any]) -> dict[str, float]:
+    """Value -> where it stands: numbers at themselves, anything else one after another."""
+    if _numeric(values):
+        return {repr(value): float(value) for value in values}
+    return {name: float(place) for place, name in enumerate(dict.fromkeys(map(repr, values)))}
+
+
+def _numeric(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _label(axes: Axes, name: str, values: Sequence[Any], lowest: bool) -> None:
+    """Ticks at what was played, the title above."""
+    unit = MEASURES[name].unit
+    axes.set_title(f"{MEASURES[name].title}{f' ({unit})' if unit else ''}", loc="left", fontsize=10, fontweight="bold")
+    if _numeric(values):
+        low, high = min(values), max(values)
+        if low > 0 and high / low > WIDE:
+            axes.set_xscale("log")
+        ticks = sorted(set(values))
+        if len(ticks) <= 6:
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.xaxis.set_minor_locator(NullLocator())
+    else:
+        names = list(dict.fromkeys(map(str, values)))
+        axes.set_xticks(range(len(names)), [clean(short(text, 12)) for text in names])
+    if not lowest:
+        axes.tick_params(labelbottom=False)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    if name in SHARES:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    axes.margins(0.06, 0.12)

@@ -1,0 +1,131 @@
+"""The report of a sweep: `report.html` made from its outcomes and the tables of its trials.
+
+It may be made while the sweep is under way: trials that are not over are not in the outcomes, and so not in the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from rayfed.results import summary, words
+from rayfed.results.explorer import PREFERRED, Explorer, explore
+from rayfed.results.folder import SCENARIO
+from rayfed.results.outcomes import MEASURES
+from rayfed.results.page import flat, read_json, write_page
+from rayfed.results.pictures import SHOWN, Pair, most_leaked, pictures, strips, within
+from rayfed.results.settings import Setting, settings
+from rayfed.results.summary import Row, Spread, measured, spread
+from rayfed.results.sweep_folder import SweepFolder
+from rayfed.results.sweep_plots import curves
+
+IMAGES = 7_500_000
+"""Characters of images in a page at most; Plotly takes 4.8 million, tables and texts the rest of 15."""
+
+
+_STATES = ("finished", "stopped", "failed")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the trials of one arm took."""
+
+    arm: str
+    trials: int
+    training: Spread | None
+    attacking: Spread | None
+    up: Spread | None
+    down: Spread | None
+
+
+def write_sweep_report(sweep: SweepFolder) -> str:
+    """Make `report.html` of a sweep and return where it is; raises `RunError` for what cannot be read or written."""
+    contents = _contents(sweep)
+    return write_page(sweep.files, "sweep_report.html.j2", contents, plotting=contents["explorer"].x is not None)
+
+
+def _contents(sweep: SweepFolder) -> dict[str, Any]:
+    """Everything that the template shows."""
+    scenario, fields = sweep.scenario, sweep.fields
+    rows = sweep.outcomes().to_pylist()
+    unfinished = [row for row in rows if row["status"] != "finished"]
+    found = settings(rows, fields)
+    preferred = [name for name in scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
+    explorer = explore(found, unfinished, fields, [*preferred, *PREFERRED])
+    arms = summary.arm_names(scenario, rows)
+    every = _pairs(sweep, explorer)
+    worst = max((pairs[0] for pairs in every if pairs), key=_psnr, default=None)
+    first = next((sweep.trial(row["run"]) for row in rows if row["run"]), sweep.files)
+    mix = summary.label_mix(first.read_table("partition").to_pylist())
+    classes = mix.classes if mix else {}
+    shown = within(every, IMAGES)
+    return {
+        "name": str(scenario.get("name", sweep.files.name)),
+        "status": read_json(sweep.files, "status.json"),
+        "states": {state: _trials(row for row in rows if row["status"] == state) for state in _STATES},
+        "arm_names": arms,
+        "statements": words.of_sweep(found, (worst.title, worst.row) if worst else None, classes, arms),
+        "warnings": words.short_keys(scenario, _key_lengths(rows, fields)),
+        "worst": worst,
+        "strips": strips(sweep.trial(worst.run)) if worst else [],
+        "explorer": explorer,
+        "pairs": shown,
+        "hidden": sum(map(len, every)) - len(shown),
+        "class_names": classes,
+        "fields": fields,
+        "trials": rows,
+        "columns": [name for name in (explorer.x, explorer.y, "train_seconds") if name],
+        "curves": curves(found, [name for name in (explorer.x, explorer.y) if name], arms),
+        "costs": [_cost(arm, [row for row in rows if row["arm"] == arm]) for arm in arms],
+        "unfinished": unfinished,
+        "environment": list(flat(read_json(sweep.files, "environment.json") or read_json(first, "environment.json"))),
+        "scenario": sweep.files.read_text(SCENARIO),
+    }
+
+
+def _pairs(sweep: SweepFolder, explorer: Explorer) -> list[list[Pair]]:
+    """The worst images of every setting and attack, over all its repeats."""
+
+    @lru_cache(maxsize=8)  # attacks on one trial come one after another
+    def attacks(run: str) -> list[Row]:
+        return list(sweep.trial(run).read_table("attacks").to_pylist())
+
+    found = []
+    for entry in explorer.entries:
+        one: Setting = entry.setting
+        runs = [row["run"] for row in one.rows if row.get("run")] if one.attack else []
+        pairs = [
+            replace(pair, entry=entry.id, title=entry.title, run=run)
+            for run in runs
+            for pair in pictures(sweep.trial(run), most_leaked(attacks(run), one.arm, one.attack)).values()
+        ]
+        found.append(sorted(pairs, key=_psnr, reverse=True)[:SHOWN])
+    return found
+
+
+def _psnr(pair: Pair) -> float:
+    value = pair.row["psnr"]
+    return float(value) if measured(value) else float("-inf")
+
+
+def _cost(arm: str, rows: Sequence[Row]) -> Cost:
+    trials = {(row["trial"], row["repeat"]): row for row in rows}.values()
+    return Cost(
+        arm,
+        len(trials),
+        spread(row["train_seconds"] for row in trials),
+        spread(row["attack_seconds"] for row in rows),
+        spread(row["bytes_up"] for row in trials),
+        spread(row["bytes_down"] for row in trials),
+    )
+
+
+def _trials(rows: Iterable[Row]) -> int:
+    return len({(row["trial"], row["repeat"]) for row in rows})
+
+
+def _key_lengths(rows: Sequence[Row], fields: Sequence[str]) -> set[int]:
+    paths = [path for path in fields if path.endswith(".key_bits")]
+    return {row[path] for row in rows for path in paths if isinstance(row[path], int)}

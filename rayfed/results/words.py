@@ -1,0 +1,150 @@
+"""A run or a sweep in a few plain sentences: the worst image, what its attacker knew, what defences cost, what holds.
+
+No sentence judges; each says what was measured and how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayfed.crypto.paillier import SECURE_BITS
+from rayfed.results.formats import decibel, duration, fixed, in_words, points, share
+from rayfed.results.outcomes import MEASURES, worst_of
+from rayfed.results.settings import Setting
+from rayfed.results.summary import Arm, Row, measured, setting
+
+MOST = 8
+"""Arms that get a sentence of their own."""
+_REST = (
+    "measured against these attacks, on this data, in these rounds; a stronger attack may get more. PSNR says how near "
+    "two images are pixel by pixel: look at the images as well."
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One point of the summary."""
+
+    heading: str
+    lines: list[str]
+
+
+def of_run(
+    arms: Sequence[Arm], worst: Row | None, privacy: Iterable[Row], classes: Mapping[int, str]
+) -> list[Statement]:
+    """The summary of a run; `worst` is the row of `attacks` with the highest PSNR, None where nothing was scored."""
+    told = _worst(worst, f"under arm {worst['arm']}" if len(arms) > 1 else "", classes) if worst else []
+    if len(arms) > 1:
+        costs = [_cost(arm, arms[0]) for arm in arms[1 : 1 + MOST]]
+        if len(arms) > 1 + MOST:
+            costs.append(f"The {len(arms) - 1 - MOST} other arms stand in the tables below.")
+        costs.append("One training each: how much of a difference is chance, only repeats can say.")
+        told.append(Statement(f"What the defences cost and bought, against {arms[0].name}", costs))
+    return [*told, guarantees(privacy)]
+
+
+def of_sweep(
+    settings: Sequence[Setting], worst: tuple[str, Row] | None, classes: Mapping[int, str], arms: Sequence[str]
+) -> list[Statement]:
+    """The summary of a sweep; `worst` is the setting and the row of `attacks` with the highest PSNR."""
+    told = _worst(worst[1], f"under the setting {worst[0]}", classes) if worst else []
+    ranges = [_ranges(arm, [one for one in settings if one.arm == arm]) for arm in arms]
+    told.append(Statement("What the settings cost and bought", [line for line in ranges if line][:MOST]))
+    rows = [one.rows[0] for one in settings if measured(one.rows[0].get("epsilon"))]
+    weakest = {row["arm"]: row for row in sorted(rows, key=lambda row: row["epsilon"])}
+    lines = [
+        f"{arm}: at its weakest setting ε = {row['epsilon']:.3g} with δ = {row['delta']:.1g} for every "
+        f"{row['epsilon_unit']}; the other settings and their ε stand in the table."
+        for arm, row in weakest.items()
+    ]
+    told.append(_held(lines))
+    return [one for one in told if one.lines]
+
+
+def guarantees(privacy: Iterable[Row]) -> Statement:
+    """Which (epsilon, delta) holds for whom."""
+    return _held(
+        [
+            f"{row['arm']}: (ε = {row['epsilon']:.3g}, δ = {row['delta']:.1g}) for {row['adjacency']}, against "
+            f"{row['against']}, by {row['defence']}."
+            for row in privacy
+            if row["epsilon"] is not None
+        ]
+    )
+
+
+def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
+    """Warnings of encryption keys that can be broken; `values` are those that a sweep gives to `key_bits`."""
+    specs = {"federation": (scenario.get("federation") or {}).get("protection")}
+    specs |= {
+        f"arm {name}": arm.get("protection")
+        for name, arm in (scenario.get("arms") or {}).items()
+        if isinstance(arm, Mapping)
+    }
+    bits = {
+        (place, spec["key_bits"]) for place, spec in specs.items() if isinstance(spec, Mapping) and spec.get("key_bits")
+    }
+    bits |= {("swept", value) for value in values}
+    return [
+        f"Keys of {length} bits ({place}) can be broken: whoever sees a ciphertext can read it. "
+        f"{SECURE_BITS} bits are the least that is held safe."
+        for place, length in sorted(bits)
+        if length < SECURE_BITS
+    ]
+
+
+def _held(lines: list[str]) -> Statement:
+    """What holds and what does not."""
+    if not lines:
+        return Statement(
+            "What is guaranteed", [f"Nothing: the mechanisms here carry no (ε, δ) guarantee. All is empirical: {_REST}"]
+        )
+    rest = f"This holds against every attack, for whom and what is said and no more. All else is empirical: {_REST}"
+    return Statement("What is guaranteed", [*lines, rest])
+
+
+def _worst(row: Row, where: str, classes: Mapping[int, str]) -> list[Statement]:
+    near = decibel(row["psnr"])
+    how = "exactly" if near == "exact" else f"at a PSNR of {near} dB"
+    likeness = f" and an SSIM of {fixed(row['ssim'], 2)}" if measured(row.get("ssim")) and near != "exact" else ""
+    label = classes.get(row["true_label"], row["true_label"]) if row.get("true_label") is not None else None
+    what = f" (sample {row['sample']}, round {row['round']}{f', class {label}' if label is not None else ''})"
+    place = f" {where}" if where else ""
+    return [
+        Statement(
+            "The worst image",
+            [f"{row['attack']} rebuilt an image of client {row['victim']}{what}{place} {how}{likeness}."],
+        ),
+        Statement("What its attacker knew", [f"It was given {setting([row])}."]),
+    ]
+
+
+def _cost(arm: Arm, reference: Arm) -> str:
+    parts = []
+    if arm.accuracy_change is not None:
+        parts.append(f"test accuracy {share(arm.accuracy)}, {points(arm.accuracy_change)} points")
+    if arm.actor_seconds and reference.actor_seconds:
+        own, other = (duration(one.actor_seconds.mean) for one in (arm, reference) if one.actor_seconds)
+        parts.append(f"{own} of training a round (against {other})")
+    if reference.worst:
+        own = f"worst image {decibel(arm.worst['psnr'])} dB" if arm.worst else "no image reconstructed"
+        parts.append(f"{own} (against {decibel(reference.worst['psnr'])} dB)")
+    return f"{arm.name}: {'; '.join(parts) or 'nothing was measured'}."
+
+
+def _ranges(arm: str, settings: Sequence[Setting]) -> str:
+    """What one arm's settings come to, from the least to the most."""
+    count = len({repr(one.fields) for one in settings})
+    said = [
+        f"{MEASURES[name].title} {_from_to(name, values)}"
+        for name in ("test_accuracy", worst_of("psnr"), "train_seconds")
+        if (values := [one.measures[name].mean for one in settings if name in one.measures])
+    ]
+    return f"{arm}, {count} setting{'s' if count > 1 else ''}: {'; '.join(said)}." if said else ""
+
+
+def _from_to(name: str, values: Sequence[float]) -> str:
+    low, high = in_words(name, min(values)), in_words(name, max(values))
+    return low if low == high else f"{low} to {high}"

@@ -1,0 +1,132 @@
+"""The report of a sweep: its figures against the outcomes, what failed, its size, and that it stands alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import pyarrow.compute as pc
+import pytest
+from typer.testing import CliRunner
+
+from rayfed.cli import app
+from rayfed.results.pictures import Pair, within
+from rayfed.results.settings import settings
+from rayfed.results.sweep_folder import SweepFolder
+from rayfed.results.sweep_report import IMAGES, write_sweep_report
+from rayfed.results.words import short_keys
+from tests.report_fixtures import BATCH, Page, make_sweep
+
+SIGMA = "arms.noise.defences.gaussian.sigma"
+
+
+def read(sweep: SweepFolder) -> Page:
+    write_sweep_report(sweep)
+    page = Page(sweep.files.read_text("report.html"))
+    assert page.open == []
+    return page
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> SweepFolder:
+    return make_sweep(str(tmp_path_factory.mktemp("sweeps")), sigmas=4, repeats=3)
+
+
+@pytest.fixture(scope="module")
+def page(sweep: SweepFolder) -> Page:
+    return read(sweep)
+
+
+def test_the_command_makes_it(sweep: SweepFolder) -> None:
+    result = CliRunner().invoke(app, ["report", sweep.url])
+    assert result.exit_code == 0, result.output
+    assert "".join(result.output.split()).endswith("report.html")
+
+
+def test_stands_alone_and_describes_its_images(page: Page) -> None:
+    page.check_that_it_stands_alone()
+    assert page.images
+    assert all(image.get("alt") for image in page.images)
+
+
+def test_points_are_the_settings_with_their_means_and_intervals(sweep: SweepFolder, page: Page) -> None:
+    rows = sweep.outcomes()
+    entries = {entry["title"]: entry for entry in page.data()["entries"] if entry["finished"]}
+    assert list(entries) == ["none", *(f"noise, sigma {sigma}" for sigma in ("0.001", "0.01", "0.1", "1"))]
+    mine = rows.filter((pc.field(SIGMA) == 0.01) & (pc.field("status") == "finished"))
+    mean, low, high, _ = entries["noise, sigma 0.01"]["values"]["psnr"]
+    assert mean == pytest.approx(fmean(mine["psnr"].to_pylist()))
+    half = 4.30265 * pc.stddev(mine["psnr"], ddof=1).as_py() / 3**0.5  # Student's t with two degrees of freedom
+    assert (low, high) == (pytest.approx(mean - half, rel=1e-4), pytest.approx(mean + half, rel=1e-4))
+    lone = entries["noise, sigma 1"]["values"]["psnr"]
+    assert lone[1] is None
+
+
+def test_trials_that_did_not_finish_stand_in_the_table_with_their_error(page: Page) -> None:
+    unfinished = [entry for entry in page.data()["entries"] if not entry["finished"]]
+    assert [entry["title"] for entry in unfinished] == ["noise, sigma 1", "noise, sigma 1"]
+    assert "failed DataError: no images <b>here</b>" in page.text
+    assert "13 trials finished, 1 stopped early, 1 failed" in page.text
+    assert "0004-2 seed 2" in page.text
+
+
+def test_every_setting_has_its_worst_images_over_all_repeats(sweep: SweepFolder, page: Page) -> None:
+    figures = [dict(attrs) for attrs in page.figures]
+    for entry in page.data()["entries"]:
+        mine = [float(str(f["data-psnr"])) for f in figures if f["data-entry"] == str(entry["id"])]
+        assert mine == sorted(mine, reverse=True)
+        assert len(mine) == (0 if entry["attack"] is None else min(8, BATCH * (3 if entry["values"]["psnr"][1] else 1)))
+
+
+def test_the_summary_names_the_worst_image_and_what_settings_cost(sweep: SweepFolder, page: Page) -> None:
+    attacks = [row for n in range(3) for row in sweep.trial(f"trials/0000-{n}").read_table("attacks").to_pylist()]
+    worst = max(row["psnr"] for row in attacks)
+    assert f"under the setting none at a PSNR of {worst:.1f} dB" in page.text
+    noise = [one for one in settings(sweep.outcomes().to_pylist(), [SIGMA]) if one.arm == "noise"]
+    low, high = (f(one.measures["test_accuracy"].mean for one in noise) for f in (min, max))
+    assert f"noise, 4 settings: test accuracy {100 * low:.1f} % to {100 * high:.1f} %" in page.text
+
+
+def test_every_swept_field_has_a_curve(page: Page) -> None:
+    labels = [value for name, value in page.attributes if name == "aria-label" and value and "against" in value]
+    assert labels == [f"PSNR and test accuracy against {SIGMA} in arm noise"]
+
+
+def test_a_sweep_under_way_and_one_that_has_just_begun(tmp_path: Path) -> None:
+    sweep = make_sweep(str(tmp_path), sigmas=2, repeats=1, failed=0, stopped=0)
+    rows = sweep.outcomes().to_pylist()
+    sweep.write_outcomes(rows[:1])
+    assert "1 trial finished" in read(sweep).text
+    sweep.write_outcomes([])
+    page = read(sweep)
+    assert "There is nothing to compare yet" in page.text
+    assert [kind for kind, _ in page.scripts] == [None]
+
+
+def test_trials_whose_folders_are_gone_have_no_images(tmp_path: Path) -> None:
+    sweep = make_sweep(str(tmp_path), sigmas=2, repeats=1, failed=0, stopped=0)
+    sweep.files.fs.rm(f"{sweep.files.root}/trials", recursive=True)
+    page = read(sweep)
+    assert page.images == []
+    assert len(page.data()["entries"]) == 3
+
+
+def test_images_are_taken_setting_by_setting_until_the_page_is_full() -> None:
+    pairs = [[Pair("x" * 10, "y" * 10, {"rank": rank, "setting": s}) for rank in range(3)] for s in range(2)]
+    chosen = [(pair.row["rank"], pair.row["setting"]) for pair in within(pairs, 70)]
+    assert chosen == [(0, 0), (0, 1), (1, 0)]
+
+
+def test_swept_key_lengths_are_warned_of() -> None:
+    assert len(short_keys({}, {512, 1024, 2048, 3072})) == 2
+
+
+def test_two_hundred_settings_stay_under_fifteen_megabytes(tmp_path: Path) -> None:
+    sweep = make_sweep(str(tmp_path), sigmas=199, repeats=1, failed=0, stopped=0, pairs=2)
+    page = read(sweep)
+    size = len(sweep.files.read_bytes("report.html"))
+    images = sum(len(str(image["src"])) for image in page.images)
+    text = size - images
+    print(f"{size / 1e6:.2f} MB with {images / 1e6:.2f} MB of images")
+    assert len(page.data()["entries"]) == 200
+    assert text + IMAGES < 15e6  # however many and large the images are

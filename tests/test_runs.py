@@ -270,7 +270,7 @@ def test_attacks_are_the_same_after_an_attacker_is_killed(undisturbed: RunFolder
     assert_same_bits(weights(folder), weights(undisturbed))
     attacks, expected = (f.read_table("attacks").drop_columns(["seconds"]) for f in (folder, undisturbed))
     assert attacks.equals(expected)
-    for table in ("images", "traces"):
+    for table in ("images", "traces", "snapshots"):
         assert folder.read_table(table).equals(undisturbed.read_table(table))
 
 
@@ -384,6 +384,10 @@ def test_attacks_leave_rows_images_and_traces(undisturbed: RunFolder) -> None:
     assert victims[0] == victims[1]
     assert undisturbed.read_table("images").num_rows == len(attacks)
     assert undisturbed.read_table("traces").num_rows > 0
+    strips = undisturbed.read_table("snapshots").to_pandas()
+    assert len(strips) == 2 * 2 * 2  # arms, images of the first victim, iterations 0 and 5
+    assert set(strips["victim"]) == {attacks["victim"][0]}
+    assert strips["image"].map(bytes).isin(undisturbed.read_table("images").to_pandas()["reconstructed"]).sum() == 4
 
 
 def test_a_failed_run_leaves_a_readable_folder(tmp_path: Path) -> None:

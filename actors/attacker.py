@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from actors.process import Renewable, Share, set_up
-from rayfed.attacks.base import Attack, Guess, InferenceAttack
+from rayfed.attacks.base import Attack, Guess, InferenceAttack, Reconstruction
 from rayfed.attacks.sealed import attempt
 from rayfed.models.private import freeze
 from rayfed.scenario import AttackSpec, DefenceSpec, ModelSpec
@@ -41,4 +41,9 @@ class AttackerActor(Renewable):
         freeze(arm.model, arm.private - seen[0].weights.keys())
         generators = [torch_generator(key) for key in keys]
         found = attempt(method, seen, arm.model.to(self._device), generators, attack.factor)
-        return [replace(guess, images=guess.images[:0]) for guess in found], list(found)
+        return [_without_images(guess) for guess in found], list(found)
+
+
+def _without_images(guess: Guess) -> Guess:
+    bare = replace(guess, images=guess.images[:0])
+    return replace(bare, snapshots=()) if isinstance(bare, Reconstruction) else bare

@@ -17,6 +17,8 @@ from rayfed.training.host import CohortReport, Host, Sent, Split, State
 from rayfed.training.observer import Observer, Truth
 from rayfed.update import Observation
 
+Rows = list[dict[str, Any]]
+
 
 class ClientActor(Renewable):
     """Runs the local rounds of any client; keeps nothing between calls, so any actor can do any call."""
@@ -78,26 +80,26 @@ class ClientActor(Renewable):
         """The rows of the table `private` for an arm's clients, less arm and round."""
         return self._host.private_layers(arm, states)
 
-    def score(
-        self, truths: Sequence[Truth], guesses: Sequence[Guess]
-    ) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-        """For each victim, its rows for the table of attacks (or inferences) and of images, less the call's columns."""
+    def score(self, truths: Sequence[Truth], guesses: Sequence[Guess], strip: bool) -> list[tuple[Rows, Rows, Rows]]:
+        """For each victim, its rows for the tables of attacks (or inferences), of images and, where a `strip` of them
+        is asked for, of the first victim's snapshots, less the call's columns.
+        """
         return [
-            self._inferred(t, g) if isinstance(g, Inference) else self._scored(t, g)
-            for t, g in zip(truths, guesses, strict=True)
+            self._inferred(t, g) if isinstance(g, Inference) else self._scored(t, g, strip and not i)
+            for i, (t, g) in enumerate(zip(truths, guesses, strict=True))
         ]
 
-    def _inferred(self, truth: Truth, guess: Inference) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def _inferred(self, truth: Truth, guess: Inference) -> tuple[Rows, Rows, Rows]:
         row, pairs = self._observer.judge(truth, guess)
         images = [
             {"sample": i, "true": encode_png(true), "reconstructed": encode_png(made)}
             for i, (true, made) in enumerate(pairs)
         ]
-        return [row], images
+        return [row], images, []
 
-    def _scored(self, truth: Truth, guess: Reconstruction) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def _scored(self, truth: Truth, guess: Reconstruction, strip: bool) -> tuple[Rows, Rows, Rows]:
         if guess.status == "not applicable":
-            return [row | {"distortion": truth.distortion} for row in self._scorer.nothing(truth.labels)], []
+            return [row | {"distortion": truth.distortion} for row in self._scorer.nothing(truth.labels)], [], []
         true = truth.images.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
         orders = [row.pop("order") for row in rows]
@@ -106,4 +108,10 @@ class ClientActor(Renewable):
             {"sample": row["sample"], "true": encode_png(image), "reconstructed": encode_png(guess.images[order])}
             for row, image, order in zip(rows, true, orders, strict=True)
         ]
-        return rows, images
+        snapshots = [
+            {"sample": row["sample"], "iteration": iteration, "image": encode_png(shown[order])}
+            for iteration, shown in (guess.snapshots if strip else ())
+            for row, order in zip(rows, orders, strict=True)
+            if order < len(shown)
+        ]
+        return rows, images, snapshots

@@ -43,6 +43,7 @@ class RoundTables:
     attacks: Rows = field(default_factory=list)
     traces: Rows = field(default_factory=list)
     images: Rows = field(default_factory=list)
+    snapshots: Rows = field(default_factory=list)
     inferences: Rows = field(default_factory=list)
     private: Rows = field(default_factory=list)
     weights: Rows = field(default_factory=list)
@@ -58,6 +59,8 @@ class AttackCall:
     attack: AttackSpec
     victims: tuple[int, ...]
     repeat: int
+    strip: bool
+    """Whether the snapshots of its first victim are kept: of the attack's first in the round, the first time."""
 
 
 def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
@@ -317,10 +320,10 @@ class Federation:
     def _attack(self, round: int, sent: dict[str, ray.ObjectRef], tables: RoundTables) -> None:
         """Observe, attack, score: each in its own place, the observations and truths passed by reference."""
         due = [
-            AttackCall(arm, attack, victims, repeat)
+            AttackCall(arm, attack, victims, repeat, strip=chunk == repeat == 0)
             for attack in self._scenario.attacks
             if round in attack.rounds
-            for victims in self._chunks(attack, round)
+            for chunk, victims in enumerate(self._chunks(attack, round))
             for repeat in range(attack.repeats)
             for arm in sent
         ]
@@ -345,7 +348,7 @@ class Federation:
         for call, outcomes, [reconstructions] in self._run_attackers(attack):
             attacked[call.tag] = outcomes, reconstructions
             self._progress.attacks_done(round, len(attacked), len(due))
-        score = [Call("score", (observed[i][1], attacked[i][1]), i) for i in range(len(due))]
+        score = [Call("score", (observed[i][1], attacked[i][1], d.strip), i) for i, d in enumerate(due)]
         scored = {call.tag: result for call, result, _ in self._run_clients(score)}
         for i, d in enumerate(due):
             _note_attack(tables, d, round, attacked[i][0], scored[i])
@@ -423,12 +426,13 @@ def _note_attack(
     d: AttackCall,
     round: int,
     outcomes: Sequence[Guess],
-    scored: Sequence[tuple[Rows, Rows]],
+    scored: Sequence[tuple[Rows, Rows, Rows]],
 ) -> None:
-    """Add one call's rows to the tables of attacks, traces, images and inferences."""
-    for victim, outcome, (rows, images) in zip(d.victims, outcomes, scored, strict=True):
+    """Add one call's rows to the tables of attacks, traces, images, snapshots and inferences."""
+    for victim, outcome, (rows, images, snapshots) in zip(d.victims, outcomes, scored, strict=True):
         key = {"arm": d.arm, "round": round, "attack": d.attack.title, "victim": victim, "repeat": d.repeat}
         tables.images += [key | image for image in images]
+        tables.snapshots += [key | snapshot for snapshot in snapshots]
         if isinstance(outcome, Inference):
             tables.inferences += [key | row | {"status": outcome.status, "message": outcome.message} for row in rows]
             continue

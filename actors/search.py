@@ -52,21 +52,27 @@ def search(scenario: Scenario, sweep: Sweep, tried: Mapping[int, Tried]) -> Optu
     study = optuna.create_study(storage=storage, study_name=_STUDY, directions=modes)
     for index in range(max(tried, default=-1) + 1):
         study.add_trial(_known(scenario, tried[index]) if index in tried else create_trial(state=TrialState.FAIL))
-    arms = list(scenario.arms or scenario.played)
-
-    def space(trial: optuna.Trial) -> dict[str, Any]:
-        arm = trial.suggest_categorical("arm", arms)
-        values = {path: _suggested(trial, path, v) for path, v in fields_of(scenario, arm).items()}
-        return {"index": trial.number, "arm": arm, "values": values, "repeats": list(range(sweep.repeats))}
-
     return OptunaSearch(
-        space,
+        _Space(scenario, sweep),
         metric=list(sweep.objectives),
         mode=[mode[:3] for mode in modes],
         sampler=optuna.samplers.TPESampler(seed=scenario.seed + len(tried)),
         storage=storage,
         study_name=_STUDY,
     )
+
+
+@dataclass(frozen=True)
+class _Space:
+    """Asks Optuna for one setting; a class, for Tune saves its searchers and a function made here cannot be."""
+
+    scenario: Scenario
+    sweep: Sweep
+
+    def __call__(self, trial: optuna.Trial) -> dict[str, Any]:
+        arm = trial.suggest_categorical("arm", _arms(self.scenario))
+        values = {path: _suggested(trial, path, v) for path, v in fields_of(self.scenario, arm).items()}
+        return {"index": trial.number, "arm": arm, "values": values, "repeats": list(range(self.sweep.repeats))}
 
 
 def _suggested(trial: optuna.Trial, path: str, values: list[Any] | Range) -> Any:
@@ -89,7 +95,6 @@ def _distribution(values: list[Any] | Range) -> BaseDistribution:
 
 def _known(scenario: Scenario, tried: Tried) -> FrozenTrial:
     fields = fields_of(scenario, tried.arm)
-    arms = list(scenario.arms or scenario.played)
     params = {
         _name(path): values.index(tried.values[path]) if isinstance(values, list) else tried.values[path]
         for path, values in fields.items()
@@ -98,8 +103,12 @@ def _known(scenario: Scenario, tried: Tried) -> FrozenTrial:
     return create_trial(
         values=list(tried.objectives),
         params={"arm": tried.arm, **params},
-        distributions={"arm": CategoricalDistribution(arms), **distributions},
+        distributions={"arm": CategoricalDistribution(_arms(scenario)), **distributions},
     )
+
+
+def _arms(scenario: Scenario) -> list[str]:
+    return list(scenario.arms or scenario.played)
 
 
 def _name(path: str) -> str:

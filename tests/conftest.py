@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +24,17 @@ def shared_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiled_modules(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every actor and command is a new process, and each compiled all of torch again (6 s of a processor in place of 3)
+    where Python is told to keep nothing: here one compiles for all."""
+    if sys.dont_write_bytecode:
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("compiled"))
+
+
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
+def ray_session(compiled_modules: None) -> Iterator[None]:
     """One Ray of this machine with four pretended CPUs, so that runs of 1, 2 and 4 actors can be compared."""
     import ray
 

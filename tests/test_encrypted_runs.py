@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,6 @@ import torch
 from ray.actor import ActorMethod
 
 from actors import launch as runs
-from actors.federation import Federation
 from actors.progress import Progress
 from rayfed import scenario as scenarios
 from rayfed.aggregation.protected import Protected
@@ -27,7 +25,7 @@ from rayfed.scenario import Scenario
 from rayfed.training.host import Host
 from rayfed.training.inputs import prepare
 from rayfed.update import Sealed
-from tests.test_runs import Killer, assert_same_bits, type_of, weights
+from tests.run_fixtures import Killer, Spied, assert_same_bits, spied_launch, weights
 
 TEXT = """
 name: t
@@ -55,8 +53,13 @@ def parsed(*changes: str, extra: str = "") -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(), str(tmp_path_factory.mktemp("runs")), None, Progress())
+def spied(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Spied:
+    return spied_launch(parsed(extra=ATTACK), tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(spied: Spied) -> RunFolder:
+    return spied.folder
 
 
 @pytest.mark.ray
@@ -83,85 +86,37 @@ def test_encryption_costs_no_accuracy(tmp_path: Path, ray_session: None) -> None
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("what", ["one actor", "a client actor dies", "the server dies", "resumed"])
-def test_bits_do_not_depend_on_actors(what: str, undisturbed: RunFolder, tmp_path: Path) -> None:
-    progress = Progress()
-    if "dies" in what:
-        progress = Killer("ClientActor" if "client" in what else "ServerActor", round=1)
-    rounds = 1 if what == "resumed" else 2
-    changes = [f"resources.clients.actors={1 if what == 'one actor' else 2}"]
-    folder = runs.launch(parsed(*changes, f"federation.rounds={rounds}"), str(tmp_path), None, progress)
-    if what == "resumed":
-        folder.write_text("scenario.yaml", parsed(*changes).dump())
-        runs.resume(folder.url, None, Progress())
+@pytest.mark.parametrize(("victim", "clients"), [("ServerActor", 1), ("ClientActor", 2)])
+def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: RunFolder, tmp_path: Path) -> None:
+    """On how many there are, and which dies."""
+    killer = Killer(victim, round=1)
+    folder = runs.launch(parsed(f"resources.clients.actors={clients}"), str(tmp_path), None, killer)
+    assert killer.killed == 1
     assert_same_bits(weights(folder), weights(undisturbed))
 
 
-def _held(actor: Any) -> tuple[list[bytes], list[int]]:
-    """Every string of bytes or characters and every large number in an actor's process."""
-    texts, numbers = set[bytes](), set[int]()
-    for owner in gc.get_objects():
-        for value in gc.get_referents(owner):
-            if isinstance(value, bytes | bytearray):
-                texts.add(bytes(value))
-            elif isinstance(value, str):
-                texts.add(value.encode(errors="replace"))
-            elif (type(value) is int and value > 1 << 28) or type(value).__name__ == "mpz":
-                numbers.add(int(value))
-    return list(texts), list(numbers)
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_resumed_run_ends_with_the_same_bits(undisturbed: RunFolder, tmp_path: Path) -> None:
+    folder = runs.launch(parsed("federation.rounds=1"), str(tmp_path), None, Progress())
+    folder.write_text("scenario.yaml", parsed().dump())
+    runs.resume(folder.url, None, Progress())
+    assert_same_bits(weights(folder), weights(undisturbed))
 
 
 @pytest.mark.ray
-def test_secrets_are_with_clients_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ray_session: None) -> None:
+def test_secrets_are_with_clients_alone(spied: Spied) -> None:
     """All that goes to actors' methods, all that is put into the object store, the memory of server and attacker."""
     scenario = parsed(extra=ATTACK)
-    calls: list[tuple[str, Any]] = []
-    put: list[Any] = []
-    held: dict[str, tuple[list[bytes], list[int]]] = {}
-    call, into_store, close = ActorMethod._remote, ray.put, Federation.close
-
-    def spied_call(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        calls.append((f"{type_of(self._actor)}.{self._method_name}", args))
-        return call(self, args, kwargs, **options)
-
-    def spied_put(value: Any, **options: Any) -> Any:
-        put.append(value)
-        return into_store(value, **options)
-
-    def inspected(self: Federation) -> None:
-        held["server"] = ray.get(self._server.__ray_call__.remote(_held))
-        assert self._attackers is not None
-        held["attacker"] = ray.get(self._attackers._actors[0].__ray_call__.remote(_held))
-        close(self)
-
-    monkeypatch.setattr(ActorMethod, "_remote", spied_call)
-    monkeypatch.setattr(ray, "put", spied_put)
-    monkeypatch.setattr(Federation, "close", inspected)
-    runs.launch(scenario, str(tmp_path), None, Progress())
-    sent = [(method, resolved(args)) for method, args in calls]
-    relayed = {args[0]: args[1] for method, args in sent if method == "ServerActor.relay"}
+    relayed = {args[0]: args[1] for method, args in spied.calls if method == "ServerActor.relay"}
     assert set(relayed) == set(PROTECTED)
     secrets = secrets_of(scenario, relayed)
     assert len(secrets) == 3 * 5 + 4
-    everything = pickle.dumps([put, [args for _, args in sent if args is not None]])
-    assert not [name for name, secret in secrets.items() if secret in everything]
-    for process, (texts, numbers) in held.items():
-        assert len(texts) > 1000, process
-        for name, secret in secrets.items():
-            assert not any(secret in text for text in texts), f"{process} holds {name}"
-        known = {int.from_bytes(secrets[f"paillier {prime}"], "big") for prime in ("p", "q")}
-        assert not {scenario.seed, *known} & set(numbers), process
-    partials = [args[3] for method, args in sent if method == "ServerActor.add" and args[0] in PROTECTED]
+    known = {int.from_bytes(secrets[f"paillier {prime}"], "big") for prime in ("p", "q")}
+    spied.assert_without(secrets, {scenario.seed, *known})
+    partials = [args[3] for method, args in spied.calls if method == "ServerActor.add" and args[0] in PROTECTED]
     assert partials
     assert all(isinstance(sealed, Sealed) for partial in partials for sealed in partial)
-
-
-def resolved(value: Any) -> Any:
-    if isinstance(value, ray.ObjectRef):
-        return ray.get(value)
-    if isinstance(value, list | tuple):
-        return [resolved(item) for item in value]
-    return value
 
 
 def secrets_of(scenario: Scenario, relayed: dict[str, bytes]) -> dict[str, bytes]:
@@ -184,8 +139,18 @@ def secrets_of(scenario: Scenario, relayed: dict[str, bytes]) -> dict[str, bytes
     ("arm", "damage", "message"),
     [
         ("paillier", lambda s: replace(s, ciphertexts=(s.ciphertexts[1], *s.ciphertexts[1:])), "not the sum of what"),
-        ("bfv", lambda s: replace(s, ciphertexts=s.ciphertexts[:-1]), "truncated|cannot be read"),
-        ("ckks", lambda s: replace(s, ciphertexts=(s.ciphertexts[0][:-100], *s.ciphertexts[1:])), "cannot be read"),
+        pytest.param(
+            "bfv",
+            lambda s: replace(s, ciphertexts=s.ciphertexts[:-1]),
+            "truncated|cannot be read",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "ckks",
+            lambda s: replace(s, ciphertexts=(s.ciphertexts[0][:-100], *s.ciphertexts[1:])),
+            "cannot be read",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_round_with_a_damaged_ciphertext_is_not_applied(

@@ -110,6 +110,8 @@ def test_it_finds_images_that_the_generator_can_make(file: str, optimiser: str, 
         assert f.status == "ok"
         assert f.trace[-1][1] < f.trace[0][1]
         assert f.trace[-1][0] == f.iterations == 60
+        assert [iteration for iteration, _ in f.snapshots] == [0, 10, 60]
+        assert torch.equal(f.snapshots[-1][1], f.images)
 
 
 @pytest.mark.parametrize("optimiser", ["cma", "adam"])

@@ -153,7 +153,8 @@ def test_inferences_pass_through_the_actors_into_their_own_table() -> None:
         _, seen, truths = client.observe("none", sent, [2, 3], attack, {}, 0)
         bare, found = attacker.attack(attack, scenario.model, [], seen, [0, 1])
         assert all(len(guess.images) == 0 for guess in bare)
-        _note_attack(tables, AttackCall("none", attack, (2, 3), 0), 0, bare, client.score(truths, found))
+        scored = client.score(truths, found, strip=True)
+        _note_attack(tables, AttackCall("none", attack, (2, 3), 0, strip=True), 0, bare, scored)
     names = [row["attack"] for row in tables.inferences]
     assert names == ["membership"] * 2 + ["property_inference"] * 2 + ["gan"] * 2
     assert {row["status"] for row in tables.inferences} == {"ok"}

@@ -28,7 +28,7 @@ from rayfed.training.inputs import prepare
 from rayfed.training.local import update_method
 from rayfed.training.observer import Observer
 from rayfed.update import Named, Observation, Sealed, Update
-from tests.test_runs import weights
+from tests.run_fixtures import weights
 
 SHORT = {"key_bits": 256, "insecure": True}
 PROTECTIONS: dict[str, Protection] = {

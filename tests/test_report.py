@@ -20,7 +20,6 @@ from rayfed.results.images import encode_png
 from rayfed.results.outcomes import outcomes
 from rayfed.results.pictures import SHOWN, STRIPS
 from rayfed.results.report import write_report
-from rayfed.results.schemas import TABLES
 from tests.report_fixtures import ARMS, ATTACKS, BATCH, ROUNDS, Page, make_run
 
 PRIVATE = {
@@ -194,7 +193,6 @@ def test_secure_sums_stand_in_the_report(tmp_path: Path) -> None:
     assert "none 0 6 6 5 4 2 12.3 kB 2 of 4 needed revealed" in text
 
 
-@pytest.mark.skipif("snapshots" not in TABLES, reason="attacks leave no snapshots yet")
 def test_progress_is_shown_by_iteration_beside_the_true_image(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path), {"none": []}, {"dlg": 1.0})
     key = {"arm": "none", "round": 0, "attack": "dlg", "victim": 1, "repeat": 0}

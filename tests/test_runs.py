@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 import ray
 import torch
 from pydantic import BaseModel
-from ray.actor import ActorClass, ActorMethod
 from ray.exceptions import ObjectLostError, RayActorError
 
 from actors import launch as runs
@@ -29,18 +26,18 @@ from rayfed.catalogue import component
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.errors import ResourceError, RunError, UserError
-from rayfed.results import checkpoint
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
 from rayfed.training.inputs import prepare
 from rayfed.training.observer import Truth
 from rayfed.update import Update
+from tests.run_fixtures import Killer, Noting, Spied, assert_same_bits, spied_launch, weights
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
 
 TEXT = """
 name: t
-seed: 5
+seed: 987654321
 data: {name: digits, size: 8, train_samples: 400, test_samples: 100}
 partition: {name: dirichlet, alpha: 1}
 model: {name: mlp, hidden: [16]}
@@ -62,27 +59,17 @@ def parsed(*changes: str, extra: str = "") -> Scenario:
     return scenarios.parse(TEXT + extra, changes=changes)
 
 
-def weights(folder: RunFolder) -> dict[str, Any]:
-    saved = checkpoint.load(folder)
-    assert saved is not None
-    return saved.server
-
-
-def assert_same_bits(a: Any, b: Any) -> None:
-    if isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_same_bits(a[key], b[key])
-    else:
-        assert torch.equal(a, b)
+@pytest.fixture(scope="module")
+def spied(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Spied:
+    return spied_launch(parsed(extra=ATTACK), tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(extra=ATTACK), str(tmp_path_factory.mktemp("runs")), None, Progress())
+def undisturbed(spied: Spied) -> RunFolder:
+    return spied.folder
 
 
-@pytest.mark.parametrize("actors", [1, 2, 4])
+@pytest.mark.parametrize("actors", [1, 4])  # two in the run that all are compared with
 def test_weights_do_not_depend_on_the_number_of_actors(actors: int, undisturbed: RunFolder, tmp_path: Path) -> None:
     s = parsed(f"resources.clients.actors={actors}", "resources.clients.num_cpus=1")
     folder = runs.launch(s, str(tmp_path), None, Progress())
@@ -101,38 +88,6 @@ class Slow(Defence):
             return next(task)
 
         return update
-
-
-class Killer(Progress):
-    """Kills actors of one class in the middle of a round."""
-
-    def __init__(self, name: str, round: int) -> None:
-        self.name, self.round, self.killed, self.notes = name, round, 0, list[str]()
-
-    def clients_done(self, round: int, done: int, total: int) -> None:
-        if round != self.round or self.killed:
-            return
-        os.kill(_process_of(self.name), signal.SIGKILL)
-        self.killed += 1
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-
-def _process_of(actor: str) -> int:
-    """The process of one live actor of this Ray, by the title that Ray gives it: another Ray's are left alone."""
-    session = ray._private.worker._global_node.get_session_dir_path().encode()
-    titles = dict[int, bytes]()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it ended meanwhile
-            titles[int(process.name)] = (process / "cmdline").read_bytes()
-    found = [pid for pid, title in titles.items() if title.startswith(f"ray::{actor}".encode())]
-    return next(pid for pid in found if session in titles[_parent(pid)])
-
-
-def _parent(process: int) -> int:
-    status = Path(f"/proc/{process}/stat").read_text()
-    return int(status.rpartition(")")[2].split()[1])
 
 
 @pytest.mark.parametrize("victim", ["ClientActor", "ServerActor"])
@@ -161,15 +116,7 @@ def kill_server_before(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Federation, "_ask_server", deadly)
 
 
-class Noting(Progress):
-    def __init__(self) -> None:
-        self.notes = list[str]()
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
-
-
-@pytest.mark.parametrize("method", ["sent", "finish"])
+@pytest.mark.parametrize("method", [pytest.param("sent", marks=pytest.mark.slow), "finish"])
 def test_weights_are_the_same_when_the_server_dies_before_it_answers(
     method: str, undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,7 +224,7 @@ def test_attacks_are_the_same_after_an_attacker_is_killed(undisturbed: RunFolder
     assert_same_bits(weights(folder), weights(undisturbed))
     attacks, expected = (f.read_table("attacks").drop_columns(["seconds"]) for f in (folder, undisturbed))
     assert attacks.equals(expected)
-    for table in ("images", "traces"):
+    for table in ("images", "traces", "snapshots"):
         assert folder.read_table(table).equals(undisturbed.read_table(table))
 
 
@@ -292,7 +239,7 @@ class Stop(Progress):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_an_interrupted_run_is_readable_and_resumes_to_the_same_bits(
     after: int, undisturbed: RunFolder, tmp_path: Path
 ) -> None:
@@ -391,6 +338,10 @@ def test_attacks_leave_rows_images_and_traces(undisturbed: RunFolder) -> None:
     assert victims[0] == victims[1]
     assert undisturbed.read_table("images").num_rows == len(attacks)
     assert undisturbed.read_table("traces").num_rows > 0
+    strips = undisturbed.read_table("snapshots").to_pandas()
+    assert len(strips) == 2 * 2 * 2  # arms, images of the first victim, iterations 0 and 5
+    assert set(strips["victim"]) == {attacks["victim"][0]}
+    assert strips["image"].map(bytes).isin(undisturbed.read_table("images").to_pandas()["reconstructed"]).sum() == 4
 
 
 def test_a_failed_run_leaves_a_readable_folder(tmp_path: Path) -> None:
@@ -437,43 +388,24 @@ def test_an_arms_seconds_are_its_own(tmp_path: Path) -> None:
         assert sum(clients) <= seconds[arm] < sum(clients) + 7 * Slow.SECONDS
 
 
-def test_server_and_attackers_are_sent_no_data_and_no_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_server_and_attackers_are_sent_no_data_and_no_seed(spied: Spied) -> None:
     """Every argument of their constructors and methods, searched for the scenario, the seed and raw images by value."""
-    scenario = parsed("seed=987654321", extra=ATTACK)
+    scenario = parsed(extra=ATTACK)
     data = prepare(scenario).data
     pixels = [images for images in (data.train_images, data.test_images, data.public_images) if images is not None]
     raw = {
         image.tobytes() for images in pixels for i in images for image in (i, (i / np.float32(255)).astype(np.float32))
     }
-    sent: dict[str, list[Any]] = {}
-    create, call = ActorClass._remote, ActorMethod._remote
-
-    def spied_create(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        handle = create(self, args, kwargs, **options)
-        sent.setdefault(type_of(handle), []).extend([args, kwargs])
-        return handle
-
-    def spied_call(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        sent.setdefault(f"{type_of(self._actor)}.{self._method_name}", []).extend([args, kwargs])
-        return call(self, args, kwargs, **options)
-
-    monkeypatch.setattr(ActorClass, "_remote", spied_create)
-    monkeypatch.setattr(ActorMethod, "_remote", spied_call)
-    runs.launch(scenario, str(tmp_path), None, Progress())
-    curious = {name: values for name, values in sent.items() if not name.startswith("ClientActor")}
+    curious = [call for call in spied.calls if not call[0].startswith("ClientActor")]
     methods = {"ServerActor.sent", "ServerActor.add", "ServerActor.finish", "AttackerActor.attack"}
-    assert {"ServerActor", "AttackerActor", *methods} <= curious.keys()
+    assert {"ServerActor", "AttackerActor", *methods} <= {name for name, _ in curious}
     for value in _walk(curious):
         assert not isinstance(value, Scenario | Truth | Dataset)
-        assert str(value) != "987654321"
+        assert str(value) != str(scenario.seed)
         if isinstance(value, torch.Tensor | np.ndarray):
             array = np.ascontiguousarray(value)
             assert array.tobytes() not in raw
             assert not array.ndim or not any(row.tobytes() in raw for row in array)
-
-
-def type_of(actor: Any) -> str:
-    return str(actor._ray_actor_creation_function_descriptor.class_name).rpartition(".")[2]
 
 
 def _walk(value: Any) -> Any:

@@ -9,14 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 from pydantic import ValidationError
-from ray.actor import ActorMethod
 
 from actors import launch as runs
-from actors.federation import Federation
-from actors.progress import Progress
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.median import Median
@@ -32,8 +28,7 @@ from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
 from rayfed.training.observer import Observer
 from rayfed.update import Masked, Update
-from tests.test_encrypted_runs import _held, resolved
-from tests.test_runs import Killer, assert_same_bits, type_of, weights
+from tests.run_fixtures import Killer, Noting, Spied, assert_same_bits, spied_launch, weights
 
 ROUND = 4
 
@@ -221,22 +216,19 @@ def parsed(*changes: str, extra: str = "") -> Scenario:
     return scenarios.parse(TEXT + extra, changes=changes)
 
 
-class Listener(Progress):
-    def __init__(self) -> None:
-        self.notes = list[str]()
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
+@pytest.fixture(scope="module")
+def listener() -> Noting:
+    return Noting()
 
 
 @pytest.fixture(scope="module")
-def listener() -> Listener:
-    return Listener()
+def spied(ray_session: None, listener: Noting, tmp_path_factory: pytest.TempPathFactory) -> Spied:
+    return spied_launch(parsed(extra=ATTACK), tmp_path_factory.mktemp("runs"), listener)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ray_session: None, listener: Listener, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(extra=ATTACK), str(tmp_path_factory.mktemp("runs")), None, listener)
+def undisturbed(spied: Spied) -> RunFolder:
+    return spied.folder
 
 
 @pytest.mark.ray
@@ -250,7 +242,7 @@ def test_masked_runs_end_where_plain_ones_do(undisturbed: RunFolder) -> None:
 
 @pytest.mark.ray
 def test_rounds_below_the_threshold_are_not_applied_and_the_run_goes_on(
-    undisturbed: RunFolder, listener: Listener
+    undisturbed: RunFolder, listener: Noting
 ) -> None:
     rows = {(r["arm"], r["round"]): r for r in undisturbed.read_table("secure_sums").to_pylist()}
     assert len(rows) == 8
@@ -298,13 +290,12 @@ def test_a_round_of_training_is_plain_fedavg_of_those_who_are_left(arm: str) -> 
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("what", ["one actor", "a client actor dies", "the server dies"])
-def test_bits_do_not_depend_on_actors(what: str, undisturbed: RunFolder, tmp_path: Path) -> None:
-    progress = Progress()
-    if "dies" in what:
-        progress = Killer("ClientActor" if "client" in what else "ServerActor", round=1)
-    change = f"resources.clients.actors={1 if what == 'one actor' else 2}"
-    folder = runs.launch(parsed(change), str(tmp_path), None, progress)
+@pytest.mark.parametrize(("victim", "clients"), [("ServerActor", 1), ("ClientActor", 2)])
+def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: RunFolder, tmp_path: Path) -> None:
+    """On how many there are, and which dies."""
+    killer = Killer(victim, round=1)
+    folder = runs.launch(parsed(f"resources.clients.actors={clients}"), str(tmp_path), None, killer)
+    assert killer.killed == 1
     assert_same_bits(weights(folder), weights(undisturbed))
     assert folder.read_table("secure_sums").to_pylist() == undisturbed.read_table("secure_sums").to_pylist()
 
@@ -337,43 +328,13 @@ def test_an_observation_of_a_masked_update_is_noise() -> None:
 
 
 @pytest.mark.ray
-def test_secrets_are_with_clients_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ray_session: None) -> None:
+def test_secrets_are_with_clients_alone(spied: Spied) -> None:
     """All that goes to actors' methods, all that is put into the object store, the memory of server and attacker."""
     scenario = parsed(extra=ATTACK)
-    calls: list[tuple[str, Any]] = []
-    put: list[Any] = []
-    held: dict[str, tuple[list[bytes], list[int]]] = {}
-    call, into_store, close = ActorMethod._remote, ray.put, Federation.close
-
-    def spied_call(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        calls.append((f"{type_of(self._actor)}.{self._method_name}", args))
-        return call(self, args, kwargs, **options)
-
-    def spied_put(value: Any, **options: Any) -> Any:
-        put.append(value)
-        return into_store(value, **options)
-
-    def inspected(self: Federation) -> None:
-        held["server"] = ray.get(self._server.__ray_call__.remote(_held))
-        assert self._attackers is not None
-        held["attacker"] = ray.get(self._attackers._actors[0].__ray_call__.remote(_held))
-        close(self)
-
-    monkeypatch.setattr(ActorMethod, "_remote", spied_call)
-    monkeypatch.setattr(ray, "put", spied_put)
-    monkeypatch.setattr(Federation, "close", inspected)
-    runs.launch(scenario, str(tmp_path), None, Progress())
-    sent = [(method, resolved(args)) for method, args in calls]
-    everything = pickle.dumps([put, [args for _, args in sent if args is not None]])
     secrets = secrets_of(scenario)
     assert len(secrets) > 100
-    assert not [name for name, secret in secrets.items() if secret in everything]
-    for process, (texts, numbers) in held.items():
-        assert len(texts) > 1000, process
-        for name, secret in secrets.items():
-            assert not any(secret in text for text in texts), f"{process} holds {name}"
-        assert scenario.seed not in numbers
-    partials = [args[3] for method, args in sent if method == "ServerActor.add" and args[0] in MASKED]
+    spied.assert_without(secrets, {scenario.seed})
+    partials = [args[3] for method, args in spied.calls if method == "ServerActor.add" and args[0] in MASKED]
     assert partials
     assert all(isinstance(partial, Masked) for partial in partials)
     alone = [partial.vector for partial in partials if len(partial.clients) == 1]

@@ -24,6 +24,9 @@ class Reconstruction:
     """The attack's own final objective, by which restarts are compared; NaN for closed forms."""
     trace: list[tuple[int, float]] = field(default_factory=list)
     """(iteration, objective) along the way."""
+    snapshots: tuple[tuple[int, Tensor], ...] = ()
+    """(iteration, the first few of `images` as they were then) of the restart that counts, the last as it is returned;
+    none of closed forms."""
     iterations: int = 0
     seconds: float = 0.0
     """Wall time of the batched call divided by its observations."""

@@ -18,6 +18,7 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.matching.lbfgs import Minima, minimise
 from rayfed.attacks.matching.options import GradientMatching
 from rayfed.attacks.matching.problem import Matching, squared_l2
+from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.catalogue import component
 from rayfed.update import Observation
 
@@ -76,16 +77,18 @@ class Dlg(GradientMatching):
     def _attempt(self, problem: Matching, members: list[int], start: Tensor) -> dict[int, Reconstruction]:
         """One more start, (Q, D), for each of some victims."""
         victims = torch.tensor(members, device=problem.device)
+        snapshots = Snapshots(problem.images, _STEPS)
         minima = minimise(
             lambda points, rows: problem.value_and_gradient(points, victims[rows]),
             start.to(problem.device, _PRECISION),
             self.iterations * _STEPS,
             target=_ROUNDING * problem.target_norms()[victims],
+            watch=snapshots.note,
         )
-        return dict(zip(members, _reconstructions(problem, minima, victims), strict=True))
+        return dict(zip(members, _reconstructions(problem, minima, victims, snapshots), strict=True))
 
 
-def _reconstructions(problem: Matching, minima: Minima, victims: Tensor) -> list[Reconstruction]:
+def _reconstructions(problem: Matching, minima: Minima, victims: Tensor, snapshots: Snapshots) -> list[Reconstruction]:
     images = problem.images(minima.points).clamp(0, 1).float().cpu()
     labels = problem.hard_labels(minima.points, victims).cpu()
     history, steps = minima.history.cpu(), minima.iterations.tolist()
@@ -95,6 +98,7 @@ def _reconstructions(problem: Matching, minima: Minima, victims: Tensor) -> list
             labels=labels[row],
             loss=loss,
             trace=_trace(history[:, row], steps[row]),
+            snapshots=snapshots.until(ceil(steps[row] / _STEPS), images[row], row),
             iterations=ceil(steps[row] / _STEPS),
             status="ok" if isfinite(loss) else "diverged",
             message="" if isfinite(loss) else "the objective is not finite at the start",

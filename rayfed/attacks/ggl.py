@@ -24,6 +24,7 @@ from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.priors import latent_divergence
 from rayfed.attacks.matching.problem import Distance, Matching, one_minus_cosine, squared_l2
+from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.catalogue import component
 from rayfed.models.dcgan import Generator
 from rayfed.models.pretrained import load_generator
@@ -82,11 +83,12 @@ class Ggl:
     ) -> list[Reconstruction]:
         problem = Matching.of(observations, model, self.layers, _DISTANCES[self.distance])
         search = Search(problem, pretrained.to(problem.device), self.prior)
-        if self.optimiser == "cma":
-            found = evolve(search, generators, self.iterations, self.population)
-        else:
-            found = descend(search, generators, self.iterations, self.lr)
         victims = torch.arange(len(observations), device=problem.device)
+        snapshots = Snapshots(lambda latents: search.images(latents, victims))
+        if self.optimiser == "cma":
+            found = evolve(search, generators, self.iterations, self.population, snapshots)
+        else:
+            found = descend(search, generators, self.iterations, self.lr, snapshots)
         images = search.images(found.latents, victims).detach().cpu()
         labels = problem.hard_labels(found.latents, victims).cpu()
         return [_reconstruction(images[v], labels[v], found, v, self.iterations) for v in range(len(observations))]
@@ -132,12 +134,14 @@ class Search:
 class Found:
     """The best latents of V searches so far."""
 
-    def __init__(self, start: Tensor) -> None:
+    def __init__(self, start: Tensor, snapshots: Snapshots) -> None:
         """`start` (V, D) is what a search that never meets a finite value keeps."""
         self.latents = start.clone()
         self.values = torch.full_like(start[:, 0], torch.inf)
         self.trace: list[Tensor] = []
         """(V,) the smallest value of each iteration."""
+        self.snapshots = snapshots
+        snapshots.note(0, start)
 
     def note(self, latents: Tensor, values: Tensor) -> None:
         """Take in one iteration's latents (V, P, D) with their values (V, P)."""
@@ -147,9 +151,12 @@ class Found:
         self.latents = torch.where(better[:, None], latents[rows, index], self.latents)
         self.values = torch.where(better, smallest, self.values)
         self.trace.append(smallest)
+        self.snapshots.note(len(self.trace), self.latents)
 
 
-def evolve(search: Search, generators: Sequence[torch.Generator], iterations: int, population: int) -> Found:
+def evolve(
+    search: Search, generators: Sequence[torch.Generator], iterations: int, population: int, snapshots: Snapshots
+) -> Found:
     """CMA-ES from N(0, I), one strategy for each victim; a generation of all of them is evaluated in one call."""
     device, count = search.problem.device, len(generators)
     seeds = [int(torch.randint(2**31, (), generator=g)) for g in generators]
@@ -159,7 +166,7 @@ def evolve(search: Search, generators: Sequence[torch.Generator], iterations: in
         for s, seed in zip(start, seeds, strict=True)
     ]
     victims = torch.arange(count, device=device).repeat_interleave(population)
-    found = Found(start.to(device))
+    found = Found(start.to(device), snapshots)
     for _ in range(iterations):
         asked = [[strategy.ask() for _ in range(population)] for strategy in strategies]
         latents = torch.tensor(np.array(asked), dtype=torch.float32, device=device)
@@ -170,12 +177,14 @@ def evolve(search: Search, generators: Sequence[torch.Generator], iterations: in
     return found
 
 
-def descend(search: Search, generators: Sequence[torch.Generator], iterations: int, lr: float) -> Found:
+def descend(
+    search: Search, generators: Sequence[torch.Generator], iterations: int, lr: float, snapshots: Snapshots
+) -> Found:
     """Adam from one draw of N(0, I) for each victim; a victim whose gradient is not finite gets no further push."""
     start = torch.stack([torch.randn(search.dimension, generator=g) for g in generators]).to(search.problem.device)
     latents = start.clone().requires_grad_()
     victims = torch.arange(len(start), device=start.device)
-    adam, found = torch.optim.Adam([latents], lr=lr), Found(start)
+    adam, found = torch.optim.Adam([latents], lr=lr), Found(start, snapshots)
     for _ in range(iterations):
         values, slopes = search.value_and_gradient(latents, victims)
         found.note(latents.detach()[:, None], values[:, None])
@@ -196,6 +205,7 @@ def _reconstruction(images: Tensor, labels: Tensor, found: Found, victim: int, i
         labels=labels,
         loss=loss,
         trace=[(i + 1, found.trace[i][victim].item()) for i in chosen],
+        snapshots=found.snapshots.until(iterations, images, victim),
         iterations=iterations,
         status="ok" if isfinite(loss) else "diverged",
         message="" if isfinite(loss) else "the objective was finite for no latent",

@@ -23,6 +23,7 @@ from rayfed.attacks.matching.batch_norm import batch_norm_prior
 from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
 from rayfed.attacks.matching.priors import Prior, euclidean, total_variation
 from rayfed.attacks.matching.problem import squared_l2
+from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.catalogue import component
 from rayfed.update import Named, Observation
 
@@ -93,8 +94,9 @@ class GradInversion(MixedPrecision, GradientMatching):
         def noise() -> Tensor:
             return self.noise * torch.cat([torch.randn(*shape, generator=g) for g in generators]).to(problem.device)
 
-        descent = adam(objective, start.to(problem.device), _rates(self.lr, self.iterations), noise=noise)
-        return best_restarts(problem, descent, victims)
+        snapshots, rates = Snapshots(problem.images), _rates(self.lr, self.iterations)
+        descent = adam(objective, start.to(problem.device), rates, noise=noise, watch=snapshots.note)
+        return best_restarts(problem, descent, victims, snapshots)
 
     def _distance(self, gradients: Named, targets: Named) -> Tensor:
         return self.matching * squared_l2(gradients, targets)

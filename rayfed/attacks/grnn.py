@@ -28,6 +28,7 @@ from rayfed.attacks.groups import in_groups
 from rayfed.attacks.matching.adam import Descent, best_restarts
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import LocalSteps, Matching, one_minus_cosine, squared_l2
+from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.catalogue import component
 from rayfed.update import Named, Observation
 
@@ -89,11 +90,11 @@ class Grnn:
         victims = torch.arange(len(observations), device=problem.device)
         found = []
         for some in victims.split(trained_together(problem)):
-            makers = Makers.draw(problem, [generators[v] for v in some.tolist()])
-            found += best_restarts(problem, self._train(problem, makers, some), some)
+            makers, snapshots = Makers.draw(problem, [generators[v] for v in some.tolist()]), Snapshots(problem.images)
+            found += best_restarts(problem, self._train(problem, makers, some, snapshots), some, snapshots)
         return found
 
-    def _train(self, problem: Matching, makers: Makers, victims: Tensor) -> Descent:
+    def _train(self, problem: Matching, makers: Makers, victims: Tensor, snapshots: Snapshots) -> Descent:
         optimiser = RmsProp(makers.weights, self.lr, self.momentum, self.smoothing)
         points = makers.points()
         best, best_values = points.detach(), torch.full_like(points[:, 0].detach(), torch.inf)
@@ -103,6 +104,7 @@ class Grnn:
             better = values < best_values
             best = torch.where(better[:, None], points.detach(), best)
             best_values = torch.where(better, values, best_values)
+            snapshots.note(i, best)
             if i % max(1, self.iterations // _TRACED) == 0:
                 trace.append((i, values))
             if i == self.iterations:

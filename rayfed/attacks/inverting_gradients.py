@@ -21,6 +21,7 @@ from rayfed.attacks.matching.adam import adam, best_restarts
 from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import Matching, one_minus_cosine
+from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.catalogue import component
 from rayfed.models.pretrained import load_evaluator
 from rayfed.update import Observation
@@ -73,13 +74,15 @@ class InvertingGradients(MixedPrecision, GradientMatching):
             ]
         )
         victims = torch.arange(len(observations), device=problem.device).repeat_interleave(self.restarts)
+        snapshots = Snapshots(problem.images)
         descent = adam(
             lambda points: problem.value_and_gradient(points, victims),
             start.to(problem.device),
             decayed(self.lr, self.iterations),
             signed=True,
+            watch=snapshots.note,
         )
-        return best_restarts(problem, descent, victims)
+        return best_restarts(problem, descent, victims, snapshots)
 
     def _prior(self, images: Tensor) -> Tensor:
         """(Q, N, C, H, W) -> (Q,)"""

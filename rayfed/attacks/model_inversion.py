@@ -20,6 +20,7 @@ from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.lbfgs import Minima, minimise
 from rayfed.attacks.matching.priors import total_variation
+from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.attacks.probe import without_tracking
 from rayfed.catalogue import component
 from rayfed.models.front import Front
@@ -78,10 +79,11 @@ class ModelInversion:
             return losses.detach(), slopes.flatten(1)
 
         start = torch.stack([torch.rand(shape, generator=g).flatten() for g in generators]).to(device)
-        minima = minimise(objective, start, self.iterations)
+        snapshots = Snapshots(lambda points: points.unflatten(1, shape))
+        minima = minimise(objective, start, self.iterations, watch=snapshots.note)
         images = minima.points.unflatten(1, shape).clamp(0, 1).cpu()
         return [
-            _reconstruction(image, o, minima, row)
+            _reconstruction(image, o, minima, row, snapshots)
             for row, (image, o) in enumerate(zip(images, observations, strict=True))
         ]
 
@@ -91,7 +93,9 @@ def _squares(tensors: Tensor) -> Tensor:
     return tensors.square().flatten(1).sum(1)
 
 
-def _reconstruction(images: Tensor, observation: Observation, minima: Minima, row: int) -> Reconstruction:
+def _reconstruction(
+    images: Tensor, observation: Observation, minima: Minima, row: int, snapshots: Snapshots
+) -> Reconstruction:
     assert observation.labels is not None
     steps, loss = int(minima.iterations[row]), minima.values[row].item()
     chosen = sorted({*range(0, steps, max(1, steps // _TRACED)), steps})
@@ -100,6 +104,7 @@ def _reconstruction(images: Tensor, observation: Observation, minima: Minima, ro
         labels=observation.labels.cpu(),
         loss=loss,
         trace=[(i, minima.history[i, row].item()) for i in chosen],
+        snapshots=snapshots.until(steps, images, row),
         iterations=steps,
         status="ok" if isfinite(loss) else "diverged",
         message="" if isfinite(loss) else "the objective is not finite at the start",

@@ -57,7 +57,12 @@ class TwoImages(InvertingGradients):
     ) -> list[Reconstruction]:
         found = super()._group(observations, model, generators)
         return [
-            replace(pair, images=pair.images[: seen.batch_size], labels=_labels(seen).cpu())
+            replace(
+                pair,
+                images=pair.images[: seen.batch_size],
+                labels=_labels(seen).cpu(),
+                snapshots=tuple((iteration, images[: seen.batch_size]) for iteration, images in pair.snapshots),
+            )
             for pair, seen in zip(found, observations, strict=True)
         ]
 

@@ -10,7 +10,6 @@ from math import inf
 from typing import Any
 
 from rayfed.results.folder import RunFolder
-from rayfed.results.schemas import TABLES
 from rayfed.results.summary import Row, measured
 
 SHOWN = 8
@@ -88,8 +87,6 @@ def within(settings: Sequence[Sequence[Pair]], budget: int) -> list[Pair]:
 
 def strips(folder: RunFolder) -> list[Strip]:
     """The first images of every arm and attack at the iterations that were kept; none where none were."""
-    if "snapshots" not in TABLES:
-        return []
     held: dict[tuple[Any, ...], list[Row]] = {}
     for row in folder.read_table("snapshots").to_pylist():
         held.setdefault(key(row), []).append(row)

@@ -168,6 +168,14 @@ TABLES: dict[str, pa.Schema] = {
             _key("reconstructed", _bytes, "the reconstruction matched to it (PNG)"),
         ]
     ),
+    "snapshots": pa.schema(
+        [
+            *_ATTACKED,
+            _SAMPLE,
+            _key("iteration", _int, "iteration of the attack: 0, 10, 100, 1000 and so on, and the last one"),
+            _key("image", _bytes, "what the attack held then of the reconstruction matched to the true image (PNG)"),
+        ]
+    ),
     "privacy": pa.schema(
         [
             _ARM,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from time import perf_counter
 from typing import Any, Literal
 
@@ -14,39 +13,23 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from rayfed import objective, seeds
+from rayfed import objective
 from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.protected import Sealing
 from rayfed.aggregation.secure_sum import SecureSum
 from rayfed.crypto.keys import derive, lock, unlock
 from rayfed.crypto.sealing import Keys
 from rayfed.data.base import Dataset
-from rayfed.defences.base import Batch, Task
-from rayfed.models.private import only, without
+from rayfed.defences.base import Batch
+from rayfed.models.private import without
 from rayfed.scenario import Scenario
 from rayfed.training import plan
-from rayfed.training.arm import Arm, aggregation_of, build_arm
+from rayfed.training.arm import aggregation_of
+from rayfed.training.clients import Clients, Sent, Split, State
 from rayfed.training.cohort import cohort_updates, recorded
 from rayfed.training.diagnosis import private_layers
-from rayfed.training.local import PRIVATE, privately_trained, update_method
-from rayfed.training.malicious import Malicious
+from rayfed.training.local import PRIVATE, update_method
 from rayfed.update import Named, Shown, Update
-
-State = dict[str, Any]
-Split = Literal["test", "train"]
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What the server sends in one round of one arm."""
-
-    round: int
-    weights: Named
-    buffers: Named
-    keys: bytes = b""
-    """The clients' key pair where they encrypt, locked with what only they know: the server passes it on."""
-    told: Any = None
-    """Of the session of the arm's aggregation (`Aggregation.told`); None where it has none."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +44,7 @@ class CohortReport:
     """The clients' own memories, to be handed back to them next time."""
 
 
-class Host:
+class Host(Clients):
     """Does the local rounds of any client of a scenario."""
 
     def __init__(
@@ -73,26 +56,15 @@ class Host:
         validation: Sequence[np.ndarray] = (),
     ) -> None:
         """`parts[i]` are the training indices of client i, `validation[i]` those that it has held out, if any."""
-        self.scenario, self.data, self.parts, self.device = scenario, data, parts, device
-        self.validation = validation
-        self._arms: dict[str, Arm] = {}
+        super().__init__(scenario, data, parts, device, validation)
         self._aggregations = {
             arm: aggregation_of(scenario.aggregation_of(arm), stack, scenario.clients_per_round)
             for arm, stack in scenario.stacks.items()
         }
-        self.malicious = {arm: Malicious.of(scenario, arm) for arm in scenario.stacks}
         samples = [len(part) for part in parts]
         for arm, rule in self._aggregations.items():
             if protecting := plan.protecting(scenario, arm, samples):
                 self._aggregations[arm] = protecting.wrap(rule)
-
-    def arm(self, name: str) -> Arm:
-        """An arm, built when it is first asked for."""
-        if name not in self._arms:
-            s, d = self.scenario, self.data
-            arm = build_arm(s.model_of(name), s.stacks[name], d.image_shape, len(d.classes), s.seed)
-            self._arms[name] = replace(arm, model=arm.model.to(self.device))
-        return self._arms[name]
 
     def cohort(
         self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]
@@ -228,114 +200,6 @@ class Host:
         for module, mode in modes:
             module.training = mode
         return loss, correct
-
-    def _batches(self, split: Split, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some rows of a split, 500 at a time."""
-        read = self.test_data if split == "test" else self._training_data
-        return (read(rows[low : low + 500]) for low in range(0, len(rows), 500))
-
-    def order(self, sent: Sent, client: int) -> int:
-        """The seed of a client's batches in a round."""
-        return seeds.torch_generator(self.scenario.seed, "client", sent.round, client, "order").initial_seed()
-
-    def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
-        """A client's work in a round on some of the training samples."""
-        key = (self.scenario.seed, "client", sent.round, client)
-        own = self.parts[client]
-        data = self.own_data(arm, client, own)
-        chosen, rest = self._places(own, indices), self._places(own, np.setdiff1d(own, indices))
-        weights, buffers = self._completed(arm, sent, client, state)
-        return Task(
-            client=client,
-            round=sent.round,
-            model=self.arm(arm).model,
-            private=self.arm(arm).private,
-            weights=weights,
-            buffers=buffers,
-            data=data.rows(chosen),
-            generator=seeds.torch_generator(*key, "defences", arm),
-            order=self.order(sent, client),
-            others=data.rows(rest) if len(rest) else None,
-            classes=len(self.data.classes),
-            clients_per_round=self.scenario.clients_per_round,
-            public=Batch(*self.public) if self.scenario.data.public else None,
-            state=state,
-        )
-
-    def own_data(self, arm: str, client: int, rows: np.ndarray) -> Batch:
-        """Some of a client's samples as it uses them in an arm: a malicious one may have poisoned them."""
-        images, labels = self._training_data(rows)
-        places = torch.arange(len(labels), device=self.device)
-        return self.malicious[arm].data(client, Batch(images, labels, places=places), len(self.data.classes))
-
-    def drawn_privately(self, arm: str, *key: int | str) -> Named:
-        """The private tensors of an arm as they begin: drawn anew from the run's seed and the key, but for those that
-        begin alike at all clients.
-        """
-        s, d = self.scenario, self.data
-        seed = seeds.torch_generator(s.seed, "private", *key).initial_seed()
-        drawn = build_arm(s.model_of(arm), s.stacks[arm], d.image_shape, len(d.classes), seed).private_part
-        return {name: t.to(self.device) for name, t in (drawn | self.arm(arm).common_start).items()}
-
-    def _completed(self, arm: str, sent: Sent, client: int, state: State) -> tuple[Named, Named]:
-        """The weights and buffers that were sent, with the client's private part as it meets them."""
-        built = self.arm(arm)
-        if not built.private:
-            return sent.weights, sent.buffers
-        kept: Named = state.get(PRIVATE) or self.drawn_privately(arm, client)
-        own = {name: t.to(self.device) for name, t in kept.items()}
-        weights = {**sent.weights, **only(own, built.trained_privately)}
-        buffers = {**sent.buffers, **without(own, built.trained_privately)}
-        epochs = max(defence.private_epochs for defence in built.defences)
-        if epochs and sent.round:  # in round 0 nothing has been averaged that it could adapt to
-            task = Task(
-                client=client,
-                round=sent.round,
-                model=built.model,
-                weights=weights,
-                buffers=buffers,
-                data=self.own_data(arm, client, self.parts[client]),
-                generator=seeds.torch_generator(self.scenario.seed, "private", sent.round, client, "training"),
-                order=self.order(sent, client),
-                private=built.private,
-            )
-            weights |= privately_trained(task, self.scenario.training_of(arm), epochs)
-        return weights, buffers
-
-    def test_data(self, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
-        """Images (M, C, H, W) in [0, 1] and labels (M,) of the test split: some rows of it, or all."""
-        every = np.arange(len(self.data.test_labels))
-        return self._tensors(self.data.test_images, self.data.test_labels, every if rows is None else rows)
-
-    def _places(self, own: np.ndarray, indices: np.ndarray) -> Tensor:
-        """Where each of some of a client's samples stands among all of them."""
-        order = np.argsort(own)
-        return torch.from_numpy(order[np.searchsorted(own, indices, sorter=order)]).to(self.device)
-
-    @cached_property
-    def _owned(self) -> np.ndarray:
-        """The training indices of all clients."""
-        return np.concatenate(self.parts)
-
-    def _training_data(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        return self._tensors(self.data.train_images, self.data.train_labels, rows)
-
-    def _tensors(self, images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        pixels = torch.from_numpy(images[rows]).to(self.device)
-        return pixels.float().div_(255), torch.from_numpy(labels[rows]).to(self.device)
-
-    @cached_property
-    def public(self) -> tuple[Tensor, Tensor]:
-        """The public images and labels: one object, which observations sent together share."""
-        images, labels = self.data.public_images, self.data.public_labels
-        assert images is not None
-        assert labels is not None
-        return self._tensors(images, labels, np.arange(len(labels)))
-
-    def here(self, sent: Sent) -> Sent:
-        """The same on this host's device."""
-        weights = {name: w.to(self.device) for name, w in sent.weights.items()}
-        return replace(sent, weights=weights, buffers={name: b.to(self.device) for name, b in sent.buffers.items()})
 
 
 @dataclass(frozen=True)

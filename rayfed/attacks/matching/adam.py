@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.matching.problem import Matching
+from rayfed.attacks.matching.snapshots import Snapshots
 
 _BETAS = (0.9, 0.999)
 _TRACED = 50
@@ -41,11 +42,12 @@ def adam(
     rates: Sequence[float],
     signed: bool = False,
     noise: Callable[[], Tensor] | None = None,
+    watch: Callable[[int, Tensor], None] | None = None,
 ) -> Descent:
     """Adam inside the box [0, 1], for P independent problems (P, D): one step for each step size of `rates`.
 
     `signed` descends along the sign of the slopes. `noise` draws (P, D), of which the step size's share is added to
-    every step. A slope that is not finite pushes nothing.
+    every step. A slope that is not finite pushes nothing. `watch` sees the number of every step and the best points.
     """
     x, best = start.clone(), start.clone()
     best_values = torch.full_like(start[:, 0], torch.inf)
@@ -56,6 +58,8 @@ def adam(
         better = values < best_values
         best = torch.where(better[:, None], x, best)
         best_values = torch.where(better, values, best_values)
+        if watch is not None:
+            watch(i, best)
         if i % max(1, len(rates) // _TRACED) == 0:
             trace.append((i, values))
         if i == len(rates):
@@ -70,7 +74,7 @@ def adam(
     return Descent(best, best_values, values, trace, len(rates))
 
 
-def best_restarts(problem: Matching, descent: Descent, owners: Tensor) -> list[Reconstruction]:
+def best_restarts(problem: Matching, descent: Descent, owners: Tensor, snapshots: Snapshots) -> list[Reconstruction]:
     """Each victim's restart with the smallest objective; `owners` (P,) are the rows' victims, in blocks of one size."""
     victims = owners.unique_consecutive()
     restarts = len(owners) // len(victims)
@@ -78,16 +82,17 @@ def best_restarts(problem: Matching, descent: Descent, owners: Tensor) -> list[R
     rows = ranked + restarts * torch.arange(len(ranked), device=ranked.device)
     images = problem.images(descent.best[rows]).cpu()
     labels = problem.hard_labels(descent.best[rows], victims).cpu()
-    return [_reconstruction(images[v], labels[v], descent, row) for v, row in enumerate(rows.tolist())]
+    return [_reconstruction(images[v], labels[v], descent, row, snapshots) for v, row in enumerate(rows.tolist())]
 
 
-def _reconstruction(images: Tensor, labels: Tensor, descent: Descent, row: int) -> Reconstruction:
+def _reconstruction(images: Tensor, labels: Tensor, descent: Descent, row: int, snapshots: Snapshots) -> Reconstruction:
     finite = isfinite(descent.last_values[row].item())
     return Reconstruction(
         images=images,
         labels=labels,
         loss=descent.best_values[row].item(),
         trace=[(i, values[row].item()) for i, values in descent.trace],
+        snapshots=snapshots.until(descent.iterations, images, row),
         iterations=descent.iterations,
         status="ok" if finite else "diverged",
         message="" if finite else "the objective stopped being finite; the images are the best before that",

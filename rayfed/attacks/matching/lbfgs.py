@@ -58,18 +58,26 @@ class _Points(NamedTuple):
         return _Points(self.x[which], self.f[which], self.g[which])
 
 
-def minimise(objective: Objective, start: Tensor, iterations: int, target: Tensor | float = 0.0) -> Minima:
+def minimise(
+    objective: Objective,
+    start: Tensor,
+    iterations: int,
+    target: Tensor | float = 0.0,
+    watch: Callable[[int, Tensor], None] | None = None,
+) -> Minima:
     """Minimise P problems from `start` (P, D): each until its value is at most its `target` (P,), it has settled or
     it cannot improve.
 
     A problem's values never increase. A trial whose value or gradient is not finite counts as too long a step; a
-    problem whose start is not finite stays there.
+    problem whose start is not finite stays there. `watch` sees the number of every step and the points (P, D) after it.
     """
     problems = torch.arange(len(start), device=start.device)
     targets = torch.as_tensor(target, dtype=start.dtype, device=start.device).expand(len(start))
     at = _Points(start, *objective(start, problems))
     points, values, taken = start.clone(), at.f.clone(), torch.zeros_like(problems)
     history = [values.clone()]
+    if watch is not None:
+        watch(0, points)
     memory, window = _Memory(start, min(_MEMORY, iterations)), at.f
     going = _finite(at) & (at.f > targets)
     for number in range(1, iterations + 1):
@@ -90,6 +98,8 @@ def minimise(objective: Objective, start: Tensor, iterations: int, target: Tenso
         points[problems], values[problems] = at.x, at.f
         taken[problems] = number
         history.append(values.clone())
+        if watch is not None:
+            watch(number, points)
         if number % _WINDOW == 0:
             going &= at.f < (1 - _PROGRESS) * window
             window = at.f

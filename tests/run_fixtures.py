@@ -1,0 +1,163 @@
+"""What the tests of whole runs share: who kills actors, who listens in, and what came of a run."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray.actor import ActorClass, ActorMethod
+
+from actors import launch as runs
+from actors.federation import Federation
+from actors.progress import Progress
+from rayfed.results import checkpoint
+from rayfed.results.folder import RunFolder
+from rayfed.scenario import Scenario
+
+
+def weights(folder: RunFolder) -> dict[str, Any]:
+    saved = checkpoint.load(folder)
+    assert saved is not None
+    return saved.server
+
+
+def assert_same_bits(a: Any, b: Any) -> None:
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same_bits(a[key], b[key])
+    else:
+        assert torch.equal(a, b)
+
+
+class Noting(Progress):
+    def __init__(self) -> None:
+        self.notes = list[str]()
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+class Killer(Noting):
+    """Kills actors of one class in the middle of a round."""
+
+    def __init__(self, name: str, round: int) -> None:
+        super().__init__()
+        self.name, self.round, self.killed = name, round, 0
+
+    def clients_done(self, round: int, done: int, total: int) -> None:
+        if round != self.round or self.killed:
+            return
+        os.kill(_process_of(self.name), signal.SIGKILL)
+        self.killed += 1
+
+
+def _process_of(actor: str) -> int:
+    """The process of one live actor of this Ray, by the title that Ray gives it: another Ray's are left alone."""
+    session = ray._private.worker._global_node.get_session_dir_path().encode()
+    titles = dict[int, bytes]()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended meanwhile
+            titles[int(process.name)] = (process / "cmdline").read_bytes()
+    found = [pid for pid, title in titles.items() if title.startswith(f"ray::{actor}".encode())]
+    return next(pid for pid in found if session in titles[_parent(pid)])
+
+
+def _parent(process: int) -> int:
+    status = Path(f"/proc/{process}/stat").read_text()
+    return int(status.rpartition(")")[2].split()[1])
+
+
+def type_of(actor: Any) -> str:
+    return str(actor._ray_actor_creation_function_descriptor.class_name).rpartition(".")[2]
+
+
+@dataclass
+class Spied:
+    """A run, and all that went to actors, was put into the object store, and was in their memory at the end."""
+
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+    """The actor's class (where it is made) or class and method, with the arguments."""
+    put: list[Any] = field(default_factory=list)
+    held: dict[str, tuple[list[bytes], list[int]]] = field(default_factory=dict)
+    """Of the server and of an attacker: every string of bytes or characters, every large number."""
+    folder: RunFolder = field(init=False)
+
+    def assert_without(self, secrets: Mapping[str, bytes], numbers: set[int]) -> None:
+        """None of the secrets went anywhere, none of them and of the numbers is with server or attacker."""
+        everything = pickle.dumps([self.put, [arguments for _, arguments in self.calls]])
+        assert not [name for name, secret in secrets.items() if secret in everything]
+        for process, (texts, known) in self.held.items():
+            assert len(texts) > 1000, process
+            for name, secret in secrets.items():
+                assert not any(secret in text for text in texts), f"{process} holds {name}"
+            assert not numbers & set(known), process
+
+
+def spied_launch(scenario: Scenario, folder: Path, progress: Progress | None = None) -> Spied:
+    """Launch a scenario that attacks, under observation."""
+    spied = Spied()
+    create, call, into_store, close = ActorClass._remote, ActorMethod._remote, ray.put, Federation.close
+
+    def note(name: str, args: Any, kwargs: Any) -> None:
+        spied.calls.extend((name, given) for given in (args, kwargs) if given)
+
+    def spied_create(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        handle = create(self, args, kwargs, **options)
+        note(type_of(handle), args, kwargs)
+        return handle
+
+    def spied_call(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        note(f"{type_of(self._actor)}.{self._method_name}", args, kwargs)
+        return call(self, args, kwargs, **options)
+
+    def spied_put(value: Any, **options: Any) -> Any:
+        spied.put.append(value)
+        return into_store(value, **options)
+
+    def inspected(self: Federation) -> None:
+        assert self._attackers is not None
+        for name, actor in (("server", self._server), ("attacker", self._attackers._actors[0])):
+            spied.held[name] = ray.get(actor.__ray_call__.remote(_held))
+        close(self)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(ActorClass, "_remote", spied_create)
+        patched.setattr(ActorMethod, "_remote", spied_call)
+        patched.setattr(ray, "put", spied_put)
+        patched.setattr(Federation, "close", inspected)
+        spied.folder = runs.launch(scenario, str(folder), None, progress or Progress())
+    spied.calls = [(name, _resolved(given)) for name, given in spied.calls]
+    return spied
+
+
+def _resolved(value: Any) -> Any:
+    if isinstance(value, ray.ObjectRef):
+        return ray.get(value)
+    if isinstance(value, list | tuple):
+        return [_resolved(item) for item in value]
+    return value
+
+
+def _held(actor: Any) -> tuple[list[bytes], list[int]]:
+    """Every string of bytes or characters and every large number in an actor's process."""
+    texts, numbers = set[bytes](), set[int]()
+    for owner in gc.get_objects():
+        for value in gc.get_referents(owner):
+            if isinstance(value, bytes | bytearray):
+                texts.add(bytes(value))
+            elif isinstance(value, str):
+                texts.add(value.encode(errors="replace"))
+            elif (type(value) is int and value > 1 << 28) or type(value).__name__ == "mpz":
+                numbers.add(int(value))
+    return list(texts), list(numbers)

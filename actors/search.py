@@ -33,7 +33,8 @@ def scheduler(sweep: Sweep, rounds: int) -> TrialScheduler | None:
     """What stops trials early, by their test accuracy."""
     common: dict[str, Any] = {"time_attr": "rounds", "metric": "test_accuracy", "mode": "max"}
     if sweep.scheduler == "asha":
-        return ASHAScheduler(**common, max_t=rounds, grace_period=min(sweep.grace, rounds))
+        # what reaches max_t is stopped: no trial does, for each ends by itself
+        return ASHAScheduler(**common, max_t=rounds + 1, grace_period=min(sweep.grace, rounds))
     if sweep.scheduler == "median":
         return MedianStoppingRule(**common, grace_period=sweep.grace)
     return None

@@ -146,7 +146,7 @@ def make_sweep(
         _trial(sweep.trial(run), arm, sigma, repeat, pairs)
         status = "stopped" if left <= failed + stopped else "finished"
         rows += [row | trial | {"status": status, "run": run} for row in outcomes(sweep.trial(run))]
-    sweep.write_outcomes(with_pmm(rows, ["none"], ["repeat"]))
+    sweep.write_outcomes(with_pmm(rows, sweep.scenario, lambda row: row["repeat"]))
     return sweep
 
 

@@ -337,6 +337,9 @@ def test_every_scenario_runs_at_a_tiny_size(
     if raw["data"]["name"] in ("cifar10", "mnist"):
         root = request.getfixturevalue("shared_data") / raw["data"]["name"]
         changes += [f"data.root={root}", "federation.clients=2", "federation.clients_per_round=2"]
+    if "sweep" in raw:  # one setting of each arm
+        fields = {field: values[:1] for field, values in raw["sweep"]["fields"].items()}
+        changes += [f"sweep.fields={json.dumps(fields)}", "sweep.repeats=1", "sweep.max_concurrent=1"]
     for kind in ("clients", "attackers"):  # to start an actor takes longer than its work
         changes += [f"resources.{kind}.actors=1", f"resources.{kind}.num_gpus=0"]
     code, output = run("launch", str(path), "--out", str(tmp_path), *(part for c in changes for part in ("--set", c)))

@@ -12,9 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from rayfed.results.settings import Estimate, Setting, settings
+from rayfed.results.figures import cell, heading
+from rayfed.results.settings import Estimate, settings
 
-_COLUMNS = {"test_accuracy": "accuracy", "psnr": "PSNR", "psnr_worst": "worst", "ssim": "SSIM", "epsilon": "epsilon"}
+_COLUMNS = ("test_accuracy", "psnr", "ssim", "epsilon")
 
 
 class SweepView:
@@ -76,9 +77,11 @@ class SweepView:
         self.close()
         found = sorted(settings(rows, fields), key=lambda s: _mean(s.measures.get("psnr")))
         shown = [name for name in _COLUMNS if any(name in s.measures for s in found)]
-        table = Table("setting", "attack", *(_COLUMNS[name] for name in shown), box=SIMPLE)
+        attacks = len({setting.attack for setting in found if setting.attack}) > 1
+        table = Table("setting", *["attack"] * attacks, *map(heading, shown), box=SIMPLE)
         for setting in found:
-            table.add_row(setting.title, setting.attack or "–", *(_cell(setting, name) for name in shown))
+            told = [setting.attack or "–"] * attacks
+            table.add_row(setting.title, *told, *(cell(name, setting.measures.get(name)) for name in shown))
         self._say(table)
         if self._failed:
             self._say(f"{self._failed} trial{'s' * (self._failed != 1)} failed; why stands in outcomes.parquet")
@@ -91,15 +94,6 @@ class SweepView:
     def _say(self, what: Any, markup: bool = True) -> None:
         if not self._quiet:
             self._console.print(what, markup=markup, soft_wrap=isinstance(what, str), highlight=False)
-
-
-def _cell(setting: Setting, name: str) -> str:
-    found = setting.measures.get(name)
-    if found is None:
-        return "–"
-    scale, digits = (100, 2) if name == "test_accuracy" else (1, 1 if name.startswith("psnr") else 2)
-    half = f" ± {scale * (found.high - found.mean):.{digits}f}" if found.high is not None else ""
-    return f"{scale * found.mean:.{digits}f}{half}" + (" %" if name == "test_accuracy" else "")
 
 
 def _mean(found: Estimate | None) -> float:

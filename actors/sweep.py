@@ -31,6 +31,8 @@ from rayfed.scenario.trials import Trial, planned, scenario_of
 
 _LOST_PROCESSES = 3
 """Times that a trial goes on after its process has died."""
+_TUNE = "tune"
+"""Where Tune and TensorBoard write, in the sweep's folder."""
 
 
 def sweep(scenario: Scenario, out: str | None, address: str | None, progress: SweepProgress) -> SweepFolder:
@@ -56,8 +58,9 @@ def resume(path: str, failed: bool, address: str | None, progress: SweepProgress
     scenario = scenarios.parse(folder.files.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
     rows = folder.outcomes().to_pylist()
     if failed:
-        for trial in {row["trial"] for row in rows if row["status"] == "failed"}:
-            folder.trial(f"{TRIALS}/{trial}").remove("status.json")
+        for run in {row["run"] for row in rows if row["status"] == "failed"}:
+            if folder.trial(run).exists("status.json"):
+                folder.trial(run).remove("status.json")
         rows = [row for row in rows if row["status"] != "failed"]
     trials = None if _section(scenario).search == "optuna" else planned(scenario)
     if not _left(scenario, trials, rows):
@@ -86,8 +89,10 @@ def _play(
             table.lost = []
             _tuner(scenario, folder, trials, table).fit()
             if not table.lost:
-                return
+                break
         table.give_up()
+    if "tensorboard" not in _section(scenario).trackers:  # what Tune notes to continue by itself is of no use
+        folder.files.fs.rm(f"{folder.files.root}/{_TUNE}", recursive=True)
 
 
 def _left(scenario: Scenario, trials: Sequence[Trial] | None, rows: Sequence[dict[str, Any]]) -> int:
@@ -115,7 +120,7 @@ def _tuner(scenario: Scenario, folder: SweepFolder, trials: Sequence[Trial] | No
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
-            name="tune",
+            name=_TUNE,
             storage_path=folder.files.root,
             storage_filesystem=PyFileSystem(FSSpecHandler(folder.files.fs)),
             callbacks=[table, *trackers(section, folder)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -16,6 +17,7 @@ from rayfed.results.outcomes import table
 
 OUTCOMES = "outcomes.parquet"
 TRIALS = "trials"
+_RUN = re.compile(rf"{TRIALS}/\d{{4,}}-\d+")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,12 @@ class SweepFolder:
         return list(self.scenario["sweep"]["fields"])
 
     def trial(self, run: str) -> RunFolder:
-        """The run folder of a trial; `run` is what stands in that column of the outcomes."""
+        """The run folder of a trial; `run` is what stands in that column of the outcomes.
+
+        Raises `RunError` for a name that no sweep gives: it might lead out of the folder.
+        """
+        if not _RUN.fullmatch(run):
+            raise RunError(f"'{run}' in {self.url}/{OUTCOMES} is no trial of a sweep: the file is damaged, or not ours")
         return RunFolder(self.files.fs, f"{self.files.root}/{run}")
 
     def outcomes(self) -> pa.Table:

@@ -28,7 +28,8 @@ from rayfed import scenario as scenarios
 from rayfed.data.partitions.base import label_mix
 from rayfed.errors import RunError, UserError
 from rayfed.metrics.score import Scorer
-from rayfed.results import checkpoint, report
+from rayfed.report import run as report
+from rayfed.results import checkpoint
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
 from rayfed.training.arm import build_arm

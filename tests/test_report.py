@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from rayfed.errors import RunError
-from rayfed.results import formats, plots, summary
+from rayfed.report import plots
+from rayfed.report.pictures import SHOWN, STRIPS
+from rayfed.report.run import write_report
+from rayfed.results import formats, summary
 from rayfed.results.folder import RunFolder
 from rayfed.results.images import encode_png
 from rayfed.results.outcomes import outcomes
-from rayfed.results.pictures import SHOWN, STRIPS
-from rayfed.results.report import write_report
 from tests.report_fixtures import ARMS, ATTACKS, BATCH, ROUNDS, Page, make_run
 
 PRIVATE = {

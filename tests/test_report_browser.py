@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rayfed.results.report import write_report
-from rayfed.results.sweep_report import write_sweep_report
+from rayfed.report.run import write_report
+from rayfed.report.sweep import write_sweep_report
 from tests.report_fixtures import ARMS, ATTACKS, make_run, make_sweep
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install rayfed[test]")

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from rayfed.cli import app
-from rayfed.results.pictures import Pair, within
+from rayfed.report.pictures import Pair, within
+from rayfed.report.sweep import IMAGES, write_sweep_report
+from rayfed.report.words import short_keys
 from rayfed.results.settings import settings
 from rayfed.results.sweep_folder import SweepFolder
-from rayfed.results.sweep_report import IMAGES, write_sweep_report
-from rayfed.results.words import short_keys
 from tests.report_fixtures import BATCH, Page, make_sweep
 
 SIGMA = "arms.noise.defences.gaussian.sigma"

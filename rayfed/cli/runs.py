@@ -104,10 +104,10 @@ def resume(
 def report(run: Run, debug: Debug = False) -> None:
     """Make the `report.html` of a run, or of a sweep, again from its tables."""
     with errors_for_people(debug):
+        from rayfed.report.run import write_report
+        from rayfed.report.sweep import write_sweep_report
         from rayfed.results.folder import RunFolder
-        from rayfed.results.report import write_report
         from rayfed.results.sweep_folder import SweepFolder, is_sweep
-        from rayfed.results.sweep_report import write_sweep_report
 
         folder = RunFolder.open(run)
         print(write_sweep_report(SweepFolder(folder)) if is_sweep(folder) else write_report(folder))

@@ -48,7 +48,7 @@ def _watched(quiet: bool, play: Callable[[Any], Any]) -> None:
     from rich.console import Console
 
     from rayfed.console import SweepView
-    from rayfed.results.sweep_report import write_sweep_report
+    from rayfed.report.sweep import write_sweep_report
 
     view = SweepView(Console(), quiet)
     try:

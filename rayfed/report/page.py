@@ -19,7 +19,7 @@ from plotly.offline import get_plotlyjs
 
 from rayfed import __version__
 from rayfed.errors import RunError
-from rayfed.results import svg
+from rayfed.report import svg
 from rayfed.results.folder import RunFolder
 from rayfed.results.formats import FILTERS
 from rayfed.results.outcomes import MEASURES
@@ -77,7 +77,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("rayfed.results", ""),
+        loader=PackageLoader("rayfed.report", ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -94,7 +94,7 @@ def _plotly() -> str:
 
 @lru_cache
 def _own_script() -> str:
-    return files("rayfed.results").joinpath("report.js").read_text(encoding="utf-8")
+    return files("rayfed.report").joinpath("report.js").read_text(encoding="utf-8")
 
 
 def _mapping(folder: RunFolder, name: str, parse: Any, text: str) -> dict[str, Any]:

@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from rayfed.results import summary, words
-from rayfed.results.explorer import PREFERRED, Explorer, explore
+from rayfed.report import words
+from rayfed.report.explorer import PREFERRED, Explorer, explore
+from rayfed.report.page import flat, read_json, write_page
+from rayfed.report.pictures import SHOWN, Pair, most_leaked, pictures, strips, within
+from rayfed.report.sweep_plots import curves
+from rayfed.results import summary
 from rayfed.results.folder import SCENARIO
 from rayfed.results.outcomes import MEASURES
-from rayfed.results.page import flat, read_json, write_page
-from rayfed.results.pictures import SHOWN, Pair, most_leaked, pictures, strips, within
 from rayfed.results.settings import Setting, settings
 from rayfed.results.summary import Row, Spread, measured, spread
 from rayfed.results.sweep_folder import SweepFolder
-from rayfed.results.sweep_plots import curves
 
 IMAGES = 7_500_000
 """Characters of images in a page at most; Plotly takes 4.8 million, tables and texts the rest of 15."""

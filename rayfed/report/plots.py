@@ -9,8 +9,8 @@ import matplotlib
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from rayfed.report.svg import CLASSES, INK, STYLE, SURFACE, class_colour, clean, dashes, figure, series, short, svg
 from rayfed.results.summary import PSNR_CEILING, Arm, LabelMix, Leak, Row, measured
-from rayfed.results.svg import CLASSES, INK, STYLE, SURFACE, class_colour, clean, dashes, figure, series, short, svg
 
 MOST_CLIENTS = 60
 """Clients that the label mix shows."""

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rayfed.results import plots, summary, words
-from rayfed.results.explorer import Explorer, explore
+from rayfed.report import plots, words
+from rayfed.report.explorer import Explorer, explore
+from rayfed.report.page import flat, read_json, read_yaml, write_page
+from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
+from rayfed.results import summary
 from rayfed.results.folder import SCENARIO, RunFolder
 from rayfed.results.outcomes import outcomes
-from rayfed.results.page import flat, read_json, read_yaml, write_page
-from rayfed.results.pictures import Pair, key, made, most_leaked, pictures, strips
 from rayfed.results.robustness import matrix
 from rayfed.results.settings import settings
 from rayfed.results.summary import Arm, Claim, Leak, Row

@@ -125,11 +125,11 @@ def spied_launch(scenario: Scenario, folder: Path, progress: Progress | None = N
         spied.put.append(value)
         return into_store(value, **options)
 
-    def inspected(self: Federation) -> None:
+    def inspected(self: Federation, keep: bool = False) -> None:
         assert self._attackers is not None
         for name, actor in (("server", self._server), ("attacker", self._attackers._actors[0])):
             spied.held[name] = ray.get(actor.__ray_call__.remote(_held))
-        close(self)
+        close(self, keep)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ActorClass, "_remote", spied_create)

@@ -109,6 +109,19 @@ def allot_trial(scenario: Scenario) -> Allotment:
     )
 
 
+def check_trial(allotment: Allotment) -> None:
+    """Raises `ResourceError` where the cluster as it is has no place for what one trial is given.
+
+    A cluster that has no CPU yet may grow.
+    """
+    nodes = [(n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in ray.nodes() if n["Alive"]]
+    if any(cpus for cpus, _ in nodes):
+        kinds = (("server", allotment.server), ("clients", allotment.client), ("attackers", allotment.attacker))
+        for what, share in kinds:
+            _check_node(what, share, nodes)
+        _check_total(allotment, nodes)
+
+
 def fits(nodes: Sequence[tuple[float, float]], shares: Sequence[Share]) -> bool:
     """Whether actors with these shares have a place, the largest placed first: each on one node, a part of a GPU on
     one GPU.

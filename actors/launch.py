@@ -59,7 +59,7 @@ def launch(scenario: Scenario, out: str | None, address: str | None, progress: P
 
     Raises `UserError` for what the user can mend; whatever is raised, the folder says how far the run came.
     """
-    inputs = prepare(scenario)
+    inputs = prepare(scenario.model_copy(update={"sweep": None}))
     _ = inputs.privacy  # what cannot be accounted, or kept to a budget, shows before there is a folder
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     _describe(inputs, folder)

@@ -46,10 +46,7 @@ class SweepProgress:
     """Called by the driver as a sweep goes on; this one keeps silent."""
 
     def starting(self, scenario: Scenario, folder: SweepFolder, allotment: Allotment, trials: int, done: int) -> None:
-        """The cluster is there: so many trials (settings, for Optuna) begin, so many were played before."""
-
-    def round_done(self) -> None:
-        """Some trial has played a round."""
+        """The cluster is there: so many trials begin, so many were played before."""
 
     def trial_done(self, trial: Trial, rows: Sequence[dict[str, Any]]) -> None:
         """A trial has ended; its outcomes are these."""

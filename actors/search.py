@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialScheduler
 from ray.tune.search.optuna import OptunaSearch
 
-from rayfed.results.outcomes import MEASURES
+from rayfed.results.outcomes import MEASURES, held
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.sweep import Range
 from rayfed.scenario.trials import fields_of
@@ -40,10 +40,10 @@ def scheduler(sweep: Sweep, rounds: int) -> TrialScheduler | None:
     return None
 
 
-def search(scenario: Scenario, sweep: Sweep, tried: Mapping[int, Tried]) -> OptunaSearch:
+def search(scenario: Scenario, sweep: Sweep, tried: Mapping[int, Tried], begun: int) -> OptunaSearch:
     """Optuna, which goes on from what was tried: index of a setting -> its result.
 
-    Settings that were begun and not ended, or failed, count as failed: their numbers are not given again.
+    The numbers below `begun` are not given again: a setting without a result counts as failed.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     modes: list[Literal["maximize", "minimize"]] = [
@@ -51,7 +51,7 @@ def search(scenario: Scenario, sweep: Sweep, tried: Mapping[int, Tried]) -> Optu
     ]
     storage = optuna.storages.InMemoryStorage()
     study = optuna.create_study(storage=storage, study_name=_STUDY, directions=modes)
-    for index in range(max(tried, default=-1) + 1):
+    for index in range(begun):
         study.add_trial(_known(scenario, tried[index]) if index in tried else create_trial(state=TrialState.FAIL))
     return OptunaSearch(
         _Space(scenario, sweep),
@@ -71,7 +71,7 @@ class _Space:
     sweep: Sweep
 
     def __call__(self, trial: optuna.Trial) -> dict[str, Any]:
-        arm = trial.suggest_categorical("arm", _arms(self.scenario))
+        arm = trial.suggest_categorical("arm", self.scenario.written_arms)
         values = {path: _suggested(trial, path, v) for path, v in fields_of(self.scenario, arm).items()}
         return {"index": trial.number, "arm": arm, "values": values, "repeats": list(range(self.sweep.repeats))}
 
@@ -97,19 +97,20 @@ def _distribution(values: list[Any] | Range) -> BaseDistribution:
 def _known(scenario: Scenario, tried: Tried) -> FrozenTrial:
     fields = fields_of(scenario, tried.arm)
     params = {
-        _name(path): values.index(tried.values[path]) if isinstance(values, list) else tried.values[path]
+        _name(path): _index(values, tried.values[path]) if isinstance(values, list) else tried.values[path]
         for path, values in fields.items()
     }
     distributions = {_name(path): _distribution(values) for path, values in fields.items()}
     return create_trial(
         values=list(tried.objectives),
         params={"arm": tried.arm, **params},
-        distributions={"arm": CategoricalDistribution(_arms(scenario)), **distributions},
+        distributions={"arm": CategoricalDistribution(scenario.written_arms), **distributions},
     )
 
 
-def _arms(scenario: Scenario) -> list[str]:
-    return list(scenario.arms or scenario.played)
+def _index(values: list[Any], value: Any) -> int:
+    """Which of these values it is, as a table holds it."""
+    return [str(held(one)) for one in values].index(str(value))
 
 
 def _name(path: str) -> str:

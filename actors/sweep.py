@@ -13,9 +13,10 @@ from typing import Any
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 from ray import tune
 from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.search.optuna import OptunaSearch
 
 from actors import launch
-from actors.cluster import allot_trial, connected
+from actors.cluster import allot_trial, check_trial, connected
 from actors.progress import SweepProgress
 from actors.search import Tried, scheduler, search
 from actors.trackers import trackers
@@ -24,10 +25,11 @@ from rayfed import scenario as scenarios
 from rayfed.errors import RunError
 from rayfed.results import outcomes
 from rayfed.results.folder import RunFolder
+from rayfed.results.robustness import VERSUS
 from rayfed.results.settings import estimate
 from rayfed.results.sweep_folder import TRIALS, SweepFolder
 from rayfed.scenario import Scenario, Sweep
-from rayfed.scenario.trials import Trial, planned, scenario_of
+from rayfed.scenario.trials import Trial, check_values, fields_of, planned, scenario_of
 
 _LOST_PROCESSES = 3
 """Times that a trial goes on after its process has died."""
@@ -41,7 +43,7 @@ def sweep(scenario: Scenario, out: str | None, address: str | None, progress: Sw
     Raises `UserError` for what the user can mend, before anything is played; a trial that fails is a row with its
     error.
     """
-    trials = None if _section(scenario).search == "optuna" else planned(scenario)
+    trials = _planned(scenario)
     files = RunFolder.create(out or scenario.output.folder, scenario.name)
     files.write_text("scenario.yaml", scenario.dump())
     folder = SweepFolder(files)
@@ -56,18 +58,27 @@ def resume(path: str, failed: bool, address: str | None, progress: SweepProgress
     """
     folder = SweepFolder.open(path)
     scenario = scenarios.parse(folder.files.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
-    rows = folder.outcomes().to_pylist()
-    if failed:
-        for run in {row["run"] for row in rows if row["status"] == "failed"}:
-            if folder.trial(run).exists("status.json"):
-                folder.trial(run).remove("status.json")
-        rows = [row for row in rows if row["status"] != "failed"]
-    trials = None if _section(scenario).search == "optuna" else planned(scenario)
+    trials, rows = _planned(scenario), folder.outcomes().to_pylist()
+    again = [row for row in rows if row["status"] == "failed"] if failed else []
+    if again and trials is None:
+        raise RunError(f"{folder.url}: to Optuna a setting that failed is tried; raise `samples` to try others")
+    rows = [row for row in rows if row not in again]
     if not _left(scenario, trials, rows):
         hint = "" if failed else "; `--failed` plays again what has failed"
         raise RunError(f"{folder.url}: all trials are played; nothing to resume{hint}")
+    for run in {row["run"] for row in again}:
+        if folder.trial(run).exists("status.json"):
+            folder.trial(run).remove("status.json")
     _play(scenario, folder, trials, rows, address, progress)
     return folder
+
+
+def _planned(scenario: Scenario) -> list[Trial] | None:
+    """All trials, where they are known before; values are checked in any case."""
+    if _section(scenario).search != "optuna":
+        return planned(scenario)
+    check_values(scenario)
+    return None
 
 
 def _play(
@@ -82,9 +93,11 @@ def _play(
     table = _Table(scenario, folder, rows, progress)
     with connected(address), _quiet_tune(), table.recorded():
         allotment = allot_trial(scenario)
+        check_trial(allotment)
         folder.files.write_text("environment.json", json.dumps(launch.environment(scenario, allotment), indent=2))
         done = len({row["trial"] for row in rows})
-        progress.starting(scenario, folder, allotment, _left(scenario, trials, rows), done)
+        left = _left(scenario, trials, rows) * (_section(scenario).repeats if trials is None else 1)
+        progress.starting(scenario, folder, allotment, left, done)
         for _ in range(1 + _LOST_PROCESSES):  # Tune's own way to try again may wait without end for a place
             table.lost = []
             _tuner(scenario, folder, trials, table).fit()
@@ -112,7 +125,7 @@ def _tuner(scenario: Scenario, folder: SweepFolder, trials: Sequence[Trial] | No
         with_actors(_trainable(scenario, folder), allot_trial(scenario)),
         param_space=None if trials is None else {"trial": tune.grid_search(configs)},
         tune_config=tune.TuneConfig(
-            search_alg=search(scenario, section, _tried(table.rows, section)) if trials is None else None,
+            search_alg=_search(scenario, folder, table.rows) if trials is None else None,
             scheduler=scheduler(section, scenario.federation.rounds),
             num_samples=_left(scenario, None, table.rows) if trials is None else 1,
             max_concurrent_trials=section.max_concurrent,
@@ -127,6 +140,13 @@ def _tuner(scenario: Scenario, folder: SweepFolder, trials: Sequence[Trial] | No
             verbose=0,
         ),
     )
+
+
+def _search(scenario: Scenario, folder: SweepFolder, rows: Sequence[dict[str, Any]]) -> OptunaSearch:
+    """Optuna behind all settings that have a row or a folder."""
+    names = [*folder.trial_names(), *(row["trial"] for row in rows)]
+    begun = max((int(name.partition("-")[0]) + 1 for name in names), default=0)
+    return search(scenario, _section(scenario), _tried(scenario, rows), begun)
 
 
 def _trainable(scenario: Scenario, folder: SweepFolder) -> Any:
@@ -169,7 +189,6 @@ class _Table(tune.Callback):
         self.lost: list[tuple[list[Trial], str]] = []
         """Trials whose process has died, and what was said of it."""
         self._document = scenario.model_dump(mode="json")
-        self._shared = [path for path in _section(scenario).fields if scenario.owner_of(path)[0] is None]
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks to continue by itself; a sweep continues from its outcomes
@@ -185,10 +204,6 @@ class _Table(tune.Callback):
             self._status("interrupted" if interrupted else "failed", None if interrupted else str(error))
             raise
         self._status("finished")
-
-    def on_trial_result(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: Any, **_: Any) -> None:
-        """A trial has played a round."""
-        self._progress.round_done()
 
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
         """A trial has ended, well or not, or a scheduler has stopped it."""
@@ -209,18 +224,22 @@ class _Table(tune.Callback):
             rows = self._outcome(one, error)
             self.rows = [row for row in self.rows if row["trial"] != one.name] + rows
             self._progress.trial_done(one, rows)
-        self.rows.sort(key=lambda row: (row["trial"], row["attack"] or ""))
-        self.rows = outcomes.with_pmm(
-            self.rows, self._document, lambda row: (row["repeat"], *(row.get(path) for path in self._shared))
-        )
+        self.rows.sort(key=lambda row: (*map(int, row["trial"].split("-")), row["attack"] or ""))
+        self.rows = outcomes.with_pmm(self.rows, self._document, self._all_else)
         self._folder.write_outcomes(self.rows)
         self._status("running")
+
+    def _all_else(self, row: Any) -> Any:
+        """The seed, and the values of the fields beside an arm's defences."""
+        owned = [(path, *self._scenario.owner_of(path)) for path in _section(self._scenario).fields]
+        values = [(rest, str(row.get(path))) for path, arm, rest in owned if arm in (None, row["arm"])]
+        return row["repeat"], tuple(sorted(value for value in values if not value[0].startswith("defences")))
 
     def _outcome(self, trial: Trial, error: str | None) -> list[dict[str, Any]]:
         run = f"{TRIALS}/{trial.name}"
         folder = self._folder.trial(run)
         status = json.loads(folder.read_text("status.json")) if folder.exists("status.json") else {}
-        ended = status.get("state") == "finished"
+        ended = status.get("state") == "finished" or 0 < status.get("rounds", 0) == status.get("rounds_done")
         known = {
             "trial": trial.name,
             "repeat": trial.repeat,
@@ -228,7 +247,7 @@ class _Table(tune.Callback):
             "status": "finished" if ended else "failed" if error else "stopped",
             "error": None if ended else status.get("error") or error if error else None,
             "run": run,
-            **trial.values,
+            **{path: outcomes.held(value) for path, value in trial.values.items()},
         }
         found = outcomes.outcomes(folder) if folder.exists("scenario.yaml") else []
         return [row | known for row in found] or [{"arm": trial.arm, "attack": None} | known]
@@ -245,18 +264,20 @@ def _repeats(config: dict[str, Any]) -> list[Trial]:
     return [Trial(setting["index"], setting["arm"], setting["values"], repeat) for repeat in setting["repeats"]]
 
 
-def _tried(rows: Sequence[dict[str, Any]], section: Sweep) -> dict[int, Tried]:
+def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, Tried]:
     """What Optuna knew: index of a setting -> its values and objectives, where all repeats have ended well."""
+    section = _section(scenario)
     settings: dict[int, dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
         settings.setdefault(int(row["trial"].partition("-")[0]), {}).setdefault(row["trial"], []).append(row)
     found = {}
     for index, repeats in settings.items():
         judged = _judged(list(repeats.values()), section.objectives)
-        first = next(iter(repeats.values()))[0]
-        if len(judged) == len(section.objectives) and first["status"] == "finished":
-            values = {path: first[path] for path in section.fields if first.get(path) is not None}
-            found[index] = Tried(first["arm"], values, [judged[name] for name in section.objectives])
+        every = [row for trial in repeats.values() for row in trial]
+        if len(judged) == len(section.objectives) and all(row["status"] == "finished" for row in every):
+            arm = every[0]["arm"].partition(VERSUS)[0]
+            values = {path: every[0].get(path) for path in fields_of(scenario, arm)}
+            found[index] = Tried(arm, values, [judged[name] for name in section.objectives])
     return found
 
 

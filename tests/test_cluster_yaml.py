@@ -48,5 +48,5 @@ def test_every_node_shows_the_token_and_the_dashboard_stays_at_home(cluster: dic
 def test_workers_come_and_go_by_demand(cluster: dict[str, Any]) -> None:
     kinds = cluster["available_node_types"]
     workers = {name: kind for name, kind in kinds.items() if name != cluster["head_node_type"]}
-    assert all(kind["min_workers"] == 0 < kind["max_workers"] for kind in workers.values())
+    assert all(kind["min_workers"] < kind["max_workers"] for kind in workers.values())
     assert any(kind["resources"].get("GPU") for kind in workers.values())

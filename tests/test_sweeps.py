@@ -18,7 +18,8 @@ from actors import sweep as sweeps
 from actors.progress import Progress, SweepProgress
 from actors.search import Tried, search
 from rayfed import scenario as scenarios
-from rayfed.errors import RunError, ScenarioError
+from rayfed.errors import ResourceError, RunError, ScenarioError
+from rayfed.results.folder import RunFolder
 from rayfed.results.outcomes import outcomes
 from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import Scenario
@@ -67,6 +68,7 @@ def test_random_draws_lie_in_their_range_and_are_the_same_again() -> None:
     text = f"search: random, samples: 60, fields: {{{NOISE}: {sigma}, training.batch_size: {batch}}}"
     trials = planned(parsed(text))
     assert trials == planned(parsed(text))
+    assert len({(trial.arm, repr(trial.values)) for trial in trials}) == len(trials)  # what is drawn twice comes once
     drawn = [trial.values[NOISE] for trial in trials if trial.arm == "noise"]
     assert len(drawn) == 20
     assert all(0.001 <= value <= 1 for value in drawn)
@@ -90,6 +92,11 @@ def test_random_draws_lie_in_their_range_and_are_the_same_again() -> None:
         ("fields: {seed: [1, 2]}", "`repeats` varies the seed"),
         ("fields: {training.lr: [0.1]}, objectives: [psrn]", "did you mean 'psnr'"),
         ("fields: {}", "at least 1"),
+        ("fields: {defences: [[gaussian]]}", "cannot vary as a whole"),
+        ("fields: {arms.noise: [[]]}", "name a field of the arm"),
+        ("fields: {training.lr: [1]}, search: optuna, samples: 2, objectives: [pmm]", "by itself"),
+        ("fields: {training.batch_size: {low: 0.4, high: 3, whole: true}}, search: random, samples: 2", "whole ends"),
+        ("fields: {training.lr: [1]}, trackers: {wandb: {api_key: x}}", "WANDB_API_KEY"),
         (
             "fields: {training.lr: [0.1]}, search: optuna, samples: 2, scheduler: asha, repeats: 2",
             "mean of all repeats",
@@ -110,7 +117,7 @@ def test_optuna_goes_on_from_what_was_tried() -> None:
         2: Tried("prune", {"training.lr": 0.1}, [8.0, 0.7]),
     }
     assert scenario.sweep is not None
-    searcher = search(scenario, scenario.sweep, tried)
+    searcher = search(scenario, scenario.sweep, tried, begun=3)
     suggested = searcher.suggest("new")
     assert suggested is not None
     assert suggested["index"] == 3
@@ -119,6 +126,39 @@ def test_optuna_goes_on_from_what_was_tried() -> None:
     known = searcher._ot_study.get_trials()
     assert [trial.values for trial in known[:3]] == [[9.0, 0.8], None, [8.0, 0.7]]
     assert known[0].params == {"arm": "noise", NOISE: 0.5, "training.lr": 1}
+
+
+def test_optuna_takes_values_from_a_table(tmp_path: Path) -> None:
+    fields = f"{{{NOISE}: {{low: 0.1, high: 1}}, model.hidden: [[16], [32]], training.batch_size: [8, null]}}"
+    scenario = parsed(f"search: optuna, samples: 9, fields: {fields}")
+    row = {"trial": "0001-0", "repeat": 0, "status": "finished", "arm": "noise", "psnr": 9.0, "test_accuracy": 0.5}
+    folder = SweepFolder(RunFolder.create(str(tmp_path), "sweep"))
+    folder.files.write_text("scenario.yaml", scenario.dump())
+    folder.write_outcomes([row | {NOISE: 0.5, "model.hidden": "[32]", "training.batch_size": None}])
+    (Path(folder.url) / "trials" / "0004-0").mkdir(parents=True)
+    known = sweeps._search(scenario, folder, folder.outcomes().to_pylist())
+    suggested = known.suggest("new")
+    assert suggested is not None
+    assert suggested["index"] == 5  # behind what was begun, too
+    assert known._ot_study.get_trials()[1].params == {
+        "arm": "noise",
+        NOISE: 0.5,
+        "model.hidden": 1,
+        "training.batch_size": 1,
+    }
+
+
+@pytest.mark.parametrize("bad", ["training.lr: {low: -1, high: 1}", "training.batch_size: [8, 0]"])
+def test_what_optuna_may_try_is_checked_before(bad: str) -> None:
+    with pytest.raises(ScenarioError, match="found"):
+        sweeps._planned(parsed(f"search: optuna, samples: 2, fields: {{{bad}}}"))
+
+
+@pytest.mark.ray
+def test_a_trial_that_has_no_place_is_told_before(ray_session: None, tmp_path: Path) -> None:
+    scenario = parsed("fields: {training.lr: [0.1]}", "resources.clients.num_cpus=64")
+    with pytest.raises(ResourceError, match="no node has more than 4 CPU"):
+        sweeps.sweep(scenario, str(tmp_path), None, SweepProgress())
 
 
 class Seen(SweepProgress):

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed.results.figures import cell, heading
-from rayfed.results.settings import Estimate, settings
+from rayfed.results.pareto import front
+from rayfed.results.settings import Estimate, Setting, settings, strongest
 
 _COLUMNS = ("test_accuracy", "psnr", "ssim", "epsilon")
 
@@ -50,9 +51,6 @@ class SweepView:
         self._bar.start()
         self._task = self._bar.add_task("trials", total=trials, left="")
 
-    def round_done(self) -> None:
-        """Rounds of trials side by side are not worth a line."""
-
     def trial_done(self, trial: Any, rows: Sequence[dict[str, Any]]) -> None:
         """One line for the trial, and how long the others will take."""
         self._ended += 1
@@ -64,7 +62,7 @@ class SweepView:
         what = f"{self._ended:>4}/{self._trials} {trial.arm}" + (f", {values}" if values else "")
         what += f", repeat {trial.repeat}" if trial.repeat else ""
         if rows[0]["status"] == "failed":
-            self._say(Text(f"{what}: failed: {str(rows[0]['error']).splitlines()[0]}", style="red"))
+            self._say(Text(f"{what}: failed: {' '.join(str(rows[0]['error']).split())}", style="red"))
             return
         row = max(rows, key=lambda row: row.get("psnr") or 0)
         told = [f"accuracy {100 * row['test_accuracy']:.2f} %" if row.get("test_accuracy") is not None else ""]
@@ -80,12 +78,22 @@ class SweepView:
         attacks = len({setting.attack for setting in found if setting.attack}) > 1
         table = Table("setting", *["attack"] * attacks, *map(heading, shown), box=SIMPLE)
         for setting in found:
-            told = [setting.attack or "–"] * attacks
-            table.add_row(setting.title, *told, *(cell(name, setting.measures.get(name)) for name in shown))
+            words = [setting.title, *[setting.attack or "–"] * attacks]
+            table.add_row(*map(Text, words), *(cell(name, setting.measures.get(name)) for name in shown))
         self._say(table)
+        self._front(found)
         if self._failed:
             self._say(f"{self._failed} trial{'s' * (self._failed != 1)} failed; why stands in outcomes.parquet")
         self._say(f"report: {report}", markup=False)
+
+    def _front(self, found: Sequence[Setting]) -> None:
+        """Which settings no other beats, and how much of the plane they command."""
+        strong = strongest(found, "psnr")
+        if any("test_accuracy" in setting.measures for setting in strong):
+            best = front(found, "psnr", "test_accuracy")
+            names = "; ".join(setting.title for setting in best.best)
+            self._say(f"not beaten in both PSNR and accuracy: {names}", markup=False)
+            self._say(f"hypervolume {best.hypervolume():.3f} (1: one setting has the best of both)")
 
     def close(self) -> None:
         """Take the bar away."""

@@ -5,7 +5,6 @@ The page's Content-Security-Policy allows no network at all, and of scripts only
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -13,12 +12,10 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
-import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from rayfed import __version__
-from rayfed.errors import RunError
 from rayfed.report import svg
 from rayfed.results.folder import RunFolder
 from rayfed.results.formats import FILTERS
@@ -58,12 +55,7 @@ def policy(scripts: Sequence[str]) -> str:
 
 def read_json(folder: RunFolder, name: str) -> dict[str, Any]:
     """The contents of a JSON file; nothing where there is none."""
-    return _mapping(folder, name, json.loads, folder.read_text(name)) if folder.exists(name) else {}
-
-
-def read_yaml(folder: RunFolder, name: str) -> dict[str, Any]:
-    """The contents of a YAML file."""
-    return _mapping(folder, name, yaml.safe_load, folder.read_text(name))
+    return folder.read_mapping(name) if folder.exists(name) else {}
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -95,13 +87,3 @@ def _plotly() -> str:
 @lru_cache
 def _own_script() -> str:
     return files("rayfed.report").joinpath("report.js").read_text(encoding="utf-8")
-
-
-def _mapping(folder: RunFolder, name: str, parse: Any, text: str) -> dict[str, Any]:
-    try:
-        value = parse(text)
-    except (ValueError, yaml.YAMLError) as error:
-        raise RunError(f"'{folder.url}/{name}' cannot be read: {error}; restore it from a copy") from error
-    if not isinstance(value, dict):
-        raise RunError(f"'{folder.url}/{name}' should hold `key: value` pairs, not {type(value).__name__}; restore it")
-    return value

@@ -12,7 +12,7 @@ from typing import Any
 
 from rayfed.report import plots, words
 from rayfed.report.explorer import Explorer, explore
-from rayfed.report.page import flat, read_json, read_yaml, write_page
+from rayfed.report.page import flat, read_json, write_page
 from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
 from rayfed.results import summary
 from rayfed.results.folder import SCENARIO, RunFolder
@@ -60,7 +60,7 @@ def write_report(folder: RunFolder) -> str:
 
 def _contents(folder: RunFolder) -> dict[str, Any]:
     """Everything that the template shows."""
-    scenario = read_yaml(folder, SCENARIO)
+    scenario = folder.read_mapping(SCENARIO)
     tables = ("rounds", "clients", "attacks", "inferences", "privacy", "private", "weights", "secure_sums")
     rounds, clients, attacks, inferences, privacy, private, weights, sums = (
         folder.read_table(name).to_pylist() for name in tables

@@ -52,10 +52,10 @@ def of_sweep(
     told = _worst(worst[1], f"under the setting {worst[0]}", classes) if worst else []
     ranges = [_ranges(arm, [one for one in settings if one.arm == arm]) for arm in arms]
     told.append(Statement("What the settings cost and bought", [line for line in ranges if line][:MOST]))
-    rows = [one.rows[0] for one in settings if measured(one.rows[0].get("epsilon"))]
+    rows = [row for one in settings if "epsilon" in one.measures for row in one.rows]
     weakest = {row["arm"]: row for row in sorted(rows, key=lambda row: row["epsilon"])}
     lines = [
-        f"{arm}: at its weakest setting ε = {row['epsilon']:.3g} with δ = {row['delta']:.1g} for every "
+        f"{arm}: at its weakest setting ε = {row['epsilon']:.3g} with δ = {row['delta']:.2g} for every "
         f"{row['epsilon_unit']}; the other settings and their ε stand in the table."
         for arm, row in weakest.items()
     ]
@@ -67,7 +67,7 @@ def guarantees(privacy: Iterable[Row]) -> Statement:
     """Which (epsilon, delta) holds for whom."""
     return _held(
         [
-            f"{row['arm']}: (ε = {row['epsilon']:.3g}, δ = {row['delta']:.1g}) for {row['adjacency']}, against "
+            f"{row['arm']}: (ε = {row['epsilon']:.3g}, δ = {row['delta']:.2g}) for {row['adjacency']}, against "
             f"{row['against']}, by {row['defence']}."
             for row in privacy
             if row["epsilon"] is not None

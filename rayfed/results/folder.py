@@ -139,13 +139,20 @@ class RunFolder:
 
     def files(self, folder: str) -> list[str]:
         """The names of the files in a subfolder, sorted; empty where it does not exist."""
+        return self._names(folder, "file")
+
+    def folders(self, folder: str) -> list[str]:
+        """The names of the folders in a subfolder likewise."""
+        return self._names(folder, "directory")
+
+    def _names(self, folder: str, type: str) -> list[str]:
         with _explained("list", self._url(folder), "check the address and your rights there"):
             self.fs.invalidate_cache()  # object stores remember listings; another process may have written since
             try:
                 entries = self.fs.ls(self._path(folder), detail=True)
             except FileNotFoundError:
                 return []
-        return sorted(entry["name"].rpartition("/")[2] for entry in entries if entry["type"] == "file")
+        return sorted(entry["name"].rpartition("/")[2] for entry in entries if entry["type"] == type)
 
     def write_part(self, table: str, round: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write all rows of one round as `<table>/part-<round>.parquet`, replacing that part where it exists.

@@ -102,6 +102,9 @@ _OUTCOME = [
     *(pa.field(name, _real) for name in MEASURES),
 ]
 
+COLUMNS = tuple(field.name for field in [*_TRIAL, *_OUTCOME])
+"""All columns of the outcomes but those of swept fields."""
+
 
 def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     """A row for every arm and attack of a run; `attack` is null for an arm that none has met."""
@@ -177,6 +180,11 @@ def _type(values: Iterable[Any]) -> pa.DataType:
 
 def _as(value: Any, type: pa.DataType) -> Any:
     return value if value is None or type != _string else yaml_line(value)
+
+
+def held(value: Any) -> Any:
+    """A swept field's value as a row holds it: a list or mapping is text."""
+    return yaml_line(value) if isinstance(value, list | dict) else value
 
 
 def yaml_line(value: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from scipy.stats import t
 
 from rayfed.results.outcomes import MEASURES, measure_of
+from rayfed.results.robustness import VERSUS
 from rayfed.results.summary import Row
 
 CONFIDENCE = 0.95
@@ -36,7 +37,7 @@ class Setting:
     arm: str
     attack: str | None
     fields: dict[str, Any]
-    """Swept field -> value; without those that are another arm's."""
+    """Swept field -> value, null for null; without those that are another arm's."""
     measures: dict[str, Estimate]
     """Column of `outcomes.MEASURES` -> its estimate, where it was measured."""
     rows: list[Row]
@@ -56,21 +57,33 @@ class Setting:
 
 def settings(rows: Sequence[Row], fields: Sequence[str] = (), source: str = "") -> list[Setting]:
     """Outcomes by arm, attack and values of the fields; failed and stopped trials are left out."""
-    groups: dict[tuple[Any, ...], list[Row]] = {}
+    groups: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in rows:
         if row.get("status", "finished") == "finished":
-            groups.setdefault((row["arm"], row["attack"], *(repr(row.get(f)) for f in fields)), []).append(row)
-    return [
-        Setting(
-            source,
-            group[0]["arm"],
-            group[0]["attack"],
-            {f: group[0][f] for f in fields if group[0].get(f) is not None},
-            {name: e for name in MEASURES if (e := estimate([row.get(name) for row in group])) is not None},
-            group,
-        )
-        for group in groups.values()
-    ]
+            key = row["arm"], row["attack"], *(repr(row.get(f)) for f in fields)
+            mine = groups.setdefault(key, {})
+            seed = row.get("seed")
+            mine.setdefault(len(mine) if seed is None else ("seed", seed), row)  # the same seed again is the same run
+    return [_setting(list(group.values()), fields, source) for group in groups.values()]
+
+
+def _setting(group: list[Row], fields: Sequence[str], source: str) -> Setting:
+    first = group[0]
+    arm = f"arms.{first['arm'].partition(VERSUS)[0]}."
+    mine = {f: first.get(f) for f in fields if not f.startswith("arms.") or f.startswith(arm)}
+    measures = {name: e for name in MEASURES if (e := _over_repeats(name, group)) is not None}
+    return Setting(source, first["arm"], first["attack"], mine, measures, group)
+
+
+def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
+    """An estimate; of epsilon, which is a promise and no measurement, the weakest."""
+    values = [row.get(name) for row in group]
+    if name != "epsilon":
+        return estimate(values)
+    promised = [float(value) for value in values if value is not None and isfinite(value)]
+    if len(promised) < len(values):
+        return None
+    return Estimate(max(promised), max(promised), max(promised), len(promised))
 
 
 def estimate(values: Sequence[float | None]) -> Estimate | None:
@@ -108,4 +121,4 @@ def by_values(settings: Sequence[Setting]) -> list[list[Setting]]:
 
 
 def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -58,6 +58,10 @@ class SweepFolder:
             raise RunError(f"'{run}' in {self.url}/{OUTCOMES} is no trial of a sweep: the file is damaged, or not ours")
         return RunFolder(self.files.fs, f"{self.files.root}/{run}")
 
+    def trial_names(self) -> list[str]:
+        """The trials that have a run folder, whether or not they have ended."""
+        return self.files.folders(TRIALS)
+
     def outcomes(self) -> pa.Table:
         """A row for every trial, arm and attack so far, in the order of the trials; none before the first is over."""
         if not self.files.exists(OUTCOMES):

@@ -221,13 +221,18 @@ class Scenario(Section):
         }
 
     @property
+    def written_arms(self) -> list[str]:
+        """The arms before each meets its `opponents`."""
+        return list(self.arms or self.model_copy(update={"opponents": {}}).played)
+
+    @property
     def stacks(self) -> dict[str, list[DefenceSpec]]:
         """Arm name -> its defences."""
         return {name: arm.defences for name, arm in self.played.items()}
 
     def owner_of(self, path: str) -> tuple[str | None, str]:
         """The arm that a field belongs to, or None where it is of all, and the field's path in it."""
-        for arm in self.arms:
+        for arm in sorted(self.arms, key=len, reverse=True):  # `a.b` before `a`
             if path.startswith(f"arms.{arm}."):
                 return arm, path.removeprefix(f"arms.{arm}.")
         return None, path
@@ -292,6 +297,7 @@ class Scenario(Section):
             update={
                 "federation": self.federation.model_copy(update={"rounds": round + 1}),
                 "attacks": [attack.model_copy(update={"rounds": [round]}) for attack in self.attacks],
+                "sweep": None,
             }
         )
 

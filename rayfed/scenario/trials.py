@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import exp, log
+from math import exp, floor, log
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,14 @@ class Trial:
 
 
 def planned(scenario: Scenario) -> list[Trial]:
-    """All trials of a grid or of random draws, whatever was played already; those of Optuna are not known before.
+    """All trials of a grid or of random draws, whatever was played already; a setting that is drawn again is left out,
+    for it would come to the same.
 
     Raises `ScenarioError` for values that the scenario does not allow, with all their problems.
     """
     sweep = _sweep(scenario)
-    settings = list(_grid(scenario) if sweep.search == "grid" else _draws(scenario, sweep.samples or 1))
+    drawn = _grid(scenario) if sweep.search == "grid" else _draws(scenario, sweep.samples or 1)
+    settings = list({repr(setting): setting for setting in drawn}.values())
     trials = [
         Trial(index, arm, values, repeat)
         for index, (arm, values) in enumerate(settings)
@@ -52,6 +54,17 @@ def planned(scenario: Scenario) -> list[Trial]:
     for trial in trials[:: sweep.repeats]:
         scenario_of(scenario, trial)
     return trials
+
+
+def check_values(scenario: Scenario) -> None:
+    """Try every listed value and both ends of every range, one at a time.
+
+    Raises `ScenarioError` for one that the scenario does not allow.
+    """
+    for arm in scenario.written_arms:
+        for path, values in fields_of(scenario, arm).items():
+            for value in values if isinstance(values, list) else [_as(values, values.low), _as(values, values.high)]:
+                scenario_of(scenario, Trial(0, arm, {path: value}, 0))
 
 
 def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
@@ -83,7 +96,7 @@ def _sweep(scenario: Scenario) -> Sweep:
 
 
 def _grid(scenario: Scenario) -> Iterator[tuple[str, Values]]:
-    for arm in _arms(scenario):
+    for arm in scenario.written_arms:
         fields = {path: v for path, v in fields_of(scenario, arm).items() if not isinstance(v, Range)}
         for chosen in product(*fields.values()):
             yield arm, dict(zip(fields, chosen, strict=True))
@@ -91,7 +104,7 @@ def _grid(scenario: Scenario) -> Iterator[tuple[str, Values]]:
 
 def _draws(scenario: Scenario, samples: int) -> Iterator[tuple[str, Values]]:
     generator = np.random.default_rng((scenario.seed, 0x5EEE))
-    arms = _arms(scenario)
+    arms = scenario.written_arms
     for index in range(samples):
         arm = arms[index % len(arms)]
         yield arm, {path: _draw(values, generator) for path, values in fields_of(scenario, arm).items()}
@@ -101,14 +114,14 @@ def _draw(values: list[Any] | Range, generator: np.random.Generator) -> Any:
     if not isinstance(values, Range):
         return values[int(generator.integers(len(values)))]
     if values.scale == "log":
-        drawn = exp(generator.uniform(log(values.low), log(values.high)))
+        drawn = exp(generator.uniform(log(values.low), log(values.high + values.whole)))
     else:
-        drawn = generator.uniform(values.low, values.high)
-    return round(drawn) if values.whole else float(drawn)
+        drawn = generator.uniform(values.low, values.high + values.whole)
+    return min(_as(values, drawn), _as(values, values.high))
 
 
-def _arms(scenario: Scenario) -> list[str]:
-    return list(scenario.arms or scenario.played)
+def _as(values: Range, drawn: float) -> float:
+    return floor(drawn) if values.whole else float(drawn)
 
 
 def _said(trial: Trial) -> str:

@@ -57,7 +57,8 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     explorer = explore(found, unfinished, fields, [*preferred, *PREFERRED])
     arms = summary.arm_names(scenario, rows)
     every = _pairs(sweep, explorer)
-    worst = max((pairs[0] for pairs in every if pairs), key=_psnr, default=None)
+    told, near = _worst(sweep, found), max((pairs[0] for pairs in every if pairs), key=_psnr, default=None)
+    worst = near if told and near and _psnr(near) >= told[1]["psnr"] else None  # of later repeats there is no picture
     first = next((sweep.trial(row["run"]) for row in rows if row["run"]), sweep.files)
     mix = summary.label_mix(first.read_table("partition").to_pylist())
     classes = mix.classes if mix else {}
@@ -67,10 +68,10 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "status": read_json(sweep.files, "status.json"),
         "states": {state: _trials(row for row in rows if row["status"] == state) for state in _STATES},
         "arm_names": arms,
-        "statements": words.of_sweep(found, (worst.title, worst.row) if worst else None, classes, arms),
+        "statements": words.of_sweep(found, told, classes, arms),
         "warnings": words.short_keys(scenario, _key_lengths(rows, fields)),
         "worst": worst,
-        "strips": strips(sweep.trial(worst.run)) if worst else [],
+        "strips": strips(sweep.trial(near.run)) if near else [],
         "explorer": explorer,
         "pairs": shown,
         "hidden": sum(map(len, every)) - len(shown),
@@ -84,6 +85,17 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "environment": list(flat(read_json(sweep.files, "environment.json") or read_json(first, "environment.json"))),
         "scenario": sweep.files.read_text(SCENARIO),
     }
+
+
+def _worst(sweep: SweepFolder, found: Sequence[Setting]) -> tuple[str, Row] | None:
+    """The setting under which an image came out best, and that image's row of `attacks`."""
+    known = [(one.title, row) for one in found for row in one.rows if measured(row.get("psnr_worst"))]
+    if not known:
+        return None
+    title, outcome = max(known, key=lambda entry: entry[1]["psnr_worst"])
+    rows = sweep.trial(outcome["run"]).read_table("attacks").to_pylist()
+    row = summary.worst([r for r in rows if (r["arm"], r["attack"]) == (outcome["arm"], outcome["attack"])])
+    return (title, row) if row else None
 
 
 def _pairs(sweep: SweepFolder, explorer: Explorer) -> list[list[Pair]]:

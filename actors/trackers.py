@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from importlib import import_module
 from typing import Any
 
 from ray import tune
@@ -14,9 +16,23 @@ from rayfed.scenario import Sweep
 def trackers(sweep: Sweep, folder: SweepFolder) -> list[tune.Callback]:
     """The callbacks of the trackers that a sweep names, with what it sets of them.
 
-    Raises `UserError` where a tracker's package is not installed.
+    Raises `UserError` where a tracker's package is not installed, or Weights & Biases has no key.
     """
+    for name in sweep.trackers:
+        _check(name)
     return [_tracker(name, settings, folder) for name, settings in sweep.trackers.items()]
+
+
+def _check(name: str) -> None:
+    package = {"tensorboard": "tensorboardX"}.get(name, name)
+    try:
+        module = import_module(package)
+    except ImportError as error:
+        advice = "`pip install 'rayfed[trackers]'` brings it"
+        raise UserError(f"sweep.trackers.{name}: the package {package} is missing: {advice}") from error
+    if name == "wandb" and not (os.environ.get("WANDB_API_KEY") or module.api.api_key):
+        advice = "set WANDB_API_KEY or run `wandb login`; with `mode: offline` any forty characters will do"
+        raise UserError(f"sweep.trackers.wandb: Tune asks for a key: {advice}")
 
 
 def _tracker(name: str, settings: dict[str, Any], folder: SweepFolder) -> tune.Callback:
@@ -34,8 +50,5 @@ def _tracker(name: str, settings: dict[str, Any], folder: SweepFolder) -> tune.C
                 from ray.air.integrations.wandb import WandbLoggerCallback
 
                 return WandbLoggerCallback(**({"project": "rayfed", "group": folder.files.name} | settings))
-    except (ImportError, RuntimeError) as error:
-        advice = "`pip install 'rayfed[trackers]'` brings the package"
-        raise UserError(f"sweep.trackers.{name}: {error}; {advice}") from error
     except TypeError as error:
         raise UserError(f"sweep.trackers.{name}: {error}; its settings are those of Tune's callback") from error

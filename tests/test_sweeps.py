@@ -15,10 +15,11 @@ from ray import tune
 
 from actors import launch as runs
 from actors import sweep as sweeps
+from actors import trackers
 from actors.progress import Progress, SweepProgress
 from actors.search import Tried, search
 from rayfed import scenario as scenarios
-from rayfed.errors import ResourceError, RunError, ScenarioError
+from rayfed.errors import ResourceError, RunError, ScenarioError, UserError
 from rayfed.results.folder import RunFolder
 from rayfed.results.outcomes import outcomes
 from rayfed.results.sweep_folder import SweepFolder
@@ -259,6 +260,13 @@ def test_tensorboard_gets_every_round(ray_session: None, tmp_path: Path) -> None
     text = "fields: {training.lr: [0.1]}, trackers: {tensorboard: {}}"
     folder = sweeps.sweep(parsed(text, "arms={none: []}"), str(tmp_path), None, SweepProgress())
     assert list(Path(folder.url).glob("tune/**/events.out.tfevents*"))
+
+
+@pytest.mark.parametrize("package", ["mlflow", "wandb"])
+def test_a_tracker_without_its_package_is_told(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # importing it raises ImportError
+    with pytest.raises(UserError, match=rf"the package {package} is missing.*rayfed\[trackers\]"):
+        trackers._check(package)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rayfed.results.figures import short_names
 from rayfed.results.formats import SHARES, in_words
 from rayfed.results.outcomes import MEASURES
 from rayfed.results.settings import Estimate, Setting, estimate
@@ -87,9 +88,8 @@ class Explorer:
         return [name for name in self.columns if MEASURES[name].kind != "leakage"]
 
     def heading(self, field: str) -> str:
-        """A swept field as its column is called: the last part of its path, all of it where two would be alike."""
-        last = field.rpartition(".")[2]
-        return last if sum(other.rpartition(".")[2] == last for other in self.fields) == 1 else field
+        """A swept field as its column is called."""
+        return short_names(self.fields)[self.fields.index(field)]
 
     def data(self, arms: Sequence[str]) -> dict[str, Any]:
         """For the page's script; `arms` are all in the order of their colours."""

@@ -10,13 +10,13 @@ from math import inf
 from typing import Any
 
 from rayfed.results.folder import RunFolder
+from rayfed.results.schemas import image_key
 from rayfed.results.summary import Row, measured
 
 SHOWN = 8
 """Pairs of images shown for each arm and attack: those with the highest PSNR, of the first repeat."""
 STRIPS = 3
 """Strips of progress shown for each arm and attack."""
-_KEY = ("arm", "round", "attack", "victim", "repeat", "sample")
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def most_leaked(attacks: Iterable[Row], arm: str, attack: str | None, most: int 
 
 def key(row: Row) -> tuple[Any, ...]:
     """What tells an image from all others of a run."""
-    return tuple(row[column] for column in _KEY)
+    return tuple(image_key(row).values())
 
 
 def pictures(folder: RunFolder, rows: Iterable[Row]) -> dict[tuple[Any, ...], Pair]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfed.errors import UserError
-from rayfed.results.loading import Results, Run
+from rayfed.results.loading import Results
 from rayfed.results.outcomes import yaml_line
 from rayfed.results.settings import Setting
 
@@ -57,7 +57,7 @@ def compare(results: Sequence[Results]) -> Comparison:
     touched = {each.path.partition(".")[0] for each in differences}
     warnings = [said for section, said in _BASIS.items() if section in touched]
     for name, one in zip(names, results, strict=True):
-        if isinstance(one, Run) and (state := one.status.get("state")) != "finished":
+        if (state := one.status.get("state")) != "finished":
             warnings.append(f"{name} is not finished ({state or 'never began'})")
     return Comparison(names, found, differences, warnings)
 

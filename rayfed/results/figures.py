@@ -89,7 +89,7 @@ def grid(settings: Sequence[Setting]) -> Grid:
     fields = list(dict.fromkeys(path for each in settings for path in each.fields))
     shown = [name for name in SHOWN if any(name in each.measures for each in settings)]
     sourced = any(each.source for each in settings)
-    words = ["run"] * sourced + ["arm", *_names(fields), "attack"]
+    words = ["run"] * sourced + ["arm", *short_names(fields), "attack"]
     rows = [
         [each.source] * sourced
         + [each.arm, *(_value(each.fields.get(path)) for path in fields), each.attack or NONE]
@@ -102,7 +102,7 @@ def grid(settings: Sequence[Setting]) -> Grid:
     return Grid([*words, *map(heading, shown)], len(words), rows, note)
 
 
-def _names(fields: Sequence[str]) -> list[str]:
+def short_names(fields: Sequence[str]) -> list[str]:
     """Paths by their last key, where that says which it is."""
     last = [path.rpartition(".")[2] for path in fields]
     return [name if last.count(name) == 1 else path for name, path in zip(last, fields, strict=True)]

@@ -18,7 +18,7 @@ from rayfed.results import outcomes, pareto, settings, summary
 from rayfed.results.folder import SCENARIO, RunFolder
 from rayfed.results.images import decode_png
 from rayfed.results.notebook import html
-from rayfed.results.schemas import TABLES
+from rayfed.results.schemas import TABLES, image_key
 from rayfed.results.sweep_folder import SweepFolder, is_sweep
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 OUTCOMES = "outcomes"
 """The table that runs and sweeps both have."""
-_KEY = ("arm", "round", "attack", "victim", "repeat", "sample")
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Picture:
     @property
     def key(self) -> tuple[Any, ...]:
         """The columns by which the table `attacks` knows it: arm, round, attack, victim, repeat, sample."""
-        return tuple(getattr(self, column) for column in _KEY)
+        return tuple(image_key(vars(self)).values())
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,6 +107,11 @@ class Results(ABC):
         if name not in self.tables:
             raise RunError(f"'{self.url}' has no table '{name}': {nearest(name, self.tables)}")
 
+    @property
+    def status(self) -> dict[str, Any]:
+        """How far it came: `state`, `error`, and `rounds_done` of `rounds` or `trials_done`; empty before it began."""
+        return self.folder.read_mapping("status.json") if self.folder.exists("status.json") else {}
+
 
 class Run(Results):
     """One run; its tables are attributes, too: `run.rounds` is `run.table("rounds")`."""
@@ -127,11 +131,6 @@ class Run(Results):
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *TABLES]
-
-    @property
-    def status(self) -> dict[str, Any]:
-        """How far it came: `state`, `rounds_done`, `rounds`, `error`; empty before it began."""
-        return self.folder.read_mapping("status.json") if self.folder.exists("status.json") else {}
 
     @property
     def tables(self) -> list[str]:
@@ -195,12 +194,11 @@ def load(path: str) -> Run | Sweep:
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[column] for column in _KEY)
+    return tuple(image_key(row).values())
 
 
 def _picture(row: Mapping[str, Any]) -> Picture:
-    key = {column: row[column] for column in _KEY}
-    return Picture(**key, true=_pixels(row["true"]), reconstructed=_pixels(row["reconstructed"]))
+    return Picture(**image_key(row), true=_pixels(row["true"]), reconstructed=_pixels(row["reconstructed"]))
 
 
 def _pixels(png: bytes) -> np.ndarray:

@@ -6,6 +6,9 @@ nothing but nulls, so the parts of one table always fit together.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pyarrow as pa
 
 _string, _int, _long, _real, _bytes = pa.string(), pa.int32(), pa.int64(), pa.float64(), pa.binary()
@@ -202,3 +205,10 @@ TABLES: dict[str, pa.Schema] = {
     ),
 }
 """Table name -> schema. `privacy` and `partition` have one part, number 0; the others have one a round."""
+
+_IMAGE = ("arm", "round", "attack", "victim", "repeat", "sample")
+
+
+def image_key(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of `attacks`, `images` and `snapshots` that tell an image from all others of a run."""
+    return {column: row[column] for column in _IMAGE}

@@ -73,7 +73,8 @@ def main() -> None:
     print(f"{len(alone)} trials on {cores} cores")
     print(f"trials alone, one after another   {sum(alone):8.1f} s   (the first, with its start, {alone[0]:.1f} s)")
     print(f"sweep, first start to last end    {wall:8.1f} s")
-    print(f"ratio to trials alone / cores     {wall / (sum(alone) / cores):8.3f}")
+    print(f"ratio to the trials alone         {wall / sum(alone):8.3f}")
+    print(f"ratio to that over the cores      {wall / (sum(alone) / cores):8.3f}")
     print(f"cores busy                        {1 - (idle_then - idle) / (wall * psutil.cpu_count()):8.1%}")
 
 

@@ -8,9 +8,10 @@ dotted path such as `my_module:MyDefence`.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, TypeVar, dataclass_transform
@@ -24,6 +25,8 @@ from rayfed.errors import UserError, nearest
 T = TypeVar("T")
 
 KINDS = ("attacks", "defences", "aggregations", "protections", "models", "datasets", "partitions", "poisonings")
+DOTTED_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
+"""What names a module and something in it; nothing else is imported, so whoever looks for these finds all."""
 SEARCHED: list[str] = []
 """The folders that `search` was given, the first one searched first; a run notes them, for who resumes it elsewhere."""
 _ROOMS = {
@@ -32,6 +35,16 @@ _ROOMS = {
     "partitions": "data.partitions",
     "poisonings": "poisoning",
 }
+_METHODS = {
+    "attacks": ("reconstruct", "infer"),
+    "defences": ("wrap_update",),
+    "aggregations": ("combine",),
+    "protections": ("warning",),
+    "datasets": ("load",),
+    "partitions": ("split",),
+    "poisonings": ("poison_update",),
+}
+"""What tells components of one kind from others: one of these methods. A model may be any callable."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -70,27 +83,26 @@ def table(kind: str) -> Mapping[str, str]:
     return own
 
 
-def search(folder: str) -> None:
-    """Let dotted paths name modules in this folder too."""
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    if folder not in SEARCHED:
-        SEARCHED.insert(0, folder)
+def search(folder: str, last: bool = False) -> None:
+    """Let dotted paths name modules in this folder too, before all others or after them."""
+    for folders in (sys.path, SEARCHED):
+        if folder not in folders:
+            folders.insert(len(folders) if last else 0, folder)
 
 
 def find(kind: str, name: str) -> Any:
     """The class or function behind a name.
 
-    Raises `UserError` for a name that is neither in the table nor an importable `module:attribute`, and for a module
-    that fails when it is imported.
+    Raises `UserError` for a name that is neither in the table nor an importable `module:attribute`, for a module that
+    fails when it is imported, and for what is no component of this kind.
     """
     known = table(kind)
     path = known.get(name, name)
-    module, _, attribute = path.partition(":")
-    if not (module and attribute):
+    if not DOTTED_PATH.fullmatch(path):
         raise UserError(
             f"unknown {kind.rstrip('s')} '{name}': {nearest(name, known)}, or a dotted path `my_module:Name`"
         )
+    module, _, attribute = path.partition(":")
     try:
         imported = import_module(module)
     except ImportError as error:
@@ -104,9 +116,15 @@ def find(kind: str, name: str) -> Any:
             f"{type(error).__name__}: {error}; --debug shows where"
         ) from error
     try:
-        return getattr(imported, attribute)
+        found = getattr(imported, attribute)
     except AttributeError as error:
         raise UserError(f"module '{module}' has no '{attribute}' (asked for as {kind.rstrip('s')} '{name}')") from error
+    methods = _METHODS.get(kind, ())
+    if methods and not (is_dataclass(found) and any(hasattr(found, method) for method in methods)):
+        raise UserError(
+            f"'{name}' is no {kind.rstrip('s')}: expected a class with @component and {' or '.join(methods)}()"
+        )
+    return found
 
 
 def build(kind: str, name: str, parameters: Mapping[str, Any]) -> Any:

@@ -30,6 +30,10 @@ class RunError(UserError):
     """A run folder that cannot be written, read or resumed."""
 
 
+class ClientError(UserError):
+    """A client's work that failed; names client, round, arm and reason, or what its round lacks without it."""
+
+
 class ProtectionError(UserError):
     """A sealed update that cannot be added or opened: tampered with, truncated, of other keys or parameters.
 

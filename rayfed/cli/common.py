@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,6 +56,18 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
+def ray_beside(address: str | None, path: Path, changes: list[str] | None) -> AbstractContextManager[None]:
+    """A local Ray that starts while the command imports and reads, unless the scenario is wrong at the first look."""
+    from actors import local_ray
+    from rayfed import scenario
+
+    try:
+        wanted = not address and scenario.has_form(scenario.read_text(path), changes or [])
+    except UserError:
+        wanted = False  # `load` says why
+    return local_ray.starting() if wanted else nullcontext()
+
+
 def load(path: Path, changes: list[str] | None) -> Any:
     """The scenario of a file; dotted paths in it name modules of the working directory or beside the file."""
     from rayfed import catalogue, scenario
@@ -67,15 +78,22 @@ def load(path: Path, changes: list[str] | None) -> Any:
 
 
 def search_where(run: str) -> None:
-    """Let dotted paths name modules where the run found them, or in the working directory."""
+    """Let dotted paths name modules where the run found them, or in the working directory.
+
+    A run may come from somebody else: its places are searched last, so that none of their modules takes the place of
+    another, and only where its scenario has dotted paths. What lies in the run folder itself is not code.
+    """
     from rayfed import catalogue
-    from rayfed.results.folder import RunFolder
+    from rayfed.results.folder import SCENARIO, RunFolder
+    from rayfed.scenario import dotted_paths
 
     catalogue.search(str(Path.cwd()))
     folder = RunFolder.open(run)
-    if folder.exists("environment.json"):  # a run that never got a cluster has none
-        for place in reversed(json.loads(folder.read_text("environment.json")).get("search_path", [])):
-            catalogue.search(place)
+    # a run that never got a cluster has no environment
+    if dotted_paths(folder.read_text(SCENARIO)) and folder.exists("environment.json"):
+        for place in folder.read_mapping("environment.json").get("search_path", []):
+            if Path(place).is_absolute() and not Path(place).resolve().is_relative_to(Path(folder.root).resolve()):
+                catalogue.search(place, last=True)
 
 
 @contextmanager

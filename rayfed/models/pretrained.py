@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import file_digest
@@ -72,14 +73,15 @@ def load_generator(path: str | Path, image_shape: tuple[int, int, int], classes:
     """
     path = Path(os.path.expandvars(path)).expanduser()
     content = _read(path, GENERATOR)
-    shape = content["shape"]
-    if tuple(shape["image_shape"]) != image_shape or shape["classes"] != classes:
+    with _foreign(path, GENERATOR):
+        generator = Generator(**content["shape"])
+        generator.load_state_dict(content["weights"])
+    made = tuple(generator.image_shape), generator.classes
+    if made != (image_shape, classes):
         raise UserError(
-            f"the generator {path} makes images of {_words(shape['image_shape'], shape['classes'])}, the data have "
+            f"the generator {path} makes images of {_words(*made)}, the data have "
             f"{_words(image_shape, classes)}: train one on these data, {_how(path, GENERATOR)}"
         )
-    generator = Generator(**shape)
-    generator.load_state_dict(content["weights"])
     return generator.eval().requires_grad_(False)
 
 
@@ -91,7 +93,9 @@ def load_evaluator(path: str | None, device: torch.device) -> Evaluator:
     """
     found = SHIPPED_EVALUATOR if path is None else Path(os.path.expandvars(path)).expanduser()
     evaluator = Evaluator()
-    evaluator.load_state_dict(_read(found, EVALUATOR)["weights"])  # single precision again
+    content = _read(found, EVALUATOR)
+    with _foreign(found, EVALUATOR):
+        evaluator.load_state_dict(content["weights"])  # single precision again
     return evaluator.to(device).eval().requires_grad_(False)
 
 
@@ -143,12 +147,19 @@ def _read(path: Path, kind: Kind) -> dict[str, Any]:
         raise NetworkUnavailable(
             f"the {kind.name} {path} is truncated or altered, its SHA-256 is not {expected}: {_how(path, kind)}"
         )
-    try:
+    with _foreign(path, kind):
         content = torch.load(path, weights_only=True)
         if content["kind"] != kind.name:
             raise ValueError(f"it holds a {content['kind']}")
-        return {key: content[key] for key in ("shape", "origin", "weights")}
-    except Exception as error:  # whatever a foreign file makes torch's unpickler raise
+        return {key: dict(content[key]) for key in ("shape", "origin", "weights")}
+
+
+@contextmanager
+def _foreign(path: Path, kind: Kind) -> Iterator[None]:
+    """Turn whatever a foreign file leads torch to raise into a `NetworkUnavailable`."""
+    try:
+        yield
+    except Exception as error:
         raise NetworkUnavailable(f"{path} is not {kind.article} {kind.name} of rayfed: {_how(path, kind)}") from error
 
 
@@ -165,5 +176,5 @@ def _digest(path: Path) -> str:
         return file_digest(stream, "sha256").hexdigest()
 
 
-def _words(image_shape: tuple[int, int, int], classes: int) -> str:
+def _words(image_shape: tuple[int, ...], classes: int) -> str:
     return f"{'x'.join(map(str, image_shape))} in {classes} classes"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 import matplotlib
+import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -74,13 +75,13 @@ def label_bars(mix: LabelMix) -> str:
     layers = drawn_classes(mix)
     with matplotlib.rc_context(STYLE):
         drawn, axes = figure(9.4, 2.9)
-        base = [0] * len(clients)
+        base = np.zeros(len(clients), np.int64)
         for index, (_, counts) in enumerate(layers):
             heights = counts[: len(clients)]
             axes.bar(
                 range(len(clients)), heights, 0.82, base, color=class_colour(index), edgecolor=SURFACE, linewidth=0.6
             )
-            base = [low + height for low, height in zip(base, heights, strict=True)]
+            base = base + heights
         axes.set_xticks(range(len(clients)), [str(client) for client in clients])
         if len(clients) > 30:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -91,15 +92,15 @@ def label_bars(mix: LabelMix) -> str:
         return svg(drawn, "Training samples of each client by class, stacked")
 
 
-def drawn_classes(mix: LabelMix) -> list[tuple[str, list[int]]]:
+def drawn_classes(mix: LabelMix) -> list[tuple[str, np.ndarray]]:
     """(class, samples by client) as drawn: past `CLASSES` of them, the largest by name and the others together."""
     layers = list(zip(mix.classes.values(), mix.counts, strict=True))
     if len(layers) <= CLASSES:
         return layers
-    large = sorted(layers, key=lambda layer: sum(layer[1]), reverse=True)[:CLASSES]
+    large = sorted(layers, key=lambda layer: int(layer[1].sum()), reverse=True)[:CLASSES]
     kept = {name for name, _ in large}
     rest = [counts for name, counts in layers if name not in kept]
-    return [*large, (f"{len(rest)} other classes", [sum(column) for column in zip(*rest, strict=True)])]
+    return [*large, (f"{len(rest)} other classes", np.sum(rest, axis=0))]
 
 
 def weight_lines(rows: Sequence[Row]) -> str:

@@ -61,17 +61,18 @@ def write_report(folder: RunFolder) -> str:
 def _contents(folder: RunFolder) -> dict[str, Any]:
     """Everything that the template shows."""
     scenario = folder.read_mapping(SCENARIO)
-    tables = ("rounds", "clients", "attacks", "inferences", "privacy", "private", "weights", "secure_sums")
-    rounds, clients, attacks, inferences, privacy, private, weights, sums = (
+    tables = ("rounds", "attacks", "inferences", "privacy", "private", "weights", "secure_sums")
+    rounds, attacks, inferences, privacy, private, weights, sums = (
         folder.read_table(name).to_pylist() for name in tables
     )
+    clients = folder.read_table("clients").select(["arm", "sent_bytes"]).to_pylist()
     names = summary.arm_names(scenario, rounds, attacks, inferences)
     arms = summary.arms(names, scenario, rounds, clients, attacks)
     thresholds = (scenario.get("metrics") or {}).get("success") or {}
     leaks = summary.leaks(attacks, names, thresholds)
     claims = summary.claims(inferences, names)
     guesses: list[Leak | Claim] = [*leaks, *claims]
-    mix = summary.label_mix(folder.read_table("partition").to_pylist())
+    mix = summary.label_mix(folder.read_table("partition"))
     classes = mix.classes if mix else {}
     worst = summary.worst(attacks)
     explorer = explore(settings(outcomes(folder)))

@@ -60,7 +60,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     told, near = _worst(sweep, found), max((pairs[0] for pairs in every if pairs), key=_psnr, default=None)
     worst = near if told and near and _psnr(near) >= told[1]["psnr"] else None  # of later repeats there is no picture
     first = next((sweep.trial(row["run"]) for row in rows if row["run"]), sweep.files)
-    mix = summary.label_mix(first.read_table("partition").to_pylist())
+    mix = summary.label_mix(first.read_table("partition"))
     classes = mix.classes if mix else {}
     shown = within(every, IMAGES)
     return {

@@ -6,11 +6,10 @@ one object. So a reader sees the old content or the new, never half of it, whene
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from io import BytesIO
@@ -21,13 +20,14 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from rayfed.documents import read_json, read_yaml
 from rayfed.errors import RunError, nearest
 from rayfed.results.schemas import TABLES
+from rayfed.results.shapes import check_shape
 
 SCENARIO = "scenario.yaml"
 """The file that makes a folder a run folder."""
@@ -54,6 +54,7 @@ class RunFolder:
         for number in count(1):
             folder = cls(fs, stem if number == 1 else f"{stem}-{number}")
             with _explained("make the run folder", folder.url, "choose another place with --out"):
+                _check_bucket(fs, folder.root)
                 if fs.exists(folder.root):
                     continue
                 try:
@@ -114,14 +115,20 @@ class RunFolder:
                 self.fs.pipe_file(path, data)
 
     def read_text(self, name: str) -> str:
-        """A whole UTF-8 file."""
-        return self.read_bytes(name).decode()
+        """A whole UTF-8 file; raises `RunError` for one that is none."""
+        try:
+            return self.read_bytes(name).decode()
+        except UnicodeDecodeError as error:
+            raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore it from a copy") from error
 
     def read_mapping(self, name: str) -> dict[str, Any]:
         """The `key: value` pairs of a YAML or JSON file; raises `RunError` where it holds something else."""
         try:
-            value = (json.loads if name.endswith(".json") else yaml.safe_load)(self.read_text(name))
-        except (ValueError, yaml.YAMLError) as error:
+            text = self.read_text(name)
+            value = read_json(text) if name.endswith(".json") else read_yaml(text)[0]
+            if isinstance(value, dict):
+                check_shape(name, value)
+        except ValueError as error:
             raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore it from a copy") from error
         if not isinstance(value, dict):
             kind = type(value).__name__
@@ -154,17 +161,19 @@ class RunFolder:
                 return []
         return sorted(entry["name"].rpartition("/")[2] for entry in entries if entry["type"] == type)
 
-    def write_part(self, table: str, round: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    def write_part(self, table: str, round: int, rows: Sequence[Mapping[str, Any]] | pa.Table) -> None:
         """Write all rows of one round as `<table>/part-<round>.parquet`, replacing that part where it exists.
 
-        A column left out is null. Raises `ValueError` for a column that the table does not have and for a null in
-        one that every row must have.
+        A column left out is null; many rows come as a table of the schema. Raises `ValueError` for a column that the
+        table does not have and for a null in one that every row must have.
         """
         schema = TABLES[table]
-        for unknown in sorted({column for row in rows for column in row} - set(schema.names)):
-            raise ValueError(f"table '{table}' has no column '{unknown}': {nearest(unknown, schema.names)}")
+        if not isinstance(rows, pa.Table):
+            for unknown in sorted({column for row in rows for column in row} - set(schema.names)):
+                raise ValueError(f"table '{table}' has no column '{unknown}': {nearest(unknown, schema.names)}")
+            rows = pa.Table.from_pylist(list(rows), schema=schema)
         buffer = BytesIO()
-        pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), buffer, compression="zstd")
+        pq.write_table(rows, buffer, compression="zstd")
         self.write_bytes(f"{table}/part-{round:05d}.parquet", buffer.getvalue())
 
     def read_table(self, table: str) -> pa.Table:
@@ -185,7 +194,7 @@ class RunFolder:
 
     def _read_part(self, name: str, schema: pa.Schema) -> pa.Table:
         try:
-            return pq.read_table(BytesIO(self.read_bytes(name))).cast(schema)
+            return checked(pq.read_table(BytesIO(self.read_bytes(name))).cast(schema))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise RunError(
                 f"cannot read '{self._url(name)}': {error}; it is damaged or of another version of rayfed: "
@@ -204,10 +213,27 @@ class RunFolder:
         return f"{self.url}/{name}"
 
 
+def checked(table: pa.Table) -> pa.Table:
+    """A table that was read from a file; raises `ValueError` for text that is none and nulls where there are none."""
+    table.validate(full=True)
+    for field in table.schema:
+        if not field.nullable and table[field.name].null_count:
+            raise ValueError(f"column '{field.name}' has nulls")
+    return table
+
+
 def _locate(path: str) -> tuple[AbstractFileSystem, str]:
     """The file system behind a local path or URL, and the path on it."""
     with _explained("use", path, "give a local folder, or an fsspec URL whose package is installed (s3:// needs s3fs)"):
         return url_to_fs(os.path.expanduser(path))
+
+
+def _check_bucket(fs: AbstractFileSystem, root: str) -> None:
+    """Raise whatever listing a bucket raises: s3fs would make one that is not there, mistyped or not."""
+    bucket = root.partition("/")[0]  # empty where paths begin at a root
+    if bucket and not isinstance(fs, LocalFileSystem):
+        with suppress(PermissionError):  # rights may end at a part of it
+            fs.ls(bucket, detail=False)
 
 
 def _runs_in(fs: AbstractFileSystem, folder: str) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from rayfed import catalogue
+from rayfed.documents import Place
 from rayfed.errors import UserError, nearest
 from rayfed.scenario.components import (
     AggregationSpec,
@@ -25,10 +27,9 @@ from rayfed.scenario.components import (
 )
 from rayfed.scenario.sections import ArmSpec, Scenario, Training
 
-Place = tuple[str | int, ...]
 
-
-class Problem(BaseModel):
+@dataclass(frozen=True)
+class Problem:
     """One thing that is wrong with a scenario."""
 
     path: Place
@@ -141,7 +142,7 @@ def _parameter_problems(path: Place, spec: type[ComponentSpec], target: Any, own
     except ValidationError as error:
         for e in error.errors():
             problem = _problem(e, Scenario)
-            yield problem.model_copy(update={"path": (*path, *problem.path)})
+            yield replace(problem, path=(*path, *problem.path))
 
 
 def joint_problems(s: Scenario) -> Iterator[Problem]:
@@ -149,8 +150,8 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
     if s.arms and s.defences:
         yield Problem(path=("defences",), message="give either `defences` (one stack) or `arms` (several), not both")
     yield from _training_problems(("training",), s.training)
-    for name, arm in s.arms.items():
-        yield from _arm_problems(s, name, arm)
+    of_arms = [problem for name, arm in s.arms.items() for problem in _arm_problems(s, name, arm)]
+    yield from of_arms
     for name in s.stacks:
         rule = s.aggregation_of(name)
         if not s.federation.validation and catalogue.find(rule.kind, rule.name).validates:
@@ -165,7 +166,8 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
     if s.resources.server.actors not in (None, 1):
         yield Problem(path=("resources", "server", "actors"), message="there is one server; leave it out")
     yield from _malicious_problems(s)
-    yield from _attack_problems(s)
+    if not of_arms:  # attacks depend on what the arms train
+        yield from _attack_problems(s)
 
 
 def _malicious_problems(s: Scenario) -> Iterator[Problem]:
@@ -213,7 +215,7 @@ def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
         except ValidationError as error:
             for e in error.errors():
                 problem = _problem(e, model)
-                yield problem.model_copy(update={"path": ("arms", name, section, *problem.path)})
+                yield replace(problem, path=("arms", name, section, *problem.path))
             return
     yield from _training_problems(("arms", name, "training"), Training.model_validate(whole["training"][1]))
     if arm.model:

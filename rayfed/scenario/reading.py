@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from rayfed.catalogue import DOTTED_PATH
+from rayfed.documents import Place, read_yaml
 from rayfed.errors import ScenarioError
 from rayfed.scenario.paths import put
-from rayfed.scenario.problems import Place, Problem, component_problems, joint_problems, repeated, schema_problems
+from rayfed.scenario.problems import Problem, component_problems, joint_problems, repeated, schema_problems
 from rayfed.scenario.sections import Scenario
 from rayfed.scenario.sweep_problems import sweep_problems
 
@@ -21,27 +21,61 @@ def load(source: str | Path, changes: Sequence[str] = ()) -> Scenario:
     `changes` are `path.to.field=value` with the value in YAML, as `--set` gives them. Raises `ScenarioError` with every
     problem of the file.
     """
+    return parse(read_text(source), str(source), changes)
+
+
+def read_text(source: str | Path) -> str:
+    """The text of a scenario file; raises `ScenarioError` where there is none."""
     try:
-        text = Path(source).read_text(encoding="utf-8")
+        return Path(source).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ScenarioError(f"{source}: no such scenario file; `rayfed new NAME` writes one to start from") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{source}: cannot be read as a text file: {error}") from error
-    return parse(text, str(source), changes)
+
+
+def dotted_paths(text: str, changes: Sequence[str] = ()) -> list[str]:
+    """What in a scenario's text looks like a dotted path, wherever it stands; nothing is checked or imported."""
+    try:
+        values = [read_yaml(part)[0] for part in (text, *(c.partition("=")[2] for c in changes))]
+    except ValueError:
+        return []  # `parse` says what is wrong
+    return sorted({text for value in values for text in _texts(value) if DOTTED_PATH.fullmatch(text)})
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
 
 
 def parse(text: str, origin: str = "scenario", changes: Sequence[str] = ()) -> Scenario:
     """Check the text of a scenario; see `load`."""
+    raw, found = _document(text, origin, changes)
+    return check(raw, origin, dict(found), tuple(repeated(found)))
+
+
+def has_form(text: str, changes: Sequence[str] = ()) -> bool:
+    """Whether a scenario has the schema's form; its components, which take seconds to import, may be wrong."""
     try:
-        raw, found = _read(text)
+        return not schema_problems(_document(text, "scenario", changes)[0])
+    except ScenarioError:
+        return False
+
+
+def _document(text: str, origin: str, changes: Sequence[str]) -> tuple[dict[str, Any], list[tuple[Place, int]]]:
+    """What the text says, changes made, and the lines of its paths."""
+    try:
+        raw, found = read_yaml(text)
     except ValueError as error:
         raise ScenarioError(f"{origin}: not valid YAML: {error}") from error
-    lines = dict(found)
     if not isinstance(raw, dict):
         raise ScenarioError(f"{origin}: not a scenario: expected `key: value` lines, found {type(raw).__name__}")
     for change in changes:
         _apply(raw, change)
-    return check(raw, origin, lines, tuple(repeated(found)))
+    return raw, found
 
 
 def check(
@@ -60,37 +94,13 @@ def check(
     return scenario
 
 
-def _read(text: str) -> tuple[Any, list[tuple[Place, int]]]:
-    """A YAML document, and the lines of its paths; raises `ValueError` for what is none, or refers to itself."""
-    try:
-        return yaml.safe_load(text), list(_lines(yaml.compose(text, Loader=yaml.SafeLoader)))
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
-    except RecursionError:
-        raise ValueError("an anchor refers to itself, or the nesting is too deep") from None
-
-
-def _lines(node: yaml.Node | None, path: Place = ()) -> Iterator[tuple[Place, int]]:
-    """The line, from 1, of every path in the document."""
-    if node is None:
-        return
-    yield path, node.start_mark.line + 1
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield (*path, key.value), key.start_mark.line + 1
-            yield from (entry for entry in _lines(value, (*path, key.value)) if entry[0] != (*path, key.value))
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            yield from _lines(value, (*path, index))
-
-
 def _apply(raw: dict[str, Any], change: str) -> None:
     """Set one `path.to.field=value` in the raw document; list items go by their index or name."""
     path, equals, text = change.partition("=")
     if not equals or not path:
         raise ScenarioError(f"--set {change}: expected path.to.field=value, for example training.lr=0.05")
     try:
-        value, _ = _read(text)
+        value, _ = read_yaml(text)
     except ValueError as error:
         raise ScenarioError(f"--set {change}: the value is not valid YAML: {error}") from error
     try:

@@ -1,0 +1,67 @@
+"""YAML and JSON that may come from anybody, as plain data or one `ValueError`, whatever is in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import yaml
+
+Place = tuple[Any, ...]
+"""Keys and indices."""
+_MOST = 200_000
+"""Entries of a document, aliases written out: nested ones make billions of a few lines."""
+
+
+def read_yaml(text: str) -> tuple[Any, list[tuple[Place, int]]]:
+    """A YAML document, and the lines of its paths; raises `ValueError` for what is none, or refers to itself."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        lines = list(islice(_lines(root), _MOST + 1))
+        if len(lines) > _MOST:
+            raise ValueError(f"it has more than {_MOST:,} entries with its aliases written out")
+        return yaml.safe_load(text), lines
+    except RecursionError:
+        raise ValueError("an anchor refers to itself, or the nesting is too deep") from None
+    except ValueError:
+        raise
+    except Exception as error:  # beside its own errors, PyYAML raises what odd scalars lead Python to: `!!bool 7`
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def read_json(text: str) -> Any:
+    """A JSON document; raises `ValueError` for what is none."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("the nesting is too deep") from None
+
+
+def _lines(node: yaml.Node | None, path: Place = ()) -> Iterator[tuple[Place, int]]:
+    """The line, from 1, of every path in the document; raises `ValueError` for text that no file or path can have."""
+    if node is None:
+        return
+    yield path, node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise ValueError(f"line {key.start_mark.line + 1}: a key is a list or a mapping, not a word")
+            name = _text(key)
+            yield (*path, name), key.start_mark.line + 1
+            yield from (entry for entry in _lines(value, (*path, name)) if entry[0] != (*path, name))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _lines(value, (*path, index))
+    else:
+        _text(node)
+
+
+def _text(node: yaml.Node) -> str:
+    """A scalar as it is written, where a file or path could have it."""
+    value = str(node.value)
+    if "\0" in value:
+        raise ValueError(f"line {node.start_mark.line + 1}: there is a NUL character in it")
+    value.encode()  # not so half of a surrogate pair: UnicodeEncodeError is a ValueError
+    return value

@@ -1,0 +1,103 @@
+"""What readers count on in the documents of a run folder, which may come from anybody or from another version."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+
+_PLAIN = TypeAdapter(dict[str, JsonValue])
+
+
+class _Part(BaseModel):
+    """A section of which only what is read is looked at."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Named(_Part):
+    name: str
+    key_bits: int | None = None
+
+
+_Component = str | _Named
+_Stack = list[_Component]
+
+
+class _Rules(_Part):
+    aggregation: _Component | None = None
+    protection: _Component | None = None
+    malicious: _Component | None = None
+
+
+class _Arm(_Rules):
+    defences: _Stack | None = None
+    training: dict[str, Any] | None = None
+    model: dict[str, Any] | None = None
+
+
+class _Metrics(_Part):
+    success: dict[str, float] | None = None
+
+
+class _Sweep(_Part):
+    fields: dict[str, Any]
+    objectives: list[str] | None = None
+
+
+class _Scenario(_Part):
+    name: str | None = None
+    arms: dict[str, _Stack | _Arm] | None = None
+    defences: _Stack | None = None
+    attacks: _Stack | None = None
+    federation: _Rules | None = None
+    metrics: _Metrics | None = None
+    sweep: _Sweep | None = None
+
+
+class _Status(_Part):
+    kind: str | None = None
+    state: str | None = None
+    rounds_done: int | None = None
+    rounds: int | None = None
+    error: str | None = None
+
+
+class _Environment(_Part):
+    search_path: list[str] = []
+
+
+class _Pair(_Part):
+    file: str
+    sha256: str
+
+
+class _Seal(_Part):
+    count: int
+    names: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Latest(_Part):
+    round: int
+    server: _Pair
+    clients: dict[str, _Seal]
+
+
+_SHAPES: dict[str, type[BaseModel]] = {
+    "scenario.yaml": _Scenario,
+    "status.json": _Status,
+    "environment.json": _Environment,
+    "checkpoint/latest.json": _Latest,
+}
+
+
+def check_shape(name: str, value: Any) -> None:
+    """Raise `ValueError` where a document of this name is not as a run writes it."""
+    try:
+        _PLAIN.validate_python(value)
+        if shape := _SHAPES.get(name):
+            shape.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the document"
+        raise ValueError(f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}") from error

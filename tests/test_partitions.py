@@ -1,12 +1,14 @@
 """Partitions: every sample dealt once, nobody empty, and the skew that each name promises."""
 
+import pickle
+
 import numpy as np
 import pytest
 from scipy.stats import binom
 
 from rayfed import catalogue
 from rayfed.data.partitions import TABLE
-from rayfed.data.partitions.base import Partition, label_mix
+from rayfed.data.partitions.base import Partition, Parts, label_mix
 from rayfed.errors import UserError
 
 PARAMETERS = [
@@ -22,6 +24,9 @@ PARAMETERS = [
 ]
 
 
+OVERLAPPING = [("resampled", {"samples": 7})]
+
+
 def split(name, parameters, labels, clients, seed=0):
     return catalogue.build("partitions", name, parameters).split(labels, clients, np.random.default_rng(seed))
 
@@ -32,8 +37,8 @@ def shares(labels, parts, classes):
 
 
 def test_every_name_is_tested():
-    assert {name for name, _ in PARAMETERS} == TABLE.keys()
-    for name, parameters in PARAMETERS:
+    assert {name for name, _ in PARAMETERS + OVERLAPPING} == TABLE.keys()
+    for name, parameters in PARAMETERS + OVERLAPPING:
         assert isinstance(catalogue.build("partitions", name, parameters), Partition)
 
 
@@ -48,7 +53,7 @@ def test_every_sample_is_dealt_exactly_once_and_nobody_is_empty(name, parameters
     assert np.sort(np.concatenate(parts)).tolist() == list(range(samples))
 
 
-@pytest.mark.parametrize(("name", "parameters"), PARAMETERS)
+@pytest.mark.parametrize(("name", "parameters"), PARAMETERS + OVERLAPPING)
 def test_the_generator_is_the_only_source_of_randomness(name, parameters):
     labels = np.arange(400) % 4
     one, again, other = (split(name, parameters, labels, 10, seed) for seed in (3, 3, 4))
@@ -187,3 +192,44 @@ def test_parameters_out_of_range_are_refused(name, parameters):
 def test_blocks_keep_the_order_of_the_data_set():
     parts = split("blocks", {}, np.zeros(10, dtype=np.int64), 3)
     assert [sorted(part.tolist()) for part in parts] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
+def test_resampled_clients_outnumber_samples_and_hold_different_ones():
+    parts = split("resampled", {"samples": 20}, np.zeros(50, np.int64), 4000)
+    drawn = parts.indices.reshape(4000, 20)
+    assert (np.diff(np.sort(drawn, axis=1), axis=1) > 0).all()
+    counts = np.bincount(drawn.reshape(-1), minlength=50)
+    deviation = np.sqrt(4000 * 0.4 * 0.6)  # each client has each sample with probability 20 / 50
+    assert np.abs(counts - 1600).max() < 4.5 * deviation
+    first = np.bincount(drawn[:, 0], minlength=50)  # in random order: a first place is any sample's
+    assert np.abs(first - 80).max() < 4.5 * np.sqrt(80)
+    everything = split("resampled", {"samples": 50}, np.zeros(50, np.int64), 3)
+    assert all(np.array_equal(np.sort(part), np.arange(50)) for part in everything)
+
+
+def test_resampled_refuses_more_samples_than_there_are():
+    with pytest.raises(UserError, match=r"51 different samples of 50; lower partition\.samples"):
+        split("resampled", {"samples": 51}, np.zeros(50, np.int64), 3)
+
+
+def test_parts_are_a_sequence_in_two_arrays():
+    given = [np.array([4, 1]), np.array([], np.int64), np.array([0, 2, 3])]
+    parts = Parts.of(given)
+    assert len(parts) == 3
+    assert parts.sizes.tolist() == [2, 0, 3]
+    assert all(np.array_equal(a, b) for a, b in zip(parts, given, strict=True))
+    assert np.array_equal(parts[-1], given[-1])
+    assert [part.tolist() for part in parts[1:]] == [[], [0, 2, 3]]
+    assert np.shares_memory(parts[2], parts.indices)
+    with pytest.raises(IndexError):
+        parts[3]
+    assert len(Parts.of([])) == 0
+    assert Parts.of(parts) is parts
+
+
+def test_a_hundred_thousand_clients_are_sent_as_two_buffers():
+    parts = split("resampled", {"samples": 10}, np.zeros(1000, np.int64), 100_000)
+    buffers = []
+    head = pickle.dumps(parts, protocol=5, buffer_callback=buffers.append)
+    assert len(head) < 1000
+    assert sum(memoryview(b).nbytes for b in buffers) == 8 * (1_000_000 + 100_000)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from rayfed.errors import RunError
-from rayfed.results import checkpoint
+from rayfed.results import checkpoint, memories
 from rayfed.results.checkpoint import Checkpoint
 from rayfed.results.folder import RunFolder
 from rayfed.results.images import decode_png, encode_png
@@ -275,8 +275,8 @@ def test_png_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
 
 def state(round: int) -> Checkpoint:
     server = {"weights": {"conv.weight": torch.full((3, 2), float(round))}, "step": round, "lr": 0.1, "name": "sgd"}
-    clients = {0: {"key": torch.arange(4) + round, "history": [1.5, None]}, 3: {"nested": {"pair": (1, "a")}}}
-    return Checkpoint(round, server, clients)
+    clients = {0: {"key": torch.arange(4) + round, "history": [1.5, None]}, 300: {"nested": {"pair": (1, "a")}}}
+    return Checkpoint(round, server, {"../arm": clients})
 
 
 def same(a: Any, b: Any) -> bool:
@@ -287,19 +287,27 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def assert_is(found: Checkpoint | None, expected: Checkpoint) -> None:
+def assert_is(folder: RunFolder, expected: Checkpoint) -> None:
+    found = checkpoint.load(folder)
     assert found is not None
     assert found.round == expected.round
     assert same(found.server, expected.server)
-    assert same(found.clients, expected.clients)
+    for arm, states in expected.clients.items():
+        assert same(checkpoint.recall(folder, arm, states, found.round + 1), states)
+
+
+def client_files(folder: RunFolder) -> list[str]:
+    buckets = [f"checkpoint/clients/{bucket}" for bucket in folder.folders("checkpoint/clients")]
+    return [f"{bucket}/{name}" for bucket in buckets for name in folder.files(bucket)]
 
 
 def test_checkpoint_round_trip_keeps_one(folder: RunFolder) -> None:
     assert checkpoint.load(folder) is None
     for round in (0, 1):
         checkpoint.save(folder, state(round))
-        assert_is(checkpoint.load(folder), state(round))
-    assert len(folder.files("checkpoint")) == 3
+        assert_is(folder, state(round))
+    assert len(folder.files("checkpoint")) == 2
+    assert len(client_files(folder)) == 2
 
 
 def test_private_state_is_apart_from_the_server_s(folder: RunFolder) -> None:
@@ -309,10 +317,42 @@ def test_private_state_is_apart_from_the_server_s(folder: RunFolder) -> None:
     assert torch.load(io.BytesIO(data), weights_only=True).keys() == state(2).server.keys()
 
 
-@pytest.mark.parametrize("writes", range(3))
-@pytest.mark.parametrize("again", [False, True], ids=["next round", "same round again"])
+def test_clients_that_a_round_leaves_alone_keep_their_files(folder: RunFolder) -> None:
+    checkpoint.save(folder, state(2))
+    [kept] = [name for name in client_files(folder) if "/300." in name]
+    newer = {0: {"key": torch.ones(1)}, 7: {"key": torch.zeros(2)}}
+    checkpoint.save(folder, Checkpoint(3, {}, {"../arm": newer, "stateless": {}}))
+    assert kept in client_files(folder)
+    assert len(client_files(folder)) == 3
+    found = checkpoint.recall(folder, "../arm", [7, 300, 8, 0], before=4)
+    assert same(found, newer | {300: state(2).clients["../arm"][300]})
+    with pytest.raises(RunError, match="has gone on"):
+        checkpoint.recall(folder, "../arm", [7], before=3)
+    assert checkpoint.recall(folder, "stateless", [0], before=4) == {}
+
+
+def test_a_save_goes_with_the_clients_of_the_round_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create(str(tmp_path), "demo", NOON)
+    checkpoint.save(folder, Checkpoint(0, {}, {"arm": {c: {"key": torch.zeros(2)} for c in range(2000)}}))
+    touched = list[str]()
+    for name in ("write_bytes", "read_bytes", "remove", "files", "exists"):
+        method = getattr(RunFolder, name)
+
+        def noted(self: RunFolder, path: str, *rest: Any, method: Any = method) -> Any:
+            touched.append(path)
+            return method(self, path, *rest)
+
+        monkeypatch.setattr(RunFolder, name, noted)
+    checkpoint.recall(folder, "arm", [5, 1500], 1)
+    checkpoint.save(folder, Checkpoint(1, {}, {"arm": {c: {"key": torch.ones(2)} for c in (5, 1500)}}))
+    assert len(touched) < 30
+    monkeypatch.undo()
+    assert len(client_files(folder)) == 2000
+
+
+@pytest.mark.parametrize("writes", range(4))
 def test_crash_at_any_write_leaves_a_whole_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int, again: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     folder = RunFolder.create(str(tmp_path), "demo", NOON)
     checkpoint.save(folder, state(6))
@@ -325,15 +365,18 @@ def test_crash_at_any_write_leaves_a_whole_checkpoint(
         left -= 1
         replace(*paths)
 
-    newer = Checkpoint(6 if again else 7, {"weights": torch.ones(2)}, {0: {"key": torch.zeros(3)}})
+    newer = Checkpoint(7, {"weights": torch.ones(2)}, {"../arm": {0: {"key": torch.zeros(3)}, 1: {"key": None}}})
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", die)
         with pytest.raises(Died):
             checkpoint.save(folder, newer)
-    assert_is(checkpoint.load(folder), state(6))
+    assert_is(folder, state(6))
+    memories.tidy(folder, before=7)
+    assert len(client_files(folder)) == 2
     checkpoint.save(folder, newer)
-    assert_is(checkpoint.load(folder), newer)
-    assert len(folder.files("checkpoint")) == 3
+    assert_is(folder, newer)
+    assert len(folder.files("checkpoint")) == 2
+    assert len(client_files(folder)) == 3
 
 
 def test_crash_before_tidying_leaves_the_new_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,16 +390,44 @@ def test_crash_before_tidying_leaves_the_new_checkpoint(tmp_path: Path, monkeypa
         patch.setattr(RunFolder, "remove", die)
         with pytest.raises(Died):
             checkpoint.save(folder, state(7))
-    assert_is(checkpoint.load(folder), state(7))
+    assert_is(folder, state(7))
+    assert len(client_files(folder)) == 4  # two versions a client
+    memories.tidy(folder, before=8)
+    assert len(client_files(folder)) == 2
+    assert_is(folder, state(7))
 
 
-@pytest.mark.parametrize("part", ["server", "clients"])
-@pytest.mark.parametrize("damage", [lambda data: data[:-20], lambda data: data[:60] + b"\xff" + data[61:]])
-def test_damaged_checkpoint_is_named(folder: RunFolder, part: str, damage: Any) -> None:
+DAMAGES = [lambda data: data[:-20], lambda data: data[:60] + b"\xff" + data[61:]]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoint_is_named(folder: RunFolder, damage: Any) -> None:
     checkpoint.save(folder, state(1))
-    (name,) = [name for name in folder.files("checkpoint") if f".{part}." in name]
+    (name,) = [name for name in folder.files("checkpoint") if ".server." in name]
     folder.write_bytes(f"checkpoint/{name}", damage(folder.read_bytes(f"checkpoint/{name}")))
     with pytest.raises(RunError, match=name):
+        checkpoint.load(folder)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_state_of_a_client_is_named_when_it_is_read(folder: RunFolder, damage: Any) -> None:
+    checkpoint.save(folder, state(1))
+    (name,) = [name for name in client_files(folder) if "/300." in name]
+    folder.write_bytes(name, damage(folder.read_bytes(name)))
+    assert list(checkpoint.recall(folder, "../arm", [0], 2)) == [0]
+    with pytest.raises(RunError, match=name):
+        checkpoint.recall(folder, "../arm", [300], 2)
+
+
+def test_a_lost_state_of_a_client_shows_on_loading(folder: RunFolder) -> None:
+    checkpoint.save(folder, state(1))
+    lost, _ = client_files(folder)
+    data = folder.read_bytes(lost)
+    folder.remove(lost)
+    with pytest.raises(RunError, match="1 of the 2 states of clients"):
+        checkpoint.load(folder)
+    folder.write_bytes(lost.replace("/0.1.", "/9.1."), data)
+    with pytest.raises(RunError, match=r"2 of the 2 states of clients of arm '\.\./arm', or others"):
         checkpoint.load(folder)
 
 
@@ -368,13 +439,13 @@ def test_damaged_pointer_is_named(folder: RunFolder, text: str) -> None:
 
 
 def test_state_that_could_not_be_loaded_is_refused_before_anything_is_written(folder: RunFolder) -> None:
-    with pytest.raises(TypeError, match=r"clients\[0\]\['model'\] is a Linear"):
-        checkpoint.save(folder, Checkpoint(0, {}, {0: {"model": torch.nn.Linear(1, 1)}}))
+    with pytest.raises(TypeError, match=r"clients\['arm'\]\[0\]\['model'\] is a Linear"):
+        checkpoint.save(folder, Checkpoint(0, {}, {"arm": {0: {"model": torch.nn.Linear(1, 1)}}}))
     assert checkpoint.load(folder) is None
 
 
 def test_a_view_is_saved_without_the_storage_behind_it(folder: RunFolder) -> None:
     stacked = torch.zeros(1000, 1000)
-    checkpoint.save(folder, Checkpoint(0, {}, {0: {"key": stacked[3]}}))
-    (name,) = [name for name in folder.files("checkpoint") if ".clients." in name]
-    assert len(folder.read_bytes(f"checkpoint/{name}")) < 20_000
+    checkpoint.save(folder, Checkpoint(0, {}, {"arm": {0: {"key": stacked[3]}}}))
+    (name,) = client_files(folder)
+    assert len(folder.read_bytes(name)) < 20_000

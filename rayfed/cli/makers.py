@@ -103,13 +103,41 @@ def train_evaluator(
             if not quiet:
                 print(f"epoch {epoch:>3}/{epochs}  loss {loss:.3f}", flush=True)
 
-        specs = [_public_data(source, size) for source in data or []] or [FREE_PHOTOGRAPHS]
+        specs = [_data(source, size) for source in data or []] or [FREE_PHOTOGRAPHS]
         made = make(specs, out, epochs, seed, progress)
         print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
 
 
-def _public_data(source: str, size: int | None) -> Any:
-    """The `data` section behind one argument of `train-evaluator`."""
+@commands.command()
+def pack(
+    data: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA",
+            help="A scenario (its data), a Parquet file, a folder with one folder a class, or a data set's name.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT.arrow", help="File to write.", show_default=False)],
+    size: Annotated[int | None, typer.Option(min=1, help="Height and width of the images.")] = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Write a data set into an Arrow file that `data: {name: arrow, path: OUT.arrow}` maps instead of loading it."""
+    with errors_for_people(debug):
+        from rayfed.data import packing
+
+        def progress(done: int, count: int) -> None:
+            if not quiet:
+                print(f"{done}/{count} samples", flush=True)
+
+        layout = packing.pack(_data(data, size).build(), out, progress)
+        shape = "x".join(map(str, layout.shape))
+        print(f"wrote {out}: images of {shape}, {layout.train} for training, {len(layout.classes)} classes")
+
+
+def _data(source: str, size: int | None) -> Any:
+    """The `data` section behind one argument."""
     from rayfed.audit import data_section
     from rayfed.scenario import DataSpec
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import Field
@@ -19,21 +19,46 @@ from rayfed.data.images import Encoded, decode, resize
 from rayfed.errors import DataError
 
 
+class Images(Protocol):
+    """What a data set needs of its images: an array in memory has it, and one that lies in a file."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of a pixel."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, C, H, W)."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: np.ndarray, /) -> np.ndarray:
+        """Some of them in memory, by their indices."""
+        ...
+
+
+def in_memory(images: Images) -> np.ndarray:
+    """All of them, (N, C, H, W) uint8."""
+    return images[np.arange(len(images))]
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A train and a test split in memory; building one that does not hold together raises `DataError`."""
+    """A train and a test split; building one that does not hold together raises `DataError`."""
 
-    train_images: np.ndarray
+    train_images: Images
     """(N, C, H, W) uint8."""
     train_labels: np.ndarray
     """(N,) int64, indices into `classes`; or words (N, L) int64, one letter after the other, filled up with 0."""
-    test_images: np.ndarray
+    test_images: Images
     """(M, C, H, W) uint8, of the same C, H and W."""
     test_labels: np.ndarray
     """(M,) or (M, L') int64."""
     classes: tuple[str, ...]
     """Names of the classes, in the order of their labels; the first letter of words is the blank, no letter at all."""
-    public_images: np.ndarray | None = None
+    public_images: Images | None = None
     """(P, C, H, W) uint8: samples that no client owns and everybody knows, see `with_public`."""
     public_labels: np.ndarray | None = None
     """(P,) or (P, L) int64."""
@@ -66,7 +91,7 @@ class Dataset:
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """(channels, height, width) of every image."""
-        channels, height, width = self.train_images.shape[1:]
+        _, channels, height, width = self.train_images.shape
         return channels, height, width
 
     def with_public(self, share: float) -> Dataset:
@@ -83,16 +108,19 @@ class Dataset:
         private = np.setdiff1d(np.arange(len(self.train_labels)), public, assume_unique=True)
         return replace(
             self,
-            train_images=self.train_images[private],
+            train_images=self._images(private),
             train_labels=self.train_labels[private],
             train_sources=None if self.train_sources is None else self.train_sources[private],
-            public_images=self.train_images[public],
+            public_images=self._images(public),
             public_labels=self.train_labels[public],
         )
 
+    def _images(self, rows: np.ndarray) -> Images:
+        return self.train_images[rows]
 
-def _check_split(split: str, images: np.ndarray, labels: np.ndarray, classes: int) -> None:
-    if images.dtype != np.uint8 or images.ndim != 4 or not images.size:
+
+def _check_split(split: str, images: Images, labels: np.ndarray, classes: int) -> None:
+    if images.dtype != np.uint8 or len(images.shape) != 4 or 0 in images.shape:
         raise DataError(f"{split}_images is {images.dtype} {images.shape}, expected uint8 (N, C, H, W) with N >= 1")
     if labels.dtype != np.int64 or labels.shape[:1] != images.shape[:1] or labels.ndim > 2:
         raise DataError(f"{split}_labels is {labels.dtype} {labels.shape}, expected int64 ({len(images)},)")
@@ -129,7 +157,7 @@ class Split(NamedTuple):
 class Source:
     """Base of every data set component: a subclass reads, this class chooses samples and resizes."""
 
-    size: Annotated[int, Field(ge=1)] | None = None
+    size: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Height and width of the images in pixels: images of another size are resized (bilinear with antialias,
     proportions not kept). None keeps the size that the source has."""
     train_samples: Annotated[int, Field(ge=1)] | None = None
@@ -139,11 +167,15 @@ class Source:
 
     def load(self) -> Dataset:
         """The data set in memory. Raises `DataError` for missing, truncated or mislabelled files."""
-        train, test, classes = self.read()
-        train = _at_most(self.train_samples, train, "train_samples")
-        test = _at_most(self.test_samples, test, "test_samples")
+        train, test, classes = self.chosen()
         train_images, test_images = _pixels(train.images, test.images, self.size)
         return Dataset(train_images, train.labels, test_images, test.labels, classes)
+
+    def chosen(self) -> tuple[Split, Split, tuple[str, ...]]:
+        """What `read` gives, of it the samples that are asked for."""
+        train, test, classes = self.read()
+        train = _at_most(self.train_samples, train, "train_samples")
+        return train, _at_most(self.test_samples, test, "test_samples"), classes
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
         """The train split, the test split and the names of the classes, as the source has them."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
@@ -56,18 +57,30 @@ def decode(images: Sequence[Encoded], size: int | None) -> np.ndarray:
     return together
 
 
+def is_grey(image: Encoded) -> bool:
+    """Whether `decode` takes an image for grey, from its header alone; raises `DataError` for bytes without one."""
+    with _opened(image) as picture:
+        return picture.mode in _GREY
+
+
 def _decode(image: Encoded) -> np.ndarray:
     """(1, 1 or 3, H, W) uint8."""
+    with _opened(image) as picture:
+        if picture.mode in _DEEP:
+            raise ValueError(f"it has more than 8 bits a channel (mode {picture.mode})")
+        pixels = np.array(picture.convert("L" if picture.mode in _GREY else "RGB"))
+    return np.ascontiguousarray(np.atleast_3d(pixels).transpose(2, 0, 1))[None]
+
+
+@contextmanager
+def _opened(image: Encoded) -> Iterator[Image.Image]:
     try:
         with Image.open(BytesIO(image.data) if isinstance(image.data, bytes) else image.data) as picture:
-            if picture.mode in _DEEP:
-                raise ValueError(f"it has more than 8 bits a channel (mode {picture.mode})")
-            pixels = np.array(picture.convert("L" if picture.mode in _GREY else "RGB"))
+            yield picture
     except Exception as error:  # Pillow's decoders raise whatever broken bytes lead them to
         raise DataError(
             f"{image.where} cannot be decoded: {error}; expected a whole 8-bit PNG, JPEG or similar image"
         ) from error
-    return np.ascontiguousarray(np.atleast_3d(pixels).transpose(2, 0, 1))[None]
 
 
 def _extent(array: np.ndarray) -> str:

@@ -1,27 +1,28 @@
 """The state to resume a run from: the server's and, apart from it, the clients' private state.
 
-Both files carry the round and a part of their own hash in their names, so no save touches an older file;
-`latest.json`, replaced last and atomically, says which pair counts. So a crash at any moment leaves one consistent
-pair: the old one or the new one.
+The server's file carries the round and a part of its own hash in its name and clients' files theirs
+(`rayfed.results.memories`), so no save touches an older file; `latest.json`, replaced last and atomically, says which
+count. So a crash at any moment leaves one consistent whole: the old one or the new one.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from hashlib import sha256
-from io import BytesIO
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from rayfed.errors import RunError
+from rayfed.results import memories
 from rayfed.results.folder import RunFolder
+from rayfed.results.memories import Seal, State, damaged, verified
+from rayfed.results.states import packed
 
 _FOLDER = "checkpoint"
 _LATEST = f"{_FOLDER}/latest.json"
-_PARTS = ("server", "clients")
+_FILE = re.compile(r"[\w.-]+\.pt", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -32,71 +33,72 @@ class Checkpoint:
     """The last round that is complete."""
     server: dict[Any, Any]
     """Global weights, optimiser and aggregation state."""
-    clients: dict[Any, Any]
-    """Private state by client; it never leaves the clients' side but for this file."""
+    clients: Mapping[str, Mapping[int, State]] = field(default_factory=dict)
+    """Arm -> client -> private state, of the clients whose state the round has changed; it never leaves the clients'
+    side but for its file. What is loaded has none: `recall` reads those that are asked for."""
 
 
 def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
-    """Make this the checkpoint of a run and remove older ones.
+    """Make this the checkpoint of a run, whose other clients' states stay as they are, and remove what it replaces.
 
     Raises `TypeError` for a state that could not be loaded again, `RunError` where it cannot be written.
     """
-    pointer: dict[str, Any] = {"round": checkpoint.round}
-    names = []
-    for part in _PARTS:
-        buffer = BytesIO()
-        torch.save(_plain(getattr(checkpoint, part), part), buffer)
-        digest = sha256(buffer.getvalue()).hexdigest()
-        names.append(f"round-{checkpoint.round:05d}.{part}.{digest[:8]}.pt")
-        pointer[part] = {"file": names[-1], "sha256": digest}
-        folder.write_bytes(f"{_FOLDER}/{names[-1]}", buffer.getvalue())
+    server = packed(checkpoint.server, "server")
+    digest = sha256(server).hexdigest()
+    file = f"round-{checkpoint.round:05d}.server.{digest[:8]}.pt"
+    _, _, seals = _pointer(folder) or (-1, {}, {})
+    replaced = []
+    for arm, states in checkpoint.clients.items():
+        if states:
+            seals[arm], tidy = memories.write(folder, arm, checkpoint.round, states, seals.get(arm, Seal()))
+            replaced.append(tidy)
+    folder.write_bytes(f"{_FOLDER}/{file}", server)
+    pointer = {
+        "round": checkpoint.round,
+        "server": {"file": file, "sha256": digest},
+        "clients": {arm: {"count": seal.count, "names": f"{seal.names:064x}"} for arm, seal in seals.items()},
+    }
     folder.write_text(_LATEST, json.dumps(pointer, indent=2))
     for name in folder.files(_FOLDER):
-        if name.endswith(".pt") and name not in names:
+        if name.endswith(".pt") and name != file:
             folder.remove(f"{_FOLDER}/{name}")
+    for tidy in replaced:
+        tidy()
 
 
 def load(folder: RunFolder) -> Checkpoint | None:
     """The latest checkpoint with its tensors on the CPU, or None where the run has none. Executes no code of the file.
 
-    Raises `RunError` naming the file that is missing or damaged.
+    Raises `RunError` naming what is missing or damaged.
     """
+    found = _pointer(folder)
+    if found is None:
+        return None
+    round, server, seals = found
+    memories.check(folder, seals, round + 1)
+    if not _FILE.fullmatch(server["file"]):  # it might lead out of the folder
+        raise damaged(folder, _LATEST)
+    return Checkpoint(round, verified(folder, f"{_FOLDER}/{server['file']}", server["sha256"]))
+
+
+def recall(folder: RunFolder, arm: str, clients: Iterable[int], before: int) -> dict[int, State]:
+    """The states of those of some clients of an arm that have one, as they are when a round begins.
+
+    Raises `RunError` naming what is damaged, or where the run has gone on since: it keeps the latest states alone.
+    """
+    found = _pointer(folder)
+    if not found or arm not in found[2]:
+        return {}
+    states = memories.read(folder, arm, clients, before)
+    if (latest := _pointer(folder)) is None or latest[0] + 1 != before:
+        raise RunError(f"the run {folder.url} has gone on meanwhile, and its clients' states with it: wait for its end")
+    return states
+
+
+def _pointer(folder: RunFolder) -> tuple[int, dict[str, str], dict[str, Seal]] | None:
+    """What `latest.json` says: the round, the server's file and its hash, and the seal of every arm's clients."""
     if not folder.exists(_LATEST):
         return None
-    try:
-        pointer = json.loads(folder.read_text(_LATEST))
-        files = [(f"{_FOLDER}/{pointer[part]['file']}", pointer[part]["sha256"]) for part in _PARTS]
-        round = int(pointer["round"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(folder, _LATEST) from error
-    server, clients = (_load_part(folder, name, digest) for name, digest in files)
-    return Checkpoint(round, server, clients)
-
-
-def _load_part(folder: RunFolder, name: str, digest: str) -> dict[Any, Any]:
-    data = folder.read_bytes(name)
-    if sha256(data).hexdigest() != digest:
-        raise _damaged(folder, name)
-    state: dict[Any, Any] = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
-    return state
-
-
-def _damaged(folder: RunFolder, name: str) -> RunError:
-    return RunError(
-        f"the checkpoint '{folder.url}/{name}' is damaged; restore it from a copy, or start the run again from "
-        f"{folder.url}/scenario.yaml"
-    )
-
-
-def _plain(value: Any, where: str) -> Any:
-    """A copy on the CPU that `torch.load(weights_only=True)` takes; a view is cut loose from the storage behind it."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-        return items if isinstance(value, list) else tuple(items)
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
-    raise TypeError(f"{where} is a {type(value).__name__}; a checkpoint holds tensors, numbers, strings, containers")
+    pointer = folder.read_mapping(_LATEST)
+    seals = {arm: Seal(of["count"], int(of["names"], 16)) for arm, of in pointer["clients"].items()}
+    return pointer["round"], pointer["server"], seals

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -14,12 +14,16 @@ from rayfed.training.arm import Protecting
 
 def drawn_clients(scenario: Scenario, round: int) -> list[int]:
     """The clients of a round, in ascending order, drawn as `federation.sampling` says."""
-    generator = seeds.numpy_generator(scenario.seed, "clients", round)
-    everybody = scenario.federation.clients
-    if scenario.federation.sampling == "poisson":
-        return [int(c) for c in np.flatnonzero(generator.random(everybody) < scenario.clients_per_round / everybody)]
-    chosen = generator.choice(scenario.federation.clients, scenario.clients_per_round, replace=False)
-    return sorted(chosen.tolist())
+    f = scenario.federation
+    return list(_drawn(scenario.seed, round, f.clients, scenario.clients_per_round, f.sampling))
+
+
+@lru_cache(maxsize=4)  # a round asks again and again, and a draw takes time that goes with all clients
+def _drawn(seed: int, round: int, everybody: int, expected: int, sampling: str) -> tuple[int, ...]:
+    generator = seeds.numpy_generator(seed, "clients", round)
+    if sampling == "poisson":
+        return tuple(np.flatnonzero(generator.random(everybody) < expected / everybody).tolist())
+    return tuple(sorted(generator.choice(everybody, expected, replace=False).tolist()))
 
 
 def leaving(scenario: Scenario, round: int) -> list[int]:
@@ -51,7 +55,7 @@ def cohorts(scenario: Scenario, round: int) -> list[list[int]]:
     return [clients[i : i + size] for i in range(0, len(clients), size)]
 
 
-def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: Sequence[int]) -> list[int]:
+def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndarray) -> list[int]:
     """The clients that one attack observes in one round, honest ones; `samples[i]` is how many client i holds.
 
     Raises `ScenarioError` when the scenario asks for a client that cannot be observed.
@@ -87,7 +91,7 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: Sequenc
     return list(attack.victims)
 
 
-def protecting(scenario: Scenario, arm: str, samples: Sequence[int]) -> Protecting | None:
+def protecting(scenario: Scenario, arm: str, samples: np.ndarray) -> Protecting | None:
     """How an arm's updates are hidden in their sum, with room for the heaviest round that there may be; None: not at
     all.
 
@@ -105,7 +109,7 @@ def protecting(scenario: Scenario, arm: str, samples: Sequence[int]) -> Protecti
             )
     fixed = scenario.federation.sampling == "fixed"
     clients = scenario.clients_per_round if fixed else scenario.federation.clients
-    return Protecting(protection, clients, sum(sorted(samples)[-clients:]))
+    return Protecting(protection, clients, int(np.sort(samples)[-clients:].sum()))
 
 
 def colluder(scenario: Scenario, round: int, victim: int) -> int:
@@ -133,7 +137,7 @@ def check_nothing_private_is_given(scenario: Scenario) -> None:
             )
 
 
-def check_victims(scenario: Scenario, samples: Sequence[int]) -> None:
+def check_victims(scenario: Scenario, samples: np.ndarray) -> None:
     """Find every victim of the whole run, so that a wish that cannot be met is known before the first round."""
     for attack in scenario.attacks:
         for round in attack.rounds:

@@ -5,5 +5,6 @@ TABLE: dict[str, str] = {
     "dirichlet": "rayfed.data.partitions.dirichlet:Dirichlet",
     "shards": "rayfed.data.partitions.shards:Shards",
     "quantity": "rayfed.data.partitions.quantity:Quantity",
+    "resampled": "rayfed.data.partitions.resampled:Resampled",
     "blocks": "rayfed.data.partitions.blocks:Blocks",
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, overload, runtime_checkable
 
 import numpy as np
 
@@ -15,13 +16,52 @@ from rayfed.errors import UserError
 class Partition(Protocol):
     """A frozen dataclass whose fields are the scenario's parameters."""
 
-    def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """For each client the indices (n,) int64 of its samples, in random order.
+    def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
+        """For each client the indices (n,) int64 of its samples, no two alike, in random order.
 
-        `labels` is (N,) int64. Every sample goes to exactly one client and every client gets at least one; `rng`
-        is the only source of randomness. Raises `UserError` where there are too few samples.
+        `labels` is (N,) int64. Every sample goes to exactly one client, unless the partition says otherwise, and every
+        client gets at least one; `rng` is the only source of randomness. Raises `UserError` where there are too few
+        samples.
         """
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Parts(Sequence[np.ndarray]):
+    """The samples of all clients in two arrays, which actors read in place, however many clients there are."""
+
+    indices: np.ndarray
+    """(N,) int64, client after client."""
+    ends: np.ndarray
+    """(clients,) int64, where each client's indices end."""
+
+    @classmethod
+    def of(cls, parts: Iterable[np.ndarray]) -> Parts:
+        """The same as one object."""
+        if isinstance(parts, Parts):
+            return parts
+        every = [np.empty(0, np.int64), *parts]
+        return cls(np.concatenate(every), np.cumsum([len(part) for part in every[1:]], dtype=np.int64))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(clients,) int64, how many samples each client has."""
+        return np.diff(self.ends, prepend=0)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, client: int) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, client: slice) -> Sequence[np.ndarray]: ...
+    def __getitem__(self, client: int | slice) -> np.ndarray | Sequence[np.ndarray]:
+        """One client's indices, a view; or those of several."""
+        if isinstance(client, slice):
+            return [self[c] for c in range(*client.indices(len(self)))]
+        end = self.ends[client]
+        before = range(len(self))[client] - 1
+        return self.indices[self.ends[before] if before >= 0 else 0 : end]
 
 
 def require(samples: int, clients: int, each: int, what: str) -> None:
@@ -49,4 +89,7 @@ def hold_out(part: np.ndarray, labels: np.ndarray, share: float) -> tuple[np.nda
 
 def label_mix(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
     """How many samples of each class each client has: (clients, classes) int64."""
-    return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
+    every = Parts.of(parts)
+    owners = np.repeat(np.arange(len(every)), every.sizes)
+    held = np.bincount(owners * classes + labels[every.indices], minlength=len(every) * classes)
+    return held.reshape(len(every), classes)

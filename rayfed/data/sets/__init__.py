@@ -11,5 +11,6 @@ TABLE: dict[str, str] = {
     "gaussian_toy": "rayfed.data.sets.gaussian_toy:GaussianToy",
     "image_folder": "rayfed.data.sets.image_folder:ImageFolder",
     "words": "rayfed.data.sets.words:Words",
+    "arrow": "rayfed.data.sets.arrow:Arrow",
     "parquet": "rayfed.data.sets.parquet:Parquet",
 }

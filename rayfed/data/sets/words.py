@@ -66,7 +66,13 @@ class Words:
 
     def _words(self, source: Source, most: int | None) -> list[Word]:
         letters = set(self.letters)
-        words = [w for w in source.read() if self.shortest <= len(w.text) <= self.longest and self._spelt(w) <= letters]
+        try:
+            read = list(source.read())
+        except DataError:
+            raise
+        except Exception as error:  # whatever a foreign file makes its reader raise
+            raise DataError(f"{source} cannot be read: {error!r}; are its files whole?") from error
+        words = [w for w in read if self.shortest <= len(w.text) <= self.longest and self._spelt(w) <= letters]
         if not words:
             lengths = f"{self.shortest} to {self.longest}"
             raise DataError(f"data source {source.format} has no word of {lengths} letters out of {self.letters}")

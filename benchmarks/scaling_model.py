@@ -1,0 +1,185 @@
+"""A round of a large federation as a discrete-event simulation, fed with what a small one costs.
+
+    python -m benchmarks.scaling_model           # against docs/scaling.json, then 10^7 clients on 1,000 nodes
+
+A round is: the weights spread over the nodes; the driver hands out cohorts and takes reports back, one after the other;
+actors train; partial results cross the server's network and are folded there, one after the other. With `folds` each
+node adds its own cohorts up first, and groups of nodes theirs, so that the server gets few partial results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from math import ceil, log, log2
+from pathlib import Path
+
+import numpy as np
+
+FAN_IN = 32
+"""Nodes whose sums one node adds up, where nodes do."""
+MEASURED = Path(__file__).resolve().parent.parent / "docs" / "scaling.json"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What things cost, in seconds and bytes."""
+
+    client: float
+    """A client's local round on one actor."""
+    cohort: float
+    """What an actor does for a cohort besides: to take the weights, to hand the sum over."""
+    call: float
+    """The driver's part in a cohort: to send the call, to take the report."""
+    row: float
+    """The driver's part in one client: its row in the report and in the tables."""
+    fixed: float
+    """What a round takes besides: draws, the server's step, the checkpoint."""
+    bytes: int
+    """Of the weights, and of a partial result."""
+    fold: float
+    """Of the server, in seconds a byte of a partial result: to read it and to add it."""
+    network: float = 10e9 / 8
+    """Bytes a second of a node's network card."""
+    spread: float = 0.3
+    """Standard deviation of the logarithm of a cohort's time: other users, unlike machines."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A federation's round on a cluster."""
+
+    per_round: int
+    cohorts: int
+    nodes: int
+    actors: int
+    """Of each node."""
+    folds: bool = False
+    """Whether nodes add up before the server does."""
+
+
+def play(plan: Plan, costs: Costs, seed: int = 0) -> dict[str, float]:
+    """Seconds of one round, and of that how long actors, driver, server and its network were at work."""
+    sizes = np.diff(np.linspace(0, plan.per_round, plan.cohorts + 1).round()).astype(int)
+    work, several = sizes * costs.client + costs.cohort, plan.nodes > 1
+    if several:
+        draw = np.random.default_rng(seed)
+        work = work * draw.lognormal(-(costs.spread**2) / 2, costs.spread, len(sizes))
+    transfer, fold = several * costs.bytes / costs.network, costs.fold * costs.bytes
+    broadcast = transfer * ceil(log2(plan.nodes))
+    ends, actors, driven = _driven(plan, costs, sizes, work, broadcast)
+    arriving = np.sort(ends)
+    if plan.folds:
+        nodes = actors // plan.actors
+        levels = ceil(log(plan.nodes, FAN_IN)) - 1
+        done = np.sort([ends[nodes == node].max() for node in np.unique(nodes)])
+        tops = [some.max() for some in np.array_split(done, ceil(len(done) / FAN_IN**levels))]
+        arriving = np.sort(tops) + fold * plan.cohorts / plan.nodes + levels * FAN_IN * (transfer + fold)
+    network = server = 0.0
+    for end in arriving:
+        network = max(network, end) + transfer
+        server = max(server, network) + fold
+    return {
+        "seconds": max(driven, server) + costs.fixed,
+        "actors": float(work.sum()) / (plan.nodes * plan.actors),
+        "driver": plan.cohorts * costs.call + plan.per_round * costs.row,
+        "folds": len(arriving) * fold,
+        "network": len(arriving) * transfer,
+        "broadcast": broadcast,
+    }
+
+
+def _driven(
+    plan: Plan, costs: Costs, sizes: np.ndarray, work: np.ndarray, begins: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """When each cohort is trained, on which actor, and when the driver has its last report.
+
+    The driver does one thing at a time, as `actors.pool` does: it sends a call while an actor has fewer than two, and
+    takes the first report else.
+    """
+    count = plan.nodes * plan.actors
+    slots = deque([*range(count), *(range(count) if plan.cohorts > count else ())])
+    free, now = [begins] * count, begins
+    ends, actors = np.zeros(plan.cohorts), np.zeros(plan.cohorts, int)
+    running: list[tuple[float, int]] = []
+    waiting = deque(range(plan.cohorts))
+    while waiting or running:
+        if waiting and slots:
+            cohort, actor = waiting.popleft(), slots.popleft()
+            now += costs.call / 2
+            free[actor] = max(free[actor], now) + work[cohort]
+            ends[cohort], actors[cohort] = free[actor], actor
+            heappush(running, (free[actor], cohort))
+        else:
+            end, cohort = heappop(running)
+            now = max(now, end) + costs.call / 2 + costs.row * sizes[cohort]
+            slots.append(int(actors[cohort]))
+    return ends, actors, now
+
+
+def fitted(growing: Sequence[dict[str, float]], fine: dict[str, float], bytes: int, fold: float) -> Costs:
+    """Costs from measured rounds on two actors: a client's from the actors' own clock, a call's from a round in many
+    cohorts beside the same in few, and of the rest the part that grows with clients by least squares.
+    """
+
+    def left(p: dict[str, float]) -> float:
+        return p["seconds"] - p["actor_seconds"] / 2
+
+    [coarse] = [p for p in growing if p["per_round"] == fine["per_round"]]
+    call = max((left(fine) - left(coarse)) / (fine["cohorts"] - coarse["cohorts"]), 0.0)
+    weights = [1 / p["seconds"] for p in growing]
+    row, rest = np.polyfit([p["per_round"] for p in growing], [left(p) for p in growing], 1, w=weights)
+    more = fine["actor_seconds"] - coarse["actor_seconds"]
+    cohort = max(more / (fine["cohorts"] - coarse["cohorts"]), 0.0)
+    largest = growing[-1]
+    client = (largest["actor_seconds"] - largest["cohorts"] * cohort) / largest["per_round"]
+    return Costs(client, cohort, call, max(float(row), 0.0), max(rest - coarse["cohorts"] * call, 0.0), bytes, fold)
+
+
+def fold_cost(numbers: int) -> float:
+    """Seconds a byte to add two partial results as the server does, measured here."""
+    from time import perf_counter
+
+    import torch
+
+    from rayfed.aggregation.fedavg import FedAvg, WeightedSum
+
+    torch.set_num_threads(1)
+    sums = [WeightedSum({"w": torch.rand(numbers)}, {}, 1.0) for _ in range(2)]
+    rule, taken = FedAvg(), []
+    for _ in range(20):
+        began = perf_counter()
+        rule.merge(*(WeightedSum({"w": s.tensors["w"].clone()}, {}, 1.0) for s in sums))
+        taken.append(perf_counter() - began)
+    return float(np.median(taken)) / (4 * numbers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--measured", type=Path, default=MEASURED)
+    measured = json.loads(parser.parse_args().measured.read_text())
+    points = measured["growing"] + measured["fine"]
+    costs = fitted(measured["growing"], measured["fine"][0], bytes=4 * 13_426, fold=fold_cost(11_000_000))
+    print(f"a client {1e3 * costs.client:.2f} ms, a cohort {1e3 * costs.cohort:.2f} ms, ", end="")
+    print(f"a call {1e3 * costs.call:.2f} ms, a row {1e6 * costs.row:.0f} us, ", end="")
+    print(f"a round besides {1e3 * costs.fixed:.0f} ms, a fold {1e9 * costs.fold:.2f} s a GB")
+    print("\nclients a round  cohorts  measured (s)  simulated (s)  ratio")
+    for p in points:
+        simulated = play(Plan(int(p["per_round"]), int(p["cohorts"]), 1, 2), costs)["seconds"]
+        row = f"{p['per_round']:>15,}{p['cohorts']:>9}{p['seconds']:14.3f}{simulated:15.3f}"
+        print(f"{row}{simulated / p['seconds']:7.2f}")
+    print("\n10^7 clients, 100,000 a round, 1,000 nodes of 16 actors; seconds of a round, and of each at work")
+    resnet = replace(costs, client=costs.client * 100, bytes=44_700_000)
+    for name, each in (("LeNet", costs), ("ResNet-18", resnet)):
+        for cohorts, folds in ((8, False), (16_000, False), (64_000, False), (16_000, True)):
+            found = play(Plan(100_000, cohorts, 1000, 16, folds), each)
+            how = f"{name}, {cohorts:,} cohorts" + ", nodes fold" * folds
+            print(f"{how:36}" + "  ".join(f"{what} {seconds:6.1f}" for what, seconds in found.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Data sets larger than memory: an Arrow file whose pixels are read where they lie, page by page, when asked for.
+
+The file is in Arrow's IPC file format, uncompressed: a column `image` of C * H * W bytes a row and a column `label`
+(int64), training samples first; the schema's metadata say the rest (`Layout`). A data set from it is sent to another
+process as the file's path, so every node has to have the file there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from socket import gethostname
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rayfed.data.base import Dataset, stratified
+from rayfed.documents import read_json
+from rayfed.errors import DataError
+
+_METADATA = b"rayfed"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a mapped file says of itself."""
+
+    shape: tuple[int, int, int]
+    """(C, H, W)."""
+    train: int
+    """Rows that are training samples; the others are the test split."""
+    classes: tuple[str, ...]
+    identity: str
+    """Drawn anew whenever a file is packed; two processes that share a data set compare it."""
+
+    def schema(self) -> pa.Schema:
+        """The file's, with this in its metadata."""
+        columns = [("image", pa.binary(math.prod(self.shape))), ("label", pa.int64())]
+        return pa.schema(columns, metadata={_METADATA: json.dumps(asdict(self))})
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> Layout:
+        """Raises `ValueError`, `KeyError`, `TypeError` or `OverflowError` where the schema is none of a packed file."""
+        if _METADATA not in (schema.metadata or {}):
+            raise ValueError("its schema has no metadata of rayfed")
+        said: dict[str, Any] = read_json(schema.metadata[_METADATA].decode())
+        channels, height, width = map(int, said["shape"])
+        if min(channels, height, width) < 1:
+            raise ValueError(f"its images have the shape {channels}x{height}x{width}")
+        classes = tuple(map(str, said["classes"]))
+        layout = cls((channels, height, width), int(said["train"]), classes, str(said["identity"]))
+        if not schema.equals(layout.schema()):
+            raise ValueError("its columns are not those of a packed file")
+        return layout
+
+    def check(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Raise `ValueError` or `ArrowException` for rows that are not what the schema says."""
+        for batch in batches:
+            batch.validate()
+            if any(column.null_count for column in batch.columns):
+                raise ValueError("there are nulls in it")
+        rows = sum(len(batch) for batch in batches)
+        if not 0 < self.train < rows:
+            raise ValueError(f"of its {rows} rows {self.train} are for training, which leaves one split empty")
+
+
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """Images in a mapped file, (N, C, H, W) uint8 as far as data sets ask (`rayfed.data.base.Images`)."""
+
+    batches: Sequence[np.ndarray]
+    """(n, C, H, W) each, in the file."""
+    ends: np.ndarray
+    """Where each batch ends, in rows of the file."""
+    rows: np.ndarray
+    """(N,) int64, rows of the file."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Of a pixel."""
+        return np.dtype(np.uint8)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, C, H, W)."""
+        return len(self.rows), *self.batches[0].shape[1:]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, chosen: np.ndarray) -> np.ndarray:
+        """Some of the images in memory, by their indices."""
+        rows = self.rows[chosen]
+        found = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        batches = np.searchsorted(self.ends, rows, side="right")
+        for place, (row, batch) in enumerate(zip(rows, batches, strict=True)):
+            found[place] = self.batches[batch][row - self.ends[batch]]  # counted from the batch's end
+        return found
+
+    def only(self, chosen: np.ndarray) -> Mapped:
+        """Some of the images, where they lie."""
+        return replace(self, rows=self.rows[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class MappedDataset(Dataset):
+    """A data set of which labels are in memory and images in a file."""
+
+    origin: tuple[Any, ...] = ()
+    """What `mapped` opens it again with."""
+
+    def with_public(self, share: float) -> Dataset:
+        """See `Dataset.with_public`; the images stay where they are."""
+        found = super().with_public(share)
+        assert isinstance(found, MappedDataset)
+        return replace(found, origin=(*self.origin[:-1], share))
+
+    def _images(self, rows: np.ndarray) -> Mapped:
+        assert isinstance(self.train_images, Mapped)
+        return self.train_images.only(rows)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, self.origin
+
+
+class _Missing:
+    """In place of a data set that is not here: whoever uses it is told, as the making of an actor could not."""
+
+    def __init__(self, error: DataError) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error
+
+
+def _reopened(*origin: Any) -> Dataset | _Missing:
+    try:
+        return mapped(*origin)
+    except DataError as error:
+        return _Missing(error)
+
+
+def mapped(
+    path: str,
+    train_samples: int | None = None,
+    test_samples: int | None = None,
+    identity: str | None = None,
+    public: float = 0.0,
+) -> Dataset:
+    """The data set of a file that `rayfed.data.packing` wrote, or the one of this identity.
+
+    Raises `DataError`, naming the path, for a file that is missing, damaged, or another one.
+    """
+    try:
+        with pa.memory_map(path) as file, pa.ipc.open_file(file) as reader:
+            layout = Layout.of(reader.schema)
+            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+            layout.check(batches)
+    except FileNotFoundError as error:
+        advice = "copy it there, or put it on a file system that all nodes share"
+        raise DataError(f"{path} is not on the machine {gethostname()}: {advice}") from error
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise DataError(f"{path} cannot be mapped: {error}; make it with `rayfed pack`") from error
+    if identity not in (None, layout.identity):
+        raise DataError(f"{path} on the machine {gethostname()} is another file than the run's: copy that one there")
+    pixels = [_pixels(batch.column("image"), layout.shape) for batch in batches]
+    labels = np.concatenate([batch.column("label").to_numpy() for batch in batches])
+    train = _some("train_samples", labels[: layout.train], train_samples)
+    test = _some("test_samples", labels[layout.train :], test_samples) + layout.train
+    every = Mapped(pixels, np.cumsum([len(p) for p in pixels]), np.arange(len(labels)))
+    data = MappedDataset(
+        every.only(train),
+        labels[train],
+        every.only(test),
+        labels[test],
+        layout.classes,
+        origin=(path, train_samples, test_samples, layout.identity, 0.0),
+    )
+    return data.with_public(public) if public else data
+
+
+def _pixels(column: pa.Array, shape: tuple[int, int, int]) -> np.ndarray:
+    """(n, C, H, W) uint8 in the column's own memory."""
+    flat = np.frombuffer(column.buffers()[1], np.uint8)
+    size = math.prod(shape)
+    return flat[column.offset * size : (column.offset + len(column)) * size].reshape(-1, *shape)
+
+
+def _some(field: str, labels: np.ndarray, samples: int | None) -> np.ndarray:
+    if samples is None:
+        return np.arange(len(labels))
+    if samples > len(labels):
+        raise DataError(f"{field} is {samples}, but there are only {len(labels)} samples; lower it or leave it out")
+    return stratified(labels, samples)

@@ -1,0 +1,80 @@
+"""Writing the files that `rayfed.data.mapped` maps, some images at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+
+from rayfed.data.base import Dataset, Source, Split, check_labels, in_memory
+from rayfed.data.images import Encoded, decode, is_grey, resize
+from rayfed.data.mapped import Layout
+from rayfed.errors import DataError
+
+_BATCH = 8 << 20
+"""Bytes of pixels that are in memory at a time, about."""
+
+
+def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> Layout:
+    """Write a data set's file; `progress` is told how many samples of how many are written.
+
+    Images in files of their own are decoded as they are written, those of other data sets are read as these read them.
+    Raises `DataError` for what the source raises it, for words, and where the file cannot be written.
+    """
+    train, test, classes = _splits(source)
+    count = len(train.labels) + len(test.labels)
+    check_labels("train", train.labels, len(classes))
+    check_labels("test", test.labels, len(classes))
+    grey_only = all(_grey(split.images) for split in (train, test))
+    first = next(_batches(train, source.size, grey_only, 1))[0]
+    layout = Layout(first.shape[1:], len(train.labels), classes, uuid4().hex)
+    temporary, done = path.with_name(f".{path.name}.tmp"), 0
+    try:
+        with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, layout.schema()) as writer:
+            for split in (train, test):
+                for images, labels in _batches(split, source.size, grey_only, _rows(layout)):
+                    if images.shape[1:] != layout.shape:
+                        raise DataError(f"images differ in size: {images.shape[1:]} and {layout.shape}; set `size`")
+                    pixels = pa.FixedSizeBinaryArray.from_buffers(
+                        layout.schema().field("image").type, len(images), [None, pa.py_buffer(images)]
+                    )
+                    writer.write_batch(pa.record_batch([pixels, pa.array(labels)], schema=layout.schema()))
+                    done += len(labels)
+                    progress(done, count)
+        temporary.replace(path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error}; is the disk full or read-only?") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return layout
+
+
+def _splits(source: Source) -> tuple[Split, Split, tuple[str, ...]]:
+    if type(source).load is Source.load:
+        return source.chosen()
+    data: Dataset = source.load()
+    if data.has_words:
+        raise DataError("a packed file holds classes, not words: use the data set as it is")
+    train, test = in_memory(data.train_images), in_memory(data.test_images)
+    return Split(train, data.train_labels), Split(test, data.test_labels), data.classes
+
+
+def _grey(images: np.ndarray | Sequence[Encoded]) -> bool:
+    return images.shape[1] == 1 if isinstance(images, np.ndarray) else all(map(is_grey, images))
+
+
+def _rows(layout: Layout) -> int:
+    return max(1, _BATCH // int(np.prod(layout.shape)))
+
+
+def _batches(split: Split, size: int | None, grey_only: bool, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Images (n, C, H, W) uint8 and labels (n,), so many rows at a time."""
+    for low in range(0, len(split.labels), rows):
+        some = split.images[low : low + rows]
+        images = resize(some, size) if isinstance(some, np.ndarray) else decode(some, size)
+        if images.shape[1] == 1 and not grey_only:
+            images = np.repeat(images, 3, axis=1)
+        yield np.ascontiguousarray(images), split.labels[low : low + rows]

@@ -1,0 +1,42 @@
+"""More clients than samples: every client's own draw from all samples, which clients may share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from rayfed.catalogue import component
+from rayfed.data.partitions.base import Parts
+from rayfed.errors import UserError
+
+
+@component
+class Resampled:
+    """Every client gets so many different samples, drawn from all of them whatever the other clients have.
+
+    For federations of many clients. Each client's copy of a sample counts as a record of its own: a privacy guarantee
+    for one sample speaks of one client's copy.
+    """
+
+    samples: Annotated[int, Field(ge=1)]
+    """Samples of one client."""
+
+    def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+        """See `Partition.split`, but for samples that several clients get, or none.
+
+        Floyd's algorithm (Bentley and Floyd 1987, 'A sample of brilliance'), all clients at once.
+        """
+        if len(labels) < self.samples:
+            raise UserError(
+                f"partition resampled: a client cannot draw {self.samples} different samples of {len(labels)}; "
+                f"lower partition.samples"
+            )
+        drawn = np.empty((clients, self.samples), np.int64)
+        for place, last in enumerate(range(len(labels) - self.samples, len(labels))):
+            chosen = rng.integers(last + 1, size=clients)
+            taken = (drawn[:, :place] == chosen[:, None]).any(axis=1)
+            drawn[:, place] = np.where(taken, last, chosen)
+        indices = rng.permuted(drawn, axis=1).reshape(-1)
+        return Parts(indices, np.arange(1, clients + 1) * self.samples)

@@ -1,0 +1,26 @@
+"""Data sets larger than memory, from a file of `rayfed pack`."""
+
+from __future__ import annotations
+
+from rayfed.catalogue import component
+from rayfed.data.base import Dataset, Source, local_path
+from rayfed.data.mapped import mapped
+from rayfed.errors import DataError
+
+
+@component
+class Arrow(Source):
+    """An Arrow file that `rayfed pack` wrote, mapped and not loaded: all nodes of a cluster have it at this path."""
+
+    path: str
+    """The file; `~` and environment variables are expanded."""
+
+    def load(self) -> Dataset:
+        """The data set, its images in the file. Raises `DataError` for another `size` than that of the images there."""
+        data = mapped(str(local_path(self.path).resolve()), self.train_samples, self.test_samples)
+        if self.size is not None and data.image_shape[1:] != (self.size, self.size):
+            raise DataError(
+                f"data.size: the images in {self.path} are {data.image_shape[1]}x{data.image_shape[2]} (height x "
+                f"width) and are not resized as they are read; pack them again at size {self.size}"
+            )
+        return data

@@ -1,0 +1,36 @@
+"""States as bytes that `torch.load(weights_only=True)` reads: tensors, numbers, strings, bytes, None and containers."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def packed(state: Any, where: str) -> bytes:
+    """A state as a file's content; raises `TypeError`, naming the place in `where`, for what could not be loaded."""
+    buffer = BytesIO()
+    torch.save(_plain(state, where), buffer)
+    return buffer.getvalue()
+
+
+def unpacked(data: bytes) -> Any:
+    """The state in a file's content, tensors on the CPU. Executes no code of the file."""
+    return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """The same on the CPU; a view is cut loose from the storage behind it, which would be saved with it."""
+    if isinstance(value, Tensor):
+        here = value.detach().cpu()
+        return here.clone() if here.untyped_storage().nbytes() > here.nbytes else here
+    if isinstance(value, dict):
+        return {key: _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    raise TypeError(f"{where} is a {type(value).__name__}; a checkpoint holds tensors, numbers, strings, containers")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from actors.process import Renewable, Share, set_up
+from actors.tables import Rows
 from rayfed.attacks.base import Guess, Inference, Reconstruction
 from rayfed.data.base import Dataset
 from rayfed.metrics.score import Scorer
@@ -16,8 +17,6 @@ from rayfed.scenario import AttackSpec, Scenario
 from rayfed.training.host import CohortReport, Host, Sent, Split, State
 from rayfed.training.observer import Observer, Truth
 from rayfed.update import Observation
-
-Rows = list[dict[str, Any]]
 
 
 class ClientActor(Renewable):
@@ -36,12 +35,12 @@ class ClientActor(Renewable):
         metrics = scenario.metrics
         self._scorer = Scorer(tuple(metrics.names), metrics.lpips_weights, metrics.evaluator)
 
-    def cohort(
-        self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]
+    def cohorts(
+        self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]
     ) -> tuple[CohortReport, Any]:
-        """The report for the driver, and the partial result for the server."""
-        partial, report = self._host.cohort(arm, sent, clients, states)
-        return report, partial
+        """The report for the driver on consecutive cohorts, and their partial results for the server."""
+        partials, report = self._host.cohorts(arm, sent, first, cohorts, states)
+        return report, partials
 
     def make_keys(self, arm: str) -> bytes:
         """A key pair for the arm's clients, locked for them."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import ray
 
-from actors.pool import Call
+from actors.calls import Call
 from rayfed.training.host import Split, State
 
 EVALUATION_SLICE = 1000
@@ -74,7 +75,7 @@ def evaluate_members(
     run: Run,
     sent: Mapping[str, ray.ObjectRef],
     states: Mapping[str, Mapping[int, State]],
-    samples: Sequence[int],
+    samples: np.ndarray,
     splits: Sequence[Split],
 ) -> tuple[dict[str, Found], dict[tuple[str, int], float]]:
     """Where clients keep a part of the model: the mean over an arm's clients in `states`, each with its own part,
@@ -94,7 +95,7 @@ def evaluate_members(
     def mean(arm: str, split: Split, which: int) -> float | None:
         if split not in splits:
             return None
-        weights = {c: samples[c] if split == "train" else 1 for c in states[arm]}
+        weights = {c: int(samples[c]) if split == "train" else 1 for c in states[arm]}
         return sum(w * found[arm, c][split][which] for c, w in weights.items()) / sum(weights.values())
 
     means: dict[str, Found] = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import isnan
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import chain
+from math import ceil, isnan
 from typing import Any
 
 import numpy as np
@@ -12,55 +12,34 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError
 
 from actors.attacker import AttackerActor
+from actors.attacking import Attacks
+from actors.calls import Call
 from actors.client import ClientActor
 from actors.cluster import Allotment
+from actors.cohorts import Cohort, Patience, portions, rows_of, told
 from actors.crew import Crew
 from actors.evaluation import evaluate, evaluate_backdoors, evaluate_members, private_layers, slices
-from actors.pool import Call, Pool, wait_for
+from actors.pool import Pool, wait_for
 from actors.progress import Progress
 from actors.server import ArmState, Kept, ServerActor, ServerRole
+from actors.tables import RoundTables, Rows
 from rayfed import seeds
 from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.attacks.base import Guess, Inference
 from rayfed.data.base import Dataset
-from rayfed.scenario import AttackSpec, Scenario
+from rayfed.data.partitions.base import Parts
+from rayfed.scenario import Scenario
 from rayfed.training import plan
 from rayfed.training.arm import Arm, build_arm
+from rayfed.training.failures import check_left
 from rayfed.training.host import Sent, Split, State
 from rayfed.training.malicious import Malicious
 
-Rows = list[dict[str, Any]]
+_CALLS = 2
+"""Calls for each actor in a round's training: more even out better, but each costs its way there and back."""
+Recall = Callable[[str, Iterable[int], int], dict[int, State]]
+"""The memories of some clients of an arm when a round begins."""
 Served = tuple[ray.ObjectRef, ray.ObjectRef]
 """What clients are sent, and what stays with the server beside it."""
-
-
-@dataclass
-class RoundTables:
-    """One round's rows, by table."""
-
-    rounds: Rows = field(default_factory=list)
-    clients: Rows = field(default_factory=list)
-    attacks: Rows = field(default_factory=list)
-    traces: Rows = field(default_factory=list)
-    images: Rows = field(default_factory=list)
-    snapshots: Rows = field(default_factory=list)
-    inferences: Rows = field(default_factory=list)
-    private: Rows = field(default_factory=list)
-    weights: Rows = field(default_factory=list)
-    scores: Rows = field(default_factory=list)
-    secure_sums: Rows = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class AttackCall:
-    """Some victims of one attack in one arm."""
-
-    arm: str
-    attack: AttackSpec
-    victims: tuple[int, ...]
-    repeat: int
-    strip: bool
-    """Whether the snapshots of its first victim are kept: of the attack's first in the round, the first time."""
 
 
 def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
@@ -87,12 +66,15 @@ class Federation:
         allotment: Allotment,
         progress: Progress,
         saved: dict[str, ArmState],
-        states: dict[str, dict[int, State]],
+        recall: Recall,
         crew: Crew,
     ) -> None:
-        """`saved` and `states` are the server's and the clients' side of a checkpoint, or empty."""
+        """`saved` is the server's side of a checkpoint, or empty; `recall` reads the clients', to which whoever plays
+        rounds adds what they `changed`.
+        """
         self._scenario, self._data, self._allotment, self._progress = scenario, data, allotment, progress
-        self._samples = [len(part) for part in parts]
+        dealt = Parts.of(parts)
+        self._samples = dealt.sizes
         arms = {
             name: build_arm(scenario.model_of(name), stack, data.image_shape, len(data.classes), scenario.seed)
             for name, stack in scenario.stacks.items()
@@ -102,15 +84,18 @@ class Federation:
         malicious = {name: Malicious.of(scenario, name) for name in arms}
         self._backdoored = {name for name, m in malicious.items() if m.poisoning.has_trigger}
         self._colluders = {name: m.clients if m.poisoning.colludes else frozenset() for name, m in malicious.items()}
-        self.states = {arm: dict(states.get(arm, {})) for arm in scenario.stacks}
+        self.changed: dict[str, dict[int, State]] = {}
+        """Arm -> client -> memory, of the clients of the last finished round."""
+        self._recall = recall
         self._sent: dict[str, Served] = {}
-        data_ref, parts_ref, validation_ref = ray.put(data), ray.put(list(parts)), ray.put(list(validation))
+        data_ref, parts_ref, validation_ref = ray.put(data), ray.put(dealt), ray.put(Parts.of(validation))
         self._boxes: dict[str, bytes] = {}
         self._crew = crew
         self._server = self._start_server()
         arguments = (scenario, data_ref, parts_ref, allotment.client, validation_ref)
         self._clients = Pool(crew, allotment.clients, ClientActor, allotment.client, *arguments)
         self._attackers: Pool | None = None
+        self._attacks = Attacks(scenario, self._samples, recall, self._run_clients, self._run_attackers, progress)
 
     def start(self) -> None:
         """Wait until the clients' actors are up, so that a round's time is that of its work; where they encrypt, one
@@ -119,6 +104,8 @@ class Federation:
         Raises `ResourceError` when the cluster does not bring them up in time.
         """
         self._clients.wait()
+        if self._clients.losses:
+            self._progress.note(f"{self._clients.losses} client actor died as it started; another takes its place")
         arms = [arm for arm in self._scenario.stacks if self._scenario.protection_of(arm)]
         making = [Call("make_keys", (arm,), arm) for arm in arms]
         self._boxes = {call.tag: box for call, box, _ in self._run_clients(making)}
@@ -183,7 +170,7 @@ class Federation:
     def _attack_alone(self, round: int) -> RoundTables:
         tables = RoundTables()
         served = {arm: self._ask_server("sent", arm, round) for arm in self._scenario.stacks}
-        self._attack(round, {arm: sent for arm, (sent, _) in served.items()}, tables)
+        self._attacks.strike(round, {arm: sent for arm, (sent, _) in served.items()}, tables)
         return tables
 
     def _play(self, round: int, limits: Mapping[str, int]) -> RoundTables:
@@ -192,15 +179,18 @@ class Federation:
         served = {arm: self._sent.get(arm) or self._ask_server("sent", arm, round) for arm in arms}
         served |= self._opened(round, served)
         before = {arm: sent for arm, (sent, _) in served.items()}
-        states = self._train(round, cohorts, before, tables)
+        drawn = set(chain(*cohorts))
+        known = {arm: self._recall(arm, drawn, round) for arm in arms}
+        states = self._train(round, cohorts, before, known, tables)
         kept = private_layers(self._run_clients, {arm: own for arm, own in states.items() if arm in self._private})
         tables.private += [row | {"round": round} for row in kept]
-        self._consult(round, before, states)
+        failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] != "ok"}
+        self._consult(round, before, {arm: known[arm] | states[arm] for arm in arms}, failed)
         served = {arm: self._ask_server("finish", arm, round, self._server_key(arm, round)) for arm in arms}
         every = self._scenario.federation.evaluate_every
         due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]
         evaluations = self._evaluate({arm: served[arm][0] for arm in due}, states, tables)
-        self._attack(round, before, tables)
+        self._attacks.strike(round, before, tables)
         finished = {arm: ray.get(list(refs)) for arm, refs in served.items()}  # all or none: the server may die here
         for arm, (new, kept) in finished.items():
             self._saved[arm] = _arm_state(new, kept)
@@ -211,9 +201,8 @@ class Federation:
         self._sent = served
         for row in tables.rounds:
             row.update(evaluations.get(row["arm"], {}))
-            row["bytes_down"] = _bytes_of(self._saved[row["arm"]]) * row["clients"]
-        for arm, changed in states.items():
-            self.states[arm].update(changed)
+            row["bytes_down"] = _bytes_of(self._saved[row["arm"]]) * sum(r["arm"] == row["arm"] for r in tables.clients)
+        self.changed = states
         return tables
 
     def _server_key(self, arm: str, round: int) -> int:
@@ -225,27 +214,35 @@ class Federation:
         return sent, kept
 
     def _train(
-        self, round: int, cohorts: list[list[int]], sent: dict[str, ray.ObjectRef], tables: RoundTables
+        self,
+        round: int,
+        cohorts: list[list[int]],
+        sent: dict[str, ray.ObjectRef],
+        known: dict[str, dict[int, State]],
+        tables: RoundTables,
     ) -> dict[str, dict[int, State]]:
         """All arms' cohorts, the largest first so that the last to finish is a small one; the clients' new states."""
-        calls = [
-            Call(
-                "cohort",
-                (arm, sent[arm], clients, self._states_of(arm, {*clients, *self._colluders[arm]})),
-                (arm, index),
-                returns=2,
-            )
+        weights = [float(self._samples[clients].sum()) for clients in cohorts]
+        failures, note = self._scenario.federation.failures, self._progress.note
+        alone = failures.timeout is not None  # else how long one is waited for would depend on the number of actors
+        calls = len(cohorts) if alone else max(2, ceil(_CALLS * self._allotment.clients / len(sent)))
+        work = [
+            [
+                Cohort(arm, i, sent[arm], tuple(cohorts[i]), _some(known[arm], {*cohorts[i], *self._colluders[arm]}))
+                for i in portion
+            ]
             for arm in sent
-            for index, clients in enumerate(cohorts)
+            for portion in portions(weights, calls)
         ]
-        calls.sort(key=lambda call: -sum(self._samples[c] for c in call.args[2]))
+        work.sort(key=lambda portion: -sum(weights[cohort.index] for cohort in portion))
         states: dict[str, dict[int, State]] = {arm: {} for arm in sent}
         added: list[ray.ObjectRef] = []
         seconds = dict.fromkeys(sent, 0.0)
-        for call, report, [partial] in self._run_clients(calls):
-            arm, index = call.tag
-            added.append(self._server.add.remote(arm, index, len(cohorts), partial))
+        for portion, report, partials in Patience(round, failures, self._run_clients, note).results(work):
+            arm = portion[0].arm
+            added.append(self._server.add.remote(arm, len(cohorts), partials))
             tables.clients += report.rows
+            tables.clients += [row for cohort in portion for row in rows_of(cohort, self._scenario, round)]
             states[arm].update(report.states)
             seconds[arm] += report.seconds
             self._progress.clients_done(round, len(tables.clients), sum(map(len, cohorts)) * len(sent))
@@ -254,7 +251,11 @@ class Federation:
         order = {arm: i for i, arm in enumerate(sent)}
         tables.clients.sort(key=lambda row: (order[row["arm"]], row["client"]))
         for arm in sent:
-            tables.rounds.append(_round_row(arm, round, [r for r in tables.clients if r["arm"] == arm], seconds[arm]))
+            rows = [row for row in tables.clients if row["arm"] == arm]
+            if (left := sum(row["status"] == "ok" for row in rows)) < len(rows):
+                note(told(arm, round, rows))
+                check_left(self._scenario, arm, round, left, len(rows))
+            tables.rounds.append(_round_row(arm, round, [r for r in rows if r["status"] == "ok"], seconds[arm]))
         return states
 
     def _opened(self, round: int, served: dict[str, Served]) -> dict[str, Served]:
@@ -266,33 +267,39 @@ class Federation:
             return {}
         opening = {arm: self._server.open.remote(arm, round, members) for arm in served}
         opened = [arm for arm, ref in opening.items() if ray.get(ref)]
-        self._consult(round, {arm: served[arm][0] for arm in opened}, {arm: {} for arm in opened})
+        remembered = {arm: self._recall(arm, members, round) for arm in opened}
+        self._consult(round, {arm: served[arm][0] for arm in opened}, remembered)
         return {arm: self._ask_server("sent", arm, round) for arm in opened}
 
-    def _consult(self, round: int, sent: dict[str, ray.ObjectRef], states: dict[str, dict[int, State]]) -> None:
-        """Carry what the rules ask to the round's clients and the answers back, until no arm's rule asks any more.
+    def _consult(
+        self,
+        round: int,
+        sent: dict[str, ray.ObjectRef],
+        states: dict[str, dict[int, State]],
+        failed: Collection[tuple[str, int]] = (),
+    ) -> None:
+        """Carry what the rules ask to the round's clients and the answers back, until no arm's rule asks any more;
+        clients that have `failed` in an arm are asked nothing.
 
         Payloads and answers go by reference: the driver never holds them. The server hears clients in their order,
         whoever answered first.
         """
-        members = plan.drawn_clients(self._scenario, round)
-
-        def own_state(arm: str, client: int) -> State:
-            return states[arm].get(client) or self.states[arm].get(client, {})
+        drawn = plan.drawn_clients(self._scenario, round)
+        members = {arm: [c for c in drawn if (arm, c) not in failed] for arm in sent}
 
         asking = list(sent)
         while asking:
             asked = {arm: self._ask_server("ask", arm) for arm in asking}
             whom = {arm: of for arm, (ref, _) in asked.items() if (of := ray.get(ref))}
             calls = [
-                Call("answer", (arm, sent[arm], asked[arm][1], c, own_state(arm, c)), (arm, c), returns=2)
+                Call("answer", (arm, sent[arm], asked[arm][1], c, states[arm].get(c, {})), (arm, c), returns=2)
                 for arm, of in whom.items()
-                for c in (members if of == "all" else members[:1])
+                for c in (members[arm] if of == "all" else members[arm][:1])
             ]
             answers = {call.tag: answer for call, _, [answer] in self._run_clients(calls)}
             heard = [
                 self._server.hear.remote(
-                    arm, own := [c for c in members if (arm, c) in answers], *(answers[arm, c] for c in own)
+                    arm, own := [c for c in members[arm] if (arm, c) in answers], *(answers[arm, c] for c in own)
                 )
                 for arm in whom
             ]
@@ -305,7 +312,7 @@ class Federation:
         """Loss and accuracy on the test set, arm by arm, and accuracy on clients' own data where it is asked for."""
         sizes: dict[Split, int] = {"test": len(self._data.test_labels)}
         if self._scenario.federation.evaluate_clients:
-            sizes["train"] = sum(self._samples)
+            sizes["train"] = int(self._samples.sum())
         shared = {arm: ref for arm, ref in sent.items() if arm not in self._private}
         split = {arm: ref for arm, ref in sent.items() if arm in self._private}
         means, own = evaluate_members(self._run_clients, split, states, self._samples, list(sizes))
@@ -316,63 +323,6 @@ class Federation:
         for arm, share in evaluate_backdoors(self._run_clients, backdoored, sizes["test"]).items():
             found[arm] |= share
         return found
-
-    def _attack(self, round: int, sent: dict[str, ray.ObjectRef], tables: RoundTables) -> None:
-        """Observe, attack, score: each in its own place, the observations and truths passed by reference."""
-        due = [
-            AttackCall(arm, attack, victims, repeat, strip=chunk == repeat == 0)
-            for attack in self._scenario.attacks
-            if round in attack.rounds
-            for chunk, victims in enumerate(self._chunks(attack, round))
-            for repeat in range(attack.repeats)
-            for arm in sent
-        ]
-        if not due:
-            return
-        observe = [
-            Call(
-                "observe",
-                (d.arm, sent[d.arm], d.victims, d.attack, self._states_behind(d, round), d.repeat),
-                i,
-                returns=3,
-            )
-            for i, d in enumerate(due)
-        ]
-        observed = {call.tag: refs for call, _, refs in self._run_clients(observe)}
-        known = {arm: (self._scenario.model_of(arm), stack) for arm, stack in self._scenario.stacks.items()}
-        attack = [
-            Call("attack", (d.attack, *known[d.arm], observed[i][0], self._keys(d, round)), i, returns=2)
-            for i, d in enumerate(due)
-        ]
-        attacked = {}
-        for call, outcomes, [reconstructions] in self._run_attackers(attack):
-            attacked[call.tag] = outcomes, reconstructions
-            self._progress.attacks_done(round, len(attacked), len(due))
-        score = [Call("score", (observed[i][1], attacked[i][1], d.strip), i) for i, d in enumerate(due)]
-        scored = {call.tag: result for call, result, _ in self._run_clients(score)}
-        for i, d in enumerate(due):
-            _note_attack(tables, d, round, attacked[i][0], scored[i])
-
-    def _chunks(self, attack: AttackSpec, round: int) -> Iterable[tuple[int, ...]]:
-        victims = plan.victims(self._scenario, attack, round, self._samples)
-        size = attack.victims_per_call
-        return [tuple(victims[i : i + size]) for i in range(0, len(victims), size)]
-
-    def _keys(self, d: AttackCall, round: int) -> list[int]:
-        key = (self._scenario.seed, "attack", d.attack.title, round)
-        return [seeds.torch_generator(*key, v, *seeds.again(d.repeat)).initial_seed() for v in d.victims]
-
-    def _states_of(self, arm: str, clients: Iterable[int]) -> dict[int, State]:
-        return {c: self.states[arm][c] for c in clients if c in self.states[arm]}
-
-    def _states_behind(self, d: AttackCall, round: int) -> dict[int, State]:
-        """The memories of the clients whose work an observation repeats."""
-        if d.attack.observes == "shown":
-            return self._states_of(d.arm, plan.drawn_clients(self._scenario, round))
-        colluders = (
-            [plan.colluder(self._scenario, round, v) for v in d.victims] if "colluder" in d.attack.knowledge else []
-        )
-        return self._states_of(d.arm, [*d.victims, *colluders])
 
     def _run_clients(self, calls: Sequence[Call]) -> Iterable[tuple[Call, Any, list[ray.ObjectRef]]]:
         return self._noting_losses(self._clients, calls, "client actor")
@@ -393,6 +343,10 @@ class Federation:
                 self._progress.note(f"{pool.losses - known} {what} died; another does its work again")
                 known = pool.losses
             yield result
+
+
+def _some(states: Mapping[int, State], clients: Iterable[int]) -> dict[int, State]:
+    return {c: states[c] for c in clients if c in states}
 
 
 def _untrained(arm: Arm) -> ArmState:
@@ -419,32 +373,3 @@ def _round_row(arm: str, round: int, clients: Rows, actor_seconds: float) -> dic
         "actor_seconds": actor_seconds,
         "bytes_up": sum(row["sent_bytes"] for row in clients),
     }
-
-
-def _note_attack(
-    tables: RoundTables,
-    d: AttackCall,
-    round: int,
-    outcomes: Sequence[Guess],
-    scored: Sequence[tuple[Rows, Rows, Rows]],
-) -> None:
-    """Add one call's rows to the tables of attacks, traces, images, snapshots and inferences."""
-    for victim, outcome, (rows, images, snapshots) in zip(d.victims, outcomes, scored, strict=True):
-        key = {"arm": d.arm, "round": round, "attack": d.attack.title, "victim": victim, "repeat": d.repeat}
-        tables.images += [key | image for image in images]
-        tables.snapshots += [key | snapshot for snapshot in snapshots]
-        if isinstance(outcome, Inference):
-            tables.inferences += [key | row | {"status": outcome.status, "message": outcome.message} for row in rows]
-            continue
-        result = {
-            "batch_size": len(rows),
-            "observes": d.attack.observes,
-            "knowledge": ",".join(d.attack.knowledge),
-            "objective": outcome.loss,
-            "iterations": outcome.iterations,
-            "seconds": outcome.seconds,
-            "status": outcome.status,
-            "message": outcome.message,
-        }
-        tables.attacks += [key | row | result for row in rows]
-        tables.traces += [key | {"iteration": i, "objective": o} for i, o in outcome.trace]

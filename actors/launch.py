@@ -11,26 +11,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from io import StringIO
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 import ray
 
 from actors import transport
 from actors.cluster import Allotment, allot, connected
 from actors.crew import Crew
-from actors.federation import Federation, RoundTables, count_calls
+from actors.federation import Federation, count_calls
 from actors.progress import Progress
+from actors.tables import RoundTables
 from rayfed import catalogue
 from rayfed import scenario as scenarios
 from rayfed.data.partitions.base import label_mix
-from rayfed.errors import RunError, UserError
+from rayfed.errors import ClientError, RunError, UserError
 from rayfed.metrics.score import Scorer
-from rayfed.report import run as report
-from rayfed.results import checkpoint
+from rayfed.results import checkpoint, memories
 from rayfed.results.folder import RunFolder
+from rayfed.results.schemas import TABLES
 from rayfed.scenario import Scenario
 from rayfed.training.arm import build_arm
 from rayfed.training.inputs import Inputs, prepare
@@ -73,14 +76,14 @@ def launch_in(folder: RunFolder, scenario: Scenario, trial: Staff, progress: Pro
     No report is made. Raises `RunError` where the run has failed before: it would again.
     """
     if folder.exists("status.json"):
-        status = json.loads(folder.read_text("status.json"))
+        status = folder.read_mapping("status.json")
         if status["state"] == "finished":
             return
         if status["state"] == "failed":
             raise RunError(status["error"])
     inputs = prepare(scenario)
     saved = checkpoint.load(folder)
-    folder.drop_after(saved.round if saved else -1)
+    _drop_after(folder, saved)
     _describe(inputs, folder)
     _play(inputs, folder, None, progress, saved, trial)
 
@@ -99,12 +102,23 @@ def resume(path: str, address: str | None, progress: Progress) -> RunFolder:
     saved = checkpoint.load(folder)
     inputs = prepare(scenario)
     rounds = max(inputs.limits.values())
-    if saved and saved.round + 1 >= rounds and folder.exists("report.html"):
+    if saved and saved.round + 1 >= rounds and _finished(folder):
         raise RunError(f"{folder.url}: all {rounds} rounds are played; nothing to resume")
-    folder.drop_after(saved.round if saved else -1)
-    folder.write_part("partition", 0, _partition_rows(inputs))
+    _drop_after(folder, saved)
+    folder.write_part("partition", 0, _partition_table(inputs))
     _play(inputs, folder, address, progress, saved)
     return folder
+
+
+def _finished(folder: RunFolder) -> bool:
+    return folder.exists("report.html") and folder.read_mapping("status.json")["state"] == "finished"
+
+
+def _drop_after(folder: RunFolder, saved: checkpoint.Checkpoint | None) -> None:
+    """Remove what a round has left that did not end."""
+    round = saved.round if saved else -1
+    folder.drop_after(round)
+    memories.tidy(folder, round + 1)
 
 
 def attack(scenario: Scenario, run: str | None, out: str | None, address: str | None, progress: Progress) -> RunFolder:
@@ -122,7 +136,9 @@ def attack(scenario: Scenario, run: str | None, out: str | None, address: str | 
     _describe(inputs, folder)
     with (
         _recorded(folder, "attack", 0, 0) as log,
-        _federation(inputs, folder, address, progress, saved) as federation,
+        _federation(
+            inputs, folder, address, progress, saved, source=RunFolder.open(run) if run else None
+        ) as federation,
     ):
         tables = federation.attack(round)
         _write(folder, round, tables)
@@ -154,7 +170,7 @@ def _check_fit(what: str, saved: checkpoint.Checkpoint, scenario: Scenario, inpu
 def _describe(inputs: Inputs, folder: RunFolder) -> None:
     """Write what a run is of, before its first round."""
     folder.write_text("scenario.yaml", inputs.scenario.dump())
-    folder.write_part("partition", 0, _partition_rows(inputs))
+    folder.write_part("partition", 0, _partition_table(inputs))
 
 
 def _play(
@@ -190,7 +206,7 @@ def _play(
         for round in range(first, rounds):
             tables = federation.play(round, limits)
             _write(folder, round, tables)
-            checkpoint.save(folder, checkpoint.Checkpoint(round, federation.saved, federation.states))
+            checkpoint.save(folder, checkpoint.Checkpoint(round, federation.saved, federation.changed))
             log.round_done(round, tables)
             progress.round_done(tables.rounds, tables.attacks, tables.inferences)
 
@@ -203,10 +219,11 @@ def _federation(
     progress: Progress,
     saved: checkpoint.Checkpoint | None,
     trial: Staff | None = None,
+    source: RunFolder | None = None,
 ) -> Iterator[Federation]:
-    """The run's actors, up and ready to go on after the checkpoint."""
+    """The run's actors, up and ready to go on after the checkpoint, which is the run's own unless it has a source."""
     scenario = inputs.scenario
-    with connected(address):
+    with connected(address, scenario):
         transport.register()
         allotment = trial.allotment if trial else allot(scenario, *count_calls(scenario, len(inputs.data.test_labels)))
         folder.write_text("environment.json", json.dumps(environment(scenario, allotment), indent=2))
@@ -219,7 +236,7 @@ def _federation(
             allotment,
             progress,
             saved.server if saved else {},
-            saved.clients if saved else {},
+            partial(checkpoint.recall, source or folder),
             trial.crew if trial else Crew(),
         )
         with _closing(federation, keep=trial is not None):
@@ -242,6 +259,9 @@ def _closing(federation: Federation, keep: bool) -> Iterator[None]:
     """
     try:
         yield
+    except ClientError:
+        federation.close()  # one more of its clients may hang in an actor
+        raise
     except (UserError, SystemExit):
         federation.close(keep)
         raise
@@ -285,6 +305,9 @@ class _Log:
             accuracy = "" if row.get("test_accuracy") is None else f", test accuracy {row['test_accuracy']:.4f}"
             loss = "no client" if row["train_loss"] is None else f"training loss {row['train_loss']:.4f}"
             self.line(f"round {round}, arm {row['arm']}: {loss}{accuracy}")
+        for row in tables.clients:
+            if row["status"] != "ok":
+                self.line(f"round {round}, arm {row['arm']}: client {row['client']} is left out: it {row['status']}")
 
 
 @contextmanager
@@ -305,12 +328,18 @@ def _recorded(folder: RunFolder, kind: Kind, first: int, rounds: int, reports: b
             log.status("interrupted" if interrupted else "failed", message)
         if reports:
             with _not_hiding_the_first(log):
-                report.write_report(folder)
+                _report(folder)
         raise
     log.line("run finished")
     log.status("finished")
     if reports:
-        report.write_report(folder)
+        _report(folder)
+
+
+def _report(folder: RunFolder) -> None:
+    from rayfed.report.run import write_report  # its plotting libraries cost a second, at the end and not at the start
+
+    write_report(folder)
 
 
 @contextmanager
@@ -325,21 +354,16 @@ def _not_hiding_the_first(log: _Log) -> Iterator[None]:
 
 def _kind(folder: RunFolder) -> Kind | None:
     """What the run is by its status; None where it ended before it had one."""
-    return json.loads(folder.read_text("status.json"))["kind"] if folder.exists("status.json") else None
+    return folder.read_mapping("status.json").get("kind") if folder.exists("status.json") else None
 
 
-def _partition_rows(inputs: Inputs) -> list[dict[str, object]]:
+def _partition_table(inputs: Inputs) -> pa.Table:
+    """By columns: many clients make many rows."""
     groups, names = inputs.data.groups
     counts = label_mix(groups, inputs.parts, len(names))
-    return [
-        {
-            "client": client,
-            "label": label,
-            "class_name": names[label],
-            "count": int(counts[client, label]),
-        }
-        for client, label in np.ndindex(counts.shape)
-    ]
+    clients, labels = np.indices(counts.shape, np.int32).reshape(2, -1)
+    columns = [clients, labels, pa.DictionaryArray.from_arrays(labels, names).cast(pa.string()), counts.reshape(-1)]
+    return pa.table(columns, schema=TABLES["partition"])
 
 
 def environment(scenario: Scenario, a: Allotment) -> dict[str, object]:

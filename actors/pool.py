@@ -6,31 +6,20 @@ Every call is a pure function of its arguments, so a call that was lost with its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from time import monotonic
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
+from actors.calls import Call, Overdue, Running, Started
 from actors.crew import Crew
 from rayfed.errors import ResourceError, UserError
 
 START_TIMEOUT = 900.0
 """Seconds; an autoscaling cluster needs minutes for a new node."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a method on whichever actor is free."""
-
-    method: str
-    args: tuple[Any, ...]
-    tag: Any = None
-    """Whose result it is; for the caller alone."""
-    returns: int = 1
-    """How many objects it returns. The first is brought to the driver, the others stay references."""
 
 
 class ActorsLost(RuntimeError):
@@ -57,9 +46,20 @@ class Pool:
     def wait(self) -> None:
         """Return when all actors are up; raises `ResourceError` when that takes longer than `START_TIMEOUT`.
 
-        An actor that dies as it starts raises its own error.
+        One that dies as it starts is replaced; one that raises then raises its own error, for it would again.
         """
-        wait_for(list(self._starting))
+        for again in range(self.RETRIES, -1, -1):
+            try:
+                wait_for(list(self._starting))
+            except RayActorError as error:
+                if error.actor_init_failed or not again:
+                    raise
+                for ready, slot in list(self._starting.items()):
+                    if _died(ready):
+                        del self._starting[ready]
+                        self.losses += self._replace(slot, self._actors[slot])
+            else:
+                break
         self._starting.clear()
 
     def run(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Any, list[ray.ObjectRef]]]:
@@ -67,47 +67,56 @@ class Pool:
 
         An actor is handed its next call before it has finished the last, so that it need not wait for the driver, while
         more calls are left than there are actors. So at the end at most one call an actor waits behind a slow one while
-        others are idle. Raises the call's own
-        exception when it fails, `RayActorError` when the maker of one of its arguments has died, `ObjectLostError` when
-        an argument or a result was lost with its node, `ActorsLost` when it keeps killing actors, and `ResourceError`
-        when no actor is left and none comes up within `START_TIMEOUT`.
+        others are idle. A call past its limit comes as `Overdue`; what waits behind it is moved elsewhere. Raises the
+        call's own exception when it fails, `RayActorError` when the maker of one of its arguments has died,
+        `ObjectLostError` when an argument or a result was lost with its node, `ActorsLost` when it keeps killing
+        actors, and `ResourceError` when no actor is left and none comes up within `START_TIMEOUT`.
         """
         waiting = deque((call, 0) for call in calls)
-        running: dict[ray.ObjectRef, tuple[int, ActorHandle, Call, int, list[ray.ObjectRef]]] = {}
-        queued = [0] * len(self._actors)
+        running = Running(len(self._actors))
         while waiting or running:
-            while waiting and (slot := self._open(queued, len(waiting))) is not None:
+            while waiting and (slot := self._open(running.queued, len(waiting))) is not None:
                 call, losses = waiting.popleft()
                 done, *rest = self._start(self._actors[slot], call)
-                running[done] = slot, self._actors[slot], call, losses, rest
-                queued[slot] += 1
-            done = self._first(running)
-            if self._starting.pop(done, None) is not None:
+                running.add(done, Started(slot, self._actors[slot], call, losses, rest))
+            first, overdue = self._first(running)
+            if self._starting.pop(first, None) is not None:
                 continue  # up, or dead as it started, which its first call will find out
-            slot, actor, call, losses, rest = running.pop(done)
-            queued[slot] -= 1
+            ended = running.pop(first)
+            if overdue:
+                waiting.extendleft((other.call, other.losses) for other in running.behind(ended.slot))
+                self._replace(ended.slot, ended.actor)
+                yield ended.call, Overdue(), []
+                continue
             try:
-                result = ray.get(done)
+                result = ray.get(first)
             except RayTaskError as error:  # before RayActorError, which it is too when an argument's maker has died
                 raise _original(error) from None
             except RayActorError as error:
-                self._replace(slot, actor)
-                if losses + 1 > self.RETRIES:
-                    raise ActorsLost(f"{call.method} lost {losses + 1} actors in a row: {error}") from error
-                waiting.appendleft((call, losses + 1))
+                self.losses += self._replace(ended.slot, ended.actor)
+                losses = ended.losses + 1
+                if losses > self.RETRIES:
+                    raise ActorsLost(f"{ended.call.method} lost {losses} actors in a row: {error}") from error
+                waiting.appendleft((ended.call, losses))
                 continue
-            yield call, result, rest
+            yield ended.call, result, ended.rest
 
-    def _first(self, running: Iterable[ray.ObjectRef]) -> ray.ObjectRef:
-        """What comes first: an actor that is up, or the end of a call.
+    def _first(self, running: Running) -> tuple[ray.ObjectRef, bool]:
+        """What comes first, an actor that is up or the end of a call, and False; or the call whose time ends before,
+        and True.
 
-        The end always comes, for an actor that is up ends its call or dies; a start does not where there is no place.
+        Without a limit the end always comes, for an actor that is up ends its call or dies; a start does not where
+        there is no place.
         """
-        running = list(running)
-        done, _ = ray.wait([*self._starting, *running], num_returns=1, timeout=None if running else START_TIMEOUT)
-        if not done:
+        end = running.next_end()
+        patience = None if running else START_TIMEOUT
+        timeout = patience if end is None else max(0.0, end[0] - monotonic())
+        done, _ = ray.wait([*self._starting, *running], num_returns=1, timeout=timeout)
+        if done:
+            return done[0], False
+        if end is None:
             raise _not_started(len(self._starting), len(self._actors))
-        return done[0]
+        return end[1], True
 
     def _open(self, queued: Sequence[int], waiting: int) -> int | None:
         """The actor that takes the next call: an idle one, or a second call for one at work while many are waiting."""
@@ -120,12 +129,15 @@ class Pool:
         refs = getattr(actor, call.method).options(num_returns=call.returns).remote(*call.args)
         return refs if call.returns > 1 else [refs]
 
-    def _replace(self, slot: int, dead: ActorHandle) -> None:
-        """Put a new actor in a dead one's place, once for all the calls that it took with it."""
-        if self._actors[slot] is dead:
-            self.losses += 1
-            self._crew.dismiss(dead, keep=False)
-            self._start_actor(slot)
+    def _replace(self, slot: int, dead: ActorHandle) -> bool:
+        """Put a new actor in the place of one that is dead, or to be ended; whether that had not been done yet, for one
+        takes several calls with it.
+        """
+        if self._actors[slot] is not dead:
+            return False
+        self._crew.dismiss(dead, keep=False)
+        self._start_actor(slot)
+        return True
 
     def _start_actor(self, slot: int) -> None:
         self._actors[slot], ready = self._crew.hire(*self._hired)
@@ -146,6 +158,17 @@ def wait_for(starting: list[ray.ObjectRef]) -> None:
         raise _original(error) from None
     if missing:
         raise _not_started(len(missing), len(starting))
+
+
+def _died(starting: ray.ObjectRef) -> bool:
+    """Whether an actor that was being started is dead."""
+    try:
+        ray.get(starting, timeout=0)
+    except GetTimeoutError:
+        return False
+    except RayActorError:
+        return True
+    return False
 
 
 def _not_started(missing: int, actors: int) -> ResourceError:

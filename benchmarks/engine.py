@@ -1,10 +1,12 @@
 """Client updates per second: the engine, a plain loop, two of those side by side, and Flower's simulation on Ray.
 
     python -m benchmarks.engine [--flower-python PATH] [--cases 10/100 100/100 100/1000] [--rounds 15] [--start 3]
+    python -m benchmarks.engine --cases resnet18:10/20 --rounds 3 --start 0
 
 One thread per process, two of them for every side that has several. Sides take turns, round by round, and what is
 printed are medians of one run: on a machine that others use too, compare the ratios. `--flower-python` is the
-interpreter of an environment with `flwr[simulation]`, torch and numpy; without it Flower is left out.
+interpreter of an environment with `flwr[simulation]`, torch and numpy; without it, and for ResNet-18, Flower has no
+turn.
 """
 
 from __future__ import annotations
@@ -27,9 +29,10 @@ import numpy as np
 
 from actors import transport
 from actors.cluster import allot, connected
+from actors.crew import Crew
 from actors.federation import Federation, count_calls
 from actors.progress import Progress
-from benchmarks.lenet5 import BATCH, LR, SAMPLES, PlainLoop, Work, data, rows_of
+from benchmarks.work import BATCH, LR, SAMPLES, PlainLoop, Work, data
 from rayfed import scenario as scenarios
 from rayfed.data.base import Dataset
 from rayfed.scenario import Scenario
@@ -37,6 +40,8 @@ from rayfed.training.plan import drawn_clients
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROCESSES = 2
+
+_MODELS = {"lenet5": "benchmarks.work:LeNet5", "resnet18": "{name: resnet18, batch_norm: train}"}
 
 PlayRound = Callable[[int], float]
 """Plays the round of that number and returns its seconds."""
@@ -47,7 +52,7 @@ def scenario_of(work: Work) -> Scenario:
     return scenarios.parse(
         f"""
         name: benchmark
-        model: benchmarks.lenet5:LeNet5
+        model: {_MODELS[work.model]}
         training: {{epochs: 1, batch_size: {BATCH}, lr: {LR}}}
         federation:
           rounds: 1000000
@@ -64,18 +69,18 @@ def scenario_of(work: Work) -> Scenario:
 def engine(work: Work) -> Iterator[PlayRound]:
     """The engine as a run uses it, without the files that a run writes."""
     scenario = scenario_of(work)
-    images, labels = data(work.clients)
+    images, labels = data(work.clients, work.shape)
     dataset = Dataset(images, labels, images[:1], labels[:1], tuple("0123456789"))
-    parts = [np.arange(len(labels))[rows_of(client)] for client in range(work.clients)]
-    with connected(None):
+    parts = np.split(np.arange(len(labels)), work.clients)
+    with connected(None, scenario):
         transport.register()
         allotment = allot(scenario, *count_calls(scenario, len(dataset.test_labels)))
-        federation = Federation(scenario, dataset, parts, allotment, Progress(), {}, {})
+        federation = Federation(scenario, dataset, parts, [], allotment, Progress(), {}, lambda *_: {}, Crew())
         federation.start()
 
         def play(round: int) -> float:
             began = perf_counter()
-            done = federation.play(round)
+            done = federation.play(round, {"none": sys.maxsize})
             seconds = perf_counter() - began
             assert len(done.clients) == work.per_round
             return seconds
@@ -152,12 +157,12 @@ def flower(python: str, work: Work, rounds: int) -> Iterator[PlayRound]:
             process.terminate()
 
 
-def compare(work: Work, flower_python: str | None, rounds: int, warm_up: int = 2) -> dict[str, list[float]]:
+def compare(work: Work, flower_python: str | None, rounds: int, warm_up: int) -> dict[str, list[float]]:
     """Seconds of every round, side by side."""
     with ExitStack() as stack:
         sides = {"engine": stack.enter_context(engine(work)), "plain loop": stack.enter_context(plain(work))}
         sides["two loops"] = stack.enter_context(side_by_side(work))
-        if flower_python:
+        if flower_python and work.model == "lenet5":
             sides["Flower"] = stack.enter_context(flower(flower_python, work, warm_up + rounds))
         for round in range(warm_up):
             for play in sides.values():
@@ -182,7 +187,7 @@ def show(work: Work, seconds: dict[str, list[float]]) -> None:
 STARTED = """
 name: start
 data: {name: digits, size: 28}
-model: benchmarks.lenet5:LeNet5
+model: benchmarks.work:LeNet5
 training: {epochs: 1}
 federation: {rounds: 1, clients: 10}
 """
@@ -206,8 +211,9 @@ def start_up() -> float:
 
 
 def _work(text: str) -> Work:
-    per_round, clients = map(int, text.split("/"))
-    return Work(clients, per_round)
+    model, _, sizes = text.rpartition(":")
+    per_round, clients = map(int, sizes.split("/"))
+    return Work(clients, per_round, "resnet18" if model == "resnet18" else "lenet5")
 
 
 def main() -> None:
@@ -215,11 +221,10 @@ def main() -> None:
     parser.add_argument("--flower-python", metavar="PATH")
     parser.add_argument("--cases", nargs="*", type=_work, default=[_work(c) for c in ("10/100", "100/100", "100/1000")])
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
     parser.add_argument("--start", type=int, default=3, help="how often to measure the start; 0 leaves it out")
     chosen = parser.parse_args()
-    print(
-        f"LeNet-5, {SAMPLES} samples a client, one epoch in batches of {BATCH}; {PROCESSES} of {os.cpu_count()} cores"
-    )
+    print(f"{SAMPLES} samples a client, one epoch in batches of {BATCH}; {PROCESSES} of {os.cpu_count()} cores")
     if not chosen.flower_python:
         print("Flower is left out: no --flower-python")
     if chosen.start:
@@ -228,7 +233,7 @@ def main() -> None:
     # Ray's workers, Flower's too, run at 15: beside other users' work they would lose to the loops, which run at 0.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - so Ray spells it
     for work in chosen.cases:
-        show(work, compare(work, chosen.flower_python, chosen.rounds))
+        show(work, compare(work, chosen.flower_python, chosen.rounds, chosen.warm_up))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from benchmarks.lenet5 import SAMPLES, LeNet5, data, rows_of, train
+from benchmarks.work import SAMPLES, LeNet5, data, rows_of, train
 
 
 def _client(clients: int) -> ClientApp:

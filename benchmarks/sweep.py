@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20)
     scenario = workload(parser.parse_args().trials)
     watch, alone = Watch(), []
-    with tempfile.TemporaryDirectory() as out, connected(None):
+    with tempfile.TemporaryDirectory() as out, connected(None, scenario):
         cores = int(ray.cluster_resources()["CPU"])
         sweep(scenario, out, None, watch)
         allotment, crew = allot_trial(scenario), Crew()

@@ -17,6 +17,7 @@ from actors.progress import Progress
 from rayfed import scenario as scenarios
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.errors import ResourceError, RunError
+from rayfed.report import run as report
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import AggregationSpec, Scenario
 
@@ -84,7 +85,7 @@ def test_what_fails_after_a_failure_does_not_hide_it(monkeypatch: pytest.MonkeyP
     def unwritable(folder: RunFolder) -> str:
         raise RunError("the disk is full")
 
-    monkeypatch.setattr(runs.report, "write_report", unwritable)
+    monkeypatch.setattr(report, "write_report", unwritable)
     folder = RunFolder.create(str(tmp_path), "t")
     folder.write_text("checkpoint/latest.json", "damaged")
     with pytest.raises(ZeroDivisionError), runs._recorded(folder, "training", 2, 3):

@@ -46,6 +46,19 @@ def test_fedavg_is_the_weighted_mean(size: int) -> None:
     np.testing.assert_allclose(buffers["mean"].numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_sum_in_place_has_the_bits_of_merges_and_leaves_updates_alone() -> None:
+    rule, sent, before = FedAvg(), updates(5), updates(5)
+    total = rule.partial(sent)
+    merged = rule.partial(sent[:1])
+    for update in sent[1:]:
+        merged = rule.merge(merged, rule.partial([update]))
+    assert total.weight == merged.weight
+    for name in ("w", "b"):
+        assert torch.equal(total.tensors[name], merged.tensors[name])
+        assert all(torch.equal(u.tensors[name], b.tensors[name]) for u, b in zip(sent, before, strict=True))
+    assert torch.equal(total.buffers["mean"], merged.buffers["mean"])
+
+
 def test_fedavg_uniform_is_the_plain_mean() -> None:
     sent = updates(5)
     step, _ = folded(FedAvg(weights="uniform"), sent, 2)

@@ -60,6 +60,9 @@ class Aggregation:
     reveals: ClassVar[str | None] = None
     """What clients tell the server beside their updates, in words; no defence of the update covers it."""
 
+    needs_all: ClassVar[str | None] = None
+    """Why no client of a round may be left out unplanned, in words; None where any may."""
+
     def check(self, clients: int) -> None:
         """Raise `UserError` where the rule has no meaning with so many clients, the fewest of any round."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -37,12 +37,19 @@ class FedAvg(Aggregation):
         return update.samples if self.weights == "samples" else 1
 
     def partial(self, updates: Iterable[Update]) -> WeightedSum:
-        """The weighted sum over one cohort, in the order of its clients."""
+        """The weighted sum over one cohort, in the order of its clients; added up in place, for it may be large."""
         total: WeightedSum | None = None
         for update in updates:
             weight = float(self.weight(update))
             term = WeightedSum(scaled(update.tensors, weight), scaled(update.buffers, weight), weight)
-            total = term if total is None else self.merge(total, term)
+            if total is None:
+                total = term
+                continue
+            for sums, terms in ((total.tensors, term.tensors), (total.buffers, term.buffers)):
+                for name, t in sums.items():
+                    t.add_(terms[name])
+            total = replace(total, weight=total.weight + weight)
+            del term  # the next client trains meanwhile
         if total is None:
             raise ValueError("a cohort has at least one client")
         return total

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -53,6 +53,10 @@ class SecureSum(Aggregation):
     """Of a round, at most."""
     hosted: Clients | None = None
     """None at the server."""
+
+    needs_all: ClassVar[str | None] = (
+        "the others' masks would stay in the sum; `dropouts` of the protection are those that it is prepared for"
+    )
 
     @classmethod
     def of(cls, rule: Aggregation, protection: SecureAggregation, clients: int, samples: int) -> SecureSum:

@@ -11,7 +11,8 @@ from rayfed.update import Named
 
 
 class TreeFold:
-    """Merges numbered partial results in a binary tree fixed by their numbers, in whatever order they come.
+    """Merges numbered partial results in a binary tree fixed by their numbers, in whatever order they come; None is
+    that of a cohort in which every client has failed, and changes nothing.
 
     Floating-point sums depend on the order of summation; the tree makes it the same always, and holds at most the
     logarithm of the number of results for every gap in what has come so far.
@@ -21,25 +22,34 @@ class TreeFold:
         self._aggregation, self._count = aggregation, count
         self._nodes: dict[tuple[int, int], Any] = {}
 
-    def add(self, index: int, partial: Any) -> None:
-        """Take partial result number `index` (0 .. count - 1), each once."""
-        level = 0
+    @property
+    def nodes(self) -> dict[tuple[int, int], Any]:
+        """What there is of the tree by (level, index): who adds these elsewhere adds all that has come here."""
+        return self._nodes
+
+    def add(self, index: int, partial: Any, level: int = 0) -> None:
+        """Take partial result number `index` (0 .. count - 1), each once; on a `level` above 0, that of 2^level."""
         while (level, index ^ 1) in self._nodes:
             sibling = self._nodes.pop((level, index ^ 1))
             left, right = (sibling, partial) if index & 1 else (partial, sibling)
-            partial = self._aggregation.merge(left, right)
+            partial = self._merged(left, right)
             level, index = level + 1, index >> 1
         self._nodes[level, index] = partial
 
     def total(self) -> Any:
-        """The whole, when all have come; subtrees of an uneven count are joined from the left."""
+        """The whole when all have come, None where all are; subtrees of an uneven count are joined from the left."""
         if sum(1 << level for level, _ in self._nodes) < self._count:
             raise ValueError(f"not all of the {self._count} partial results have been added")
         ordered = sorted(self._nodes, key=lambda node: node[1] << node[0])
         total = self._nodes[ordered[0]]
         for node in ordered[1:]:
-            total = self._aggregation.merge(total, self._nodes[node])
+            total = self._merged(total, self._nodes[node])
         return total
+
+    def _merged(self, left: Any, right: Any) -> Any:
+        if left is None or right is None:
+            return right if left is None else left
+        return self._aggregation.merge(left, right)
 
 
 @dataclass

@@ -112,6 +112,11 @@ class Defence:
     private_epochs: int = 0
     """Passes over a client's data in which its private part alone learns, whenever new weights have arrived."""
 
+    @property
+    def needs_all(self) -> str | None:
+        """Why no client of a round may be left out unplanned, in words; None where any may."""
+        return None
+
     def adapt_model(self, model: nn.Module) -> nn.Module:
         """Change the architecture, once, before any weights are drawn from it."""
         return model

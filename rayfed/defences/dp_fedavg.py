@@ -41,6 +41,11 @@ class DpFedAvg(Private):
     """Who adds the noise: the server to the sum, or every client of a fixed number its part of it. In both cases the
     guarantee is for who sees sums only: whoever sees one client's update meets a part of the noise, or none."""
 
+    @property
+    def needs_all(self) -> str | None:
+        """Every client brings a part of the noise, where they do."""
+        return "its part of the noise would be missing in the sum" if self.noise == "clients" else None
+
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         """Clip what is sent; add this client's part of the noise."""
 

@@ -84,9 +84,9 @@ class DpSgd(Private):
         if setting.sample_sampling == "poisson":
             return tuple(
                 Release("gaussian", multiplier, work.rounds * work.steps, work.batch_size / work.samples)
-                for work in setting.clients
+                for work in setting.works
             )
-        return tuple(Release("gaussian", multiplier, work.rounds * _uses(work)) for work in setting.clients)
+        return tuple(Release("gaussian", multiplier, work.rounds * _uses(work)) for work in setting.works)
 
     def spends(self, setting: Setting) -> Spending:
         """The worst client's account."""

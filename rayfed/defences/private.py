@@ -21,7 +21,7 @@ class Private(Defence):
     """Bound C on the L2 norm of what one unit of privacy contributes."""
     noise_multiplier: Annotated[float, Field(ge=0)] | None = None
     """Deviation of the noise over C; or give `epsilon`."""
-    epsilon: Annotated[float, Field(gt=0)] | None = None
+    epsilon: Annotated[float, Field(gt=0, le=10_000)] | None = None
     """What the whole run may spend: the smallest noise that keeps to it is found before the run."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """The probability with which the guarantee may fail; well below one over the units."""

@@ -58,7 +58,7 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         if hasattr(target, "build") and is_dataclass(target):
-            model = _from_component(name, parameters).build(image_shape, classes)
+            model = _from_component(name, parameters, image_shape, classes)
         else:
             model = _from_callable(name, target, parameters, image_shape, classes)
         if normalise is not None:
@@ -76,12 +76,17 @@ def build_model(
     return model
 
 
-def _from_component(name: str, parameters: Mapping[str, Any]) -> Any:
+def _from_component(name: str, parameters: Mapping[str, Any], image_shape: Shape, classes: int) -> Any:
     try:
-        return catalogue.build("models", name, parameters)
+        component = catalogue.build("models", name, parameters)
     except pydantic.ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise UserError(f"model '{name}' does not take these parameters: {problems}") from error
+    try:
+        return component.build(image_shape, classes)
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:  # torch's, for layers of absurd sizes
+        what = str(error).partition("\n")[0]
+        raise UserError(f"model '{name}' cannot be built with {dict(parameters)}: {what}; make it smaller") from error
 
 
 def _from_callable(
@@ -91,7 +96,10 @@ def _from_callable(
         raise UserError(
             f"model '{name}' is a {type(target).__name__}: name an nn.Module class or a function that makes one"
         )
-    signature = inspect.signature(target)
+    try:
+        signature = inspect.signature(target)
+    except ValueError as error:
+        raise UserError(f"model '{name}': {error}; name an nn.Module class or a function that makes one") from error
     known = {"image_shape": image_shape, "classes": classes, "num_classes": classes}
     arguments = {key: value for key, value in known.items() if key in signature.parameters} | dict(parameters)
     try:

@@ -150,8 +150,14 @@ def _epsilon(release: Release, delta: float, method: Method) -> float:
             return release.count / release.multiplier  # basic composition is exact for pure privacy
         raise UserError("a delta of 0 is for Laplace noise and privacy.accountant: pld")
     accountant = _accountant(release, method, delta)
-    accountant.compose(_event(release), release.count)
-    return float(accountant.get_epsilon(delta))
+    try:
+        accountant.compose(_event(release), release.count)
+        return float(accountant.get_epsilon(delta))
+    except (ArithmeticError, MemoryError) as error:  # numbers beyond what its grids hold
+        raise UserError(
+            f"no accountant can follow {release.count} releases with a noise multiplier of {release.multiplier:.3g}: "
+            f"{error}; take noise between 0.01 and 1000000, or fewer rounds"
+        ) from error
 
 
 def _accountant(release: Release, method: Method, delta: float) -> PrivacyAccountant:

@@ -37,6 +37,11 @@ class Setting:
     """Parameter tensors of the model."""
 
     @property
+    def works(self) -> tuple[Work, ...]:
+        """What clients do, once each: of many clients a few kinds."""
+        return tuple(dict.fromkeys(self.clients))
+
+    @property
     def most_rounds(self) -> int:
         """Rounds of the client that is drawn most often."""
         return max(work.rounds for work in self.clients)

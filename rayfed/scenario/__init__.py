@@ -17,8 +17,8 @@ from rayfed.scenario.components import (
     ProtectionSpec,
 )
 from rayfed.scenario.editors import json_schema
-from rayfed.scenario.reading import load, parse
-from rayfed.scenario.sections import Actors, ArmSpec, Scenario, Training
+from rayfed.scenario.reading import dotted_paths, has_form, load, parse, read_text
+from rayfed.scenario.sections import Actors, ArmSpec, Failures, Scenario, Training
 from rayfed.scenario.sweep import Sweep
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "ComponentSpec",
     "DataSpec",
     "DefenceSpec",
+    "Failures",
     "MaliciousSpec",
     "ModelSpec",
     "Normalise",
@@ -37,7 +38,10 @@ __all__ = [
     "Scenario",
     "Sweep",
     "Training",
+    "dotted_paths",
+    "has_form",
     "json_schema",
     "load",
     "parse",
+    "read_text",
 ]

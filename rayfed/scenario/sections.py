@@ -60,10 +60,24 @@ class Server(Section):
     """Momentum of sgd; first-moment decay of adam is 0.9."""
 
 
+class Failures(Section):
+    """What becomes of a client that fails in a round: its work raises, takes too long, or makes an update that is not
+    finite or not of the model's names and shapes."""
+
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that one client's local round may take, a cohort's as many times that as it has clients (`cohort_size`);
+    whoever takes longer is ended. Leave room: an actor's first cohort is its slowest. Null: any time."""
+    retries: Annotated[int, Field(ge=0)] = 1
+    """How often a client that took too long is tried again, on another actor; other failures would come again."""
+    then: Literal["stop", "drop"] = "stop"
+    """`stop`: the run ends, and can be resumed. `drop`: the round goes on without the client, as if it had not been in
+    its cohort; its row in the table `clients` says why."""
+
+
 class Federation(Section):
     """Who takes part, how often, and how the server aggregates."""
 
-    rounds: Annotated[int, Field(ge=1)]
+    rounds: Annotated[int, Field(ge=1, le=1_000_000)]
     """Rounds of training."""
     clients: Annotated[int, Field(ge=1)]
     """Clients in the federation."""
@@ -73,8 +87,9 @@ class Federation(Section):
     """So many clients uniformly without replacement; or each for itself with probability clients_per_round / clients,
     so that their number varies: the privacy account of `dp_fedavg` gains from it."""
     cohort_size: Annotated[int, Field(ge=1)] | None = None
-    """Clients in one unit of work; null: an eighth of a round's clients. It fixes the order in which updates are
-    summed, so it belongs to the scenario and not to the cluster."""
+    """Clients in one unit of work; null: a sixty-fourth of a round's clients, or an eighth where they are trained
+    in one call (`vectorise: vmap`, or a GPU). It fixes the order in which updates are summed, so it belongs to the
+    scenario and not to the cluster."""
     aggregation: Annotated[AggregationSpec, Short] = AggregationSpec(name="fedavg")
     """The rule; `fedavg` when not given."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -84,6 +99,8 @@ class Federation(Section):
     """How clients hide their updates, so that the server reads no more than each round's sum; null: not at all."""
     malicious: MaliciousSpec | None = None
     """Clients that poison their data or updates, and how; null: none. Attacks observe the others."""
+    failures: Failures = Failures()
+    """What becomes of clients that fail."""
     server: Server = Server()
     """The server's optimiser."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
@@ -280,7 +297,8 @@ class Scenario(Section):
     @property
     def cohort_size(self) -> int:
         """Clients in one unit of work: from the scenario alone, never from the cluster."""
-        return self.federation.cohort_size or ceil(self.clients_per_round / 8)
+        together = self.resources.clients.num_gpus or any(self.training_of(a).vectorise == "vmap" for a in self.stacks)
+        return self.federation.cohort_size or ceil(self.clients_per_round / (8 if together else 64))
 
     def update_scale(self, arm: str) -> float:
         """What a client's own model in an arm is: the weights that it was sent, less so many times its update."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from rayfed import gradients
 from rayfed.defences.base import Defence
 from rayfed.errors import UserError
@@ -25,8 +27,8 @@ class Account:
     scenario: Scenario
     name: str
     arm: Arm
-    samples: tuple[int, ...]
-    """Of each client."""
+    samples: np.ndarray
+    """(clients,) int64, of each client."""
     image_shape: tuple[int, int, int]
 
     @property
@@ -37,16 +39,16 @@ class Account:
     def setting(self, rounds: int) -> Setting:
         """The first so many rounds of the run."""
         s, training = self.scenario, self.scenario.training_of(self.name)
-        drawn = [0] * len(self.samples)
+        drawn = np.zeros_like(self.samples)
         for round in range(rounds):
-            for client in plan.drawn_clients(s, round):
-                drawn[client] += 1
-        local = [local_training(n, training) for n in self.samples]
+            drawn[plan.drawn_clients(s, round)] += 1
+        alike, which = np.unique(np.stack([self.samples, drawn]), axis=1, return_inverse=True)
+        works = []
+        for n, times in alike.T.tolist():
+            local = local_training(n, training)
+            works.append(Work(n, local.batch_size or n, local.steps, times))
         return Setting(
-            clients=tuple(
-                Work(n, work.batch_size or n, work.steps, times)
-                for n, work, times in zip(self.samples, local, drawn, strict=True)
-            ),
+            clients=tuple(works[i] for i in which.reshape(-1)),
             clients_per_round=s.clients_per_round,
             rounds=rounds,
             client_sampling=s.federation.sampling,

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from rayfed import seeds
-from rayfed.data.base import Dataset
+from rayfed.data.base import Dataset, Images
+from rayfed.data.partitions.base import Parts
 from rayfed.defences.base import Batch, Task
 from rayfed.models.private import only, without
 from rayfed.scenario import Scenario
@@ -50,8 +51,8 @@ class Clients:
         validation: Sequence[np.ndarray] = (),
     ) -> None:
         """`parts[i]` are the training indices of client i, `validation[i]` those that it has held out, if any."""
-        self.scenario, self.data, self.parts, self.device = scenario, data, parts, device
-        self.validation = validation
+        self.scenario, self.data, self.device = scenario, data, device
+        self.parts, self.validation = Parts.of(parts), Parts.of(validation)
         self.malicious = {arm: Malicious.of(scenario, arm) for arm in scenario.stacks}
         self._arms: dict[str, Arm] = {}
 
@@ -71,8 +72,11 @@ class Clients:
         """A client's work in a round on some of the training samples."""
         key = (self.scenario.seed, "client", sent.round, client)
         own = self.parts[client]
-        data = self.own_data(arm, client, own)
-        chosen, rest = self._places(own, indices), self._places(own, np.setdiff1d(own, indices))
+        data, rest = self.own_data(arm, client, own), None
+        if not np.array_equal(indices, own):  # all of them in a round, and a search for each costs as much as a step
+            left = np.setdiff1d(own, indices)
+            rest = data.rows(self._places(own, left)) if len(left) else None
+            data = data.rows(self._places(own, indices))
         weights, buffers = self._completed(arm, sent, client, state)
         return Task(
             client=client,
@@ -81,10 +85,10 @@ class Clients:
             private=self.arm(arm).private,
             weights=weights,
             buffers=buffers,
-            data=data.rows(chosen),
+            data=data,
             generator=seeds.torch_generator(*key, "defences", arm),
             order=self.order(sent, client),
-            others=data.rows(rest) if len(rest) else None,
+            others=rest,
             classes=len(self.data.classes),
             clients_per_round=self.scenario.clients_per_round,
             public=Batch(*self.public) if self.scenario.data.public else None,
@@ -146,15 +150,10 @@ class Clients:
         order = np.argsort(own)
         return torch.from_numpy(order[np.searchsorted(own, indices, sorter=order)]).to(self.device)
 
-    @cached_property
-    def _owned(self) -> np.ndarray:
-        """The training indices of all clients."""
-        return np.concatenate(self.parts)
-
     def _training_data(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         return self._tensors(self.data.train_images, self.data.train_labels, rows)
 
-    def _tensors(self, images: np.ndarray, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _tensors(self, images: Images, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         pixels = torch.from_numpy(images[rows]).to(self.device)
         return pixels.float().div_(255), torch.from_numpy(labels[rows]).to(self.device)
 

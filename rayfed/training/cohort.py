@@ -5,7 +5,10 @@ Measured on CPU, the loop is the faster one for LeNet; on CUDA one call for the 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +21,8 @@ from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError
 from rayfed.models.build import is_stochastic, uses_batch_statistics
 from rayfed.objective import are_words
-from rayfed.scenario import Training
+from rayfed.scenario import Failures, Training
+from rayfed.training.failures import Attempt, Failed, Made, attempt
 from rayfed.training.local import (
     batches,
     data_method,
@@ -33,51 +37,54 @@ from rayfed.training.optimiser import LocalOptimiser
 from rayfed.update import Named, Update
 
 
-def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Update]:
-    """The updates of one cohort, in the order of `tasks`; one at a time, so that a sum over them needs little memory.
+def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Made]:
+    """What comes of one cohort's work, in the order of `tasks`; one at a time, so that a sum over the updates needs
+    little memory.
 
     Raises `UserError` when the scenario demands vmap and a link of the chain cannot follow.
     """
-    if _vectorised(tasks[0], training, defences):
+    if works_together(tasks[0], training, defences):
         return _vmapped(tasks, training, defences)
     update = update_method(training, defences)
-    return (update(task) for task in tasks)
+    return (attempt(task.client, partial(update, task)) for task in tasks)
 
 
-def recorded(
-    arm: str, updates: Iterable[Update], rule: Aggregation, rows: list[dict[str, Any]], together: float
-) -> Iterator[Any]:
-    """What is sent of the updates as they come, each checked and noted in `rows`; `together` is a client's part of
-    common work (s).
+@dataclass(frozen=True)
+class Record:
+    """What is noted of a cohort's clients as they finish."""
 
-    Raises `UserError` for one that is not finite.
-    """
-    began = perf_counter()
-    for update in updates:
-        if not all(bool(torch.isfinite(t).all()) for t in [*update.tensors.values(), *update.buffers.values()]):
-            raise UserError(
-                f"client {update.client} sent an update that is not finite in round {update.round} of arm '{arm}': "
-                f"training has diverged; lower training.lr, or look at the arm's defences"
-            )
-        sent = rule.sends(update)
-        now = perf_counter()
-        rows.append(
-            {
-                "arm": arm,
-                "round": update.round,
-                "client": update.client,
-                "samples": update.samples,
-                "loss": update.loss,
-                "seconds": together + now - began,
-                "sent_bytes": sent.sent_bytes,
-                "clipped": rule.clipped(update),
-            }
-        )
-        yield sent
+    arm: str
+    rule: Aggregation
+    failures: Failures
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    states: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """The clients' own memories; those of who failed stay what they were."""
+
+    def sent(self, attempts: Iterable[Attempt], together: float) -> Iterator[Any]:
+        """What is sent of the updates as they come; `together` is a client's part of common work (s).
+
+        Raises `ClientError` for a client that failed, unless such are dropped.
+        """
         began = perf_counter()
+        for task, made in attempts:
+            key = {"arm": self.arm, "round": task.round, "client": task.client}
+            if isinstance(made, Failed):
+                if self.failures.then == "stop":
+                    raise made.error(self.arm, task.round)
+                self.rows.append(key | {"status": made.reason})
+            else:
+                sent = self.rule.sends(made)
+                known = {"samples": made.samples, "loss": made.loss, "seconds": together + perf_counter() - began}
+                size = {"sent_bytes": sent.sent_bytes, "clipped": self.rule.clipped(made)}
+                self.rows.append(key | known | size | {"status": "ok"})
+                if task.state:
+                    self.states[task.client] = task.state
+                yield sent
+            began = perf_counter()
 
 
-def _vectorised(task: Task, training: Training, defences: Sequence[Defence]) -> bool:
+def works_together(task: Task, training: Training, defences: Sequence[Defence]) -> bool:
+    """Whether a cohort of such tasks is one call, as `training.vectorise` says."""
     if training.vectorise == "loop":
         return False
     obstacle = _obstacle(task, defences)
@@ -104,11 +111,32 @@ def _obstacle(task: Task, defences: Sequence[Defence]) -> str | None:
     return None
 
 
-def _vmapped(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Update]:
+def _vmapped(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Made]:
     """Train all clients together, then send each result through its own client's `wrap_update` chain."""
-    trained = {update.client: update for update in _train_together(tasks, training, defences)}
+    try:
+        trained = {update.client: update for update in _train_together(tasks, training, defences)}
+    except UserError:
+        raise
+    except Exception:
+        culprits = _culprits(tasks, training, defences)
+        if not culprits:
+            raise
+        left = [task for task in tasks if task.client not in culprits]
+        made = culprits | {one.client: one for one in (_vmapped(left, training, defences) if left else ())}
+        return (made[task.client] for task in tasks)
     update = wrap_updates(lambda task: trained[task.client], defences)
-    return (update(task) for task in tasks)
+    return (attempt(task.client, partial(update, task)) for task in tasks)
+
+
+def _culprits(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> dict[int, Made]:
+    """Whose work raises when each is trained alone, where that of all together does."""
+
+    def alone(task: Task) -> Update:
+        [update] = _train_together([task.replace(state=copy.deepcopy(task.state))], training, defences)
+        return update
+
+    tried = [attempt(task.client, partial(alone, task)) for task in tasks]
+    return {one.client: one for one in tried if isinstance(one, Failed)}
 
 
 def _train_together(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Update]:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.optim import Adam
 
 from rayfed import seeds
+from rayfed.data.base import in_memory
 from rayfed.data.images import resize
 from rayfed.errors import DataError
 from rayfed.models.evaluator import Evaluator
@@ -106,7 +107,7 @@ def make(
 def public_images(spec: DataSpec) -> np.ndarray:
     """The public part of the training images (N, C, H, W) uint8, or all of them where no part is set aside."""
     data = load_data(spec)
-    return data.train_images if data.public_images is None else data.public_images
+    return in_memory(data.train_images if data.public_images is None else data.public_images)
 
 
 def pyramid(images: np.ndarray) -> np.ndarray:

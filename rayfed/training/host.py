@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from time import perf_counter
 from typing import Any, Literal
 
@@ -17,17 +18,19 @@ from rayfed import objective
 from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.protected import Sealing
 from rayfed.aggregation.secure_sum import SecureSum
+from rayfed.aggregation.server import TreeFold
 from rayfed.crypto.keys import derive, lock, unlock
 from rayfed.crypto.sealing import Keys
 from rayfed.data.base import Dataset
-from rayfed.defences.base import Batch
+from rayfed.defences.base import Batch, Task
 from rayfed.models.private import without
 from rayfed.scenario import Scenario
 from rayfed.training import plan
 from rayfed.training.arm import aggregation_of
 from rayfed.training.clients import Clients, Sent, Split, State
-from rayfed.training.cohort import cohort_updates, recorded
+from rayfed.training.cohort import Record, cohort_updates, works_together
 from rayfed.training.diagnosis import private_layers
+from rayfed.training.failures import Attempt, checked, until_none_fails
 from rayfed.training.local import PRIVATE, update_method
 from rayfed.update import Named, Shown, Update
 
@@ -42,6 +45,9 @@ class CohortReport:
     """Wall time of the whole cohort, partial result included."""
     states: dict[int, State] = field(default_factory=dict)
     """The clients' own memories, to be handed back to them next time."""
+
+    def __add__(self, other: CohortReport) -> CohortReport:
+        return CohortReport([*self.rows, *other.rows], self.seconds + other.seconds, {**self.states, **other.states})
 
 
 class Host(Clients):
@@ -61,31 +67,66 @@ class Host(Clients):
             arm: aggregation_of(scenario.aggregation_of(arm), stack, scenario.clients_per_round)
             for arm, stack in scenario.stacks.items()
         }
-        samples = [len(part) for part in parts]
         for arm, rule in self._aggregations.items():
-            if protecting := plan.protecting(scenario, arm, samples):
+            if protecting := plan.protecting(scenario, arm, self.parts.sizes):
                 self._aggregations[arm] = protecting.wrap(rule)
+
+    def cohorts(
+        self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]
+    ) -> tuple[dict[tuple[int, int], Any], CohortReport]:
+        """The work of consecutive cohorts, of which the first has this number: their partial results, merged as far as
+        the server's tree merges them, and the report on all; see `cohort`.
+        """
+        sent = self.here(sent)
+        rule, whole = self.rule(arm, sent), CohortReport([], 0.0)
+        honest = self._honest(arm, sent, states) if self.malicious[arm].among(list(chain(*cohorts))) else []
+        fold = TreeFold(rule, len(cohorts))
+        for index, clients in enumerate(cohorts, first):
+            partial, report = self._cohort(rule, honest, arm, sent, clients, states)
+            fold.add(index, partial)
+            whole = whole + report
+        return fold.nodes, whole
 
     def cohort(
         self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]
     ) -> tuple[Any, CohortReport]:
         """The cohort's partial result for the aggregation, and the report on its clients.
 
-        `states` are the memories of these clients, and of all malicious ones where they collude. Raises `UserError`
-        when a client's update is not finite.
+        `states` are the memories of these clients, and of all malicious ones where they collude; they stay as they are.
+        The partial result is None where all clients have failed. Raises `ClientError` for a failure that ends the run.
         """
-        began, sent = perf_counter(), self.here(sent)
-        tasks = [self.task(arm, sent, c, self.parts[c], states.get(c, {})) for c in clients]
-        rows: list[dict[str, Any]] = []
-        malicious = self.malicious[arm]
-        honest = self._honest(arm, sent, states) if malicious.among(clients) else []
-        defences, asked = self.arm(arm).defences, perf_counter()
-        updates = cohort_updates(tasks, self.scenario.training_of(arm), defences)
-        rule = self.rule(arm, sent)
-        together = (perf_counter() - asked) / len(tasks)  # under vmap the training of all clients, else nothing
-        partial = rule.partial(recorded(arm, malicious.sent(updates, honest), rule, rows, together))
-        rows = [row | {"malicious": row["client"] in malicious.clients} for row in rows]
-        return partial, CohortReport(rows, perf_counter() - began, {t.client: t.state for t in tasks if t.state})
+        nodes, report = self.cohorts(arm, sent, 0, [clients], states)
+        return nodes[0, 0], report
+
+    def _cohort(
+        self,
+        rule: Aggregation,
+        honest: Sequence[Update],
+        arm: str,
+        sent: Sent,
+        clients: Sequence[int],
+        states: Mapping[int, State],
+    ) -> tuple[Any, CohortReport]:
+        """One of `cohorts`, with what malicious clients that collude would send if they were `honest`."""
+        began = perf_counter()
+        training, defences, malicious = self.scenario.training_of(arm), self.arm(arm).defences, self.malicious[arm]
+
+        def given(members: Sequence[int]) -> list[Task]:
+            return [self.task(arm, sent, c, self.parts[c], copy.deepcopy(states.get(c, {}))) for c in members]
+
+        def attempts(tasks: Sequence[Task]) -> Iterator[Attempt]:
+            for task, made in zip(tasks, cohort_updates(tasks, training, defences), strict=True):
+                yield task, checked(malicious.attempted(made, honest), task)
+
+        tasks, asked = given(clients), perf_counter()
+        attempted: Iterable[Attempt] = attempts(tasks)
+        if works_together(tasks[0], training, defences):
+            attempted = until_none_fails(list(attempted), lambda left: attempts(given(left)))
+        together = (perf_counter() - asked) / len(clients)  # under vmap the training of all clients, else nothing
+        record = Record(arm, rule, self.scenario.federation.failures)
+        partial = _partial(rule, record.sent(attempted, together))
+        rows = [row | {"malicious": row["client"] in malicious.clients} for row in record.rows]
+        return partial, CohortReport(rows, perf_counter() - began, record.states)
 
     def _honest(self, arm: str, sent: Sent, states: Mapping[int, State]) -> list[Update]:
         """What the malicious clients of a round would send if they did as they are told, where they collude."""
@@ -137,7 +178,7 @@ class Host(Clients):
         """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
         sent, rows = self.here(sent), np.arange(start, stop)
         state = {**sent.weights, **sent.buffers}
-        return self._evaluated(arm, state, self._batches(split, rows if split == "test" else self._owned[rows]))
+        return self._evaluated(arm, state, self._batches(split, rows if split == "test" else self.parts.indices[rows]))
 
     def evaluate_backdoor(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[int, int]:
         """Of a slice of the test set with the trigger of the arm's backdoor: images taken for its target, and tried."""
@@ -200,6 +241,12 @@ class Host(Clients):
         for module, mode in modes:
             module.training = mode
         return loss, correct
+
+
+def _partial(rule: Aggregation, sent: Iterator[Any]) -> Any:
+    """What a rule makes of what a cohort sends; None where that is nothing."""
+    first = next(sent, None)
+    return None if first is None else rule.partial(chain([first], sent))
 
 
 @dataclass(frozen=True)

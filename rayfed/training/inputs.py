@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from rayfed import seeds
 from rayfed.attacks.base import Checked
 from rayfed.data.base import Dataset
-from rayfed.data.partitions.base import hold_out
+from rayfed.data.partitions.base import Parts, hold_out
 from rayfed.errors import UserError
 from rayfed.models.build import places_of
 from rayfed.objective import needed_places
@@ -21,6 +20,7 @@ from rayfed.scenario import DataSpec, Scenario
 from rayfed.training import plan
 from rayfed.training.account import Account
 from rayfed.training.arm import Arm, aggregation_of, build_arm
+from rayfed.training.failures import check_droppable
 from rayfed.training.malicious import Malicious
 
 
@@ -31,9 +31,9 @@ class Inputs:
     scenario: Scenario
     """The scenario with the noise that its defences need for their epsilons."""
     data: Dataset
-    parts: list[np.ndarray]
+    parts: Parts
     """Training indices of each client."""
-    validation: list[np.ndarray]
+    validation: Parts
     """Those of its samples that each client has held out (`federation.validation`); empty where none does."""
     accounts: list[Account]
     """How every arm spends privacy."""
@@ -57,7 +57,7 @@ class Inputs:
         """What is to be known of the arms that encrypt or mask: how finely, and whether their keys can be broken."""
         found = []
         for name, stack in self.scenario.stacks.items():
-            if protecting := plan.protecting(self.scenario, name, [len(part) for part in self.parts]):
+            if protecting := plan.protecting(self.scenario, name, self.parts.sizes):
                 rule = aggregation_of(self.scenario.aggregation_of(name), stack, self.scenario.clients_per_round)
                 wrapped = protecting.wrap(rule)
                 found.append(f"arm {name} {wrapped.describe()}")
@@ -82,13 +82,13 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     """
     data = load_data(scenario.data)
     generator = seeds.numpy_generator(scenario.seed, "partition")
-    parts = scenario.partition.build().split(data.groups[0], scenario.federation.clients, generator)
-    validation: list[np.ndarray] = []
+    parts = Parts.of(scenario.partition.build().split(data.groups[0], scenario.federation.clients, generator))
+    validation = Parts.of([])
     if share := scenario.federation.validation:
         held = [hold_out(part, data.groups[0], share) for part in parts]
-        parts, validation = [trained for trained, _ in held], [kept for _, kept in held]
+        parts, validation = Parts.of(trained for trained, _ in held), Parts.of(kept for _, kept in held)
     checked = [method for method in (attack.build() for attack in scenario.attacks) if isinstance(method, Checked)]
-    samples = tuple(len(part) for part in parts)
+    samples = parts.sizes
     plan.check_victims(scenario, samples)
     accounts = {}
     for name, stack in scenario.stacks.items():
@@ -109,7 +109,9 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
         rule.check(fewest)
         Malicious.of(scenario, name).check(data.image_shape, len(data.classes))
         if protecting := plan.protecting(scenario, name, samples):
-            protecting.wrap(rule).check(fewest)
+            rule = protecting.wrap(rule)
+            rule.check(fewest)
+        check_droppable(scenario, name, account.arm, rule)
     return Inputs(scenario, data, parts, validation, list(accounts.values()))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rayfed import seeds
 from rayfed.defences.base import Batch
 from rayfed.poisoning.base import Insight, Poisoning
 from rayfed.scenario import Scenario
 from rayfed.training import plan
+from rayfed.training.failures import Failed, Made, attempt
 from rayfed.update import Update
 
 
@@ -49,10 +51,17 @@ class Malicious:
         """The updates of a cohort as they are sent; `honest` are those that all the malicious clients of the round
         would send, where they collude.
         """
-        for update in updates:
-            if update.client not in self.clients:
-                yield update
-                continue
-            generator = seeds.torch_generator(self.scenario.seed, "poisoning", update.client, update.round)
-            clients = len(plan.drawn_clients(self.scenario, update.round))
-            yield self.poisoning.poison_update(update, Insight(clients, honest, generator))
+        return (self._poisoned(update, honest) for update in updates)
+
+    def attempted(self, made: Made, honest: Sequence[Update]) -> Made:
+        """The same of one client, which may have failed, or fail as it poisons."""
+        if isinstance(made, Failed):
+            return made
+        return attempt(made.client, partial(self._poisoned, made, honest))
+
+    def _poisoned(self, update: Update, honest: Sequence[Update]) -> Update:
+        if update.client not in self.clients:
+            return update
+        generator = seeds.torch_generator(self.scenario.seed, "poisoning", update.client, update.round)
+        clients = len(plan.drawn_clients(self.scenario, update.round))
+        return self.poisoning.poison_update(update, Insight(clients, honest, generator))

@@ -25,6 +25,7 @@ from torch.func import functional_call
 
 from rayfed import seeds
 from rayfed.attacks.probe import without_tracking
+from rayfed.data.base import in_memory
 from rayfed.defences.ats import Ats
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.transformations import NAMES
@@ -154,7 +155,8 @@ def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Exam
             f"set a larger share of the training samples aside, for example `public: 0.3`"
         )
     assert data.public_labels is not None
-    pixels, labels = torch.from_numpy(data.public_images).float() / 255, torch.from_numpy(data.public_labels)
+    pixels = torch.from_numpy(in_memory(data.public_images)).float() / 255
+    labels = torch.from_numpy(data.public_labels)
     net = build_arm(scenario.model, (), data.image_shape, len(data.classes), scenario.seed).model
     task = Task(0, 0, net, weights_of(net), buffers_of(net), Batch(pixels, labels), torch.Generator(), order=seed)
     settings = scenario.training.model_dump() | {"algorithm": "fedavg", "epochs": epochs, "steps": None}

@@ -1,12 +1,13 @@
-"""The work that every engine does here: LeNet-5, one epoch on 64 images of 28x28 in batches of 32, plain SGD.
+"""The work that every engine does here: one epoch on 64 images in batches of 32, plain SGD, by LeNet-5 or ResNet-18.
 
-Needs PyTorch and numpy alone, so that the environments of other engines can import it.
+LeNet-5 needs PyTorch and numpy alone, so that the environments of other engines can import it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 import numpy as np
 import torch
@@ -41,23 +42,37 @@ class LeNet5(nn.Sequential):
 
 @dataclass(frozen=True)
 class Work:
-    """A federation: how many clients there are and how many of them train in a round."""
+    """A federation: how many clients there are, how many of them train in a round, and what."""
 
     clients: int
     per_round: int
+    model: Literal["lenet5", "resnet18"] = "lenet5"
 
     def __str__(self) -> str:
-        return f"{self.per_round} of {self.clients}"
+        return f"{self.model}, {self.per_round} of {self.clients}"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of an image."""
+        return (1, 28, 28) if self.model == "lenet5" else (3, 32, 32)
+
+    def build(self) -> nn.Module:
+        """The model, with weights of its own."""
+        if self.model == "lenet5":
+            return LeNet5()
+        from rayfed.models.build import build_model
+
+        return build_model(self.model, {}, self.shape, 10, seed=0)
 
 
 @cache
-def data(clients: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images (N, 1, 28, 28) uint8 and labels (N,) int64; client i holds rows 64 i to 64 i + 63.
+def data(clients: int, shape: tuple[int, int, int] = (1, 28, 28)) -> tuple[np.ndarray, np.ndarray]:
+    """Images (N, C, H, W) uint8 and labels (N,) int64; client i holds rows 64 i to 64 i + 63.
 
     Noise: what an epoch costs does not depend on what is in the images.
     """
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (clients * SAMPLES, 1, 28, 28), dtype=np.uint8)
+    images = rng.integers(0, 256, (clients * SAMPLES, *shape), dtype=np.uint8)
     return images, rng.integers(0, 10, len(images))
 
 
@@ -81,8 +96,8 @@ class PlainLoop:
 
     def __init__(self, work: Work) -> None:
         torch.set_num_threads(1)
-        self._images, self._labels = data(work.clients)
-        self._model = LeNet5()
+        self._images, self._labels = data(work.clients, work.shape)
+        self._model = work.build()
         self._weights = {name: w.clone() for name, w in self._model.state_dict().items()}
         self.round([0])  # the first optimiser of a process imports for seconds
 

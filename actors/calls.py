@@ -1,0 +1,89 @@
+"""Calls to actors, and until when each may take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a method on whichever actor is free."""
+
+    method: str
+    args: tuple[Any, ...]
+    tag: Any = None
+    """Whose result it is; for the caller alone."""
+    returns: int = 1
+    """How many objects it returns. The first is brought to the driver, the others stay references."""
+    limit: float | None = None
+    """Seconds that it may take once its actor has begun it."""
+
+
+class Overdue:
+    """In place of the result of a call that took longer than its limit; its actor has been ended."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A call that an actor has been handed."""
+
+    slot: int
+    """The actor's place among all."""
+    actor: ActorHandle
+    call: Call
+    losses: int
+    """Actors that it has lost before."""
+    rest: list[ray.ObjectRef]
+    """Its results but the first."""
+
+
+class Running:
+    """The calls that actors have been handed, by the reference to their first result.
+
+    An actor works at the first of its calls: the time of the next one begins when that has ended.
+    """
+
+    def __init__(self, actors: int) -> None:
+        self._calls: dict[ray.ObjectRef, Started] = {}
+        self._began: dict[int, float] = {}
+        self.queued = [0] * actors
+        """Calls of each actor."""
+
+    def __iter__(self) -> Iterator[ray.ObjectRef]:
+        return iter(self._calls)
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def add(self, done: ray.ObjectRef, started: Started) -> None:
+        """An actor has been handed this call."""
+        if not self.queued[started.slot]:
+            self._began[started.slot] = monotonic()
+        self._calls[done] = started
+        self.queued[started.slot] += 1
+
+    def pop(self, done: ray.ObjectRef) -> Started:
+        """A call that has ended, or is to end."""
+        ended = self._calls.pop(done)
+        self._began[ended.slot] = monotonic()
+        self.queued[ended.slot] -= 1
+        return ended
+
+    def behind(self, slot: int) -> list[Started]:
+        """What an actor that is ended had still to do, taken from it."""
+        return [self.pop(done) for done in [d for d, started in self._calls.items() if started.slot == slot]]
+
+    def next_end(self) -> tuple[float, ray.ObjectRef] | None:
+        """When the first of the calls that are worked at is overdue, and which; None where none has a limit."""
+        heads: dict[int, ray.ObjectRef] = {}
+        for done, started in self._calls.items():
+            heads.setdefault(started.slot, done)
+        limits = [(done, self._began[slot], self._calls[done].call.limit) for slot, done in heads.items()]
+        ends = [(began + limit, done) for done, began, limit in limits if limit is not None]
+        return min(ends, key=lambda end: end[0], default=None)

@@ -1,0 +1,162 @@
+"""A round's cohorts over client actors, and who is left out of them because its work took too long.
+
+Work that hangs in C code cannot be stopped from within, so the pool ends its actor. Whoever of a cohort it was shows
+when each client is tried alone; then the cohort is computed again without those, so that its sum has the bits of one
+that never had them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import ray
+
+from actors.calls import Call, Overdue
+from actors.evaluation import Run
+from actors.tables import Rows
+from rayfed.errors import ClientError
+from rayfed.scenario import Failures, Scenario
+from rayfed.training import plan
+from rayfed.training.failures import Failed
+from rayfed.training.host import CohortReport, State
+
+_SAID = 5
+"""Clients whose reasons are told; the table has all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """Some clients of an arm in a round, and what their work needs."""
+
+    arm: str
+    index: int
+    sent: ray.ObjectRef
+    clients: tuple[int, ...]
+    states: Mapping[int, State]
+    """Their memories, and those of all malicious clients where they collude."""
+    left_out: tuple[Failed, ...] = ()
+    """Those that were in it and took too long."""
+
+    def of(self, client: int) -> Cohort:
+        """The same of one of its clients."""
+        return replace(self, clients=(client,))
+
+    def without(self, failed: Sequence[Failed]) -> Cohort:
+        """The same less some of its clients."""
+        gone = {one.client for one in failed}
+        left = tuple(client for client in self.clients if client not in gone)
+        return replace(self, clients=left, left_out=(*self.left_out, *failed))
+
+
+Portion = Sequence[Cohort]
+"""Consecutive cohorts of one arm, for one call: their partial results travel merged."""
+Partials = ray.ObjectRef | dict[tuple[int, int], None]
+"""Their places in the server's tree (`TreeFold.nodes`); at a place, None where nobody is left."""
+Result = tuple[Portion, CohortReport, Partials]
+
+
+def portions(weights: Sequence[float], calls: int) -> list[list[int]]:
+    """The numbers of cohorts with these weights in at most so many runs of about equal weight."""
+    middles = np.cumsum(weights) - np.array(weights) / 2
+    owners = np.minimum(middles * calls // max(sum(weights), 1), calls - 1)
+    return [np.flatnonzero(owners == owner).tolist() for owner in np.unique(owners)]
+
+
+def _call(portion: Portion, timeout: float | None) -> Call:
+    first, clients = portion[0], [cohort.clients for cohort in portion]
+    states = {client: state for cohort in portion for client, state in cohort.states.items()}
+    limit = None if timeout is None else timeout * sum(map(len, clients))
+    return Call("cohorts", (first.arm, first.sent, first.index, clients, states), portion, returns=2, limit=limit)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a round waits for its clients."""
+
+    round: int
+    failures: Failures
+    run: Run
+    """Has client actors do calls."""
+    note: Callable[[str], None]
+
+    def results(self, work: Sequence[Portion]) -> Iterator[Result]:
+        """Each portion's result, as they come; raises `ClientError` where a client takes too long and the run is not to
+        go on without it.
+        """
+        searches = 0
+        while work:
+            late = list[Portion]()
+            for portion, report, partials in self._tried(work):
+                if isinstance(report, Overdue):
+                    late.append(portion)
+                else:
+                    yield portion, report, partials
+            searches += 1
+            left = self._searched(late, last=searches > self.failures.retries) if late else []
+            yield from (([c], CohortReport([], 0.0), {(0, c.index): None}) for c in left if not c.clients)
+            work = [[cohort] for cohort in left if cohort.clients]
+
+    def _searched(self, portions: Sequence[Portion], last: bool) -> list[Cohort]:
+        """The cohorts less the clients that take too long alone, too; the `last` search finds one or ends."""
+        failures, late = self.failures, [cohort for portion in portions for cohort in portion]
+        arms = ", ".join(sorted({cohort.arm for cohort in late}))
+        self.note(
+            f"{sum(len(c.clients) for c in late)} clients of round {self.round} took longer together than "
+            f"federation.failures.timeout allows (arm {arms}): their actor is ended, they are tried one by one"
+        )
+        were_alone = [portion[0] for portion in portions if len(portion) == len(portion[0].clients) == 1]
+        alone = [cohort.of(client) for cohort in late if cohort not in were_alone for client in cohort.clients]
+        hanging = were_alone + self._overdue(alone)
+        for _ in range(failures.retries):
+            hanging = self._overdue(hanging)
+        reason = f"took longer than {failures.timeout:g} s" + f" {1 + failures.retries} times" * bool(failures.retries)
+        advice = "raise federation.failures.timeout or retries"
+        failed = [(one, Failed(one.clients[0], reason, advice)) for one in hanging]
+        if failures.then == "stop" and failed:
+            one, failure = failed[0]
+            raise failure.error(one.arm, self.round)
+        if last and not failed:
+            raise ClientError(
+                f"the cohort of client {late[0].clients[0]} in round {self.round} of arm '{late[0].arm}' takes too "
+                f"long again and again, though none of its clients does alone: {advice}; complete rounds are kept and "
+                f"`rayfed resume` goes on from there"
+            )
+        return [
+            cohort.without([f for one, f in failed if (one.arm, one.index) == (cohort.arm, cohort.index)])
+            for cohort in late
+        ]
+
+    def _overdue(self, cohorts: Sequence[Cohort]) -> list[Cohort]:
+        """Those that take too long, in their order."""
+        tried = self._tried([[cohort] for cohort in cohorts])
+        found = {portion[0] for portion, report, _ in tried if isinstance(report, Overdue)}
+        return [cohort for cohort in cohorts if cohort in found]
+
+    def _tried(self, work: Iterable[Portion]) -> Iterator[Result | tuple[Portion, Overdue, dict[Any, None]]]:
+        for call, report, rest in self.run([_call(portion, self.failures.timeout) for portion in work]):
+            yield call.tag, report, rest[0] if rest else {}
+
+
+def rows_of(cohort: Cohort, scenario: Scenario, round: int) -> Rows:
+    """The rows of the table `clients` for those of a cohort that took too long."""
+    malicious = plan.malicious_clients(scenario, cohort.arm)
+    return [
+        {
+            "arm": cohort.arm,
+            "round": round,
+            "client": one.client,
+            "malicious": one.client in malicious,
+            "status": one.reason,
+        }
+        for one in cohort.left_out
+    ]
+
+
+def told(arm: str, round: int, rows: Rows) -> str:
+    """Who of an arm's clients in a round is left out, and why, in words."""
+    failed = [f"client {row['client']} {row['status']}" for row in rows if row["status"] != "ok"]
+    said = [*failed[:_SAID], *["..."] * (len(failed) > _SAID)]
+    return f"{len(failed)} of {len(rows)} clients are left out of round {round} of arm {arm}: {'; '.join(said)}"

@@ -1,0 +1,25 @@
+"""What one round adds to the tables of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass
+class RoundTables:
+    """One round's rows, by table."""
+
+    rounds: Rows = field(default_factory=list)
+    clients: Rows = field(default_factory=list)
+    attacks: Rows = field(default_factory=list)
+    traces: Rows = field(default_factory=list)
+    images: Rows = field(default_factory=list)
+    snapshots: Rows = field(default_factory=list)
+    inferences: Rows = field(default_factory=list)
+    private: Rows = field(default_factory=list)
+    weights: Rows = field(default_factory=list)
+    scores: Rows = field(default_factory=list)
+    secure_sums: Rows = field(default_factory=list)

@@ -72,6 +72,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("clipped", _long, "values of the update beyond the clip bounds of its encryption; null without"),
             _value("malicious", pa.bool_(), "whether it poisons its data or update; nobody in the federation is told"),
             _value("test_accuracy", _real, "of the new weights with the client's private part, 0..1; null without one"),
+            _key("status", _string, "'ok', or why the client is left out of the round: all else is null then"),
         ]
     ),
     "attacks": pa.schema(

@@ -10,8 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 Row = Mapping[str, Any]
 
@@ -126,8 +129,8 @@ class LabelMix:
     clients: list[int]
     classes: dict[int, str]
     """Label -> the class in words."""
-    counts: list[list[int]]
-    """[class][client]."""
+    counts: np.ndarray
+    """(classes, clients) int64."""
     samples: tuple[int, float, int]
     """Smallest, median and largest client, in samples."""
     classes_held: tuple[int, float, int]
@@ -259,23 +262,22 @@ def worst(attacks: Sequence[Row]) -> Row | None:
     return max((row for row in attacks if measured(row["psnr"])), key=lambda row: row["psnr"], default=None)
 
 
-def label_mix(partition: Sequence[Row]) -> LabelMix | None:
+def label_mix(partition: pa.Table) -> LabelMix | None:
     """The spread of samples and classes; None where no partition was written."""
-    if not partition:
+    if not partition.num_rows:
         return None
-    counts = {(row["label"], row["client"]): row["count"] for row in partition}
-    names = {row["label"]: row["class_name"] or str(row["label"]) for row in partition}
-    clients, labels = sorted({client for _, client in counts}), sorted(names)
-    table = [[counts.get((label, client), 0) for client in clients] for label in labels]
-    by_client = list(zip(*table, strict=True))
-    samples = [sum(column) for column in by_client]
-    held = [sum(count > 0 for count in column) for column in by_client]
+    clients, columns = np.unique(partition["client"], return_inverse=True)
+    labels, firsts, rows = np.unique(partition["label"], return_index=True, return_inverse=True)
+    counts = np.zeros((len(labels), len(clients)), np.int64)
+    counts[rows, columns] = partition["count"]
+    names = partition["class_name"].take(firsts).to_pylist()
+    samples, held = counts.sum(axis=0), (counts > 0).sum(axis=0)
     return LabelMix(
-        clients=clients,
-        classes={label: names[label] for label in labels},
-        counts=table,
-        samples=(min(samples), median(samples), max(samples)),
-        classes_held=(min(held), median(held), max(held)),
+        clients=clients.tolist(),
+        classes={label: name or str(label) for label, name in zip(labels.tolist(), names, strict=True)},
+        counts=counts,
+        samples=(int(samples.min()), float(np.median(samples)), int(samples.max())),
+        classes_held=(int(held.min()), float(np.median(held)), int(held.max())),
     )
 
 

@@ -1,0 +1,313 @@
+"""Whether a run that is disturbed comes to the same weights and tables as one that is not.
+
+    python -m benchmarks.faults [--count 20] [--seed 7]
+
+One run undisturbed, then so many with one fault each, drawn at random with its moment: a client's, the attacker's or
+the server's process is killed; the driver is killed and the run resumed; the disk is full, room is made and the run
+resumed (needs user namespaces: `unshare -Urm`); a client hangs and is tried again. Every run is a `rayfed launch` of
+its own with its own Ray. Printed: fault, moment, seconds with the resume, "identical" or what differs, and processes
+that are left 90 s after the end (agents of Ray wait a minute for its control service). Exit code 1
+where anything differs or is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+
+from rayfed.catalogue import component
+from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.results import checkpoint
+from rayfed.results.folder import RunFolder
+from rayfed.results.schemas import TABLES
+from rayfed.update import Update
+
+CLIENTS = 8
+TEXT = f"""
+name: t
+seed: 987654321
+data: {{name: digits, size: 8, train_samples: 400, test_samples: 100}}
+partition: {{name: dirichlet, alpha: 1}}
+model: {{name: mlp, hidden: [16]}}
+training: {{batch_size: 8, momentum: 0.5}}
+federation: {{rounds: 6, clients: {CLIENTS}, clients_per_round: 6, cohort_size: 2, server: {{momentum: 0.5}}}}
+arms:
+  none: [{{name: "benchmarks.faults:Hang"}}]
+  sparse: [{{name: top_k, k: 0.1, error_feedback: true}}, {{name: gaussian, sigma: 0.001}}]
+attacks:
+  - {{name: inverting_gradients, rounds: [1, 3, 5], victims: 2, observes: gradient, batch_size: 2, iterations: 20}}
+resources: {{clients: {{actors: 2, num_cpus: 0.5}}, attackers: {{actors: 1, num_cpus: 0.5}}}}
+"""
+MARK, HANG = "RAYFED_FAULT", "RAYFED_FAULT_HANG"
+TIMES = {"seconds", "actor_seconds"}
+"""Columns that differ from run to run."""
+
+
+@component
+class Hang(Defence):
+    """Hangs in C, without giving the interpreter free, at the client and round that a file beside the run names. It
+    removes the file first, so that it hangs once.
+    """
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        def update(task: Task) -> Update:
+            where = Path(os.environ.get(HANG, "nowhere"))
+            if where.is_file() and where.read_text() == f"{task.round} {task.client}":
+                where.unlink()
+                ctypes.PyDLL(None).sleep(600)
+            return next(task)
+
+        return update
+
+
+@dataclass
+class Command:
+    """A command of Python and the processes that descend from it, whoever their parent is by now."""
+
+    arguments: list[str]
+    environment: Mapping[str, str]
+    before: tuple[str, ...] = ()
+    """What runs it."""
+
+    def __post_init__(self) -> None:
+        self.mark = f"{MARK}={uuid4().hex}"
+        name, value = self.mark.split("=")
+        self.output, self.errors = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [*self.before, sys.executable, *self.arguments],
+            env={**os.environ, **self.environment, name: value},
+            stdout=self.output,
+            stderr=self.errors,
+            start_new_session=True,
+        )
+
+    def processes(self) -> Iterator[tuple[int, str]]:
+        """Number and title of each."""
+        for entry in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it ended meanwhile
+                if self.mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    yield int(entry.name), (entry / "cmdline").read_bytes().decode(errors="replace").strip("\0")
+
+    def kill(self, actor: str) -> bool:
+        """Kill the first of its actors of a class; whether there was one."""
+        found = [process for process, title in self.processes() if title.startswith(f"ray::{actor}")]
+        for process in found[:1]:
+            os.kill(process, signal.SIGKILL)
+        return bool(found)
+
+    def wait(self, seconds: float = 120) -> int:
+        """Its exit code."""
+        return self.process.wait(seconds)
+
+    def said(self) -> str:
+        """What it has printed as errors, on one line."""
+        self.errors.seek(0)
+        return " ".join(self.errors.read().split())
+
+    def left(self, seconds: float = 90) -> list[str]:
+        """The titles of processes that are still there after so long, ended then."""
+        until = time.monotonic() + seconds
+        while (found := list(self.processes())) and time.monotonic() < until:
+            time.sleep(0.1)
+        for process, _ in found:
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        return [title[:60] for _, title in found]
+
+
+def launched(place: Path, *changes: str, hang: Path | None = None, before: tuple[str, ...] = ()) -> Command:
+    """A `rayfed launch` of the scenario into `place`/runs."""
+    place.mkdir(exist_ok=True)
+    file = place / "scenario.yaml"
+    file.write_text(TEXT)
+    sets = [argument for change in changes for argument in ("--set", change)]
+    environment = {HANG: str(hang)} if hang else {}
+    return Command(["-m", "rayfed", "launch", str(file), "--out", str(place / "runs"), *sets], environment, before)
+
+
+def run_of(place: Path) -> Path | None:
+    """The run folder in there, if it has come to be one."""
+    return next((path.parent for path in place.glob("runs/*/scenario.yaml")), None)
+
+
+def resumed(place: Path) -> Command:
+    """A `rayfed resume` of the run in there, or its launch where there is none yet."""
+    run = run_of(place)
+    return Command(["-m", "rayfed", "resume", str(run)], {}) if run else launched(place)
+
+
+def differences(run: Path, expected: Path) -> list[str]:
+    """What of a run's weights, states and tables is not as in another."""
+    a, b = RunFolder.open(str(run)), RunFolder.open(str(expected))
+    one, other = checkpoint.load(a), checkpoint.load(b)
+    assert one is not None
+    assert other is not None
+    found = [f"checkpoint.{part}" for part in ("round", "server") if not same(getattr(one, part), getattr(other, part))]
+    for arm in one.server:
+        states = [checkpoint.recall(folder, arm, range(CLIENTS), one.round + 1) for folder in (a, b)]
+        if not same(*states):
+            found.append(f"states of {arm}")
+    for table in TABLES:
+        timeless = [column for column in TABLES[table].names if column not in TIMES]
+        if not a.read_table(table).select(timeless).equals(b.read_table(table).select(timeless)):
+            found.append(table)
+    return found
+
+
+def same(a: object, b: object) -> bool:
+    """Whether two states are alike to the last bit."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    return a == b
+
+
+@dataclass(frozen=True)
+class Disturbed:
+    """A run that was disturbed."""
+
+    place: Path
+    moment: str
+    left: list[str]
+
+
+def killed(place: Path, actor: str, seconds: float) -> Disturbed:
+    """After so many seconds, or as soon as there is such an actor."""
+    command, began = launched(place), time.monotonic()
+    time.sleep(seconds)
+    while not (done := command.kill(actor)) and command.process.poll() is None:
+        time.sleep(0.05)
+    moment = f"{time.monotonic() - began:.1f} s" if done else "after its end"
+    assert command.wait() == 0, command.said()
+    return Disturbed(place, moment, command.left())
+
+
+def driver_killed(place: Path, seconds: float) -> Disturbed:
+    """The driver after so many seconds; then resumed."""
+    command = launched(place)
+    time.sleep(seconds)
+    command.process.kill()
+    command.wait()
+    run = run_of(place)
+    rounds = len(list(run.glob("rounds/*.parquet"))) if run else 0
+    left = list[str]()
+    if run is None or not ended(run):
+        again = resumed(place)
+        assert again.wait() == 0, again.said()
+        left = again.left()
+    left += command.left()  # agents of Ray take up to a minute to end: the run resumes meanwhile
+    return Disturbed(place, f"{seconds:.1f} s, {rounds} rounds done", left)
+
+
+def ended(run: Path) -> bool:
+    """Whether nothing of it is left to resume."""
+    status = run / "status.json"
+    return status.is_file() and '"finished"' in status.read_text() and (run / "report.html").is_file()
+
+
+def disk_full(place: Path, kilobytes: int) -> Disturbed:
+    """On a file system of that size; then room is made and the run resumed."""
+    out = place / "runs"
+    out.mkdir(parents=True)
+    script = (
+        f"mount -t tmpfs -o size={kilobytes}k tmpfs {out} || exit 99\n"
+        f'"$@"; code=$?\n'
+        f"mount -o remount,size=100m {out}; run=$(dirname {out}/*/scenario.yaml)\n"
+        f'if [ -e "$run" ]; then {sys.executable} -m rayfed resume "$run"; else "$@"; fi || exit 98\n'
+        f"cp -r {out} {place}/kept; exit $code"
+    )
+    command = launched(place, before=("unshare", "-Urm", "sh", "-c", script, "sh"))
+    code = command.wait()
+    said = command.said()
+    assert code == 2, (code, said)
+    assert said.count("error:") == 1, said
+    assert "disk full" in said, said
+    assert "Traceback" not in said, said
+    out.rmdir()
+    (place / "kept").rename(out)
+    return Disturbed(place, f"{kilobytes} kB", command.left())
+
+
+def hung(place: Path, round: int, client: int) -> Disturbed:
+    """One client in one round, once."""
+    hang = place / "hang"
+    place.mkdir()
+    hang.write_text(f"{round} {client}")
+    command = launched(place, "federation.failures.timeout=3", hang=hang)
+    assert command.wait() == 0, command.said()
+    assert not hang.exists()
+    return Disturbed(place, f"round {round}, client {client}", command.left())
+
+
+def kilobytes(run: Path) -> int:
+    """What a run takes in pages."""
+    return sum(-(-file.stat().st_size // 4096) * 4 for file in run.rglob("*") if file.is_file())
+
+
+def faults(undisturbed: Path, seconds: float, draw: random.Random) -> dict[str, Callable[[Path], Disturbed]]:
+    """Each kind of fault at a moment that is drawn when it comes."""
+    clients = RunFolder.open(str(undisturbed)).read_table("clients").to_pylist()
+    places = sorted({(row["round"], row["client"]) for row in clients})
+    size = kilobytes(undisturbed)
+    return {
+        "client killed": lambda place: killed(place, "ClientActor", draw.uniform(0, seconds)),
+        "server killed": lambda place: killed(place, "ServerActor", draw.uniform(0, seconds)),
+        "attacker killed": lambda place: killed(place, "AttackerActor", draw.uniform(0, seconds)),
+        "driver killed": lambda place: driver_killed(place, draw.uniform(0, seconds)),
+        "disk full": lambda place: disk_full(place, draw.randint(size // 10, size * 9 // 10)),
+        "client hangs": lambda place: hung(place, *draw.choice(places)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=7)
+    options = parser.parse_args()
+    draw, bad = random.Random(options.seed), 0
+    with tempfile.TemporaryDirectory() as folder:
+        reference, began = Path(folder) / "undisturbed", time.monotonic()
+        command = launched(reference)
+        assert command.wait() == 0, command.said()
+        seconds = time.monotonic() - began
+        expected = run_of(reference)
+        assert expected is not None
+        print(f"undisturbed: {seconds:.1f} s", flush=True)
+        kinds = faults(expected, seconds, draw)
+        for number in range(options.count):
+            kind, began = draw.choice(list(kinds)), time.monotonic()
+            place, left = Path(folder) / str(number), list[str]()
+            try:
+                disturbed = kinds[kind](place)
+                moment, left, run = disturbed.moment, disturbed.left, run_of(place)
+                apart = differences(run, expected) if run else ["no run"]
+            except AssertionError as error:
+                moment, apart = "", [f"failed: {error}"]
+            bad += bool(apart or left)
+            print(
+                f"{number + 1:3d}  {kind:16s} {moment:24s} {time.monotonic() - began:5.1f} s  "
+                f"{', '.join(apart) or 'identical':12s} orphans: {', '.join(left) or 'none'}",
+                flush=True,
+            )
+            shutil.rmtree(place)
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import signal
 import sys
 from bisect import bisect_left
@@ -14,7 +12,9 @@ from math import ceil
 
 import ray
 
+from actors import local_ray
 from actors.process import Share
+from actors.shipping import runtime_env
 from rayfed.errors import ResourceError
 from rayfed.scenario import Actors, Scenario
 
@@ -23,21 +23,19 @@ _ROUNDING = 1e-6
 
 
 @contextmanager
-def connected(address: str | None) -> Iterator[None]:
-    """A connection to Ray for the time of a run: the one that is there, the cluster at `address`, or a local one."""
-    if ray.is_initialized():
-        yield
-        return
-    # Ray's own lines (where it runs, deprecations of its own making) are not about the user's run
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
+    """A connection to Ray for the time of a run: the one that is there, the cluster at `address`, or a local one.
+
+    Nodes of a cluster are sent the user's own modules; to a local Ray that would cost seconds.
+    """
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(
-            address=address or "local",
-            include_dashboard=None if address else False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        begun = local_ray.is_up()
+        there = begun or ray.is_initialized()
+        if address and not there:
+            local_ray.init(address=address, runtime_env=runtime_env(scenario))
+        elif not there:
+            local_ray.init(address="local", include_dashboard=False)
     except Exception as error:
         if not address:
             raise ResourceError(f"Ray did not start on this machine: {error}; it may be too busy, try again") from error
@@ -45,12 +43,13 @@ def connected(address: str | None) -> Iterator[None]:
             f"no Ray cluster at '{address}': {error}; start one with `ray start --head`, or leave --address out. "
             f"A cluster that asks for a token needs RAY_AUTH_MODE=token here too."
         ) from error
-    if signal.getsignal(signal.SIGTERM) is not on_sigterm:
+    if begun or signal.getsignal(signal.SIGTERM) is not on_sigterm:  # begun elsewhere, it sets one that Python sees not
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the run as if it had failed
     try:
         yield
     finally:
-        ray.shutdown()
+        if not there:
+            ray.shutdown()
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def _play(
 ) -> None:
     """The trials that have no row yet; `trials` is None where Optuna makes them."""
     table = _Table(scenario, folder, rows, progress)
-    with connected(address), _quiet_tune(), table.recorded():
+    with connected(address, scenario), _quiet_tune(), table.recorded():
         allotment = allot_trial(scenario)
         check_trial(allotment)
         folder.files.write_text("environment.json", json.dumps(launch.environment(scenario, allotment), indent=2))
@@ -211,8 +211,9 @@ class _Table(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
         """A trial's process has died."""
-        error = trial.get_error()
-        self.lost.append((_repeats(trial.config), str(getattr(error, "cause", None) or error)))
+        error = trial.get_error()  # Tune may have none: all that it knows is that the process is gone
+        said = str(getattr(error, "cause", None) or error) if error else "the trial's process died, time and again"
+        self.lost.append((_repeats(trial.config), said))
 
     def give_up(self) -> None:
         """Note what has lost its process again and again as failed."""
@@ -238,7 +239,7 @@ class _Table(tune.Callback):
     def _outcome(self, trial: Trial, error: str | None) -> list[dict[str, Any]]:
         run = f"{TRIALS}/{trial.name}"
         folder = self._folder.trial(run)
-        status = json.loads(folder.read_text("status.json")) if folder.exists("status.json") else {}
+        status = folder.read_mapping("status.json") if folder.exists("status.json") else {}
         ended = status.get("state") == "finished" or 0 < status.get("rounds", 0) == status.get("rounds_done")
         known = {
             "trial": trial.name,

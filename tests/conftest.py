@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,12 @@ def compiled_modules(tmp_path_factory: pytest.TempPathFactory) -> None:
     if sys.dont_write_bytecode:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         os.environ["PYTHONPYCACHEPREFIX"] = str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.fixture(autouse=True)
+def no_ray_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that tests run in their own process would each start a Ray, also where they only tell of a mistake."""
+    monkeypatch.setattr("actors.local_ray.starting", nullcontext)
 
 
 @pytest.fixture(scope="session")

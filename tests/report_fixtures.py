@@ -75,7 +75,7 @@ def _round(arm: str, round: int) -> dict[str, Any]:
 
 def _client(arm: str, round: int, client: int) -> dict[str, Any]:
     row = {"arm": arm, "round": round, "client": client, "samples": 120 + 40 * client}
-    return row | {"loss": 0.5, "seconds": 0.4, "sent_bytes": 63176}
+    return row | {"loss": 0.5, "seconds": 0.4, "sent_bytes": 63176, "status": "ok"}
 
 
 def _attacked(

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from rayfed import scenario as scenarios
 from rayfed import seeds
 from rayfed.cli import app
+from rayfed.data.packing import pack
+from rayfed.data.sets.digits import Digits
 from rayfed.defences.ats import Ats
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.transformations import NAMES, transform
@@ -162,6 +164,13 @@ def test_the_command_writes_what_a_scenario_takes_over(tmp_path: Path) -> None:
     _, again = command(tmp_path / "s.yaml", tmp_path / "again.yaml")
     assert (tmp_path / "again.yaml").read_text() == text
     assert "scored 12/12 policies" in again
+
+
+def test_images_in_a_file_are_searched_as_those_in_memory(examiner: Examiner, tmp_path: Path) -> None:
+    pack(Digits(size=8), tmp_path / "x.arrow", lambda *_: None)
+    text = SCENARIO.replace("name: digits, size: 8", f"name: arrow, path: {tmp_path / 'x.arrow'}")
+    found = examiner_of(scenarios.parse(text), images=8, epochs=5, seed=0)
+    assert torch.equal(found.images, examiner.images)
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import torch
 from scipy.stats import entropy
 from torch import Tensor
 
-from actors.federation import AttackCall, RoundTables, _note_attack
+from actors.attacking import AttackCall, _note_attack
+from actors.tables import RoundTables
 from rayfed import seeds
 from rayfed.attacks.base import Reconstruction
 from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge

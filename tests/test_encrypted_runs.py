@@ -114,7 +114,8 @@ def test_secrets_are_with_clients_alone(spied: Spied) -> None:
     assert len(secrets) == 3 * 5 + 4
     known = {int.from_bytes(secrets[f"paillier {prime}"], "big") for prime in ("p", "q")}
     spied.assert_without(secrets, {scenario.seed, *known})
-    partials = [args[3] for method, args in spied.calls if method == "ServerActor.add" and args[0] in PROTECTED]
+    added = [args[2] for method, args in spied.calls if method == "ServerActor.add" and args[0] in PROTECTED]
+    partials = [partial for places in added for partial in places.values()]
     assert partials
     assert all(isinstance(sealed, Sealed) for partial in partials for sealed in partial)
 
@@ -165,9 +166,10 @@ def test_a_round_with_a_damaged_ciphertext_is_not_applied(
     call = ActorMethod._remote
 
     def damaged(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        if self._method_name == "add" and args[1] == 1:
-            [partial] = ray.get(args[3])
-            args = [*args[:3], (damage(partial) if partial.round == 1 else partial,)]
+        if self._method_name == "add" and (last := (0, 2)) in (places := ray.get(args[2])):
+            [partial] = places[last]
+            if partial.round == 1:
+                args = [*args[:2], {**places, last: (damage(partial),)}]
         return call(self, args, kwargs, **options)
 
     spec = parsed().arms[arm].protection

@@ -244,7 +244,7 @@ def test_a_rule_that_validates_wants_a_validation_share() -> None:
 def test_clients_train_on_what_they_have_not_held_out_in_all_arms() -> None:
     whole = prepare(scenarios.parse(TEXT, changes=["federation.validation=0", "arms.boosted={}"]))
     split = prepare(scenarios.parse(TEXT))
-    assert whole.validation == []
+    assert not len(whole.validation)
     for everything, trained, held in zip(whole.parts, split.parts, split.validation, strict=True):
         assert len(held) == round(0.25 * len(everything))
         assert sorted([*trained, *held]) == sorted(everything)
@@ -253,7 +253,7 @@ def test_clients_train_on_what_they_have_not_held_out_in_all_arms() -> None:
         built = host.arm(arm)
         _, report = host.cohort(arm, Sent(0, built.weights, built.buffers), [1, 2], {})
         assert [row["samples"] for row in report.rows] == [len(split.parts[c]) for c in (1, 2)]
-    assert split.accounts[0].samples == tuple(len(part) for part in split.parts)
+    assert list(split.accounts[0].samples) == [len(part) for part in split.parts]
 
 
 def host_of(inputs: Any) -> Host:

@@ -381,7 +381,7 @@ def test_many_classes_and_clients(tmp_path: Path) -> None:
     page = read(folder)
     assert "90 other classes" in page.text
     assert "The first 60 of 80 clients" in page.text
-    mix = summary.label_mix(rows)
+    mix = summary.label_mix(folder.read_table("partition"))
     assert mix is not None
     assert mix.samples == (4950, 4950, 4950)
     assert mix.classes_held == (99, 99, 99)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,6 +18,7 @@ from rayfed.cli.common import (
     Set,
     errors_for_people,
     load,
+    ray_beside,
     search_where,
     watched,
 )
@@ -37,7 +37,7 @@ def launch(
     debug: Debug = False,
 ) -> None:
     """Run a scenario: train, attack, score, and write tables and a report; one with a `sweep` is swept."""
-    with errors_for_people(debug, resumable=True):
+    with ray_beside(address, scenario, changes), errors_for_people(debug, resumable=True):
         loaded = load(scenario, changes)
         if loaded.sweep is not None:
             sweeps.play(loaded, out, address, quiet)
@@ -62,7 +62,7 @@ def attack(
     debug: Debug = False,
 ) -> None:
     """Play a scenario's attacks without its training: what does one update give away?"""
-    with errors_for_people(debug):
+    with ray_beside(address, scenario, changes), errors_for_people(debug):
         if run:
             search_where(run)
         loaded = load(scenario, changes)
@@ -117,6 +117,10 @@ def report(run: Run, debug: Debug = False) -> None:
 def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) -> None:
     """Check a scenario, its data and its models without running it."""
     with errors_for_people(debug):
+        from rayfed.scenario import dotted_paths, read_text
+
+        if foreign := dotted_paths(read_text(scenario), changes or []):
+            print(f"{scenario} imports code by dotted paths, now and when it runs: {', '.join(foreign)}", flush=True)
         loaded = load(scenario, changes)
         from rayfed.console import guarantees
         from rayfed.scenario.trials import planned
@@ -124,14 +128,14 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
 
         inputs = prepare(loaded)
         trials = planned(loaded) if loaded.sweep and loaded.sweep.search != "optuna" else []
-        sizes = sorted(len(part) for part in inputs.parts)
+        sizes = inputs.parts.sizes
         shape = "x".join(map(str, inputs.data.image_shape))
         print(f"{scenario}: valid")
         print(
             f"  data: {loaded.data.name}, {len(inputs.data.train_labels)} training and "
             f"{len(inputs.data.test_labels)} test images of {shape}, {len(inputs.data.classes)} classes"
         )
-        print(f"  clients: {len(sizes)}, with {sizes[0]} to {sizes[-1]} samples ({loaded.partition.name})")
+        print(f"  clients: {len(sizes)}, with {sizes.min()} to {sizes.max()} samples ({loaded.partition.name})")
         print(f"  arms: {', '.join(loaded.stacks)}")
         for line in guarantees(inputs.privacy):
             print(f"  {line}")
@@ -139,9 +143,7 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
             settings = loaded.sweep.samples or len(trials) // loaded.sweep.repeats
             print(f"  sweep: {settings} settings ({loaded.sweep.search}), {loaded.sweep.repeats} repeats of each")
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
-        foreign = sorted({spec.name for spec in _components(loaded) if ":" in spec.name})
-        if foreign:
-            print(f"  your own code that a run imports: {', '.join(foreign)}")
+        print(f"  results: {loaded.output.folder}, unless --out says otherwise")
 
 
 @commands.command()
@@ -183,9 +185,3 @@ def _batches(text: str) -> list[int]:
     if sizes[0] < 1:
         raise UserError(f"--batch: found '{text}'; give whole numbers from 1, such as 1,4,16")
     return sizes
-
-
-def _components(scenario: Any) -> Iterator[Any]:
-    yield from (scenario.data, scenario.partition, scenario.model, *scenario.attacks)
-    for arm, stack in scenario.stacks.items():
-        yield from (scenario.aggregation_of(arm), *stack)

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from rayfed.cli.common import Address, Debug, Out, Quiet, ScenarioFile, Set, errors_for_people, load
+from rayfed.cli.common import Address, Debug, Out, Quiet, ScenarioFile, Set, errors_for_people, load, ray_beside
 from rayfed.errors import UserError
 
 commands = typer.Typer()
@@ -23,7 +23,7 @@ def sweep(
     debug: Debug = False,
 ) -> None:
     """Play every trial that a scenario's `sweep` stands for, side by side; `rayfed launch` does the same."""
-    with errors_for_people(debug, resumable=True):
+    with ray_beside(address, scenario, changes), errors_for_people(debug, resumable=True):
         loaded = load(scenario, changes)
         if loaded.sweep is None:
             raise UserError(f"{scenario} has no `sweep`: say there which fields vary, as docs/sweeps.md shows")

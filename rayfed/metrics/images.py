@@ -7,7 +7,6 @@ scikit-image's definition (uniform window of 7).
 from __future__ import annotations
 
 import torch
-from skimage.metrics import structural_similarity
 from torch import Tensor
 
 
@@ -26,6 +25,8 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 
     Images under 7 pixels are seen through the largest odd window that fits; under 3 pixels scikit-image refuses.
     """
+    from skimage.metrics import structural_similarity  # half a second and 20 MB of every client's actor
+
     side = min(a.shape[-2:])
     window = max(3, min(7, side - 1 + side % 2))
     pairs = zip(a.double().cpu().numpy(), b.double().cpu().numpy(), strict=True)

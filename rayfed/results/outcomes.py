@@ -109,13 +109,13 @@ COLUMNS = tuple(field.name for field in [*_TRIAL, *_OUTCOME])
 def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     """A row for every arm and attack of a run; `attack` is null for an arm that none has met."""
     scenario = folder.read_mapping(SCENARIO)
-    names = ("rounds", "clients", "attacks", "inferences", "privacy")
-    rounds, clients, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
+    names = ("rounds", "attacks", "inferences", "privacy")
+    rounds, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
     arms = summary.arm_names(scenario, rounds, attacks, inferences)
     leaks = summary.leaks(attacks, arms, {})
     claims = summary.claims(inferences, arms)
     found = []
-    for arm in summary.arms(arms, scenario, rounds, clients, attacks):
+    for arm in summary.arms(arms, scenario, rounds, [], attacks):
         row = {
             "arm": arm.name,
             "defences": " + ".join(arm.defences),

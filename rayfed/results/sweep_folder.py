@@ -12,12 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayfed.errors import RunError
-from rayfed.results.folder import SCENARIO, RunFolder
+from rayfed.results.folder import SCENARIO, RunFolder, checked
 from rayfed.results.outcomes import table
 
 OUTCOMES = "outcomes.parquet"
 TRIALS = "trials"
-_RUN = re.compile(rf"{TRIALS}/\d{{4,}}-\d+")
+_RUN = re.compile(rf"{TRIALS}/\d{{4,}}-\d+", re.ASCII)
+_TRIAL = re.compile(r"\d+(-\d+)?", re.ASCII)
+_ALWAYS = ("trial", "repeat", "status", "arm")
+"""Columns that every row has."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,23 @@ class SweepFolder:
         if not self.files.exists(OUTCOMES):
             return table([], self.fields, trials=True)
         try:
-            return pq.read_table(BytesIO(self.files.read_bytes(OUTCOMES)))
-        except (pa.ArrowException, OSError) as error:
+            return self._as_written(pq.read_table(BytesIO(self.files.read_bytes(OUTCOMES))))
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise RunError(f"cannot read '{self.url}/{OUTCOMES}': {error}; restore it from a copy") from error
+
+    def _as_written(self, found: pa.Table) -> pa.Table:
+        """The columns that `write_outcomes` writes; the types of swept fields are those of their values."""
+        columns = []
+        for field in table([], self.fields, trials=True).schema:
+            own = found.schema.field(field.name).type if field.name in self.fields else field.type
+            if not (pa.types.is_primitive(own) or pa.types.is_string(own)):
+                raise ValueError(f"column '{field.name}' is {own}")
+            columns.append(pa.field(field.name, own, nullable=field.name not in _ALWAYS))
+        known = checked(found.select([field.name for field in columns]).cast(pa.schema(columns)))
+        for trial in known["trial"].unique().to_pylist():
+            if not _TRIAL.fullmatch(trial):
+                raise ValueError(f"'{trial}' is no trial of a sweep")
+        return known
 
     def write_outcomes(self, rows: Sequence[dict[str, Any]]) -> None:
         """Replace the outcomes."""

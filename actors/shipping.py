@@ -1,0 +1,40 @@
+"""The user's own code on its way to the nodes of a cluster, which have rayfed installed and nothing else of ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import Any
+
+from rayfed import catalogue
+from rayfed.scenario import Scenario, dotted_paths
+
+
+def runtime_env(scenario: Scenario) -> dict[str, Any]:
+    """What Ray must bring to its workers for a scenario: modules, where dotted paths name any, else nothing.
+
+    These are the modules that checking the scenario has imported from where users keep their own (the folders that
+    dotted paths are searched in, and PYTHONPATH), with those that they import themselves.
+    """
+    if not dotted_paths(scenario.dump()):
+        return {}
+    installed = {"rayfed", "actors", *packages_distributions()}
+    folders = {Path(folder).resolve() for folder in _users_folders()}
+    sources = {name: source for name in list(sys.modules) if "." not in name and (source := _source(name))}
+    own = [str(source) for name, source in sources.items() if source.parent in folders and name not in installed]
+    return {"py_modules": sorted(own)} if own else {}
+
+
+def _users_folders() -> list[str]:
+    return [*catalogue.SEARCHED, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+
+
+def _source(name: str) -> Path | None:
+    """The file of a top-level module, or the folder of a package."""
+    file = getattr(sys.modules[name], "__file__", None)
+    if file is None or name == "__main__":
+        return None
+    path = Path(file).resolve()
+    return path.parent if path.name == "__init__.py" else path if path.suffix == ".py" else None

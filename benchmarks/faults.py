@@ -184,7 +184,12 @@ class Disturbed:
 
     place: Path
     moment: str
-    left: list[str]
+    commands: tuple[Command, ...]
+    """Those that played it."""
+
+    def left(self) -> list[str]:
+        """The processes that do not end by themselves."""
+        return [title for command in self.commands for title in command.left()]
 
 
 def killed(place: Path, actor: str, seconds: float) -> Disturbed:
@@ -195,7 +200,7 @@ def killed(place: Path, actor: str, seconds: float) -> Disturbed:
         time.sleep(0.05)
     moment = f"{time.monotonic() - began:.1f} s" if done else "after its end"
     assert command.wait() == 0, command.said()
-    return Disturbed(place, moment, command.left())
+    return Disturbed(place, moment, (command,))
 
 
 def driver_killed(place: Path, seconds: float) -> Disturbed:
@@ -206,13 +211,11 @@ def driver_killed(place: Path, seconds: float) -> Disturbed:
     command.wait()
     run = run_of(place)
     rounds = len(list(run.glob("rounds/*.parquet"))) if run else 0
-    left = list[str]()
+    commands = [command]
     if run is None or not ended(run):
-        again = resumed(place)
-        assert again.wait() == 0, again.said()
-        left = again.left()
-    left += command.left()  # agents of Ray take up to a minute to end: the run resumes meanwhile
-    return Disturbed(place, f"{seconds:.1f} s, {rounds} rounds done", left)
+        commands.append(resumed(place))
+        assert commands[-1].wait() == 0, commands[-1].said()
+    return Disturbed(place, f"{seconds:.1f} s, {rounds} rounds done", tuple(commands))
 
 
 def ended(run: Path) -> bool:
@@ -241,7 +244,7 @@ def disk_full(place: Path, kilobytes: int) -> Disturbed:
     assert "Traceback" not in said, said
     out.rmdir()
     (place / "kept").rename(out)
-    return Disturbed(place, f"{kilobytes} kB", command.left())
+    return Disturbed(place, f"{kilobytes} kB", (command,))
 
 
 def hung(place: Path, round: int, client: int) -> Disturbed:
@@ -252,7 +255,7 @@ def hung(place: Path, round: int, client: int) -> Disturbed:
     command = launched(place, "federation.failures.timeout=3", hang=hang)
     assert command.wait() == 0, command.said()
     assert not hang.exists()
-    return Disturbed(place, f"round {round}, client {client}", command.left())
+    return Disturbed(place, f"round {round}, client {client}", (command,))
 
 
 def kilobytes(run: Path) -> int:
@@ -295,7 +298,7 @@ def main() -> None:
             place, left = Path(folder) / str(number), list[str]()
             try:
                 disturbed = kinds[kind](place)
-                moment, left, run = disturbed.moment, disturbed.left, run_of(place)
+                moment, left, run = disturbed.moment, disturbed.left(), run_of(place)
                 apart = differences(run, expected) if run else ["no run"]
             except AssertionError as error:
                 moment, apart = "", [f"failed: {error}"]

@@ -45,7 +45,9 @@ def head(port: int, *options: str, env: dict[str, str], dashboard: int | None = 
     it is left afterwards.
     """
     arguments = ["-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}", *options]
-    arguments += [f"--dashboard-port={dashboard}"] if dashboard else ["--include-dashboard=false"]
+    # an agent port of its own: on the usual one sits the agent of another Ray of this machine, and no job is taken
+    shown = [f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={free_port()}"]
+    arguments += shown if dashboard else ["--include-dashboard=false"]
     started = Command(arguments, env)
     try:
         until = time.monotonic() + 60

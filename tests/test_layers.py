@@ -12,6 +12,7 @@ from tests.conftest import REPOSITORY
 
 FLOORS = {
     "rayfed.cli": 6, "rayfed.__main__": 6, "rayfed.console": 5, "rayfed.tune": 5, "actors": 4, "rayfed.training": 3,
+    "rayfed.reproductions": 3,
     "rayfed.scenario": 2, "rayfed.defences": 2, "rayfed.attacks": 2, "rayfed.aggregation": 2, "rayfed.poisoning": 2,
     "rayfed.privacy": 1,
     "rayfed.protections": 2, "rayfed.crypto": 1,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from rayfed.cli.common import Debug, errors_for_people
+from rayfed.cli.tables import console, table
 from rayfed.errors import UserError
 
 commands = typer.Typer()
@@ -20,8 +17,6 @@ commands = typer.Typer()
 RunOrSweep = Annotated[
     str, typer.Argument(metavar="RUN", help="A run folder or that of a sweep, or its URL.", show_default=False)
 ]
-_WIDTH = 200
-"""Columns of a table where there is no terminal to ask: nobody wants a file's lines cut at 80."""
 
 
 @commands.command()
@@ -75,14 +70,14 @@ def recommend(
         results = load(run)
         costs = choice.COSTS if cheapest is None else (choice.cost(cheapest),)
         found = choice.recommend(results.settings(), bounds, costs)
-        console = _console()
-        console.print(Text(advice.answer(found)))
-        console.print(Text(f"\n  {found.chosen.title}", style="bold"))
-        console.print(_table("", advice.HEADINGS, [advice.judged(each) for each in found.chosen.verdicts]))
+        page = console()
+        page.print(Text(advice.answer(found)))
+        page.print(Text(f"\n  {found.chosen.title}", style="bold"))
+        page.print(table("", advice.HEADINGS, [advice.judged(each) for each in found.chosen.verdicts]))
         for line in advice.remarks(found):
-            console.print(Text(line))
+            page.print(Text(line))
         for what, command in choice.rerun(results, found.chosen).items():
-            console.print(Text(f"\nTo play {what}:\n  {command}"), soft_wrap=True)
+            page.print(Text(f"\nTo play {what}:\n  {command}"), soft_wrap=True)
 
 
 @commands.command()
@@ -97,15 +92,15 @@ def compare(
         from rayfed.results.loading import load
 
         found = comparison.compare([load(run) for run in runs])
-        console = _console()
+        page = console()
         settings = grid(found.settings)
-        console.print(_table("settings", settings.headings, settings.rows, words=settings.words))
-        console.print(Text(settings.note))
+        page.print(table("settings", settings.headings, settings.rows, words=settings.words))
+        page.print(Text(settings.note))
         if found.differences:
             rows = [[each.path, *(value or "-" for value in each.values)] for each in found.differences]
-            console.print(_table("what the scenarios have different", ["field", *found.names], rows))
+            page.print(table("what the scenarios have different", ["field", *found.names], rows))
         for warning in found.warnings:
-            console.print(Text.assemble(("note:", "yellow"), f" {warning}"))
+            page.print(Text.assemble(("note:", "yellow"), f" {warning}"))
 
 
 @commands.command()
@@ -130,17 +125,3 @@ def export(
         except OSError as error:
             raise UserError(f"cannot write {out}: {error}") from error
         print(f"wrote {out}")
-
-
-def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None) -> Table:
-    table = Table(title=title or None, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for place, heading in enumerate(headings):
-        table.add_column(Text(heading), justify="left" if words is None or place < words else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDTH)

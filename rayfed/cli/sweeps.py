@@ -30,11 +30,11 @@ def sweep(
         play(loaded, out, address, quiet)
 
 
-def play(scenario: Any, out: str | None, address: str | None, quiet: bool) -> None:
-    """A new sweep, watched."""
+def play(scenario: Any, out: str | None, address: str | None, quiet: bool) -> Any:
+    """A new sweep, watched; its folder."""
     from actors import sweep as sweeps
 
-    _watched(quiet, lambda view: sweeps.sweep(scenario, out, address, view))
+    return _watched(quiet, lambda view: sweeps.sweep(scenario, out, address, view))
 
 
 def resume(path: str, failed: bool, address: str | None, quiet: bool) -> None:
@@ -44,7 +44,7 @@ def resume(path: str, failed: bool, address: str | None, quiet: bool) -> None:
     _watched(quiet, lambda view: sweeps.resume(path, failed, address, view))
 
 
-def _watched(quiet: bool, play: Callable[[Any], Any]) -> None:
+def _watched(quiet: bool, play: Callable[[Any], Any]) -> Any:
     from rich.console import Console
 
     from rayfed.console import SweepView
@@ -54,5 +54,6 @@ def _watched(quiet: bool, play: Callable[[Any], Any]) -> None:
     try:
         folder = play(view)
         view.finished(folder.outcomes().to_pylist(), folder.fields, write_sweep_report(folder))
+        return folder
     finally:
         view.close()

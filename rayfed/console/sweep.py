@@ -42,9 +42,10 @@ class SweepView:
         """Say what varies and where results go, and begin the bar."""
         self._trials, self._began = trials, monotonic()
         before = f", {done} played before" if done else ""
+        swept = scenario.sweep
         self._say(
-            f"[bold]{scenario.name}[/bold]: {trials} trial{'s' * (trials != 1)} over {len(scenario.sweep.fields)} "
-            f"fields ({scenario.sweep.search}){before}; each has {allotment.clients} client actor of {allotment.client}"
+            f"[bold]{scenario.name}[/bold]: {trials} trial{'s' * (trials != 1)} over {len(swept.fields) or 'no'} "
+            f"fields ({swept.search}){before}; each has {allotment.clients} client actor of {allotment.client}"
             + (f" and {allotment.attackers} attacker of {allotment.attacker}" if allotment.attackers else "")
         )
         self._say(f"results in {folder.url}", markup=False)

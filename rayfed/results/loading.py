@@ -168,7 +168,7 @@ class Sweep(Results):
         states = {(row["trial"], row["repeat"]): row["status"] for row in found}
         counts = {state: list(states.values()).count(state) for state in sorted(set(states.values()))}
         ended = ", ".join(f"{count} {state}" for state, count in counts.items()) or "none is over"
-        return f"Sweep {self.url} over {', '.join(self.fields)}; trials: {ended}"
+        return f"Sweep {self.url} over {', '.join(self.fields) or 'seeds'}; trials: {ended}"
 
     @property
     def tables(self) -> list[str]:
@@ -184,7 +184,11 @@ class Sweep(Results):
     def trials(self) -> list[Run]:
         """The runs behind the outcomes, in their order; nothing of them is read before it is asked for."""
         runs = dict.fromkeys(run for run in self.outcomes()["run"].to_pylist() if run is not None)
-        return [Run(SweepFolder(self.folder).trial(run)) for run in runs]
+        return [self.trial_of(run) for run in runs]
+
+    def trial_of(self, run: str) -> Run:
+        """The run that a row of the outcomes names; raises `RunError` for a name that no sweep gives."""
+        return Run(SweepFolder(self.folder).trial(run))
 
 
 def load(path: str) -> Run | Sweep:

@@ -17,7 +17,7 @@ from rayfed.scenario.components import (
     ProtectionSpec,
 )
 from rayfed.scenario.editors import json_schema
-from rayfed.scenario.reading import dotted_paths, has_form, load, parse, read_text
+from rayfed.scenario.reading import check, dotted_paths, has_form, load, parse, read_text, with_changes
 from rayfed.scenario.sections import Actors, ArmSpec, Failures, Scenario, Training
 from rayfed.scenario.sweep import Sweep
 
@@ -38,10 +38,12 @@ __all__ = [
     "Scenario",
     "Sweep",
     "Training",
+    "check",
     "dotted_paths",
     "has_form",
     "json_schema",
     "load",
     "parse",
     "read_text",
+    "with_changes",
 ]

@@ -73,9 +73,14 @@ def _document(text: str, origin: str, changes: Sequence[str]) -> tuple[dict[str,
         raise ScenarioError(f"{origin}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ScenarioError(f"{origin}: not a scenario: expected `key: value` lines, found {type(raw).__name__}")
+    return with_changes(raw, changes), found
+
+
+def with_changes(document: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """The document after changes, as `load` takes them; raises `ScenarioError` for one that cannot be made."""
     for change in changes:
-        _apply(raw, change)
-    return raw, found
+        _apply(document, change)
+    return document
 
 
 def check(

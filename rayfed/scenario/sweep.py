@@ -25,9 +25,10 @@ class Range(Section):
 class Sweep(Section):
     """Many runs of one scenario, each with one arm and one set of values."""
 
-    fields: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)] | Range], Field(min_length=1)]
+    fields: dict[str, Annotated[list[Any], Field(min_length=1)] | Range] = {}
     """Path of a field, such as `training.batch_size` or `arms.noise.defences.gaussian.sigma` -> its values in a list,
-    or the `low` and `high` that they are drawn between. A field of one arm varies that arm alone, any other all."""
+    or the `low` and `high` that they are drawn between. A field of one arm varies that arm alone, any other all. None:
+    `repeats` varies the seed alone."""
     search: Literal["grid", "random", "optuna"] = "grid"
     """`grid`: every combination of the lists, arm by arm. `random`: draws, to the arms in turn. `optuna`: Optuna looks
     for the front of `objectives`."""

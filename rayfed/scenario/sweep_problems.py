@@ -16,6 +16,9 @@ def sweep_problems(s: Scenario) -> Iterator[Problem]:
     sweep = s.sweep
     if sweep is None:
         return
+    if not sweep.fields and (sweep.repeats == 1 or sweep.search != "grid"):
+        message = "nothing varies: name a field and its values, or set `repeats` for several seeds"
+        yield Problem(path=("sweep", "fields"), message=message)
     for path, values in sweep.fields.items():
         if path.startswith("arms.") and s.owner_of(path)[0] is None:
             known = path.removeprefix("arms.") in s.arms

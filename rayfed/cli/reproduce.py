@@ -1,0 +1,137 @@
+"""The command that plays papers' tables and figures again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rayfed.cli import sweeps
+from rayfed.cli.common import Address, Debug, Out, Quiet, Set, errors_for_people
+from rayfed.cli.tables import console, table
+from rayfed.errors import UserError
+
+if TYPE_CHECKING:
+    from rayfed.reproductions.pages import Record
+    from rayfed.reproductions.reading import Scale
+
+commands = typer.Typer()
+Player = tuple[str | None, str | None, bool]
+"""Where results go, the cluster's address, and whether to be quiet."""
+
+
+@commands.command()
+def reproduce(
+    what: Annotated[str, typer.Argument(metavar="list|NAME|FILE|all", help="`list` names them.", show_default=False)],
+    reduced: Annotated[
+        bool, typer.Option("--reduced", help="The size for two cores and a quarter of an hour, not the paper's.")
+    ] = False,
+    changes: Set = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for the record and its page; a summary of all is made there anew."),
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="SWEEP", help="Play nothing: compare what this sweep of it came to.")
+    ] = None,
+    folder: Annotated[str, typer.Option(metavar="DIR", help="Where reproductions lie.")] = "reproductions",
+    out: Out = None,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Play a paper's table or figure again, and say how near ours comes to it."""
+    with errors_for_people(debug, resumable=True):
+        from rayfed.reproductions.reading import find, names
+
+        if what == "list":
+            _list([find(name, folder) for name in names(folder)])
+            return
+        files = [find(name, folder) for name in (names(folder) if what == "all" else [what])]
+        scale: Scale = "reduced" if reduced else "full"
+        failed = []
+        for path in files:
+            try:
+                _show(_played(path, scale, changes or [], run, (out, address, quiet)), keep)
+            except UserError as error:
+                if len(files) == 1:
+                    raise
+                failed.append(f"  {path.stem}: {error}")
+        if failed:
+            raise UserError("\n".join([f"{len(failed)} of {len(files)} could not be played:", *failed]))
+
+
+def _list(files: Sequence[Path]) -> None:
+    from rayfed.reproductions.reading import load
+
+    rows = []
+    for path in files:
+        found = load(path)
+        figures = sum(len(group.figures) for group in found.groups)
+        rows.append((path.stem, f"{found.paper.name}, {found.paper.place}", found.title, str(figures or "none")))
+    console().print(table("", ("name", "paper", "title", "figures"), rows))
+
+
+def _played(path: Path, scale: Scale, changes: Sequence[str], run: str | None, player: Player) -> Record:
+    """Play a reproduction, unless that was done, and compare; one without a scenario has nothing but its reasons."""
+    from datetime import date
+    from time import monotonic
+
+    import yaml
+
+    from rayfed.reproductions import pages, reading
+    from rayfed.reproductions.judging import judge
+    from rayfed.reproductions.measuring import measured
+    from rayfed.results.loading import Sweep
+    from rayfed.results.sweep_folder import SweepFolder
+    from rayfed.scenario import check
+
+    own, began = reading.load(path), monotonic()
+    record = partial(pages.Record, path.stem, own, scale, date.today().isoformat(), pages.made_with())
+    if own.scenario is None:
+        return record([], 0.0)
+    document = own.document(scale, changes)
+    if run is None:
+        _prepare(own.prepare)
+        files = sweeps.play(check(document, f"{path} ({scale})"), *player).files
+    else:
+        files = SweepFolder.open(run).files
+    found = Sweep(files)
+    judgements = [judge(group, measured(group, found)) for group in own.groups]
+    text = yaml.safe_dump(document, sort_keys=False, width=110)
+    seconds = monotonic() - began if run is None else None
+    return record(judgements, seconds, text, tuple(changes))
+
+
+def _prepare(commands: dict[str, str]) -> None:
+    """Run the commands whose files are missing."""
+    from shlex import split
+
+    from rayfed.cli import app
+
+    for file, command in commands.items():
+        if not Path(file).exists():
+            print(f"{file} is missing: rayfed {command}")
+            typer.main.get_command(app).main(split(command), standalone_mode=False)
+
+
+def _show(record: Record, keep: Path | None) -> None:
+    from rich.text import Text
+
+    from rayfed.reproductions import pages
+
+    own, to = record.reproduction, console()
+    to.print(Text(f"\n{own.title} ({own.paper.name}, {own.paper.place}; {record.scale})", style="bold"))
+    for each in record.judgements:
+        to.print(table(each.group.title, pages.HEADINGS, pages.rows(each.findings), words=1))
+        because = f": {each.because}" if each.because else ""
+        to.print(Text(f"{each.verdict}{because}"))
+    for absent in own.absent:
+        to.print(Text(f"not played: {absent.what}: {absent.why}"))
+    to.print(Text(f"verdict: {record.verdict}", style="bold"))
+    if keep is not None:
+        pages.write(keep, record.document())
+        print(f"page: {keep / record.name}.md")

@@ -1,0 +1,29 @@
+"""Tables as commands print them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_WIDTH = 200
+"""Columns of a table where there is no terminal to ask: nobody wants a file's lines cut at 80."""
+
+
+def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None) -> Table:
+    """A table of plain text; of the columns the first `words` stand left, all where not given, and figures right."""
+    made = Table(title=title or None, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    for place, heading in enumerate(headings):
+        made.add_column(Text(heading), justify="left" if words is None or place < words else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*map(Text, row))
+    return made
+
+
+def console() -> Console:
+    """The terminal, or what takes its place."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=_WIDTH)

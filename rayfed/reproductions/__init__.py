@@ -1,0 +1,1 @@
+"""Papers' tables and figures played again: a scenario, what the paper found, and how near we come."""

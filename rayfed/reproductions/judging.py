@@ -1,0 +1,101 @@
+"""Verdicts: how near ours comes to a paper's figures, and whether they stand in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from math import hypot
+from typing import Literal
+
+from rayfed.reproductions.measuring import Finding
+from rayfed.reproductions.reading import Group
+from rayfed.results.settings import Estimate
+
+Verdict = Literal["agrees", "same order but different size", "undecided", "contradicts", "not comparable here"]
+VERDICTS: tuple[Verdict, ...] = (
+    "agrees",
+    "same order but different size",
+    "undecided",
+    "contradicts",
+    "not comparable here",
+)
+MEANING: dict[Verdict, str] = {
+    "agrees": "each of the paper's figures is within the tolerance of our mean, or within our 95 % interval where that "
+    "is no wider than two tolerances to each side",
+    "same order but different size": "not so, but every two figures that the paper has farther apart than the "
+    "tolerance stand in the same order here",
+    "undecided": "some of those pairs cannot be told apart by our seeds, and none is the other way round beyond doubt",
+    "contradicts": "some pair is the other way round beyond doubt (zero is not in the 95 % interval of the "
+    "difference); or the paper has no order, and a figure is another",
+    "not comparable here": "nothing of it was measured, for the reason given",
+}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What comes of one group."""
+
+    group: Group
+    findings: list[Finding]
+    verdict: Verdict
+    because: str
+    """The pairs or figures that decided, in words; empty where all is well."""
+
+
+def judge(group: Group, findings: list[Finding]) -> Judgement:
+    """The verdict on a group's findings, as `MEANING` has it."""
+    known = [finding for finding in findings if finding.ours is not None]
+    missing = [f"{finding.label}: {finding.why}" for finding in findings if finding.ours is None]
+    if not known:
+        return Judgement(group, findings, "not comparable here", "; ".join(missing))
+    if all(agrees(finding, group.tolerance) for finding in known) and not missing:
+        return Judgement(group, findings, "agrees", "")
+    pairs = [
+        (a, b) if a.paper < b.paper else (b, a)
+        for a, b in combinations(known, 2)
+        if abs(a.paper - b.paper) > group.tolerance
+    ]
+    reversed_ = [f"{a.label} is above {b.label}" for a, b in pairs if _order(a.ours, b.ours) < 0]
+    unsure = [f"{a.label} and {b.label} are not told apart" for a, b in pairs if _order(a.ours, b.ours) == 0]
+    if reversed_:
+        return Judgement(group, findings, "contradicts", "; ".join(reversed_ + missing))
+    if unsure or missing:
+        return Judgement(group, findings, "undecided", "; ".join(unsure + missing))
+    if not pairs:
+        return Judgement(group, findings, *_without_order(known, group.tolerance))
+    return Judgement(group, findings, "same order but different size", "")
+
+
+def overall(verdicts: Sequence[Verdict]) -> Verdict:
+    """The least favourable of what was compared; "not comparable here" where nothing was."""
+    compared = [verdict for verdict in verdicts if verdict != "not comparable here"]
+    return max(compared, key=VERDICTS.index, default="not comparable here")
+
+
+def agrees(finding: Finding, tolerance: float) -> bool:
+    """Whether the paper's figure is ours: see `MEANING`."""
+    assert finding.ours is not None
+    off, half = abs(finding.ours.mean - finding.paper), _half(finding.ours)
+    return off <= tolerance or (off <= half and half <= 2 * tolerance)
+
+
+def _order(low: Estimate | None, high: Estimate | None) -> int:
+    """1 where the first is below the second, -1 above; 0 where zero is in the 95 % interval of their difference."""
+    assert low is not None
+    assert high is not None
+    gap = high.mean - low.mean
+    return 0 if abs(gap) <= hypot(_half(low), _half(high)) else 1 if gap > 0 else -1
+
+
+def _without_order(known: Sequence[Finding], tolerance: float) -> tuple[Verdict, str]:
+    """Of figures that the paper has no order of: one whose interval leaves room for the paper's is undecided."""
+    off = [finding for finding in known if not agrees(finding, tolerance)]
+    sure = [f for f in off if f.ours is not None and abs(f.ours.mean - f.paper) > _half(f.ours)]
+    said = "; ".join(f"{finding.label} is another" for finding in sure or off)
+    return ("contradicts" if sure else "undecided"), said
+
+
+def _half(estimate: Estimate) -> float:
+    """Half the 95 % interval; none after a single seed."""
+    return 0.0 if estimate.high is None else estimate.high - estimate.mean

@@ -1,0 +1,112 @@
+"""Ours beside the paper's: each figure of a reproduction as an estimate over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from rayfed.errors import UserError, nearest
+from rayfed.reproductions.reading import Convention, Figure, Group
+from rayfed.results.loading import Sweep
+from rayfed.results.settings import Estimate, estimate
+
+Row = Mapping[str, Any]
+_PEAK = 255.0
+_SHIFT = 48.130803608679074
+"""20 log10(255) dB: what a PSNR of pixels of 0 to 255 has more than one of pixels of 0 to 1 with the same error."""
+_TRUE: dict[Convention, Callable[[float], float]] = {
+    "root_psnr": lambda printed: 2 * printed - _SHIFT,
+    "root_mse": lambda printed: (printed / _PEAK) ** 2,
+}
+"""From what such a paper printed to the true measure."""
+_PRINTED: dict[Convention, Callable[[float], float]] = {
+    "root_psnr": lambda true: (true + _SHIFT) / 2,
+    "root_mse": lambda true: _PEAK * true**0.5,
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One of the paper's figures and ours."""
+
+    label: str
+    printed: float
+    """As it stands in the paper."""
+    paper: float
+    """The same as ours is measured: true arithmetic, and divided where the group is relative."""
+    ours: Estimate | None
+    """None where nothing was measured, see `why`."""
+    ours_printed: float | None = None
+    """Our mean in the paper's convention; None where that is the true one."""
+    why: str = ""
+
+
+def measured(group: Group, sweep: Sweep) -> list[Finding]:
+    """The findings of a group, in order.
+
+    Raises `UserError` for a figure whose `where` fits no row that was played; one whose trials failed has no estimate.
+    """
+    found = [_by_repeat(group, figure, sweep) for figure in group.figures]
+    reference = dict(zip((f.label for f in group.figures), zip(group.figures, found, strict=True), strict=True))
+    beneath = reference.get(group.relative_to or "")
+    return [_finding(group, figure, values, beneath) for figure, values in zip(group.figures, found, strict=True)]
+
+
+def _finding(
+    group: Group, figure: Figure, values: Mapping[int, float], beneath: tuple[Figure, Mapping[int, float]] | None
+) -> Finding:
+    true = _TRUE[group.convention] if group.convention else float
+    paper = true(figure.paper)
+    if beneath is not None:
+        paper /= true(beneath[0].paper)
+        values = {repeat: v / beneath[1][repeat] for repeat, v in values.items() if beneath[1].get(repeat)}
+    ours = estimate([values[repeat] for repeat in sorted(values)])
+    if ours is None:
+        return Finding(figure.label, figure.paper, paper, None, why="nothing was measured: no trial of it has finished")
+    printed = _PRINTED[group.convention](ours.mean) if group.convention and beneath is None else None
+    return Finding(figure.label, figure.paper, paper, ours, printed)
+
+
+def _by_repeat(group: Group, figure: Figure, sweep: Sweep) -> dict[int, float]:
+    """The value of each seed."""
+    outcomes = sweep.outcomes().to_pylist()
+    played = [row for row in outcomes if _fits(row, figure.where, outcomes[0].keys())]
+    if not played:
+        raise UserError(f"figure '{figure.label}' fits nothing that was played: {_nearest(figure.where, outcomes)}")
+    rows = [row for row in played if row["status"] == "finished"]
+    if group.table != "outcomes":
+        rows = [
+            {**of_trial, **row}
+            for of_trial in {row["run"]: row for row in rows}.values()
+            for row in sweep.trial_of(of_trial["run"]).table(group.table).to_pylist()
+            if _fits(row, figure.where, row.keys())
+        ]
+    known: dict[int, list[Row]] = {}
+    for row in rows:
+        if row[group.measure] is not None:
+            known.setdefault(row["repeat"], []).append(row)
+    return {repeat: group.scale * _taken(group, mine) for repeat, mine in known.items()}
+
+
+def _taken(group: Group, rows: Sequence[Row]) -> float:
+    if group.take in ("first", "last"):
+        end = (min if group.take == "first" else max)(row["round"] for row in rows)
+        rows = [row for row in rows if row["round"] == end]
+    values = [float(row[group.measure]) for row in rows]
+    return {"min": min, "max": max}.get(group.take, fmean)(values)
+
+
+def _fits(row: Row, where: Mapping[str, Any], columns: Any) -> bool:
+    """Whether a row has all the values, of those columns that its table has."""
+    return all(row[column] == value for column, value in where.items() if column in columns)
+
+
+def _nearest(where: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Which of the wanted values no row has."""
+    for column, value in where.items():
+        known = {row.get(column) for row in rows}
+        if value not in known:
+            return f"no row has {column} '{value}': {nearest(str(value), sorted(map(str, known)))}"
+    return "no row has all of " + ", ".join(f"{column} {value}" for column, value in where.items())

@@ -1,0 +1,193 @@
+"""What a reproduction came to, as a record in JSON, as a page, and as a line of the summary of all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+from rayfed.documents import read_json
+from rayfed.errors import RunError
+from rayfed.reproductions.judging import MEANING, Judgement, Verdict, overall
+from rayfed.reproductions.measuring import Finding
+from rayfed.reproductions.reading import Reproduction, Scale
+from rayfed.results.formats import NONE
+
+SUMMARY = "README.md"
+HEADINGS = ("", "paper", "ours")
+
+
+def made_with() -> str:
+    """What a figure may depend on beside the scenario, in words."""
+    return f"rayfed {version('rayfed')}, torch {version('torch')}, {os.cpu_count()} cores"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One reproduction as it was played."""
+
+    name: str
+    reproduction: Reproduction
+    scale: Scale
+    date: str
+    """ISO, of the day."""
+    made_with: str
+    """Versions and cores."""
+    judgements: list[Judgement]
+    seconds: float | None
+    """Wall time of playing it; None where it was played before."""
+    scenario: str = ""
+    """What was played, as it was written, in YAML; empty where nothing was."""
+    changes: tuple[str, ...] = ()
+    """What `--set` changed."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The least favourable of the groups'."""
+        return overall([each.verdict for each in self.judgements])
+
+    def document(self) -> dict[str, Any]:
+        """All that pages are made of, as plain data."""
+        own = self.reproduction
+        return {
+            "name": self.name,
+            "title": own.title,
+            "paper": own.paper.model_dump(),
+            "claim": own.claim,
+            "remarks": own.remarks,
+            "scale": self.scale,
+            "verdict": self.verdict,
+            "date": self.date,
+            "seconds": None if self.seconds is None else round(self.seconds),
+            "made_with": self.made_with,
+            "changes": list(self.changes),
+            "groups": [
+                {
+                    "title": each.group.title,
+                    "tolerance": each.group.tolerance,
+                    "relative_to": each.group.relative_to,
+                    "convention": each.group.convention,
+                    "verdict": each.verdict,
+                    "because": each.because,
+                    "figures": [asdict(finding) for finding in each.findings],
+                }
+                for each in self.judgements
+            ],
+            "absent": [each.model_dump() for each in own.absent],
+            "scenario": self.scenario,
+        }
+
+
+def rows(findings: Iterable[Finding]) -> list[tuple[str, str, str]]:
+    """A line for each figure under `HEADINGS`; where the paper has its own convention, both are shown."""
+    return [_row(asdict(finding)) for finding in findings]
+
+
+def page(record: dict[str, Any]) -> str:
+    """The page of one record, in Markdown."""
+    return "\n".join(_page(record))
+
+
+def summary(records: Sequence[dict[str, Any]]) -> str:
+    """The page that lists them all."""
+    lines = [
+        "# Papers' tables and figures, played again",
+        "",
+        "Made by `rayfed reproduce` from the records beside it. What a verdict means:",
+        "",
+        *(f"- **{verdict}**: {meaning}." for verdict, meaning in MEANING.items()),
+        "",
+        "| reproduction | paper | verdict | what was compared | played | minutes |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for each in records:
+        compared = "; ".join(f"{_cell(group['title'])}: {group['verdict']}" for group in each["groups"]) or NONE
+        lines.append(
+            f"| [{each['name']}]({each['name']}.md) | {_cell(each['paper']['name'])}, {_cell(each['paper']['place'])} "
+            f"| {each['verdict']} | {compared} | {each['scale']}, {each['date']} | {_minutes(each)} |"
+        )
+    lines += ["", "## What cannot be played here", "", "| reproduction | what | why |", "| --- | --- | --- |"]
+    lines += [
+        f"| [{each['name']}]({each['name']}.md) | {_cell(absent['what'])} | {_cell(absent['why'])} |"
+        for each in records
+        for absent in each["absent"]
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write(folder: Path, record: dict[str, Any]) -> None:
+    """Write a record and its page into a folder, and the summary of all records there anew.
+
+    Raises `RunError` for a record beside it that is damaged.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    (folder / f"{record['name']}.json").write_text(text, encoding="utf-8")
+    (folder / f"{record['name']}.md").write_text(page(record), encoding="utf-8")
+    (folder / SUMMARY).write_text(summary(records(folder)), encoding="utf-8")
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """All records of a folder by name; raises `RunError` for a damaged one."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.append(cast(dict[str, Any], read_json(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read '{path}': {error}; play the reproduction again") from error
+    return found
+
+
+def _page(record: dict[str, Any]) -> Iterator[str]:
+    command = " ".join(["rayfed reproduce", record["name"], *(["--reduced"] if record["scale"] == "reduced" else [])])
+    yield f"# {record['title']}\n"
+    yield f"{record['paper']['name']}, {record['paper']['place']}: {record['claim']}\n"
+    yield f"**{record['verdict'].capitalize()}.**\n"
+    if record["scenario"]:
+        took = "" if record["seconds"] is None else f" in {_minutes(record)} minutes"
+        yield f"Made by `{command}` on {record['date']}{took} with {record['made_with']}.\n"
+    if record["changes"]:
+        yield f"Changed with `--set`: {', '.join(f'`{change}`' for change in record['changes'])}.\n"
+    if record["remarks"]:
+        yield f"{record['remarks'].strip()}\n"
+    for group in record["groups"]:
+        relative = f", relative to {group['relative_to']}" if group["relative_to"] else ""
+        yield f"## {group['title']}{relative}\n"
+        yield f"| {' | '.join(HEADINGS)} |\n| --- | ---: | ---: |"
+        yield from (f"| {' | '.join(map(_cell, _row(figure)))} |" for figure in group["figures"])
+        because = f" ({group['because']})" if group["because"] else ""
+        yield f"\n{group['verdict'].capitalize()}{because}; tolerance {group['tolerance']:g}.\n"
+    if record["absent"]:
+        yield "## Not played\n"
+        yield from (f"- {absent['what']}: {absent['why']}" for absent in record["absent"])
+        yield ""
+    if record["scenario"]:
+        yield f"## The scenario\n\n```yaml\n{record['scenario'].strip()}\n```\n"
+
+
+def _row(figure: dict[str, Any]) -> tuple[str, str, str]:
+    """Of a figure as its record has it."""
+    paper, ours = f"{figure['paper']:.4g}", figure["ours"]
+    if figure["paper"] != figure["printed"]:
+        paper = f"{paper} (printed {figure['printed']:g})"
+    if ours is None:
+        return figure["label"], paper, figure["why"]
+    said = f"{ours['mean']:.4g}"
+    if ours["high"] is not None:
+        said += f" ± {ours['high'] - ours['mean']:.2g}"
+    if figure["ours_printed"] is not None:
+        said += f" (as the paper counts {figure['ours_printed']:.4g})"
+    return figure["label"], paper, said
+
+
+def _cell(text: str) -> str:
+    """As a cell of a Markdown table has it."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _minutes(record: dict[str, Any]) -> str:
+    return NONE if record["seconds"] is None else f"{record['seconds'] / 60:.1f}"

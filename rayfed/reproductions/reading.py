@@ -1,0 +1,171 @@
+"""The form of a reproduction: a scenario and what a paper found with it, as data.
+
+A reproduction has no code: the ordinary engine plays its scenario, and `rayfed.reproductions.judging` compares.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field, model_validator
+
+from rayfed.documents import read_yaml
+from rayfed.errors import ScenarioError, UserError, nearest
+from rayfed.results.outcomes import COLUMNS
+from rayfed.results.schemas import TABLES
+from rayfed.scenario import with_changes
+from rayfed.scenario.components import Section
+from rayfed.scenario.paths import put
+
+FOLDER = "reproductions"
+"""Where the command looks for them, in the working directory."""
+Scale = Literal["reduced", "full"]
+Convention = Literal["root_psnr", "root_mse"]
+
+
+class Figure(Section):
+    """One number of the paper, and which rows of ours stand beside it."""
+
+    label: str
+    """How the paper calls the row."""
+    paper: float
+    """What is printed there."""
+    where: dict[str, str | int | float | bool | None] = {}
+    """Columns of the table, or swept fields, and the values that the rows have there."""
+
+
+class Group(Section):
+    """Figures of one measure, which have an order among themselves."""
+
+    title: str
+    """What is measured, as a heading: `PSNR (dB)`."""
+    measure: str
+    """A column of the table."""
+    table: str = "outcomes"
+    """`outcomes`, or a table of the trials' runs."""
+    take: Literal["mean", "first", "last", "min", "max"] = "mean"
+    """What becomes of several rows of one seed; `first` and `last` go by the column `round`."""
+    scale: float = 1.0
+    """By which ours is multiplied: 100 where the paper has percent."""
+    tolerance: Annotated[float, Field(gt=0)]
+    """In the paper's unit: by how much ours may differ and still agree, and how far apart two of the paper's figures
+    are before their order counts."""
+    convention: Convention | None = None
+    """`root_psnr`: the paper puts the root of the mean squared error into the PSNR's formula, `root_mse`: it calls that
+    root the MSE; both of pixels of 0 to 255. What it printed is turned into the true measure before it is compared."""
+    relative_to: str | None = None
+    """Label of the figure that all of them are divided by, the paper's and ours."""
+    figures: Annotated[list[Figure], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Group:
+        columns = (
+            COLUMNS if self.table == "outcomes" else tuple(TABLES[self.table].names) if self.table in TABLES else ()
+        )
+        if not columns:
+            raise ValueError(f"there is no table '{self.table}': {nearest(self.table, ['outcomes', *TABLES])}")
+        if self.measure not in columns:
+            raise ValueError(f"table '{self.table}' has no column '{self.measure}': {nearest(self.measure, columns)}")
+        labels = [figure.label for figure in self.figures]
+        if len(set(labels)) < len(labels):
+            raise ValueError("two figures have the same label")
+        if self.relative_to is not None and self.relative_to not in labels:
+            raise ValueError(f"`relative_to` names no figure: {nearest(self.relative_to, labels)}")
+        return self
+
+
+class Absent(Section):
+    """A part of the paper's table that is not played."""
+
+    what: str
+    """Which."""
+    why: str
+    """What stands in the way."""
+
+
+class Paper(Section):
+    """Where the figures are from."""
+
+    name: str
+    """Authors and year, or title."""
+    place: str
+    """`table 3.4`."""
+
+
+class Reproduction(Section):
+    """A paper's table or figure."""
+
+    title: str
+    """One line."""
+    paper: Paper
+    """Where the figures are from."""
+    claim: str
+    """What the paper says with them, in our words."""
+    remarks: str = ""
+    """What else has to be known: where ours differs, and why."""
+    prepare: dict[str, str] = {}
+    """File -> what makes it where it is missing: a `rayfed` command without the word `rayfed`."""
+    scenario: dict[str, Any] | None = None
+    """A scenario with a `sweep`, in the paper's size; null where nothing of it can be played."""
+    reduced: dict[str, Any] = {}
+    """Path -> value: what makes it fit two cores and a quarter of an hour."""
+    groups: list[Group] = []
+    """What is compared."""
+    absent: list[Absent] = []
+    """What is not, and why."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Reproduction:
+        if self.scenario is None and (self.groups or not self.absent):
+            raise ValueError("without a scenario nothing can be compared: say under `absent` why")
+        if self.scenario is not None and not self.groups:
+            raise ValueError("there are no `groups`: nothing to compare")
+        if self.scenario is not None and not self.scenario.get("sweep"):
+            raise ValueError("the scenario needs a `sweep`, were it for its `repeats` alone: intervals are over seeds")
+        return self
+
+    def document(self, scale: Scale, changes: Sequence[str] = ()) -> dict[str, Any]:
+        """What is played, as it is written: the scenario of a scale, with changes as `--set` takes them.
+
+        Raises `ScenarioError` for a change that cannot be made.
+        """
+        document = copy.deepcopy(self.scenario or {})
+        for path, value in self.reduced.items() if scale == "reduced" else ():
+            try:
+                put(document, path, value)
+            except KeyError:
+                raise ScenarioError(f"{self.title}: `reduced`: the scenario has no place '{path}'") from None
+        return with_changes(document, changes)
+
+
+def names(folder: str = FOLDER) -> list[str]:
+    """Those of a folder, in order; raises `UserError` where there is none."""
+    found = sorted(path.stem for path in Path(folder).glob("*.yaml"))
+    if not found:
+        raise UserError(f"no reproductions in '{folder}': work in a checkout of rayfed, or give --folder")
+    return found
+
+
+def find(name: str, folder: str = FOLDER) -> Path:
+    """The file of a reproduction by its name, or by its path; raises `UserError` where there is none."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else Path(folder, f"{name}.yaml")
+    if not path.is_file():
+        known = names(folder)
+        raise UserError(f"no reproduction is called '{name}': {nearest(name, known)}; `rayfed reproduce list` has all")
+    return path
+
+
+def load(path: Path) -> Reproduction:
+    """The reproduction in a file; raises `UserError` naming all that is wrong with it."""
+    try:
+        document, _ = read_yaml(path.read_text(encoding="utf-8"))
+        return Reproduction.model_validate(document)
+    except pydantic.ValidationError as error:
+        problems = [f"  {'.'.join(map(str, e['loc'])) or 'file'}: {e['msg']}" for e in error.errors()]
+        raise UserError("\n".join([f"{path}: not a reproduction:", *problems])) from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error

@@ -1,0 +1,255 @@
+"""Reproductions: their form, what is compared, verdicts, pages; and that those we have can be played."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rayfed.cli import app
+from rayfed.errors import RunError, UserError
+from rayfed.metrics.images import psnr
+from rayfed.reproductions import pages
+from rayfed.reproductions.judging import judge, overall
+from rayfed.reproductions.measuring import Finding, measured
+from rayfed.reproductions.reading import Group, Reproduction, load, names
+from rayfed.results.folder import RunFolder
+from rayfed.results.loading import Sweep
+from rayfed.results.settings import Estimate
+from rayfed.results.sweep_folder import SweepFolder
+from rayfed.scenario import check
+from tests.conftest import REPOSITORY
+
+SCENARIO: dict[str, Any] = {
+    "name": "small",
+    "data": {"name": "digits", "train_samples": 100, "test_samples": 50},
+    "model": {"name": "mlp", "hidden": [8]},
+    "federation": {"rounds": 2, "clients": 2},
+    "arms": {"none": [], "noise": [{"name": "gaussian", "sigma": 1.0}]},
+    "attacks": [
+        {"name": "idlg", "rounds": [0], "victims": 1, "observes": "gradient", "batch_size": 1, "iterations": 9}
+    ],
+    "resources": {"clients": {"actors": 1}, "attackers": {"actors": 1}},
+    "sweep": {"repeats": 2},
+}
+PSNR = {
+    "title": "PSNR (dB)",
+    "measure": "psnr",
+    "tolerance": 5,
+    "figures": [
+        {"label": "plain", "paper": 100, "where": {"arm": "none"}},
+        {"label": "noisy", "paper": 5, "where": {"arm": "noise", "attack": "idlg"}},
+    ],
+}
+DOCUMENT: dict[str, Any] = {
+    "title": "A small one",
+    "paper": {"name": "Nobody 2020", "place": "table 1"},
+    "claim": "noise hides",
+    "scenario": SCENARIO,
+    "groups": [PSNR],
+}
+
+
+def group(tolerance: float = 1.0, **more: Any) -> Group:
+    return Group.model_validate({**PSNR, "tolerance": tolerance, **more})
+
+
+def finding(label: str, paper: float, mean: float | None, half: float = 0.0) -> Finding:
+    ours = None if mean is None else Estimate(mean, mean - half, mean + half, 3)
+    return Finding(label, paper, paper, ours, why="" if ours else "nothing was measured")
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "because"),
+    [
+        ([("a", 10, 10.9, 0.1), ("b", 20, 19.2, 0.1)], "agrees", ""),
+        ([("a", 10, 11.5, 1.8), ("b", 20, 20, 0)], "agrees", ""),  # within an interval that says something
+        ([("a", 10, 14, 5)], "undecided", "a is another"),  # within one that says nothing
+        ([("a", 10, 30, 1), ("b", 20, 40, 1)], "same order but different size", ""),
+        ([("a", 10, 40, 1), ("b", 20, 30, 1)], "contradicts", "a is above b"),
+        ([("a", 10, 31, 1), ("b", 20, 30, 1)], "undecided", "a and b are not told apart"),
+        ([("b", 20, 30, 1), ("a", 10, 40, 1)], "contradicts", "a is above b"),
+        ([("a", 10, 40, 1), ("b", 10.5, 30, 1)], "contradicts", "a is another; b is another"),  # no order to keep
+        ([("a", 10, 10, 0), ("b", 20, None)], "undecided", "b: nothing was measured"),
+        ([("a", 10, None)], "not comparable here", "a: nothing was measured"),
+    ],
+)
+def test_verdicts(found: list[Any], verdict: str, because: str) -> None:
+    judged = judge(group(), [finding(*each) for each in found])
+    assert (judged.verdict, judged.because) == (verdict, because)
+
+
+def test_pairs_are_told_apart_as_by_the_interval_of_their_difference() -> None:
+    overlapping = [finding("a", 10, 30, 1.0), finding("b", 20, 31.5, 1.0)]
+    assert judge(group(), overlapping).verdict == "same order but different size"  # sqrt(2) < 1.5
+
+
+def test_the_whole_is_as_good_as_its_worst_part() -> None:
+    assert overall(["agrees", "not comparable here", "contradicts"]) == "contradicts"
+    assert overall(["not comparable here"]) == overall([]) == "not comparable here"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"groups": [{**PSNR, "measure": "pnsr"}]}, "did you mean 'psnr'"),
+        ({"groups": [{**PSNR, "table": "round"}]}, "did you mean 'rounds'"),
+        ({"groups": [{**PSNR, "relative_to": "plane"}]}, "did you mean 'plain'"),
+        ({"groups": [{**PSNR, "figures": PSNR["figures"] * 2}]}, "same label"),  # type: ignore[operator]
+        ({"groups": []}, "nothing to compare"),
+        ({"scenario": None}, "without a scenario"),
+        ({"scenario": {**SCENARIO, "sweep": None}}, "intervals are over seeds"),
+        ({"tilte": 1}, "tilte"),
+    ],
+)
+def test_what_is_wrong_is_said(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_text(yaml.safe_dump(DOCUMENT | change))
+    with pytest.raises(UserError, match=said) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_reduced_changes_the_scenario_and_set_comes_last() -> None:
+    own = Reproduction.model_validate({**DOCUMENT, "reduced": {"federation.rounds": 1, "arms.noise": []}})
+    assert own.document("full") == SCENARIO
+    changed = own.document("reduced", ["federation.rounds=3"])
+    assert changed["federation"]["rounds"] == 3
+    assert changed["arms"]["noise"] == []
+    assert own.scenario == SCENARIO
+    wrong = own.model_copy(update={"reduced": {"attacks.grnn.iterations": 1}})
+    with pytest.raises(UserError, match=r"no place 'attacks\.grnn\.iterations'"):
+        wrong.document("reduced")
+
+
+def swept(tmp_path: Path, rows: list[dict[str, Any]]) -> Sweep:
+    """A sweep with these outcomes, as if it had been played."""
+    scenario = check({**SCENARIO, "sweep": {"repeats": 2, "fields": {"training.lr": [0.1, 0.2]}}}, "test")
+    folder = RunFolder.create(str(tmp_path), "small")
+    folder.write_text("scenario.yaml", scenario.dump())
+    base = {"trial": "0", "status": "finished", "run": "trials/0000-0", "arm": "none", "attack": "idlg", "seed": 0}
+    SweepFolder(folder).write_outcomes([base | row for row in rows])
+    return Sweep(folder)
+
+
+def test_figures_are_means_over_seeds_of_the_rows_they_name(tmp_path: Path) -> None:
+    sweep = swept(
+        tmp_path,
+        [
+            {"repeat": 0, "training.lr": 0.1, "psnr": 10.0},
+            {"repeat": 1, "training.lr": 0.1, "psnr": 14.0},
+            {"repeat": 0, "training.lr": 0.2, "psnr": 99.0},
+            {"repeat": 1, "training.lr": 0.2, "psnr": 99.0},
+            {"repeat": 0, "training.lr": 0.1, "psnr": 5.0, "arm": "noise"},
+            {"repeat": 1, "training.lr": 0.1, "psnr": 7.0, "arm": "noise"},
+            {"repeat": 0, "training.lr": 0.2, "arm": "noise", "status": "failed", "run": None},
+        ],
+    )
+    where = {"arm": "none", "training.lr": 0.1}
+    figures = [
+        {"label": "plain", "paper": 12, "where": where},
+        {"label": "noisy", "paper": 6, "where": {**where, "arm": "noise"}},
+        {"label": "lost", "paper": 6, "where": {"arm": "noise", "training.lr": 0.2}},
+    ]
+    plain, noisy, lost = measured(group(figures=figures), sweep)
+    assert plain.ours is not None
+    assert (plain.ours.mean, plain.ours.n) == (12.0, 2)
+    assert plain.ours.high == pytest.approx(12 + 12.706 * 2, abs=1e-2)  # Student's t
+    assert lost.ours is None
+    assert lost.why
+    relative = measured(group(figures=figures, relative_to="plain"), sweep)[1]
+    assert relative.ours is not None
+    assert (relative.paper, relative.ours.mean) == (0.5, 0.5)
+    assert noisy.ours_printed is None
+    with pytest.raises(UserError, match=r"no row has arm 'nois': did you mean 'noise'"):
+        measured(group(figures=[{"label": "x", "paper": 1, "where": {"arm": "nois"}}]), sweep)
+
+
+def test_a_paper_s_own_convention_is_undone(tmp_path: Path) -> None:
+    """The thesis' PSNR takes the root of the error: computed here by hand from an error of 0.01."""
+    import math
+
+    import torch
+
+    error = 0.01
+    printed_mse = 255 * math.sqrt(error)
+    printed_psnr = 10 * math.log10(255**2 / printed_mse)
+    true = float(psnr(torch.zeros(1, 1, 8, 8), torch.full((1, 1, 8, 8), math.sqrt(error))))
+    sweep = swept(tmp_path, [{"repeat": r, "training.lr": 0.1, "psnr": true, "mse": error} for r in (0, 1)])
+    one = [{"label": "x", "paper": printed_psnr, "where": {"training.lr": 0.1}}]
+    [found] = measured(group(figures=one, convention="root_psnr"), sweep)
+    assert found.paper == pytest.approx(true, abs=1e-4)
+    assert found.ours_printed == pytest.approx(printed_psnr, abs=1e-4)
+    [found] = measured(group(figures=[{**one[0], "paper": printed_mse}], convention="root_mse", measure="mse"), sweep)
+    assert found.paper == pytest.approx(error)
+    assert found.ours_printed == pytest.approx(printed_mse)
+
+
+def invoke(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["reproduce", *arguments])
+    assert result.exit_code == 0, result.output
+    return str(result.output)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.slow
+def test_a_reproduction_from_the_command_line(tmp_path: Path) -> None:
+    rounds = {
+        "title": "accuracy (%)", "table": "rounds", "measure": "test_accuracy", "take": "last", "scale": 100,
+        "tolerance": 100, "figures": [{"label": "plain", "paper": 50, "where": {"arm": "none"}}],
+    }  # fmt: skip
+    absent = [{"what": "CelebA", "why": "not at hand"}]
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump({**DOCUMENT, "groups": [PSNR, rounds], "absent": absent}))
+    kept, out = tmp_path / "kept", tmp_path / "out"
+    said = invoke(str(path), "--reduced", "--keep", str(kept), "--out", str(out))
+    assert "verdict: agrees" in said
+    assert "not played: CelebA" in said
+    page = (kept / "small.md").read_text()
+    assert "| plain | 100 | 100 ± 0 |" in page
+    assert "- CelebA: not at hand" in page
+    assert "[small](small.md)" in (kept / "README.md").read_text()
+    [run] = out.iterdir()
+    again = invoke(str(path), "--reduced", "--run", str(run))
+    assert "verdict: agrees" in again
+    assert yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0]) == SCENARIO
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    (tmp_path / "odd.json").write_text("{")
+    with pytest.raises(RunError, match=r"odd\.json"):
+        pages.records(tmp_path)
+
+
+def test_an_unknown_name_says_what_there_is() -> None:
+    result = CliRunner().invoke(app, ["reproduce", "dcs2-tabel-1", "--folder", str(REPOSITORY / "reproductions")])
+    assert result.exit_code == 2
+    assert "did you mean 'dcs2-table-1'" in result.output
+
+
+OURS = names(str(REPOSITORY / "reproductions"))
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("scale", ["reduced", "full"])
+def test_ours_can_be_played(name: str, scale: Any) -> None:
+    own = load(REPOSITORY / "reproductions" / f"{name}.yaml")
+    if own.scenario is not None:
+        scenario = check(own.document(scale), name)
+        arms = {figure.where["arm"] for part in own.groups for figure in part.figures if "arm" in figure.where}
+        assert arms <= set(scenario.stacks)
+        fields = set(scenario.sweep.fields) if scenario.sweep else set()
+        assert {key for part in own.groups for f in part.figures for key in f.where if "." in key} <= fields
+
+
+def test_the_kept_pages_are_what_their_records_say() -> None:
+    folder = REPOSITORY / "docs" / "reproductions"
+    found = pages.records(folder)
+    assert (folder / pages.SUMMARY).read_text() == pages.summary(found)
+    for record in found:
+        assert (folder / f"{record['name']}.md").read_text() == pages.page(record)
+        assert record["name"] in OURS

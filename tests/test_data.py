@@ -640,3 +640,16 @@ def test_the_toys_points_are_the_gaussians_on_the_grid_of_8_bits():
         np.testing.assert_allclose(found.std(0), deviation, atol=margin)
     again = load("gaussian_toy", samples=20000, seed=3)
     assert np.array_equal(again.train_images, data.train_images)
+
+
+def test_a_label_beyond_all_classes_is_named_before_names_are_made_for_those_below(tmp_path):
+    path = write_parquet(tmp_path / "odd.parquet", GOOD, [0, 1, 0, 1, 0, 10**12])
+    with pytest.raises(DataError, match=r"odd\.parquet: label 1000000000000, expected less than 100,000"):
+        load("parquet", train=str(path))
+
+
+def test_a_column_whose_name_is_no_text_is_named(tmp_path):
+    path = write_parquet(tmp_path / "odd.parquet", GOOD, [0, 1] * 3)
+    path.write_bytes(path.read_bytes().replace(b"label", b"l\xffbel"))
+    with pytest.raises(DataError, match=r"odd\.parquet cannot be read"):
+        load("parquet", train=str(path))

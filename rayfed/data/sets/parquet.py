@@ -21,6 +21,9 @@ from rayfed.data.base import Source, Split, check_labels, hold_out_fifth, local_
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
 
+_MOST_CLASSES = 100_000
+"""Beyond that a label is no class's number but a damaged one: names are made for all below it."""
+
 
 @component
 class Parquet(Source):
@@ -88,7 +91,7 @@ def _read_file(path: Path, image_columns: Sequence[str], label_columns: Sequence
             image_column = _column(path, schema, image_columns)
             label_column = _column(path, schema, label_columns)
             table = file.read([image_column, label_column])
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # names that are no UTF-8 are a ValueError
         raise DataError(f"{path} cannot be read: {error}; expected a whole Parquet file; fetch it again") from error
     if not table.num_rows:
         raise DataError(f"{path} has no rows; expected one a sample")
@@ -144,7 +147,11 @@ def _classes(shards: Sequence[_Shard], train: int) -> tuple[str, ...]:
             raise DataError(f"{shard.path} and {named[0].path} have different class names in their metadata")
     if named and named[0].classes is not None:
         return named[0].classes
-    largest = max(int(shard.labels.max()) for shard in shards[:train])
+    shard = max(shards[:train], key=lambda shard: int(shard.labels.max()))
+    if (largest := int(shard.labels.max())) >= _MOST_CLASSES:
+        raise DataError(
+            f"{shard.path}: label {largest}, expected less than {_MOST_CLASSES:,}: labels count classes from 0"
+        )
     return tuple(map(str, range(largest + 1)))
 
 

@@ -63,7 +63,7 @@ def prepare_process(places: tuple[list[str], list[str]]) -> None:
     """Let a trial's process find the modules that the driver finds; what it computes itself takes one thread."""
     path, searched = places
     sys.path += [folder for folder in path if folder not in sys.path]
-    for folder in searched:
+    for folder in reversed(searched):  # each goes before those that were there
         catalogue.search(folder)
     torch.set_num_threads(1)
 

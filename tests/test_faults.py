@@ -415,6 +415,7 @@ def test_a_driver_that_dies_as_it_writes_a_checkpoint_resumes(
     run = faults.run_of(tmp_path)
     assert run is not None
     assert not faults.differences(run, alone[0])
+    assert not list(run.rglob("*.tmp"))
     assert not command.left()
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from actors.shipping import runtime_env
+from actors.trial import prepare_process
 from rayfed import catalogue, scenario
 
 MINIMAL = "name: t\nfederation: {rounds: 1, clients: 2}\n"
@@ -71,3 +72,12 @@ def test_what_is_installed_does_not(home: Path) -> None:
         for path in runtime_env(loaded).get("py_modules", [])
         if Path(path).name in ("rayfed", "actors", "torch", "numpy")
     ]
+
+
+def test_a_trials_process_searches_folders_in_the_drivers_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", ["/python"])
+    monkeypatch.setattr(catalogue, "SEARCHED", [])
+    threads = torch.get_num_threads()
+    prepare_process((["/first", "/second", "/python"], ["/first", "/second"]))
+    torch.set_num_threads(threads)
+    assert catalogue.SEARCHED == ["/first", "/second"]

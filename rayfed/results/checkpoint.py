@@ -60,7 +60,7 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     }
     folder.write_text(_LATEST, json.dumps(pointer, indent=2))
     for name in folder.files(_FOLDER):
-        if name.endswith(".pt") and name != file:
+        if f"{_FOLDER}/{name}" != _LATEST and name != file:  # of a save that was killed, too
             folder.remove(f"{_FOLDER}/{name}")
     for tidy in replaced:
         tidy()

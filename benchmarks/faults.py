@@ -110,7 +110,7 @@ class Command:
             os.kill(process, signal.SIGKILL)
         return bool(found)
 
-    def wait(self, seconds: float = 120) -> int:
+    def wait(self, seconds: float = 300) -> int:
         """Its exit code."""
         return self.process.wait(seconds)
 
@@ -300,7 +300,7 @@ def main() -> None:
                 disturbed = kinds[kind](place)
                 moment, left, run = disturbed.moment, disturbed.left(), run_of(place)
                 apart = differences(run, expected) if run else ["no run"]
-            except AssertionError as error:
+            except (AssertionError, subprocess.TimeoutExpired) as error:
                 moment, apart = "", [f"failed: {error}"]
             bad += bool(apart or left)
             print(

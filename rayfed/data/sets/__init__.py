@@ -10,6 +10,7 @@ TABLE: dict[str, str] = {
     "svhn": "rayfed.data.sets.svhn:SVHN",
     "gaussian_toy": "rayfed.data.sets.gaussian_toy:GaussianToy",
     "image_folder": "rayfed.data.sets.image_folder:ImageFolder",
+    "text": "rayfed.data.sets.text:Text",
     "words": "rayfed.data.sets.words:Words",
     "arrow": "rayfed.data.sets.arrow:Arrow",
     "parquet": "rayfed.data.sets.parquet:Parquet",

@@ -241,6 +241,7 @@ def test_what_means_nothing_for_texts_is_refused_before_a_run(change: str, messa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ("attacks: [dager]", "attacks.0: dager works on tokens, and the samples of data 'digits' are pixels"),
         ("model: text_rnn", "model: text_rnn works on tokens, and the samples of data 'digits' are pixels"),
         ("metrics: {names: [rougeL]}", "rougeL says nothing of pixels"),
     ],

@@ -10,6 +10,8 @@ TABLE: dict[str, str] = {
     "svhn": "rayfed.data.sets.svhn:SVHN",
     "gaussian_toy": "rayfed.data.sets.gaussian_toy:GaussianToy",
     "image_folder": "rayfed.data.sets.image_folder:ImageFolder",
+    "diabetes": "rayfed.data.sets.tabular:Diabetes",
+    "table": "rayfed.data.sets.tabular:Table",
     "text": "rayfed.data.sets.text:Text",
     "words": "rayfed.data.sets.words:Words",
     "arrow": "rayfed.data.sets.arrow:Arrow",

@@ -123,5 +123,7 @@ class ClientActor(Renewable):
     @staticmethod
     def _in_words(form: Tokens | Records, rows: Rows, true: Tensor, guess: Tensor) -> Rows:
         """Rows for the table of texts; `guess` is in the order of the true samples."""
-        pairs = zip(rows, form.read(true), form.read(guess.nan_to_num(0)), strict=True)
-        return [{"sample": row["sample"], "true": words, "reconstructed": found} for row, words, found in pairs]
+        guess = guess.nan_to_num(0).to(true)
+        right = form.found(true, guess).tolist()
+        texts = zip(rows, form.read(true), form.read(guess), right, strict=True)
+        return [{"sample": row["sample"], "true": t, "reconstructed": f, "right": r} for row, t, f, r in texts]

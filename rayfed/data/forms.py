@@ -72,6 +72,10 @@ class Tokens:
             for row in token_numbers(images).tolist()
         ]
 
+    def found(self, true: Tensor, guess: Tensor) -> Tensor:
+        """Which tokens of some texts (N, 1, 2, L) are right and in their places, (N, L) bool."""
+        return token_numbers(true) == token_numbers(guess)
+
 
 @dataclass(frozen=True)
 class Column:

@@ -183,6 +183,7 @@ TABLES: dict[str, pa.Schema] = {
             _SAMPLE,
             _key("true", pa.list_(_string), "the true sample in words: a text's tokens, or a record's columns"),
             _key("reconstructed", pa.list_(_string), "the reconstruction matched to it, likewise"),
+            _key("right", pa.list_(pa.bool_()), "which of these are right; continuous columns within bounds"),
         ]
     ),
     "snapshots": pa.schema(

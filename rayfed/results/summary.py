@@ -29,6 +29,8 @@ _KNOWLEDGE = {
 _OBSERVED = {"shown": "what clients are shown of the update"}
 OF_TEXTS = ("token_accuracy", "rouge1", "rouge2", "rougeL", "feature_accuracy")
 """What is measured of samples that are no pictures: shares, of which more is nearer to the truth."""
+_LEADING = ("token_accuracy", "feature_accuracy", "psnr")
+"""What samples are ranked by, the first that was measured; records have a PSNR, too."""
 _HIGHER = ("psnr", "ssim", *OF_TEXTS)
 """The metrics of which more is nearer to the truth; of the others less is."""
 PSNR_CEILING = 100.0
@@ -126,7 +128,7 @@ class Arm:
     update_bytes: Spread | None
     """The size of one client's update."""
     worst: Row | None
-    """The row of `attacks` with the highest PSNR."""
+    """The row of `attacks` nearest to the truth, see `worst`."""
 
 
 @dataclass(frozen=True)
@@ -265,8 +267,17 @@ def _strangers(row: Row) -> tuple[float, float] | None:
 
 
 def worst(attacks: Sequence[Row]) -> Row | None:
-    """The reconstruction nearest to its original: the highest PSNR; None where none was measured."""
-    return max((row for row in attacks if measured(row["psnr"])), key=lambda row: row["psnr"], default=None)
+    """The reconstruction nearest to its original: the highest PSNR, of texts the most tokens in place, of records the
+    most features found; None where none was measured.
+    """
+    leading = leading_metric(attacks)
+    return max((row for row in attacks if measured(row.get(leading))), key=lambda row: row[leading], default=None)
+
+
+def leading_metric(attacks: Iterable[Row]) -> str:
+    """The metric by which reconstructions are ranked."""
+    measures = {name for row in attacks for name in _LEADING if measured(row.get(name))}
+    return next((name for name in _LEADING if name in measures), "psnr")
 
 
 def label_mix(partition: pa.Table) -> LabelMix | None:

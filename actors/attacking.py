@@ -11,7 +11,7 @@ import ray
 from actors.calls import Call
 from actors.evaluation import Run
 from actors.progress import Progress
-from actors.tables import RoundTables, Rows
+from actors.tables import RoundTables, Scored
 from rayfed import seeds
 from rayfed.attacks.base import Guess, Inference
 from rayfed.scenario import AttackSpec, Scenario
@@ -108,12 +108,13 @@ def _note_attack(
     d: AttackCall,
     round: int,
     outcomes: Sequence[Guess],
-    scored: Sequence[tuple[Rows, Rows, Rows]],
+    scored: Sequence[Scored],
 ) -> None:
-    """Add one call's rows to the tables of attacks, traces, images, snapshots and inferences."""
-    for victim, outcome, (rows, images, snapshots) in zip(d.victims, outcomes, scored, strict=True):
+    """Add one call's rows to the tables of attacks, traces, images, texts, snapshots and inferences."""
+    for victim, outcome, (rows, images, texts, snapshots) in zip(d.victims, outcomes, scored, strict=True):
         key = {"arm": d.arm, "round": round, "attack": d.attack.title, "victim": victim, "repeat": d.repeat}
         tables.images += [key | image for image in images]
+        tables.texts += [key | text for text in texts]
         tables.snapshots += [key | snapshot for snapshot in snapshots]
         if isinstance(outcome, Inference):
             tables.inferences += [key | row | {"status": outcome.status, "message": outcome.message} for row in rows]

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from actors.process import Renewable, Share, set_up
-from actors.tables import Rows
+from actors.tables import Rows, Scored
 from rayfed.attacks.base import Guess, Inference, Reconstruction
 from rayfed.data.base import Dataset
+from rayfed.data.forms import Pixels, Records, Tokens
 from rayfed.metrics.score import Scorer
 from rayfed.results.images import encode_png
 from rayfed.scenario import AttackSpec, Scenario
@@ -33,7 +35,7 @@ class ClientActor(Renewable):
         self._host = Host(scenario, data, parts, set_up(share), validation)
         self._observer = Observer(self._host)
         metrics = scenario.metrics
-        self._scorer = Scorer(tuple(metrics.names), metrics.lpips_weights, metrics.evaluator)
+        self._scorer = Scorer(tuple(metrics.names), metrics.lpips_weights, metrics.evaluator, data.form)
 
     def cohorts(
         self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]
@@ -79,30 +81,33 @@ class ClientActor(Renewable):
         """The rows of the table `private` for an arm's clients, less arm and round."""
         return self._host.private_layers(arm, states)
 
-    def score(self, truths: Sequence[Truth], guesses: Sequence[Guess], strip: bool) -> list[tuple[Rows, Rows, Rows]]:
-        """For each victim, its rows for the tables of attacks (or inferences), of images and, where a `strip` of them
-        is asked for, of the first victim's snapshots, less the call's columns.
+    def score(self, truths: Sequence[Truth], guesses: Sequence[Guess], strip: bool) -> list[Scored]:
+        """For each victim, its rows for the tables of attacks (or inferences), of images (or texts) and, where a
+        `strip` of them is asked for, of the first victim's snapshots, less the call's columns.
         """
         return [
             self._inferred(t, g) if isinstance(g, Inference) else self._scored(t, g, strip and not i)
             for i, (t, g) in enumerate(zip(truths, guesses, strict=True))
         ]
 
-    def _inferred(self, truth: Truth, guess: Inference) -> tuple[Rows, Rows, Rows]:
+    def _inferred(self, truth: Truth, guess: Inference) -> Scored:
         row, pairs = self._observer.judge(truth, guess)
         images = [
             {"sample": i, "true": encode_png(true), "reconstructed": encode_png(made)}
             for i, (true, made) in enumerate(pairs)
         ]
-        return [row], images, []
+        return Scored([row], images)
 
-    def _scored(self, truth: Truth, guess: Reconstruction, strip: bool) -> tuple[Rows, Rows, Rows]:
+    def _scored(self, truth: Truth, guess: Reconstruction, strip: bool) -> Scored:
         if guess.status == "not applicable":
-            return [row | {"distortion": truth.distortion} for row in self._scorer.nothing(truth.labels)], [], []
+            return Scored([row | {"distortion": truth.distortion} for row in self._scorer.nothing(truth.labels)])
         true = truth.images.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
         orders = [row.pop("order") for row in rows]
         rows = [row | {"distortion": truth.distortion} for row in rows]
+        form = self._host.data.form
+        if not isinstance(form, Pixels):
+            return Scored(rows, texts=self._in_words(form, rows, true, guess.images[orders]))
         images = [
             {"sample": row["sample"], "true": encode_png(image), "reconstructed": encode_png(guess.images[order])}
             for row, image, order in zip(rows, true, orders, strict=True)
@@ -113,4 +118,12 @@ class ClientActor(Renewable):
             for row, order in zip(rows, orders, strict=True)
             if order < len(shown)
         ]
-        return rows, images, snapshots
+        return Scored(rows, images, snapshots=snapshots)
+
+    @staticmethod
+    def _in_words(form: Tokens | Records, rows: Rows, true: Tensor, guess: Tensor) -> Rows:
+        """Rows for the table of texts; `guess` is in the order of the true samples."""
+        guess = guess.nan_to_num(0).to(true)
+        right = form.found(true, guess).tolist()
+        texts = zip(rows, form.read(true), form.read(guess), right, strict=True)
+        return [{"sample": row["sample"], "true": t, "reconstructed": f, "right": r} for row, t, f, r in texts]

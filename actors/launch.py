@@ -246,7 +246,9 @@ def _federation(
                 progress.note(message)
             if scenario.attacks:
                 metrics = scenario.metrics
-                for message in Scorer(tuple(metrics.names), metrics.lpips_weights, metrics.evaluator).unavailable():
+                for message in Scorer(
+                    tuple(metrics.names), metrics.lpips_weights, metrics.evaluator, inputs.data.form
+                ).unavailable():
                     progress.note(message)
             yield federation
 

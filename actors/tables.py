@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 Rows = list[dict[str, Any]]
+
+
+class Scored(NamedTuple):
+    """What comes of one victim, by table, less the columns of the call."""
+
+    rows: Rows
+    """For the table of attacks, or of inferences."""
+    images: Sequence[dict[str, Any]] = ()
+    """Of samples that are pictures."""
+    texts: Sequence[dict[str, Any]] = ()
+    """Of samples that are none: what is in them in words."""
+    snapshots: Sequence[dict[str, Any]] = ()
 
 
 @dataclass
@@ -17,6 +30,7 @@ class RoundTables:
     attacks: Rows = field(default_factory=list)
     traces: Rows = field(default_factory=list)
     images: Rows = field(default_factory=list)
+    texts: Rows = field(default_factory=list)
     snapshots: Rows = field(default_factory=list)
     inferences: Rows = field(default_factory=list)
     private: Rows = field(default_factory=list)

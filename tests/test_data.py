@@ -45,7 +45,7 @@ def pillow_resize(image, size):
 @pytest.mark.parametrize("name", TABLE)
 def test_every_name_is_a_component_with_the_shared_fields(name):
     fields = {p.name: p for p in catalogue.parameters(catalogue.find("datasets", name))}
-    size = {"height", "width"} if name == "words" else {"size"}
+    size = {"words": {"height", "width"}, "text": {"length"}, "diabetes": set(), "table": {"label"}}.get(name, {"size"})
     assert {*size, "train_samples", "test_samples"} <= fields.keys()
     assert callable(catalogue.find("datasets", name).load)
 

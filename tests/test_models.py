@@ -96,7 +96,12 @@ def test_linear_layers_see_the_published_features():
 
 
 def test_every_registered_model_is_tested_here():
-    elsewhere = {"crnn", "cryptonet"}  # which take images of their own kind: test_words, test_cryptonet
+    elsewhere = {
+        "crnn",
+        "cryptonet",
+        "text_rnn",
+        "text_transformer",
+    }  # of their own kind: test_words, test_cryptonet, test_text
     assert {name for name, path in table("models").items() if path.startswith("rayfed.")} == set(SMALL) | elsewhere
 
 

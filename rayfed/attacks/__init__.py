@@ -1,7 +1,7 @@
 """Attacks: one a file, each a component that turns what was observed into images and labels (see `base.py`).
 
-`matching/` holds what gradient-matching attacks share, `inference/` the attacks that rebuild nothing; `labels.py`,
-`probe.py` and `groups.py` serve all of them.
+`matching/` holds what gradient-matching attacks share, `inference/` the attacks that rebuild nothing, `text/` those on
+texts; `labels.py`, `probe.py` and `groups.py` serve all of them.
 """
 
 TABLE: dict[str, str] = {
@@ -16,6 +16,9 @@ TABLE: dict[str, str] = {
     "ggl": "rayfed.attacks.ggl:Ggl",
     "model_inversion": "rayfed.attacks.model_inversion:ModelInversion",
     "imprint": "rayfed.attacks.imprint:Imprint",
+    "embedding_rows": "rayfed.attacks.text.embedding_rows:EmbeddingRows",
+    "tag": "rayfed.attacks.text.tag:Tag",
+    "dager": "rayfed.attacks.text.dager:Dager",
     "gan": "rayfed.attacks.inference.gan:Gan",
     "membership": "rayfed.attacks.inference.membership:Membership",
     "property_inference": "rayfed.attacks.inference.property_inference:PropertyInference",

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from rayfed.attacks.matching.priors import latent_divergence
 from rayfed.attacks.matching.problem import Distance, Matching, one_minus_cosine, squared_l2
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.models.dcgan import Generator
 from rayfed.models.pretrained import load_generator
 from rayfed.update import Observation
@@ -40,6 +41,8 @@ class Ggl:
 
     What it finds looks like a real image of its class under every defence: judge it by how near the truth it is.
     """
+
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
 
     generator: str
     """File that `rayfed train-generator` wrote; relative to the working directory, `~` and environment variables are

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import cos, pi
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -25,6 +25,7 @@ from rayfed.attacks.matching.priors import Prior, euclidean, total_variation
 from rayfed.attacks.matching.problem import squared_l2
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.update import Named, Observation
 
 _WARM_UP = 50 / 20_000
@@ -39,6 +40,8 @@ class GradInversion(MixedPrecision, GradientMatching):
     Of a model without batch norm the prior on its statistics is absent. The seed with the smallest objective
     counts; the group's term is not part of that.
     """
+
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
 
     iterations: Annotated[int, Field(ge=1)] = 4000
     """Adam steps; the step size rises, then falls as a cosine to nothing."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -30,6 +30,7 @@ from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import LocalSteps, Matching, one_minus_cosine, squared_l2
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.update import Named, Observation
 
 _WEIGHTS_AT_ONCE = 64_000_000
@@ -42,6 +43,8 @@ _TRACED = 50
 class Grnn:
     """Trains a generator, a fresh one for each victim, that makes the whole batch: images and soft labels (images alone
     where the labels are known). One latent an image; the latents stay as they are drawn."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
 
     iterations: Annotated[int, Field(ge=1)] = 1000
     """Steps of RMSprop."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -23,6 +23,7 @@ from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.attacks.probe import without_tracking
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.models.front import Front
 from rayfed.update import Observation
 
@@ -37,6 +38,8 @@ class ModelInversion:
     Beside the paper's objective a pixel pays the square of how far it is outside [0, 1]; clamped at the end. Labels are
     read from the update's last layer.
     """
+
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
 
     cut: str
     """The last private module, for example `features.0`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
 from statistics import fmean
 from time import monotonic
@@ -108,7 +108,7 @@ class RunView:
             arm = f"{row['arm']:<{width}} " if len(rows) > 1 else ""
             self._say(f"round {row['round'] + 1:>3}/{self._rounds}  {arm}{loss}  {accuracy}  {self._speed}  {left}")
         for (arm, attack), found in _grouped(attacks).items():
-            self._say(f"  {attack} on {arm}: {_summary(found)}")
+            self._say(f"  {attack} on {arm}: {_summary(found, _noun(attacks))}")
         for (arm, attack), found in _grouped(inferences).items():
             self._say(f"  {attack} on {arm}: {_inferred(found)}")
         self._last |= {row["arm"]: row for row in rows}
@@ -143,9 +143,12 @@ class RunView:
     def _table(self) -> Table:
         accuracy = {arm: _tested(row, "{:.2%}") for arm, row in self._last.items()}
         pors = {metric: threshold for metric, threshold in self._success.items() if _values(self._attacks, metric)}
-        columns = ["arm", "attack", "images", "PSNR", "best", *["PoRS"] * len(pors), "SSIM", "labels"]
+        noun = _noun(self._attacks)
+        near = _NEARNESS[noun]
+        first, others = list(near)[:2], list(near)[2:]
+        columns = ["arm", "attack", f"{noun}s", *first, *["PoRS"] * len(pors), *others, "labels"]
         columns += ["accuracy"] * bool(accuracy) + ["epsilon"] * bool(self._privacy)
-        terms = ["mean and best PSNR in dB", *(f"PoRS: {passing(*each)}" for each in pors.items())]
+        terms = [_TERMS[noun], *(f"PoRS: {passing(*each)}" for each in pors.items())]
         title = f"leakage ({'; '.join(terms)})" + " and accuracy" * bool(accuracy)
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         for column in columns:
@@ -153,15 +156,13 @@ class RunView:
                 column, justify="left" if column in ("arm", "attack") else "right", no_wrap=column != "epsilon"
             )
         for (arm, attack), found in _grouped(self._attacks).items():
-            psnr, ssim = _values(found, "psnr"), _values(found, "ssim")
             row: list[str | Text] = [
                 Text(arm),
                 Text(attack),
                 str(len(found)),
-                _decibel(fmean(psnr)).removesuffix(" dB") if psnr else "-",
-                _decibel(max(psnr)).removesuffix(" dB") if psnr else "-",
+                *(_shown(found, *near[name]) for name in first),
                 *(_share([success(found, *each)]) for each in pors.items()),
-                f"{fmean(ssim):.3f}" if ssim else "-",
+                *(_shown(found, *near[name]) for name in others),
                 _share(_values(found, "label_accuracy")),
                 *[accuracy.get(arm) or "-"] * bool(accuracy),
                 *[self._privacy.get(arm, "-")] * bool(self._privacy),
@@ -298,8 +299,60 @@ def _failures(rows: Sequence[dict[str, Any]]) -> str:
     return "".join(f"; {f}" for f in sorted({f"{r['status']}: {r['message']}" for r in rows if r["status"] != "ok"}))
 
 
-def _summary(rows: Sequence[dict[str, Any]]) -> str:
-    psnr = _values(rows, "psnr")
+def _summary(rows: Sequence[dict[str, Any]], noun: str) -> str:
+    psnr, found = _values(rows, "psnr"), _values(rows, _FOUND.get(noun, ""))
     quality = f"PSNR mean {_decibel(fmean(psnr))}, best {_decibel(max(psnr))}; " if psnr else ""
+    if found:
+        quality = f"{_FOUND[noun].replace('_', ' ')} mean {fmean(found):.0%}, best {max(found):.0%}; "
     labels = f"labels {_share(_values(rows, 'label_accuracy'))}"
-    return f"{_plural(len(rows), 'image')}, {quality}{labels}" + _failures(rows)
+    return f"{_plural(len(rows), noun)}, {quality}{labels}" + _failures(rows)
+
+
+def _noun(attacks: Sequence[dict[str, Any]]) -> str:
+    """What the samples of some rows of attacks are, by what was measured of them."""
+    return next((noun for noun, metric in _FOUND.items() if _values(attacks, metric)), "image")
+
+
+def _shown(rows: Sequence[dict[str, Any]], metric: str, show: Callable[[Sequence[float]], str]) -> str:
+    return show(_values(rows, metric))
+
+
+def _mean_decibel(values: Sequence[float]) -> str:
+    return _decibel(fmean(values)).removesuffix(" dB") if values else "-"
+
+
+def _best_decibel(values: Sequence[float]) -> str:
+    return _decibel(max(values)).removesuffix(" dB") if values else "-"
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{fmean(values):.3f}" if values else "-"
+
+
+def _best_share(values: Sequence[float]) -> str:
+    return f"{max(values):.0%}" if values else "-"
+
+
+_FOUND = {"text": "token_accuracy", "record": "feature_accuracy"}
+"""What samples that are no images are called -> the metric that tells them from images."""
+_TERMS = {
+    "image": "mean and best PSNR in dB",
+    "text": "mean and best share of tokens in their places",
+    "record": "mean and best share of features found",
+}
+_Shown = tuple[str, Callable[[Sequence[float]], str]]
+_NEARNESS: dict[str, dict[str, _Shown]] = {
+    "image": {"PSNR": ("psnr", _mean_decibel), "best": ("psnr", _best_decibel), "SSIM": ("ssim", _mean)},
+    "text": {
+        "tokens": ("token_accuracy", _share),
+        "best": ("token_accuracy", _best_share),
+        "ROUGE-1": ("rouge1", _mean),
+        "ROUGE-L": ("rougeL", _mean),
+    },
+    "record": {
+        "features": ("feature_accuracy", _share),
+        "best": ("feature_accuracy", _best_share),
+        "PSNR": ("psnr", _mean_decibel),
+    },
+}
+"""The columns of the last table that say how near reconstructions are: heading -> metric, and how its values read."""

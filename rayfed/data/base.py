@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from rayfed.catalogue import component
+from rayfed.data.forms import PIXELS, Form
 from rayfed.data.images import Encoded, decode, resize
 from rayfed.errors import DataError
 
@@ -66,6 +67,8 @@ class Dataset:
     """Names of the sources that the training samples come from, where that is known."""
     train_sources: np.ndarray | None = None
     """(N,) int64, indices into `sources`."""
+    form: Form = PIXELS
+    """What the images' bytes mean."""
 
     def __post_init__(self) -> None:
         _check_split("train", self.train_images, self.train_labels, len(self.classes))
@@ -174,15 +177,16 @@ class Source:
     def chosen(self) -> tuple[Split, Split, tuple[str, ...]]:
         """What `read` gives, of it the samples that are asked for."""
         train, test, classes = self.read()
-        train = _at_most(self.train_samples, train, "train_samples")
-        return train, _at_most(self.test_samples, test, "test_samples"), classes
+        train = at_most(self.train_samples, train, "train_samples")
+        return train, at_most(self.test_samples, test, "test_samples"), classes
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
         """The train split, the test split and the names of the classes, as the source has them."""
         raise NotImplementedError
 
 
-def _at_most(samples: int | None, split: Split, field: str) -> Split:
+def at_most(samples: int | None, split: Split, field: str) -> Split:
+    """A split of so many samples, each class in its share; all for None. Raises `DataError` where there are fewer."""
     if samples is None:
         return split
     if samples > len(split.labels):

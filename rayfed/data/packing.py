@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed.data.base import Dataset, Source, Split, check_labels, in_memory
+from rayfed.data.forms import held
 from rayfed.data.images import Encoded, decode, is_grey, resize
 from rayfed.data.mapped import Layout
 from rayfed.errors import DataError
@@ -53,6 +54,8 @@ def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> La
 
 
 def _splits(source: Source) -> tuple[Split, Split, tuple[str, ...]]:
+    if held(source) != "pixels":
+        raise DataError(f"a packed file holds images, and these are {held(source)}: use the data set as it is")
     if type(source).load is Source.load:
         return source.chosen()
     data: Dataset = source.load()

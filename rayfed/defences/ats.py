@@ -6,13 +6,14 @@ Source: Gao et al. 2021, "Privacy-preserving Collaborative Learning with Automat
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.defences.transformations import NAMES, transform
 
@@ -20,6 +21,8 @@ from rayfed.defences.transformations import NAMES, transform
 @component
 class Ats(Defence):
     """Every image is transformed by a sequence that it picks from the policy, anew in every round. Empirical."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
 
     policy: Annotated[str, Field(pattern=r"^\d+(-\d+)*(\+\d+(-\d+)*)*$")] = "3-1-7+43-18-18"
     """Numbers of transformations, one after the other (`3-1-7`); a hybrid has several such sequences (`+`). The default

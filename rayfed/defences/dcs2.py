@@ -18,6 +18,7 @@ from torch.linalg import vector_norm
 from torch.nn import functional as F
 
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError
 from rayfed.models.build import uses_batch_statistics
@@ -41,6 +42,7 @@ class Dcs2(Defence):
     one. Empirical.
     """
 
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
     vectorises: ClassVar[bool] = False
 
     sensitive: Literal["all"] | Annotated[float, Field(gt=0, le=1)] | Labels | list[int] = "all"

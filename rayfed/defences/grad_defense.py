@@ -28,6 +28,7 @@ from torch.func import grad, jvp, vmap
 from torch.nn import functional as F
 
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError
 from rayfed.gradients import batch_loss, flatten, unflatten
@@ -47,6 +48,7 @@ class GradDefense(Defence):
     2022.
     """
 
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
     vectorises: ClassVar[bool] = False  # the noise is drawn from the client's generator
 
     scale: Annotated[float, Field(ge=0)]

@@ -7,13 +7,14 @@ Carlini et al. 2021, "Is Private Learning Possible with Instance Encoding?", whe
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
 
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.defences.mixing import blend, mixtures, numpy_draws, partners, pool
 from rayfed.errors import UserError
@@ -33,6 +34,8 @@ class InstaHide(Defence):
     Public images have no label: those of the client's images share the whole. The test images stay as they are.
     Empirical.
     """
+
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
 
     images: Annotated[int, Field(ge=2)] = 4
     """Images in a mixture."""

@@ -6,12 +6,13 @@ Sources: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", section
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
 
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.defences.mixing import blend, mixtures, numpy_draws, partners, pool
 
@@ -23,6 +24,8 @@ class Mixup(Defence):
     The coefficients are drawn from a symmetric Dirichlet distribution: of two images, from Beta(alpha, alpha). A
     partner may be the sample itself, and is where the client has no other.
     """
+
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
 
     alpha: Annotated[float, Field(gt=0)] = 1.0
     """Small: one image rules a mixture; large: all count alike."""

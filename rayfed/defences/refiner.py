@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rayfed import gradients
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.models.pretrained import load_evaluator
 from rayfed.update import Named
@@ -28,6 +29,7 @@ class Refiner(Defence):
     same for every batch; pixels stay in [0, 1]; the projection, whose appendix C is missing, is Euclidean.
     """
 
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
     vectorises: ClassVar[bool] = False
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
 
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError, nearest
 from rayfed.models.build import uses_batch_statistics
@@ -47,6 +48,7 @@ class Soteria(Defence):
     a feature would depend on the batch's other samples. Empirical. Source: Sun 2021, section 4.
     """
 
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
     vectorises: ClassVar[bool] = False  # probes are drawn; the exact Jacobian fills a call with one client alone
 
     ratio: Annotated[float, Field(ge=0, lt=1)]

@@ -6,7 +6,7 @@ to 8 and algorithm 1.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rayfed import seeds
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.defences.noise import laplace_draws
 from rayfed.models.vae import Autoencoder
@@ -30,6 +31,8 @@ class Vae(Defence):
     decoder starts; `disturbance` is for who reads a sum. An image is forged from its own code, with a new draw. Pixels
     are not clipped after the noise.
     """
+
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
 
     hidden: Annotated[int, Field(ge=1)] = 256
     """Width of the first dense layer of the encoder, and of the decoder."""

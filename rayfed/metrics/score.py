@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rayfed.data.forms import PIXELS, Form, Kind, Records
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
@@ -20,6 +21,7 @@ from rayfed.metrics.images import mse, psnr, ssim
 from rayfed.metrics.labels import label_accuracy
 from rayfed.metrics.lpips import Lpips, LpipsUnavailable, Net
 from rayfed.metrics.noise import NoiseRatio
+from rayfed.metrics.texts import ROUGES, rouge, token_accuracy
 from rayfed.models.pretrained import NetworkUnavailable
 
 Metric = Callable[[Tensor, Tensor], Tensor]
@@ -32,23 +34,36 @@ _PIXELS: dict[str, Metric] = {
     "bp_ki_posterior": posterior_knowledge,
 }
 _LPIPS: dict[str, Net] = {"lpips_alex": "alex", "lpips_vgg": "vgg"}
-METRICS = (*_PIXELS, *_LPIPS, "noise_ratio", "label_accuracy")
+_TEXTS: dict[str, Metric] = {"token_accuracy": token_accuracy} | {name: rouge(name) for name in ROUGES}
+_MEASURED: dict[Kind, tuple[str, ...]] = {
+    "pixels": (*_PIXELS, *_LPIPS, "noise_ratio", "label_accuracy"),
+    "tokens": (*_TEXTS, "label_accuracy"),
+    "records": ("feature_accuracy", "mse", "psnr", "label_accuracy"),
+}
+
+
+def metrics_of(kind: Kind) -> tuple[str, ...]:
+    """The metrics that mean something of samples of a form."""
+    return _MEASURED[kind]
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores reconstructed batches by the named metrics; raises `UserError` for a name that is not in `METRICS`."""
+    """Scores reconstructed batches by the named metrics; raises `UserError` for one that its form does not have."""
 
     names: tuple[str, ...]
     lpips_weights: str | None = None
     """As `Lpips` takes it. Without usable weights the LPIPS columns stay empty, with one warning."""
     evaluator: str | None = None
     """As `NoiseRatio` takes it; what is said of LPIPS holds for it, too."""
+    form: Form = PIXELS
+    """What the images mean."""
 
     def __post_init__(self) -> None:
+        known = metrics_of(self.form.kind)
         for name in self.names:
-            if name not in METRICS:
-                raise UserError(f"metrics: unknown metric '{name}': {nearest(name, METRICS)}")
+            if name not in known:
+                raise UserError(f"metrics: unknown metric of {self.form.kind} '{name}': {nearest(name, known)}")
 
     def unavailable(self) -> list[str]:
         """For each metric whose weights this machine cannot load: why its column will stay empty."""
@@ -72,7 +87,7 @@ class Scorer:
         reconstruction is not finite, or where a metric's network has no weights.
         """
         images, labels = images.to(true_images), labels.to(true_labels)
-        order = assign(true_images, images)
+        order = assign(true_images, images, self.form.kind)
         guess = images[order]
         columns = {
             "sample": list(range(len(order))),
@@ -95,7 +110,12 @@ class Scorer:
     def _metric(self, name: str) -> Metric | None:
         if name == "noise_ratio":
             return _noise_ratio(self.evaluator)
-        return _PIXELS[name] if name in _PIXELS else _lpips(_LPIPS[name], self.lpips_weights)
+        if name == "feature_accuracy":
+            assert isinstance(self.form, Records)
+            form = self.form
+            return lambda true, guess: form.found(true, guess).double().mean(1)
+        known = _PIXELS | _TEXTS
+        return known[name] if name in known else _lpips(_LPIPS[name], self.lpips_weights)
 
 
 def _column(metric: Metric | None, true: Tensor, guess: Tensor) -> list[float | None]:

@@ -17,5 +17,7 @@ TABLE: dict[str, str] = {
     "resnet20": "rayfed.models.resnet:ResNet20",
     "resnet32": "rayfed.models.resnet:ResNet32",
     "resnet34": "rayfed.models.resnet:ResNet34",
+    "text_rnn": "rayfed.models.text_rnn:TextRnn",
+    "text_transformer": "rayfed.models.text_transformer:TextTransformer",
     "torchvision": "rayfed.models.torchvision_models:Torchvision",
 }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rayfed.aggregation.fedavg import scaled
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch
 from rayfed.errors import UserError
 from rayfed.poisoning.base import Insight, Poisoning
@@ -25,6 +26,7 @@ class Backdoor(Poisoning):
     Source: Gu et al. 2017, section 4 (the trigger); Bagdasaryan et al. 2020, equation 3 (`scale`).
     """
 
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
     has_trigger: ClassVar[bool] = True
 
     target: Annotated[int, Field(ge=0)] = 0

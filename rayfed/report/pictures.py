@@ -11,7 +11,7 @@ from typing import Any
 
 from rayfed.results.folder import RunFolder
 from rayfed.results.schemas import image_key
-from rayfed.results.summary import Row, measured
+from rayfed.results.summary import Row, leading_metric, measured
 
 SHOWN = 8
 """Pairs of images shown for each arm and attack: those with the highest PSNR, of the first repeat."""
@@ -53,9 +53,11 @@ class Strip:
 
 
 def most_leaked(attacks: Iterable[Row], arm: str, attack: str | None, most: int = SHOWN) -> list[Row]:
-    """The rows of `attacks` of one arm and attack, in the first repeat, with the highest PSNR."""
+    """The rows of `attacks` of one arm and attack, in the first repeat, nearest to the truth."""
     mine = (row for row in attacks if (row["arm"], row["attack"], row["repeat"]) == (arm, attack, 0))
-    return sorted(mine, key=lambda row: row["psnr"] if measured(row["psnr"]) else -inf, reverse=True)[:most]
+    rows = list(mine)
+    leading = leading_metric(rows)
+    return sorted(rows, key=lambda row: row[leading] if measured(row.get(leading)) else -inf, reverse=True)[:most]
 
 
 def key(row: Row) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 from rayfed.report import plots, words
 from rayfed.report.explorer import Explorer, explore
 from rayfed.report.page import flat, read_json, write_page
+from rayfed.report.passages import passages
 from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
 from rayfed.results import summary
 from rayfed.results.folder import SCENARIO, RunFolder
@@ -27,6 +28,11 @@ PERCEPTUAL = {
     "lpips_alex": "LPIPS (AlexNet)",
     "lpips_vgg": "LPIPS (VGG)",
     "noise_ratio": "Noise ratio",
+    "token_accuracy": "Tokens in place",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "feature_accuracy": "Features found",
     "bp_ki": "BP_KI",
     "bp_ki_posterior": "BP_KI (posterior)",
 }
@@ -89,6 +95,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "pairs": pairs,
         "hidden": max(sum(leak.images for leak in leaks) - len(pairs), 0),
         "strips": strips(folder),
+        "passages": passages(folder, attacks),
         "leaks": leaks,
         "verdicts": verdicts(arms, leaks),
         "robustness": matrix(sorted(rounds, key=lambda row: row["round"])),

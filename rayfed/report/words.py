@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfed.crypto.paillier import SECURE_BITS
-from rayfed.results.formats import decibel, duration, fixed, in_words, points, share
+from rayfed.results.formats import called, decibel, duration, fixed, in_words, near, points, share
 from rayfed.results.outcomes import MEASURES, worst_of
 from rayfed.results.settings import Setting
 from rayfed.results.summary import Arm, Row, measured, setting
@@ -106,16 +106,19 @@ def _held(lines: list[str]) -> Statement:
 
 
 def _worst(row: Row, where: str, classes: Mapping[int, str]) -> list[Statement]:
-    near = decibel(row["psnr"])
-    how = "exactly" if near == "exact" else f"at a PSNR of {near} dB"
-    likeness = f" and an SSIM of {fixed(row['ssim'], 2)}" if measured(row.get("ssim")) and near != "exact" else ""
+    sample, close = called(row), decibel(row["psnr"])
+    article = "an" if sample == "image" else "a"
+    how = "exactly" if close == "exact" else f"at a PSNR of {close} dB"
+    likeness = f" and an SSIM of {fixed(row['ssim'], 2)}" if measured(row.get("ssim")) and close != "exact" else ""
+    if sample != "image":
+        how, likeness = f"with {near(row)}", ""
     label = classes.get(row["true_label"], row["true_label"]) if row.get("true_label") is not None else None
     what = f" (sample {row['sample']}, round {row['round']}{f', class {label}' if label is not None else ''})"
     place = f" {where}" if where else ""
     return [
         Statement(
-            "The worst image",
-            [f"{row['attack']} rebuilt an image of client {row['victim']}{what}{place} {how}{likeness}."],
+            f"The worst {sample}",
+            [f"{row['attack']} rebuilt {article} {sample} of client {row['victim']}{what}{place} {how}{likeness}."],
         ),
         Statement("What its attacker knew", [f"It was given {setting([row])}."]),
     ]
@@ -129,8 +132,9 @@ def _cost(arm: Arm, reference: Arm) -> str:
         own, other = (duration(one.actor_seconds.mean) for one in (arm, reference) if one.actor_seconds)
         parts.append(f"{own} of training a round (against {other})")
     if reference.worst:
-        own = f"worst image {decibel(arm.worst['psnr'])} dB" if arm.worst else "no image reconstructed"
-        parts.append(f"{own} (against {decibel(reference.worst['psnr'])} dB)")
+        sample = called(reference.worst)
+        own = f"worst {sample} {near(arm.worst)}" if arm.worst else f"no {sample} reconstructed"
+        parts.append(f"{own} (against {near(reference.worst)})")
     return f"{arm.name}: {'; '.join(parts) or 'nothing was measured'}."
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isinf
+from typing import Any
 
 from rayfed.results.outcomes import MEASURES
 from rayfed.results.summary import PSNR_CEILING, Spread, measured
 
 NONE = "–"
 """Stands for what was not measured."""
-SHARES = ("test_accuracy", "pmm", "label_accuracy", "label_accuracy_worst", "inferred")
+_FOUND = {"token_accuracy": ("text", "tokens in place"), "feature_accuracy": ("record", "features found")}
+"""The metric that leads for samples that are no images -> what they are called, and what it counts."""
+SHARES = (
+    *("test_accuracy", "pmm", "label_accuracy", "label_accuracy_worst", "inferred"),
+    *(name + suffix for name in _FOUND for suffix in ("", "_worst")),
+)
 """The measures that are read as per cent."""
 
 
@@ -33,6 +40,20 @@ def decibel(value: float | None) -> str:
     if isinf(value) and value > 0:
         return "exact"
     return f">{PSNR_CEILING:.0f}" if value > PSNR_CEILING else f"{value:.1f}".replace("-", "−")
+
+
+def called(row: Mapping[str, Any]) -> str:
+    """What the sample of a row of `attacks` is: an image, a text or a record."""
+    return next((noun for name, (noun, _) in _FOUND.items() if measured(row.get(name))), "image")
+
+
+def near(row: Mapping[str, Any]) -> str:
+    """How near the truth a row of `attacks` comes: '12.3 dB', 'exact', '75.0 % of its tokens in place'."""
+    for name, (_, counted) in _FOUND.items():
+        if measured(row.get(name)):
+            return f"{share(row[name])} of its {counted}"
+    value = decibel(row["psnr"])
+    return value if value in ("exact", NONE) else f"{value} dB"
 
 
 def decibel_mean(value: float) -> str:
@@ -105,6 +126,8 @@ FILTERS = {
         points,
         decibel,
         decibel_mean,
+        called,
+        near,
         plain,
         error,
         fixed,

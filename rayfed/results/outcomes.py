@@ -41,6 +41,11 @@ _LEAKS = {
     "mse": Measure("BP_MSE", "leakage", True),
     "bp_ki": Measure("BP_KI", "leakage", False),
     "noise_ratio": Measure("noise ratio", "leakage", True),
+    "token_accuracy": Measure("tokens in place", "leakage", False),
+    "rouge1": Measure("ROUGE-1", "leakage", False),
+    "rouge2": Measure("ROUGE-2", "leakage", False),
+    "rougeL": Measure("ROUGE-L", "leakage", False),
+    "feature_accuracy": Measure("features found", "leakage", False),
     "label_accuracy": Measure("labels found", "leakage", False),
 }
 """What is measured of reconstructions: each has a column of means over images and one of the worst image."""

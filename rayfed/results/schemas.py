@@ -94,6 +94,11 @@ TABLES: dict[str, pa.Schema] = {
             _value("bp_ki", _real, "BP_KI, KL(uniform || histogram of the reconstruction), 10 bins, base 10, 0..8"),
             _value("bp_ki_posterior", _real, "the other direction, KL(histogram || uniform), 0..1"),
             _value("noise_ratio", _real, "share of noise in the reconstruction to an evaluation network, 0..1"),
+            _value("token_accuracy", _real, "share of a text's tokens that are right and in their places, 0..1"),
+            _value("rouge1", _real, "F-measure of the tokens that both texts have, in any order, 0..1"),
+            _value("rouge2", _real, "the same of pairs of neighbouring tokens"),
+            _value("rougeL", _real, "the same of the longest common subsequence"),
+            _value("feature_accuracy", _real, "share of a record's columns found, 0..1; continuous ones within bounds"),
             _value("objective", _real, "the attack's own final objective; its unit is the attack's"),
             _value("iterations", _int, "iterations that the attack made"),
             _value("seconds", _real, "wall time for the whole batch (s)"),
@@ -170,6 +175,15 @@ TABLES: dict[str, pa.Schema] = {
             _SAMPLE,
             _key("true", _bytes, "the true image (PNG)"),
             _key("reconstructed", _bytes, "the reconstruction matched to it (PNG)"),
+        ]
+    ),
+    "texts": pa.schema(
+        [
+            *_ATTACKED,
+            _SAMPLE,
+            _key("true", pa.list_(_string), "the true sample in words: a text's tokens, or a record's columns"),
+            _key("reconstructed", pa.list_(_string), "the reconstruction matched to it, likewise"),
+            _key("right", pa.list_(pa.bool_()), "which of these are right; continuous columns within bounds"),
         ]
     ),
     "snapshots": pa.schema(

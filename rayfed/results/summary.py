@@ -27,7 +27,11 @@ _KNOWLEDGE = {
     "colluder": "a colluder's private part",
 }
 _OBSERVED = {"shown": "what clients are shown of the update"}
-_HIGHER = ("psnr", "ssim")
+OF_TEXTS = ("token_accuracy", "rouge1", "rouge2", "rougeL", "feature_accuracy")
+"""What is measured of samples that are no pictures: shares, of which more is nearer to the truth."""
+_LEADING = ("token_accuracy", "feature_accuracy", "psnr")
+"""What samples are ranked by, the first that was measured; records have a PSNR, too."""
+_HIGHER = ("psnr", "ssim", *OF_TEXTS)
 """The metrics of which more is nearer to the truth; of the others less is."""
 PSNR_CEILING = 100.0
 """dB; a mean squared error of 1e-10, far below the 8-bit rounding of an image. Above it, copies count as equal."""
@@ -65,6 +69,11 @@ class Leak:
     noise_ratio: Spread | None
     bp_ki: Spread | None
     bp_ki_posterior: Spread | None
+    token_accuracy: Spread | None
+    rouge1: Spread | None
+    rouge2: Spread | None
+    rougeL: Spread | None
+    feature_accuracy: Spread | None
     mse: Spread | None
     label_accuracy: Spread | None
     """Over attacks on a batch: it is one value a batch."""
@@ -119,7 +128,7 @@ class Arm:
     update_bytes: Spread | None
     """The size of one client's update."""
     worst: Row | None
-    """The row of `attacks` with the highest PSNR."""
+    """The row of `attacks` nearest to the truth, see `worst`."""
 
 
 @dataclass(frozen=True)
@@ -163,12 +172,12 @@ def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
     return Leak(
         arm=rows[0]["arm"],
         attack=rows[0]["attack"],
-        images=sum(measured(row["mse"]) or measured(row["psnr"]) for row in rows),
+        images=sum(any(measured(row[name]) for name in ("mse", "psnr", *OF_TEXTS)) for row in rows),
         setting=setting(rows),
         psnr=spread((row["psnr"] for row in rows), PSNR_CEILING),
         **{
             name: spread(row[name] for row in rows)
-            for name in ("ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "bp_ki", "bp_ki_posterior", "mse")
+            for name in ("ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "bp_ki", "bp_ki_posterior", "mse", *OF_TEXTS)
         },
         **{name: spread(row[name] for row in batches) for name in ("label_accuracy", "iterations", "seconds")},
         success={metric: success(rows, metric, threshold) for metric, threshold in thresholds.items()},
@@ -258,8 +267,17 @@ def _strangers(row: Row) -> tuple[float, float] | None:
 
 
 def worst(attacks: Sequence[Row]) -> Row | None:
-    """The reconstruction nearest to its original: the highest PSNR; None where none was measured."""
-    return max((row for row in attacks if measured(row["psnr"])), key=lambda row: row["psnr"], default=None)
+    """The reconstruction nearest to its original: the highest PSNR, of texts the most tokens in place, of records the
+    most features found; None where none was measured.
+    """
+    leading = leading_metric(attacks)
+    return max((row for row in attacks if measured(row.get(leading))), key=lambda row: row[leading], default=None)
+
+
+def leading_metric(attacks: Iterable[Row]) -> str:
+    """The metric by which reconstructions are ranked."""
+    measures = {name for row in attacks for name in _LEADING if measured(row.get(name))}
+    return next((name for name in _LEADING if name in measures), "psnr")
 
 
 def label_mix(partition: pa.Table) -> LabelMix | None:

@@ -142,17 +142,20 @@ class Privacy(Section):
 
 
 ImageMetric = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "noise_ratio"]
-MetricName = ImageMetric | Literal["bp_ki", "bp_ki_posterior", "label_accuracy"]
+OtherMetric = Literal["token_accuracy", "rouge1", "rouge2", "rougeL", "feature_accuracy"]
+MetricName = ImageMetric | OtherMetric | Literal["bp_ki", "bp_ki_posterior", "label_accuracy"]
 
 
 class Metrics(Section):
     """How reconstructions are scored."""
 
     names: list[MetricName] = ["mse", "psnr", "ssim", "label_accuracy"]
-    """The columns of the attacks' table that are filled."""
-    success: dict[ImageMetric, float] = {"psnr": 15.0}
+    """The columns of the attacks' table that are filled. Of texts, where nothing is said: token_accuracy, rouge1,
+    rouge2, rougeL, label_accuracy; of records: feature_accuracy, mse, psnr, label_accuracy."""
+    success: dict[ImageMetric | OtherMetric, float] = {"psnr": 15.0}
     """From which value on a reconstruction counts: its share of the attacked images, the probability of reconstruction
-    success (PoRS), stands in the report for each of these metrics that is measured."""
+    success (PoRS), stands in the report for each of these metrics that is measured. Of texts, where nothing is said:
+    `token_accuracy: 0.9`; of records: `feature_accuracy: 0.9`."""
     lpips_weights: str | None = None
     """File or folder with the backbone's weights for LPIPS; null looks into torch's hub cache. Never downloads."""
     evaluator: str | None = None

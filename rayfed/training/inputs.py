@@ -11,9 +11,11 @@ import torch
 from rayfed import seeds
 from rayfed.attacks.base import Checked
 from rayfed.data.base import Dataset
+from rayfed.data.forms import Tokens
 from rayfed.data.partitions.base import Parts, hold_out
 from rayfed.errors import UserError
 from rayfed.models.build import places_of
+from rayfed.models.text import check_vocabulary
 from rayfed.objective import needed_places
 from rayfed.poisoning.base import Poisoning
 from rayfed.scenario import DataSpec, Scenario
@@ -94,6 +96,8 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     for name, stack in scenario.stacks.items():
         arm = build_arm(scenario.model_of(name), stack, data.image_shape, len(data.classes), scenario.seed)
         _check_words(scenario, name, arm, data)
+        if isinstance(data.form, Tokens):
+            check_vocabulary(arm.model, len(data.form.vocabulary))
         for method in checked:
             method.check(arm.model, data.image_shape, len(data.classes))
         accounts[name] = Account(scenario, name, arm, samples, data.image_shape).calibrated(

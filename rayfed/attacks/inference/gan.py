@@ -21,6 +21,7 @@ from rayfed.attacks.base import Inference, Metric
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.attacks.probe import buffers_for
 from rayfed.catalogue import component
+from rayfed.data.forms import Kind
 from rayfed.update import Observation
 
 _LATENT = 64
@@ -53,6 +54,7 @@ class Gan(OneByOne):
     The share is judged by the nearest neighbours among the test images, never by the model that was attacked.
     """
 
+    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
     metric: ClassVar[Metric] = "class_share"
     reads_update: ClassVar[bool] = False
 

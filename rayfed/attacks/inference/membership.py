@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from rayfed.attacks.base import Inference, Metric
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.catalogue import component
+from rayfed.data.forms import KINDS, Kind
 from rayfed.gradients import flatten, per_sample_gradients
 from rayfed.update import Named, Observation
 
@@ -33,6 +34,7 @@ _AT_ONCE = 32
 class Membership(OneByOne):
     """Scores the candidates of `knowledge: [candidates]`, half of which the victim trained on; metric: AUC."""
 
+    takes: ClassVar[tuple[Kind, ...]] = KINDS
     metric: ClassVar[Metric] = "auc"
 
     score: Literal["loss", "norm", "cosine"] = "cosine"

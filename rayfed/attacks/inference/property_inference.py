@@ -22,6 +22,7 @@ from rayfed.attacks.base import Inference, Metric
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.attacks.probe import buffers_for
 from rayfed.catalogue import component
+from rayfed.data.forms import KINDS, Kind
 from rayfed.gradients import flatten, many_gradients
 from rayfed.update import Observation
 
@@ -37,6 +38,7 @@ class PropertyInference(OneByOne):
     Chance is what always giving the answer that is right for most public batches of that size gets.
     """
 
+    takes: ClassVar[tuple[Kind, ...]] = KINDS
     metric: ClassVar[Metric] = "accuracy"
 
     target_class: Annotated[int, Field(ge=0)] = 0

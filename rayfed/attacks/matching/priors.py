@@ -18,8 +18,11 @@ Prior = Callable[[Tensor], Tensor]
 def total_variation(images: Tensor) -> Tensor:
     """Anisotropic total variation, (..., C, H, W) -> (...): mean absolute difference of neighbours, down plus across.
 
-    Any number of channels. Only pairs of pixels inside the image count, so a bright border costs nothing.
+    Any number of channels. Only pairs of pixels inside the image count, so a bright border costs nothing. What has one
+    row only is a record, whose neighbouring columns have nothing to do with each other: it costs nothing at all.
     """
+    if images.shape[-2] == 1:
+        return images.new_zeros(images.shape[:-3])
     down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean((-3, -2, -1))
     across = (images[..., 1:] - images[..., :-1]).abs().mean((-3, -2, -1))
     return down + across

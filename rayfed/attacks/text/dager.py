@@ -1,0 +1,201 @@
+"""DAGER: texts read off the low rank of attention's gradients, exactly.
+
+The gradient of a linear layer's weight is a sum of outer products, one for each token of the batch, so that its rows
+lie in the span of the layer's inputs. The inputs of the first attention are known functions of token and place: those
+in the span are the batch's. A text of a batch of several is one whose inputs of the second attention, which depend on
+all of its tokens, lie in the span there.
+
+Source: Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", sections 3 and 4. Ours: the
+gradients of query, key and value are taken together, as the key's alone lack one direction for each text (the rows of
+the softmax's gradient sum to zero); under noise, where no rank can be seen, the span is that of as many leading
+directions as the batch has tokens, and the nearest token counts; texts are put together by coordinate descent in place
+of a search over all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.groups import in_groups
+from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.probe import buffers_for, without_tracking
+from rayfed.attacks.text.tokens import is_finite, table_of, texts
+from rayfed.catalogue import component
+from rayfed.data.forms import Kind, token_images
+from rayfed.models.front import Front
+from rayfed.update import Named, Observation
+
+_PARTS = ("query", "key", "value", "q_proj", "k_proj", "v_proj")
+_TOKENS_AT_ONCE = 2048
+_SWEEPS = 8
+_MOST_OPTIONS = 24
+"""At a place: where the span is nearly everything, all tokens are near it."""
+_NO_ATTENTION = (
+    f"the update has no gradients of attention's linear layers (modules called {', '.join(_PARTS[:3])}, or q_proj, ...)"
+)
+_STEPS = "an update of several local steps mixes the spans of several weights: observe the gradient, or a single step"
+_MIXED = "what enters the first attention at a place depends on the tokens at other places"
+
+
+@component
+class Dager:
+    """Tokens and their places by the distance of their vectors from the span of the first attention's gradients.
+
+    Exact for as many tokens as fit: fewer in the whole batch than the attention has inputs.
+    """
+
+    takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
+
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    """Distance from the span, over a vector's own norm, up to which a token may stand at a place of a batch of several
+    texts; at least as many as there are texts may, the nearest ones. A single text has the nearest token everywhere."""
+    starts: Annotated[int, Field(ge=1)] = 32
+    """Random texts from which those of a batch of several are sought."""
+
+    @needs_labels
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`)."""
+        return in_groups(
+            lambda group, drawn: [self._one(o, model, g) for o, g in zip(group, drawn, strict=True)],
+            observations,
+            generators,
+        )
+
+    def _one(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Reconstruction:
+        assert observation.labels is not None
+        labels = observation.labels.cpu()
+        obstacle, table, blocks = _obstacle(observation, model), table_of(model), _attentions(observation)
+        if obstacle is not None or table is None:
+            return not_applicable(observation, obstacle or _NO_ATTENTION)
+        if not is_finite(observation):
+            images = torch.zeros(observation.batch_size, *observation.image_shape)
+            return Reconstruction(images=images, labels=labels, status="diverged", message="the update is not finite")
+        first = Span.of(observation, model, blocks[0])
+        if not first.is_by_place(observation.image_shape[2], table[1].num_embeddings):
+            return not_applicable(observation, _MIXED)
+        apart = first.of_tokens(table[1].num_embeddings, observation.image_shape[2])
+        if observation.batch_size == 1:
+            found = apart.argmin(0)
+            return Reconstruction(images=texts(found, observation), labels=labels, loss=float(apart.amin(0).mean()))
+        if len(blocks) == 1:
+            return not_applicable(observation, "a model with one attention does not tell the texts of a batch apart")
+        second = Span.of(observation, model, blocks[1])
+        found, loss = self._assembled(apart, second, observation.batch_size, generator)
+        return Reconstruction(images=texts(found, observation), labels=labels, loss=loss)
+
+    def _assembled(self, apart: Tensor, second: Span, count: int, generator: torch.Generator) -> tuple[Tensor, float]:
+        """`count` texts (count, L) that the second span knows best, and their mean distance from it; `apart` (V, L)."""
+        options = [_options(column, count, self.threshold) for column in apart.unbind(1)]
+        drawn = [o[torch.randint(len(o), (self.starts,), generator=generator).to(o.device)] for o in options]
+        found = descended(torch.stack(drawn, dim=1), options, lambda numbers: second.of_texts(numbers))
+        distances = second.of_texts(found)
+        order = distances.argsort(stable=True)
+        chosen: list[int] = []
+        for row in order.tolist():
+            if all(not torch.equal(found[row], found[other]) for other in chosen):
+                chosen.append(row)
+        chosen = [chosen[i % len(chosen)] for i in range(count)]
+        return found[chosen], float(distances[chosen].mean())
+
+
+@dataclass(frozen=True)
+class Span:
+    """The span of what enters an attention, as its gradients have it."""
+
+    inputs: Callable[[Tensor], Tensor]
+    """Token numbers (n, L) to what enters, (n, L, width)."""
+    basis: Tensor
+    """(tokens of the batch, width) float64, orthonormal rows."""
+
+    @classmethod
+    def of(cls, observation: Observation, model: nn.Module, layers: Sequence[str]) -> Span:
+        """That of the layers of one attention."""
+        device = next(iter(observation.weights.values())).device
+        model = without_tracking(model).to(device)
+        front = Front(model, layers[0], before=True)
+        state = {**observation.weights, **buffers_for(model, observation)}
+        gradient = observation.gradient
+        stacked = torch.cat([gradient[f"{layer}.weight"] for layer in layers]).double()
+        directions = torch.linalg.svd(stacked, full_matrices=False).Vh
+        tokens = observation.batch_size * observation.image_shape[2]
+        return cls(lambda numbers: front(state, token_images(numbers).to(device)), directions[:tokens])
+
+    @torch.no_grad()
+    def is_by_place(self, length: int, vocabulary: int) -> bool:
+        """Whether what enters at a place depends on the token there alone."""
+        mixed = torch.arange(length) % vocabulary
+        alone = torch.stack([self.inputs(token.expand(1, length))[0, place] for place, token in enumerate(mixed)])
+        return torch.allclose(self.inputs(mixed[None])[0], alone, rtol=1e-4, atol=1e-5)
+
+    @torch.no_grad()
+    def of_tokens(self, vocabulary: int, length: int) -> Tensor:
+        """How far every token at every place is from the span, over its own norm: (vocabulary, L)."""
+        tokens = torch.arange(vocabulary).split(_TOKENS_AT_ONCE)
+        return torch.cat([self.distance(self.inputs(some[:, None].expand(-1, length))) for some in tokens])
+
+    @torch.no_grad()
+    def of_texts(self, numbers: Tensor) -> Tensor:
+        """How far whole texts (n, L) are from the span, the mean over their places: (n,)."""
+        return torch.cat([self.distance(self.inputs(some)).mean(1) for some in numbers.split(_TOKENS_AT_ONCE)])
+
+    def distance(self, vectors: Tensor) -> Tensor:
+        """(..., width) to (...), between 0 and 1."""
+        vectors = vectors.double()
+        left = vectors - (vectors @ self.basis.T) @ self.basis
+        return left.norm(dim=-1) / vectors.norm(dim=-1)
+
+
+def descended(found: Tensor, options: Sequence[Tensor], distance: Callable[[Tensor], Tensor]) -> Tensor:
+    """Texts (n, L) after coordinate descent: the nearest option at a place after the other, until nothing changes."""
+    for _ in range(_SWEEPS):
+        before = found.clone()
+        for place, tokens in enumerate(options):
+            tried = found[:, None, :].repeat(1, len(tokens), 1)
+            tried[:, :, place] = tokens
+            best = distance(tried.flatten(0, 1)).reshape(len(found), -1).argmin(1)
+            found[:, place] = tokens[best]
+        if torch.equal(before, found):
+            break
+    return found
+
+
+def _options(distances: Tensor, least: int, threshold: float) -> Tensor:
+    """The tokens that may stand at a place, from their distances (V,)."""
+    count = max(least, min(int((distances <= threshold).sum()), _MOST_OPTIONS))
+    return distances.topk(min(count, len(distances)), largest=False).indices
+
+
+def _obstacle(observation: Observation, model: nn.Module) -> str | None:
+    blocks, tokens = _attentions(observation), observation.batch_size * observation.image_shape[2]
+    if table_of(model) is None or not blocks:
+        return _NO_ATTENTION
+    if observation.local.steps > 1:
+        return _STEPS
+    width = observation.update[f"{blocks[0][0]}.weight"].shape[1]
+    if tokens >= width:
+        return (
+            f"the batch has {tokens} tokens, and the first attention {width} inputs: from as many tokens on all "
+            f"vectors lie in their span"
+        )
+    return None
+
+
+def _attentions(observation: Observation) -> list[list[str]]:
+    """The linear layers that read the input of each attention, attention by attention in the order of the model."""
+    found: Named = {n: t for n, t in observation.update.items() if n.endswith(".weight") and t.ndim == 2}
+    blocks: dict[str, list[str]] = {}
+    for name in found:
+        layer = name.removesuffix(".weight")
+        parent, _, part = layer.rpartition(".")
+        if part in _PARTS:
+            blocks.setdefault(parent, []).append(layer)
+    return list(blocks.values())

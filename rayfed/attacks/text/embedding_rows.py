@@ -1,0 +1,90 @@
+"""The words of a batch, read off the gradient of the table of tokens in closed form.
+
+A token's row is the sum of the gradients at the places where it stands: zero for all tokens that the batch does not
+have (Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning", section 4.1). How often a
+token occurs is a guess by the norm of its row. A model that also learns a vector for every place gives the order of a
+single text away, which is ours: the gradient of place p is that of the text there, G_p, so row v of the table's is
+E_v = sum_p A_vp G_p with A_vp = 1 where v stands at p, and A = E G^+ for texts that have fewer places than the vectors
+have numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.groups import in_groups
+from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.text.tokens import NO_TABLE, is_finite, table_of, texts, tokens_in
+from rayfed.catalogue import component
+from rayfed.data.forms import Kind
+from rayfed.update import Observation
+
+
+@component
+class EmbeddingRows:
+    """Which tokens are in the batch: the rows of the table that its gradient moves, under noise the largest.
+
+    Their order is unknown, so that texts come out as bags of words; not that of a single text, where the model learns
+    its places.
+    """
+
+    takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
+
+    @needs_labels
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`)."""
+        table = table_of(model)
+        name = f"{table[0]}.weight" if table else ""
+        if name not in observations[0].update:
+            return [not_applicable(observation, NO_TABLE) for observation in observations]
+        return in_groups(lambda group, _: [_reconstruction(o, name) for o in group], observations, generators)
+
+
+def _reconstruction(observation: Observation, name: str) -> Reconstruction:
+    assert observation.labels is not None
+    labels = observation.labels.cpu()
+    if not is_finite(observation):
+        images = torch.zeros(observation.batch_size, *observation.image_shape)
+        return Reconstruction(images=images, labels=labels, status="diverged", message="the update is not finite")
+    rows = observation.gradient[name].double()
+    length = observation.image_shape[2]
+    tokens = tokens_in(rows, observation.batch_size * length)
+    places = _places(observation, name)
+    if observation.batch_size == 1 and places is not None:
+        found = ordered(rows, tokens, places.double())
+    else:
+        found = bag(rows, tokens, observation.batch_size * length)
+    return Reconstruction(images=texts(found, observation), labels=labels)
+
+
+def bag(rows: Tensor, tokens: Tensor, count: int) -> Tensor:
+    """So many tokens (count,) out of those that occur: each once, then in proportion to the norms of their rows."""
+    norms = rows[tokens].norm(dim=1)
+    expected = count * norms / norms.sum()
+    counts = torch.ones_like(tokens)
+    for _ in range(count - len(tokens)):
+        counts[(expected - counts).argmax()] += 1
+    return tokens.repeat_interleave(counts)[:count]
+
+
+def ordered(rows: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
+    """The token (L,) at each place of a single text: `rows` (V, width) in terms of the places' (L, width)."""
+    shares = rows[tokens] @ torch.linalg.pinv(places)
+    return tokens[shares.argmax(0)]
+
+
+def _places(observation: Observation, table: str) -> Tensor | None:
+    """The gradient of the vectors that a model learns for its places (L, width); None where there is no such parameter,
+    or where it has too few numbers to tell the places apart.
+    """
+    width, length = observation.update[table].shape[1], observation.image_shape[2]
+    shaped = (n for n, t in observation.update.items() if n != table and t.shape == (length, width))
+    name = next(shaped, None)
+    return None if name is None or length >= width else observation.gradient[name]

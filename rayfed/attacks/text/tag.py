@@ -1,0 +1,173 @@
+"""TAG: the vectors of a text's tokens fitted to the gradient, and the nearest tokens read off them.
+
+Source: Deng et al. 2021, "TAG: Gradient Attack on Transformer-based Language Models", equation 5 and algorithm 1. Ours:
+the vectors begin at those of random tokens and stay within the bounds of the table; only tokens whose rows of the
+table's gradient move are taken for an answer (`embedding_rows`), where the update has that gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.groups import in_groups
+from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.matching.adam import adam
+from rayfed.attacks.matching.problem import Matching, squared_l2
+from rayfed.attacks.text.tokens import table_of, texts, tokens_in
+from rayfed.catalogue import component
+from rayfed.data.forms import Kind
+from rayfed.update import Named, Observation
+
+_NO_TABLE = "the model has no table of tokens (an embedding layer), whose vectors could be fitted"
+
+
+class Vectors(nn.Module):
+    """Stands for a table of tokens: gives the vectors that it was handed last, whatever the tokens are."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.num_embeddings, self.embedding_dim = table.num_embeddings, table.embedding_dim
+        self.held: Tensor | None = None
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """(N, L, width)"""
+        assert self.held is not None
+        return self.held
+
+
+@component
+class Tag:
+    """Fits the vectors of all tokens in squared L2 and `alpha` times L1 by Adam; labels given or inferred."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
+
+    iterations: Annotated[int, Field(ge=1)] = 500
+    """Adam steps; the step size falls linearly to nothing."""
+    lr: Annotated[float, Field(gt=0)] = 0.05
+    """The first step size, in units of the table's range."""
+    alpha: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the L1 distance of the gradients."""
+    restarts: Annotated[int, Field(ge=1)] = 1
+    """Random starts; the one with the smallest objective counts."""
+
+    @needs_labels
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`)."""
+        table = table_of(model)
+        if table is None:
+            return [not_applicable(observation, _NO_TABLE) for observation in observations]
+        return in_groups(
+            lambda group, drawn: self._group(group, model, f"{table[0]}.weight", drawn), observations, generators
+        )
+
+    def _group(
+        self, group: Sequence[Observation], model: nn.Module, name: str, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        vectors = _state(group[0])[name]
+        low, high = vectors.amin(0), vectors.amax(0)
+        problem = self._problem(group, on_vectors(model, name.removesuffix(".weight"), low, high), name)
+        options = [_options(observation, name, len(vectors)) for observation in group]
+        starts = [
+            ((vectors[o[torch.randint(len(o), (self.restarts, *self._shape(seen)), generator=g)]] - low) / (high - low))
+            for o, seen, g in zip(options, group, generators, strict=True)
+        ]
+        owners = torch.arange(len(group), device=vectors.device).repeat_interleave(self.restarts)
+        descent = adam(
+            lambda points: problem.value_and_gradient(points, owners),
+            torch.cat(starts).flatten(1),
+            [self.lr * (1 - i / self.iterations) for i in range(self.iterations)],
+        )
+        return [
+            self._read(observation, descent, i, options[i], vectors, low, high) for i, observation in enumerate(group)
+        ]
+
+    def _problem(self, group: Sequence[Observation], model: nn.Module, name: str) -> Matching:
+        """Matching the gradients of all parameters but the table's, for vectors in place of tokens."""
+        seen = [
+            replace(
+                observation,
+                weights=_without(observation.weights, name),
+                update=_without(observation.update, name),
+                buffers=_without(observation.buffers, name),
+                image_shape=(1, observation.image_shape[2], _state(observation)[name].shape[1]),
+            )
+            for observation in group
+        ]
+        return Matching.of(seen, model, None, partial(_distance, self.alpha))
+
+    def _read(
+        self, seen: Observation, descent: Any, place: int, options: Tensor, vectors: Tensor, low: Tensor, high: Tensor
+    ) -> Reconstruction:
+        """The best restart of one observation in tokens."""
+        assert seen.labels is not None
+        rows = slice(place * self.restarts, (place + 1) * self.restarts)
+        best = int(descent.best_values[rows].argmin())
+        points = descent.best[rows][best].reshape(-1, vectors.shape[1])
+        apart = torch.cdist(low + (high - low) * points, vectors[options])
+        finite = bool(descent.last_values[rows][best].isfinite())
+        return Reconstruction(
+            images=texts(options[apart.argmin(1)], seen),
+            labels=seen.labels.cpu(),
+            loss=float(descent.best_values[rows][best]),
+            trace=[(i, values[rows][best].item()) for i, values in descent.trace],
+            iterations=descent.iterations,
+            status="ok" if finite else "diverged",
+            message="" if finite else "the objective stopped being finite; the text is the best before that",
+        )
+
+    @staticmethod
+    def _shape(observation: Observation) -> tuple[int, int]:
+        return observation.batch_size, observation.image_shape[2]
+
+
+def on_vectors(model: nn.Module, table: str, low: Tensor, high: Tensor) -> nn.Module:
+    """A copy of a model that takes the vectors of tokens, (N, 1, L, width) between 0 for `low` and 1 for `high`."""
+    model = copy.deepcopy(model)
+    replaced = model.get_submodule(table)
+    assert isinstance(replaced, nn.Embedding)
+    model.set_submodule(table, Vectors(replaced))
+    model.register_forward_pre_hook(partial(_hand_over, table, low, high), prepend=True)
+    return model
+
+
+def _hand_over(
+    table: str, low: Tensor, high: Tensor, model: nn.Module, inputs: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """Give the vectors to what stands for the table, and the model a text of as many tokens."""
+    [points] = inputs
+    held = model.get_submodule(table)
+    assert isinstance(held, Vectors)
+    held.held = low + (high - low) * points.squeeze(1)
+    return (torch.zeros(len(points), 1, 2, points.shape[2], device=points.device),)
+
+
+def _distance(alpha: float, gradients: Named, targets: Named) -> Tensor:
+    """TAG's equation 5 over all layers, (Q,)."""
+    apart = [(g - targets[name]).abs().flatten(1).sum(1) for name, g in gradients.items()]
+    return squared_l2(gradients, targets) + alpha * torch.stack(apart).sum(0)
+
+
+def _options(observation: Observation, name: str, vocabulary: int) -> Tensor:
+    """The tokens that may be in the batch: those whose rows move, or all where nobody knows."""
+    if name not in observation.update:
+        return torch.arange(vocabulary, device=next(iter(observation.weights.values())).device)
+    return tokens_in(observation.gradient[name], observation.batch_size * observation.image_shape[2])
+
+
+def _state(observation: Observation) -> Named:
+    return {**observation.weights, **observation.buffers}
+
+
+def _without(tensors: Named, name: str) -> Named:
+    return {key: t for key, t in tensors.items() if key != name}

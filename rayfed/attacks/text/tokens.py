@@ -1,0 +1,46 @@
+"""What the gradient of a model's table of tokens says: a row moves only where its token is in the batch.
+
+Source: Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning", section 4.1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.data.forms import token_images
+from rayfed.update import Observation
+
+NO_TABLE = "the update has no gradient of a table of tokens (an embedding layer)"
+_BEYOND = 5.0
+"""Deviations of the rows' norms, from the median, beyond which a row is more than noise."""
+
+
+def table_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
+    """The first embedding layer of a model, with its path: that of the tokens; None where it has none."""
+    tables = ((path, module) for path, module in model.named_modules() if isinstance(module, nn.Embedding))
+    return next(tables, None)
+
+
+def tokens_in(rows: Tensor, most: int) -> Tensor:
+    """The tokens whose rows of the table's gradient (V, width) are not zero, strongest first; at most so many.
+
+    Where noise has left no row at zero, those whose norms stand out from the others' (median absolute deviation).
+    """
+    norms = rows.norm(dim=1)
+    floor = norms.new_zeros(())
+    if (norms > 0).all():
+        middle = norms.median()
+        floor = middle + _BEYOND * 1.4826 * (norms - middle).abs().median()
+    count = int((norms > floor).sum().clamp(1, most))
+    return norms.topk(min(count, len(norms))).indices
+
+
+def texts(numbers: Tensor, observation: Observation) -> Tensor:
+    """Token numbers (N, L) as a reconstruction's images, (N, 1, 2, L) on the CPU."""
+    return token_images(numbers.reshape(observation.batch_size, -1)).cpu()
+
+
+def is_finite(observation: Observation) -> bool:
+    """Whether all values of an update are numbers: those of a diverged model are not."""
+    return all(bool(torch.isfinite(t).all()) for t in observation.update.values())

@@ -1,0 +1,152 @@
+"""Texts, cut into windows of a few tokens; the class is the author, or the folder.
+
+Source of the texts that come with rayfed: the Canterbury corpus (Arnold and Bell 1997), as the `brotli` package ships
+it. Carroll, "Alice's Adventures in Wonderland" (1865), Milton, "Paradise Lost" (1667) and Shakespeare, "As You Like It"
+(1623), about 58 kB of each: all in the public domain. Tokens: byte-level byte-pair encoding, Sennrich et al. 2016,
+"Neural Machine Translation of Rare Words with Subword Units".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import numpy as np
+import tokenizers
+import torch
+from pydantic import Field
+from tokenizers import Tokenizer
+
+from rayfed.catalogue import component
+from rayfed.data.base import Dataset, Split, at_most, local_path
+from rayfed.data.forms import MOST_TOKENS, Kind, Tokens, token_images
+from rayfed.errors import DataError
+
+_OWN = Path(__file__).parents[1] / "texts"
+_BYTES = 256
+_TESTED = 0.2
+
+
+@component
+class Text:
+    """Windows of so many tokens, one after the other; of each file the last fifth is the test split.
+
+    Line breaks and other runs of white space count as one space. Without `tokenizer`, byte pairs are learnt from the
+    training texts, always the same ones.
+    """
+
+    holds: ClassVar[Kind] = "tokens"
+
+    root: str | None = None
+    """A folder with a folder for each class, `CLASS/*.txt` in UTF-8; `~` and environment variables are expanded. None
+    takes the three authors that come with rayfed."""
+    length: Annotated[int, Field(ge=2, le=4096)] = 16
+    """Tokens of a sample."""
+    vocabulary: Annotated[int, Field(ge=_BYTES, le=MOST_TOKENS)] = 1024
+    """Tokens that are learnt, the 256 bytes among them; a small text may have fewer. The model's has to be as large."""
+    tokenizer: str | None = None
+    """A `tokenizer.json` of the `tokenizers` library, in place of what is learnt; its own vocabulary counts then."""
+    train_samples: Annotated[int, Field(ge=1)] | None = None
+    """Use only this many training samples: always the same ones, each class in its share. None uses all."""
+    test_samples: Annotated[int, Field(ge=1)] | None = None
+    """Use only this many test samples, chosen likewise. None uses all."""
+
+    def load(self) -> Dataset:
+        """The data set in memory. Raises `DataError` for missing, broken or too short files."""
+        texts = _texts(_OWN if self.root is None else local_path(self.root))
+        cut = {name: [_halves(text) for text in of_class] for name, of_class in texts.items()}
+        tokenizer = self._tokenizer([train for pairs in cut.values() for train, _ in pairs])
+        train, test = (
+            self._windows(tokenizer, {name: [pair[half] for pair in pairs] for name, pairs in cut.items()}, split)
+            for half, split in enumerate(("training", "test"))
+        )
+        train = at_most(self.train_samples, train, "train_samples")
+        test = at_most(self.test_samples, test, "test_samples")
+        assert isinstance(train.images, np.ndarray)
+        assert isinstance(test.images, np.ndarray)
+        return Dataset(
+            train.images, train.labels, test.images, test.labels, tuple(texts), form=Tokens(_pieces(tokenizer))
+        )
+
+    def _tokenizer(self, texts: list[str]) -> Tokenizer:
+        if self.tokenizer is None:
+            return learnt(texts, self.vocabulary)
+        path = local_path(self.tokenizer)
+        try:
+            found = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise DataError(
+                f"data.tokenizer: {path} cannot be read: {error}; expected a tokenizer.json of `tokenizers`"
+            ) from error
+        if found.get_vocab_size() > MOST_TOKENS:
+            raise DataError(f"data.tokenizer: {path} has {found.get_vocab_size()} tokens, at most {MOST_TOKENS} fit")
+        found.no_truncation()
+        found.no_padding()
+        return found
+
+    def _windows(self, tokenizer: Tokenizer, texts: dict[str, list[str]], split: str) -> Split:
+        """All windows of a split: images (N, 1, 2, length) uint8 and labels (N,)."""
+        windows: list[np.ndarray] = []
+        for name, of_class in texts.items():
+            encoded = (np.array(tokenizer.encode(t, add_special_tokens=False).ids, np.int64) for t in of_class)
+            whole = [ids[: len(ids) // self.length * self.length].reshape(-1, self.length) for ids in encoded]
+            windows.append(np.concatenate(whole))
+            if not len(windows[-1]):
+                raise DataError(f"class '{name}' has no {split} text of {self.length} tokens: lower data.length")
+        labels = np.repeat(np.arange(len(windows)), [len(rows) for rows in windows])
+        images = token_images(torch.from_numpy(np.concatenate(windows)))
+        return Split((images * 255).round().byte().numpy(), labels)
+
+
+def learnt(texts: list[str], size: int) -> Tokenizer:
+    """Byte pairs of some texts, at most so many tokens with the 256 bytes; the same texts give the same."""
+    found = Tokenizer(tokenizers.models.BPE())
+    found.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size, show_progress=False, initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    )
+    found.train_from_iterator(texts, trainer)
+    return found
+
+
+def _pieces(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """What every token reads as behind another one: most decoders drop the space before the first."""
+    before = tokenizer.decode([0], skip_special_tokens=False)
+    pieces = []
+    for number in range(max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1):
+        behind = tokenizer.decode([0, number], skip_special_tokens=False)
+        alone = tokenizer.decode([number], skip_special_tokens=False)
+        pieces.append(behind.removeprefix(before) if behind.startswith(before) else alone)
+    return tuple(pieces)
+
+
+def _texts(root: Path) -> dict[str, list[str]]:
+    """Class -> its files' texts, classes and files in the order of their names."""
+    if not root.is_dir():
+        raise DataError(f"data.root: {root} is no folder; expected one with CLASS/*.txt in it")
+    classes = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if len(classes) < 2:
+        raise DataError(
+            f"data.root: {root} has {len(classes)} class folders; expected two or more, as {root}/CLASS/*.txt"
+        )
+    found = {}
+    for folder in classes:
+        paths = sorted(folder.glob("*.txt"))
+        if not paths:
+            raise DataError(f"{folder} has no text; expected files ending in .txt")
+        found[folder.name] = [_read(path) for path in paths]
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return " ".join(path.read_text(encoding="utf-8").split())
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}; expected a text in UTF-8") from error
+
+
+def _halves(text: str) -> tuple[str, str]:
+    """The training and the test part, cut at a space."""
+    place = text.rfind(" ", 0, round(len(text) * (1 - _TESTED)) + 1)
+    return (text, "") if place < 0 else (text[:place], text[place:])

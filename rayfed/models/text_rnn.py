@@ -1,0 +1,65 @@
+"""A recurrent network that reads a text and names its class.
+
+Source: Cho et al. 2014, "Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine
+Translation", section 2.3 (the gated recurrent unit). Its steps are written out, so that they work under
+`torch.func.vmap` and twice differentiated, which PyTorch's own layer does not.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from rayfed.catalogue import component
+from rayfed.data.forms import MOST_TOKENS, Kind
+from rayfed.models.text import VOCABULARY, Mean, TokenEmbedding, text_length
+
+
+class GatedRecurrent(nn.Module):
+    """A gated recurrent unit over (N, L, width): its state at every place, (N, L, hidden)."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.given, self.kept = nn.Linear(width, 3 * hidden), nn.Linear(hidden, 3 * hidden)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        """The states from the first place to the last."""
+        state = sequence.new_zeros(len(sequence), self.hidden)
+        states = []
+        for given in self.given(sequence).unbind(1):
+            (r, z, new), (old_r, old_z, old) = (part.chunk(3, dim=1) for part in (given, self.kept(state)))
+            reset, update = (r + old_r).sigmoid(), (z + old_z).sigmoid()
+            state = update * state + (1 - update) * (new + reset * old).tanh()
+            states.append(state)
+        return torch.stack(states, dim=1)
+
+
+@component
+class TextRnn:
+    """Tokens as vectors, a gated recurrent unit over them, the mean of its states, a linear layer."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
+
+    vocabulary: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = VOCABULARY
+    """Tokens that it knows; at least as many as the data have."""
+    width: Annotated[int, Field(ge=1)] = 64
+    """Numbers in a token's vector."""
+    hidden: Annotated[int, Field(ge=1)] = 64
+    """Numbers in the state."""
+
+    def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """The network for texts (N, 1, 2, L), with logits (N, classes); raises `UserError` for other shapes."""
+        text_length("text_rnn", image_shape)
+        return nn.Sequential(
+            OrderedDict(
+                embed=TokenEmbedding(self.vocabulary, self.width),
+                gru=GatedRecurrent(self.width, self.hidden),
+                mean=Mean(),
+                fc=nn.Linear(self.hidden, classes),
+            )
+        )

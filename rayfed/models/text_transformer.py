@@ -1,0 +1,87 @@
+"""A small transformer that reads a text and names its class.
+
+Source: Vaswani et al. 2017, "Attention Is All You Need", section 3, as an encoder with learnt places (Devlin et al.
+2019, "BERT") and the norms before the layers (Xiong et al. 2020, "On Layer Normalization in the Transformer
+Architecture", section 3). Attention is written out, so that it works under `torch.func.vmap` and twice differentiated.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from rayfed.catalogue import component
+from rayfed.data.forms import MOST_TOKENS, Kind
+from rayfed.errors import UserError
+from rayfed.models.text import VOCABULARY, Mean, Places, TokenEmbedding, text_length
+
+
+class Attention(nn.Module):
+    """Every place looks at all places of a sequence (N, L, width), with several heads."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        """What each place has seen, (N, L, width)."""
+        query, key, value = (self._split(layer(sequence)) for layer in (self.query, self.key, self.value))
+        shares = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1)
+        seen: Tensor = self.out((shares @ value).transpose(1, 2).flatten(2))
+        return seen
+
+    def _split(self, sequence: Tensor) -> Tensor:
+        """(N, L, width) to (N, heads, L, width / heads)."""
+        return sequence.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """Attention and a layer for each place by itself, both on the normalised sequence and added to it."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.fc1, self.act, self.fc2 = nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        """(N, L, width) to the same."""
+        sequence = sequence + self.attention(self.norm1(sequence))
+        changed: Tensor = sequence + self.fc2(self.act(self.fc1(self.norm2(sequence))))
+        return changed
+
+
+@component
+class TextTransformer:
+    """Tokens and places as vectors, blocks of attention, the mean over the places, a linear layer."""
+
+    takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
+
+    vocabulary: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = VOCABULARY
+    """Tokens that it knows; at least as many as the data have."""
+    width: Annotated[int, Field(ge=1)] = 64
+    """Numbers in a token's vector."""
+    layers: Annotated[int, Field(ge=1)] = 2
+    """Blocks."""
+    heads: Annotated[int, Field(ge=1)] = 4
+    """Of each block's attention; a divisor of `width`."""
+    hidden: Annotated[int, Field(ge=1)] = 128
+    """Units of the layer inside a block."""
+
+    def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
+        """The network for texts (N, 1, 2, L), with logits (N, classes); raises `UserError` for other shapes."""
+        length = text_length("text_transformer", image_shape)
+        if self.width % self.heads:
+            raise UserError(f"model.heads: {self.heads} is no divisor of model.width, {self.width}")
+        layers: OrderedDict[str, nn.Module] = OrderedDict(
+            embed=TokenEmbedding(self.vocabulary, self.width), places=Places(length, self.width)
+        )
+        for index in range(1, self.layers + 1):
+            layers[f"block{index}"] = Block(self.width, self.heads, self.hidden)
+        layers |= {"norm": nn.LayerNorm(self.width), "mean": Mean(), "fc": nn.Linear(self.width, classes)}
+        return nn.Sequential(layers)

@@ -1,0 +1,36 @@
+"""What a report shows of samples that are no pictures: the true text, or record, above the one that was rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayfed.report.pictures import key, most_leaked
+from rayfed.results.folder import RunFolder
+from rayfed.results.summary import Row
+
+SHOWN = 3
+"""Samples of each arm and attack: those that leaked most, of the first repeat."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A true sample and its reconstruction, in words."""
+
+    row: Row
+    """The row of `attacks` that scores it."""
+    true: list[str]
+    reconstructed: list[tuple[str, bool]]
+    """Its tokens, or columns, and which of them are right."""
+
+
+def passages(folder: RunFolder, attacks: Sequence[Row]) -> list[Passage]:
+    """The samples that leaked most of every arm and attack; none of a run whose samples are pictures."""
+    texts = {key(row): row for row in folder.read_table("texts").to_pylist()}
+    met = dict.fromkeys((row["arm"], row["attack"]) for row in attacks)
+    chosen = [row for pair in met for row in most_leaked(attacks, *pair, SHOWN)] if texts else []
+    return [_passage(row, texts[key(row)]) for row in chosen if key(row) in texts]
+
+
+def _passage(row: Row, text: Row) -> Passage:
+    return Passage(row, text["true"], list(zip(text["reconstructed"], text["right"], strict=True)))

@@ -1,0 +1,82 @@
+"""What does not fit the form of a scenario's samples (`rayfed.data.forms`), and the metrics that do by default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rayfed import catalogue
+from rayfed.documents import Place
+from rayfed.errors import UserError
+from rayfed.scenario.components import ComponentSpec, named
+from rayfed.scenario.problems import Problem
+from rayfed.scenario.sections import Scenario
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "tokens": {
+        "names": ["token_accuracy", "rouge1", "rouge2", "rougeL", "label_accuracy"],
+        "success": {"token_accuracy": 0.9},
+    },
+    "records": {"names": ["feature_accuracy", "mse", "psnr", "label_accuracy"], "success": {"feature_accuracy": 0.9}},
+}
+"""What stands for `metrics` that a scenario leaves out; of pixels the schema's own defaults do."""
+
+
+def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A scenario's document with the metrics that its data's form has by default; itself where anything is amiss."""
+    from rayfed.data.forms import held  # torch, which a scenario's schema does without
+
+    data, metrics = named(document.get("data")), document.get("metrics") or {}
+    name = data.get("name") if isinstance(data, dict) else None
+    if not isinstance(name, str) or not isinstance(metrics, dict):
+        return dict(document)
+    try:
+        kind = held(catalogue.find("datasets", name))
+    except UserError:  # told with its place by the check of components
+        return dict(document)
+    return {**document, "metrics": {**_DEFAULTS[kind], **metrics}} if kind in _DEFAULTS else dict(document)
+
+
+def form_problems(s: Scenario) -> Iterator[Problem]:
+    """Components and metrics that mean nothing for the samples of the scenario's data."""
+    from rayfed.data.forms import held, taken
+    from rayfed.metrics.score import metrics_of
+
+    kind = held(catalogue.find(s.data.kind, s.data.name))
+    for path, spec in _components(s):
+        if kind not in (fitting := taken(spec.kind, catalogue.find(spec.kind, spec.name))):
+            message = (
+                f"{spec.name} works on {' or '.join(fitting)}, and the samples of data '{s.data.name}' are {kind}: "
+                f"take another one, or other data"
+            )
+            yield Problem(path=path, message=message)
+    known = metrics_of(kind)
+    for field, names in (("names", s.metrics.names), ("success", s.metrics.success)):
+        for name in names:
+            if name not in known:
+                message = f"{name} says nothing of {kind}, which data '{s.data.name}' has: take of {', '.join(known)}"
+                yield Problem(path=("metrics", field), message=message)
+    if kind != "pixels" and s.model.normalise:
+        message = f"the samples of data '{s.data.name}' are {kind}, not pixels: leave it out"
+        yield Problem(path=("model", "normalise"), message=message)
+
+
+def _components(s: Scenario) -> Iterator[tuple[Place, ComponentSpec]]:
+    """Every component that looks at samples, with its place."""
+    yield ("model",), s.model
+    for i, attack in enumerate(s.attacks):
+        yield ("attacks", i), attack
+    for i, defence in enumerate(s.defences):
+        yield ("defences", i), defence
+    if s.federation.malicious:
+        yield ("federation", "malicious"), s.federation.malicious
+    for name, malicious in s.opponents.items():
+        if malicious:
+            yield ("opponents", name), malicious
+    for name, arm in s.arms.items():
+        if arm.model:
+            yield ("arms", name, "model"), s.model_of(name)
+        if arm.malicious:
+            yield ("arms", name, "malicious"), arm.malicious
+        for i, defence in enumerate(arm.defences):
+            yield ("arms", name, i), defence

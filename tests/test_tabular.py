@@ -1,0 +1,129 @@
+"""Records: how a table becomes bytes and comes back, what counts as found, and what gradients give away of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import load_diabetes
+
+from rayfed.attacks.analytic import Analytic
+from rayfed.attacks.dlg import Dlg
+from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.matching.priors import total_variation
+from rayfed.catalogue import build
+from rayfed.data.base import Dataset
+from rayfed.data.forms import Column, Records
+from rayfed.errors import DataError, UserError
+from rayfed.metrics.score import Scorer
+from rayfed.models.build import build_model
+from rayfed.scenario import parse
+from tests.attack_fixtures import generators, observed
+
+
+def patients() -> Dataset:
+    data: Dataset = build("datasets", "diabetes", {}).load()
+    return data
+
+
+def rows(data: Dataset, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.from_numpy(data.train_images[np.arange(count)]).float() / 255
+    return images, torch.from_numpy(data.train_labels[:count])
+
+
+def test_a_record_reads_as_the_row_that_it_is_made_from() -> None:
+    data = patients()
+    assert isinstance(data.form, Records)
+    assert data.image_shape == (1, 1, 11)  # nine measures, two bytes for the sex
+    known = load_diabetes(scaled=False)
+    table, names = pd.DataFrame(known.data), [c.name for c in data.form.columns]
+    assert names == [{"bp": "blood_pressure"}.get(name, name) for name in known.feature_names]
+    images = torch.from_numpy(data.train_images[np.arange(len(data.train_labels))]).float() / 255
+    parts = dict(zip(names, data.form.split(images), strict=True))
+    for place, column in enumerate(data.form.columns):
+        step = (column.high - column.low) / 255
+        found = column.values(parts[column.name]).double()
+        if column.categories:
+            found = torch.tensor([float(column.categories[i]) for i in found.long()]).double()
+        nearest = torch.from_numpy(np.abs(found.numpy()[:, None] - table[place].to_numpy()[None]).min(1))
+        assert nearest.max() <= 0.5001 * step + 1e-5
+    assert (data.train_labels.mean(), len(data.test_labels)) == (pytest.approx(0.5, abs=0.01), 88)
+
+
+def test_what_counts_as_found() -> None:
+    columns = (Column("weight", (), 0.0, 100.0, 10.0), Column("colour", ("blue", "red", "teal")))
+    true = torch.tensor([[0.5, 0.0, 1.0, 0.0], [0.5, 1.0, 0.0, 0.0]])[:, None, None]
+    guess = torch.tensor([[0.53, 0.2, 0.4, 0.3], [0.54, 0.1, 0.0, 0.9]])[:, None, None]
+    # 3.19 is the bound of the weight: 53 is found for 50, 54 is not; the largest byte names the colour
+    assert Records(columns).found(true, guess).tolist() == [[True, True], [False, False]]
+    scorer = Scorer(("feature_accuracy",), form=Records(columns))
+    scored = scorer.score(true, torch.tensor([0, 1]), guess, torch.tensor([0, 1]))
+    assert [row["feature_accuracy"] for row in scored] == [1.0, 0.0]
+    assert Records(columns).read(true)[0] == ["weight 50", "colour red"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_users_own_table(tmp_path: Path, ending: str) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"age": rng.integers(20, 80, 40), "town": rng.choice(["Rom", "Oslo"], 40), "ill": [True, False] * 20}
+    )
+    path = tmp_path / f"own.{ending}"
+    frame.to_csv(path, index=False) if ending == "csv" else frame.to_parquet(path)
+    data = build("datasets", "table", {"path": str(path), "label": "ill"}).load()
+    assert data.classes == ("False", "True")
+    assert [c.name for c in data.form.columns] == ["age", "town"]
+    assert data.form.columns[1].categories == ("Oslo", "Rom")
+    assert (len(data.train_labels), len(data.test_labels), data.image_shape) == (32, 8, (1, 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("content", "label", "message"),
+    [
+        ("a,b\n1,x\n,y\n", "b", "row 1 .from 0.: 'a' is empty"),
+        ("a,b\n1,x\n2,y\n", "c", "has no column 'c'"),
+        ("a,b\n1,x\n2,x\n", "b", "two or more classes"),
+        ("a,b\n1,x\n2,y\n", "b", "a table of 2 rows"),
+        ("a,b\n1,x\ninf,y\n", "b", "'a' is inf"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said(tmp_path: Path, content: str, label: str, message: str) -> None:
+    (tmp_path / "t.csv").write_text(content)
+    with pytest.raises(DataError, match=message):
+        build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": label}).load()
+
+
+def test_a_record_has_no_total_variation() -> None:
+    assert total_variation(torch.rand(2, 3, 1, 1, 9)).tolist() == [[0.0] * 3] * 2
+    assert total_variation(torch.rand(2, 1, 4, 4)).min() > 0
+
+
+@pytest.mark.parametrize(
+    ("attack", "least"),
+    [(Analytic(), 1.0), (Dlg(iterations=100), 0.99), (InvertingGradients(iterations=400), 0.9)],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_row_is_read_off_a_gradient(attack, least: float) -> None:  # type: ignore[no-untyped-def]
+    data = patients()
+    assert isinstance(data.form, Records)
+    model = build_model("mlp", {"hidden": [64], "activation": "sigmoid"}, data.image_shape, 2, seed=0)
+    images, labels = rows(data, 2)
+    seen = [observed(model, images[i : i + 1], labels[i : i + 1], classes=2) for i in range(2)]
+    found = attack.reconstruct(seen, model, generators(2))
+    right = data.form.found(images, torch.cat([one.images for one in found])).double().mean()
+    assert right >= least
+    chance = data.form.found(images, torch.rand(2, 1, 1, 11, generator=generators(1)[0])).double().mean()
+    assert chance < 0.6
+
+
+def test_metrics_follow_the_table_and_pictures_defences_are_refused() -> None:
+    scenario = "{name: t, data: diabetes, model: mlp, federation: {rounds: 1, clients: 2}, %s}"
+    assert parse(scenario % "seed: 0").metrics.names == ["feature_accuracy", "mse", "psnr", "label_accuracy"]
+    with pytest.raises(UserError, match="refiner works on pixels, and the samples of data 'diabetes' are records"):
+        parse(scenario % "defences: [refiner]")
+    with pytest.raises(UserError, match="gradinversion works on pixels"):
+        parse(scenario % "attacks: [gradinversion]")
+    parse(scenario % "defences: [mixup], attacks: [dlg]")

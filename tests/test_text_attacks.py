@@ -1,0 +1,195 @@
+"""Attacks on texts: what they read off is the batch, what stops them, and when they say that they do not apply."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import scipy.linalg
+import torch
+from torch import Tensor
+
+from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.text.dager import Dager, Span
+from rayfed.attacks.text.embedding_rows import EmbeddingRows
+from rayfed.attacks.text.tag import Tag
+from rayfed.attacks.text.tokens import tokens_in
+from rayfed.data.forms import token_images, token_numbers
+from rayfed.defences.gaussian import Gaussian
+from rayfed.gradients import gradient, weights_of
+from rayfed.update import LocalTraining, Observation
+from tests.attack_fixtures import generators, observed
+from tests.text_fixtures import in_place, reader, windows
+
+ATTENTION = ["block1.attention.query", "block1.attention.key", "block1.attention.value"]
+
+
+def struck(attack: Dager | EmbeddingRows | Tag, model, *observations: Observation) -> list[Reconstruction]:  # type: ignore[no-untyped-def]
+    return attack.reconstruct(observations, model, generators(len(observations)))
+
+
+def seen(model, images: Tensor, labels: Tensor, *defences) -> Observation:  # type: ignore[no-untyped-def]
+    return observed(model, images, labels, defences, classes=3)
+
+
+# ---- dager ----
+
+
+@pytest.mark.parametrize("epochs", [0, 3])
+@pytest.mark.parametrize("parameters", [{}, {"width": 32, "heads": 1, "layers": 1}, {"width": 128, "heads": 8}])
+def test_dager_reads_a_text_token_by_token(parameters: dict[str, int], epochs: int) -> None:
+    model = reader(epochs=epochs, **parameters)
+    for seed in range(4):
+        images, labels = windows(1, seed)
+        [found] = struck(Dager(), model, seen(model, images, labels))
+        assert in_place(images, found.images) == 1
+        assert torch.equal(found.labels, labels)
+        assert found.status == "ok"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_dager_puts_the_texts_of_a_batch_together(size: int) -> None:
+    model = reader()
+    images, labels = windows(size, seed=1)
+    [found] = struck(Dager(starts=16), model, seen(model, images, labels))
+    assert in_place(images, found.images) == 1
+
+
+def test_the_distance_is_that_from_the_span_of_the_true_inputs() -> None:
+    """Against scipy's basis of what really entered the attention, not of the gradient."""
+    model, (images, labels) = reader(), windows(1)
+    observation = seen(model, images, labels)
+    entered: list[Tensor] = []
+    hook = model.get_submodule(ATTENTION[0]).register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0][0]))
+    model(images)
+    hook.remove()
+    basis = scipy.linalg.orth(entered[0].detach().double().numpy().T)
+    assert basis.shape == (64, 16)
+    span = Span.of(observation, model, ATTENTION)
+    vectors = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    outside = vectors.double().numpy() - vectors.double().numpy() @ basis @ basis.T
+    expected = torch.from_numpy(scipy.linalg.norm(outside, axis=1)) / vectors.double().norm(dim=1)
+    torch.testing.assert_close(span.distance(vectors), expected, rtol=1e-4, atol=1e-6)
+    assert span.distance(entered[0]).max() < 1e-4
+
+
+def test_dager_falls_with_noise() -> None:
+    model = reader()
+    rates = []
+    for sigma in (1e-5, 1e-3, 1e-1):
+        found = [
+            in_place(images, struck(Dager(), model, seen(model, images, labels, Gaussian(sigma=sigma)))[0].images)
+            for images, labels in (windows(1, seed) for seed in range(4))
+        ]
+        rates.append(sum(found) / 4)
+    assert rates[0] == 1
+    assert 0.05 < rates[1] < 0.95
+    assert rates[2] < 0.1
+
+
+def test_dager_reads_an_update_of_one_step_but_not_of_several() -> None:
+    model, (images, labels) = reader(), windows(1)
+    weights = weights_of(model)
+    slope, _ = gradient(model, weights, {}, images, labels)
+    sent = {name: w - (w - 0.1 * slope[name]) for name, w in weights.items()}
+    one = replace(seen(model, images, labels), update=sent, scale=0.1, local=LocalTraining(1, 1, 0.1))
+    [found] = struck(Dager(), model, one)
+    assert in_place(images, found.images) == 1
+    [found] = struck(Dager(), model, replace(one, local=LocalTraining(2, 1, 0.1)))
+    assert (found.status, "several local steps" in found.message) == ("not applicable", True)
+
+
+def test_dager_says_where_it_does_not_apply() -> None:
+    images, labels = windows(2)
+    full = reader(width=32, layers=1)
+    [found] = struck(Dager(), full, seen(full, images, labels))
+    assert found.status == "not applicable"
+    assert "the batch has 32 tokens, and the first attention 32 inputs" in found.message
+    single = reader(width=64, layers=1)
+    assert "one attention" in struck(Dager(), single, seen(single, images, labels))[0].message
+    recurrent = reader("text_rnn")
+    assert "no gradients of attention" in struck(Dager(), recurrent, seen(recurrent, images, labels))[0].message
+
+
+# ---- embedding rows ----
+
+
+@pytest.mark.parametrize("name", ["text_transformer", "text_rnn"])
+def test_the_rows_that_move_are_the_batchs_tokens(name: str) -> None:
+    model = reader(name)
+    for seed in range(3):
+        images, labels = windows(2, seed)
+        found = tokens_in(seen(model, images, labels).gradient["embed.table.weight"], 32)
+        assert set(found.tolist()) == set(token_numbers(images).flatten().tolist())
+
+
+def test_under_noise_the_rows_that_stand_out_are() -> None:
+    model, (images, labels) = reader(), windows(1)
+    found = tokens_in(seen(model, images, labels, Gaussian(sigma=1e-3)).gradient["embed.table.weight"], 16)
+    true = set(token_numbers(images).flatten().tolist())
+    assert set(found.tolist()) <= true
+    assert len(set(found.tolist()) & true) >= 0.8 * len(true)
+
+
+def test_a_bag_has_every_token_and_as_many_as_the_batch() -> None:
+    model = reader("text_rnn")
+    images, labels = windows(2)
+    [found] = struck(EmbeddingRows(), model, seen(model, images, labels))
+    true, guess = token_numbers(images).flatten().tolist(), token_numbers(found.images).flatten().tolist()
+    assert len(guess) == 32
+    assert set(guess) == set(true)
+
+
+def test_learnt_places_give_the_order_away_even_of_repeated_tokens() -> None:
+    model = reader()
+    numbers = torch.tensor([[5, 9, 5, 7, 9, 11, 5, 2, 3, 4, 2, 30, 31, 5, 33, 9]])
+    images = token_images(numbers)
+    [found] = struck(EmbeddingRows(), model, seen(model, images, torch.tensor([1])))
+    assert torch.equal(token_numbers(found.images), numbers)
+
+
+def test_without_a_table_there_is_nothing_to_read() -> None:
+    model, (images, labels) = reader(), windows(1)
+    observation = seen(model, images, labels)
+    update = {name: t for name, t in observation.update.items() if name != "embed.table.weight"}
+    [found] = struck(EmbeddingRows(), model, replace(observation, update=update))
+    assert "no gradient of a table of tokens" in found.message
+
+
+@pytest.mark.parametrize("attack", [Dager(), EmbeddingRows()])
+def test_an_update_that_is_not_finite_is_told(attack: Dager | EmbeddingRows) -> None:
+    model, (images, labels) = reader(), windows(1)
+    observation = seen(model, images, labels)
+    spoilt = {name: torch.full_like(t, torch.nan) for name, t in observation.update.items()}
+    [found] = struck(attack, model, replace(observation, update=spoilt))
+    assert found.status == "diverged"
+
+
+# ---- tag ----
+
+
+def test_tag_finds_most_tokens_of_a_small_model() -> None:
+    model, (images, labels) = reader(), windows(1)
+    [found] = struck(Tag(iterations=300), model, seen(model, images, labels))
+    assert in_place(images, found.images) >= 0.5
+    assert set(token_numbers(found.images).flatten().tolist()) <= set(token_numbers(images).flatten().tolist())
+    assert found.trace[-1][1] < found.trace[0][1]
+
+
+def test_tag_gives_each_observation_what_it_gets_alone() -> None:
+    model = reader(width=16, heads=2, layers=1)
+    observations = [seen(model, *windows(1, seed)) for seed in range(2)]
+    together = Tag(iterations=20).reconstruct(observations, model, generators(2))
+    alone = Tag(iterations=20).reconstruct(observations[1:], model, generators(2)[1:])
+    assert torch.equal(together[1].images, alone[0].images)
+
+
+def test_tag_reads_recurrent_models_and_updates_without_a_table() -> None:
+    model, (images, labels) = reader("text_rnn", width=16, hidden=16), windows(1)
+    observation = seen(model, images, labels)
+    weights = dict(observation.weights)
+    frozen = {"embed.table.weight": weights.pop("embed.table.weight")}
+    update = {name: t for name, t in observation.update.items() if name in weights}
+    [found] = struck(Tag(iterations=10), model, replace(observation, weights=weights, buffers=frozen, update=update))
+    assert found.status == "ok"
+    assert found.images.shape == images.shape

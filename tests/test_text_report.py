@@ -1,0 +1,89 @@
+"""From a victim's text to the report: rows of tables, the true text beside the rebuilt one, nothing unescaped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from actors.attacker import AttackerActor
+from actors.attacking import AttackCall, _note_attack
+from actors.client import ClientActor
+from actors.process import Share
+from actors.tables import RoundTables
+from rayfed import scenario as scenarios
+from rayfed.data.forms import Tokens
+from rayfed.gradients import buffers_of, weights_of
+from rayfed.report.run import write_report
+from rayfed.results.folder import SCENARIO, RunFolder
+from rayfed.training.host import Sent
+from rayfed.training.inputs import prepare
+
+TEXT = "data: text, model: {name: text_transformer, width: 32}, attacks: [{name: dager, observes: gradient}]"
+TABLE = "data: diabetes, model: mlp, attacks: [{name: analytic, observes: gradient}]"
+
+
+def attacked(text: str, folder: Path, spoil: bool = False) -> tuple[RunFolder, RoundTables]:
+    """The actors' classes, as plain objects, on one victim; its tables in a run folder."""
+    scenario = scenarios.parse(f"{{name: t, federation: {{rounds: 1, clients: 2}}, {text}}}")
+    inputs, share, [attack] = prepare(scenario), Share(1, 0), scenario.attacks
+    data = inputs.data
+    if spoil:
+        assert isinstance(data.form, Tokens)
+        data = replace(data, form=Tokens(tuple("<b>&" for _ in data.form.vocabulary)))
+    client = ClientActor(scenario, data, inputs.parts, share)
+    net = client._host.arm("none").model
+    sent = Sent(0, weights_of(net), buffers_of(net))
+    _, seen, truths = client.observe("none", sent, [0], attack, {}, 0)
+    attacker = AttackerActor(data.image_shape, len(data.classes), share)
+    bare, found = attacker.attack(attack, scenario.model, [], seen, [0])
+    tables = RoundTables()
+    call = AttackCall("none", attack, (0,), 0, strip=True)
+    _note_attack(tables, call, 0, bare, client.score(truths, found, strip=True))
+    run = RunFolder.create(str(folder), "t", datetime(2026, 1, 1))
+    run.write_text(SCENARIO, scenario.dump())
+    for name in ("attacks", "texts"):
+        run.write_part(name, 0, getattr(tables, name))
+    return run, tables
+
+
+def test_a_text_is_shown_as_a_text(tmp_path: Path) -> None:
+    run, tables = attacked(TEXT, tmp_path)
+    [row], [text] = tables.attacks, tables.texts
+    assert (row["token_accuracy"], row["rouge1"], row["rougeL"]) == (1, 1, 1)
+    assert row.get("psnr") is None
+    assert (tables.images, tables.snapshots) == ([], [])
+    assert text["true"] == text["reconstructed"]
+    assert text["right"] == [True] * 16
+    page = Path(write_report(run)).read_text()
+    assert f"<span>{text['true'][3].replace('&', '&amp;')}</span>" in page
+    assert "100.0 % of its tokens in place" in page
+    assert "The worst text" in page
+
+
+def test_a_record_is_shown_by_its_columns(tmp_path: Path) -> None:
+    run, tables = attacked(TABLE, tmp_path)
+    [row], [text] = tables.attacks, tables.texts
+    assert row["feature_accuracy"] == 1
+    assert text["true"][1] in ("sex 1", "sex 2")
+    page = Path(write_report(run)).read_text()
+    assert "of its features found" in page
+    assert f"<span>{text['true'][1]}</span>" in page
+
+
+def test_what_stands_in_a_text_is_no_markup(tmp_path: Path) -> None:
+    run, tables = attacked(TEXT, tmp_path, spoil=True)
+    assert tables.texts[0]["true"][0] == "<b>&"
+    page = Path(write_report(run)).read_text()
+    assert "<b>&" not in page
+    assert "&lt;b&gt;&amp;" in page
+
+
+@pytest.mark.parametrize("text", [TEXT, TABLE])
+def test_the_table_of_texts_comes_back(tmp_path: Path, text: str) -> None:
+    run, tables = attacked(text, tmp_path)
+    [row] = run.read_table("texts").to_pylist()
+    assert row["true"] == tables.texts[0]["true"]
+    assert row["right"] == tables.texts[0]["right"]

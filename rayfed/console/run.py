@@ -16,9 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed import audit
+from rayfed.metrics.top import TOP, chance
 from rayfed.results.formats import fixed
 from rayfed.results.robustness import VERSUS, Matrix, Outcome, matrix
-from rayfed.results.summary import PSNR_CEILING, passing, success
+from rayfed.results.summary import PSNR_CEILING, passing, people, success
 
 
 class RunView:
@@ -143,9 +144,13 @@ class RunView:
     def _table(self) -> Table:
         accuracy = {arm: _tested(row, "{:.2%}") for arm, row in self._last.items()}
         pors = {metric: threshold for metric, threshold in self._success.items() if _values(self._attacks, metric)}
-        columns = ["arm", "attack", "images", "PSNR", "best", *["PoRS"] * len(pors), "SSIM", "labels"]
+        top = [name for name in TOP if _values(self._attacks, name)][:1]  # the report has all
+        columns = ["arm", "attack", "images", "PSNR", "best", *["PoRS"] * len(pors), "SSIM"]
+        columns += [*(f"top-{TOP[name]}" for name in top), "labels"]
         columns += ["accuracy"] * bool(accuracy) + ["epsilon"] * bool(self._privacy)
         terms = ["mean and best PSNR in dB", *(f"PoRS: {passing(*each)}" for each in pors.items())]
+        if top and (known := people(self._attacks)):
+            terms += [f"top-{TOP[name]} by chance: {chance(name, known):.1%}" for name in top]
         title = f"leakage ({'; '.join(terms)})" + " and accuracy" * bool(accuracy)
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         for column in columns:
@@ -162,6 +167,7 @@ class RunView:
                 _decibel(max(psnr)).removesuffix(" dB") if psnr else "-",
                 *(_share([success(found, *each)]) for each in pors.items()),
                 f"{fmean(ssim):.3f}" if ssim else "-",
+                *(_share(_values(found, name)) for name in top),
                 _share(_values(found, "label_accuracy")),
                 *[accuracy.get(arm) or "-"] * bool(accuracy),
                 *[self._privacy.get(arm, "-")] * bool(self._privacy),

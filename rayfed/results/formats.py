@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from math import isinf
 
+from rayfed.metrics.top import TOP
 from rayfed.results.outcomes import MEASURES
 from rayfed.results.summary import PSNR_CEILING, Spread, measured
 
 NONE = "–"
 """Stands for what was not measured."""
-SHARES = ("test_accuracy", "pmm", "label_accuracy", "label_accuracy_worst", "inferred")
+SHARES = ("test_accuracy", "pmm", "label_accuracy", "label_accuracy_worst", "inferred", *TOP)
 """The measures that are read as per cent."""
 
 

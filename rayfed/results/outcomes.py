@@ -41,6 +41,9 @@ _LEAKS = {
     "mse": Measure("BP_MSE", "leakage", True),
     "bp_ki": Measure("BP_KI", "leakage", False),
     "noise_ratio": Measure("noise ratio", "leakage", True),
+    "top1": Measure("re-identified, top 1", "leakage", False),
+    "top3": Measure("re-identified, top 3", "leakage", False),
+    "top5": Measure("re-identified, top 5", "leakage", False),
     "label_accuracy": Measure("labels found", "leakage", False),
 }
 """What is measured of reconstructions: each has a column of means over images and one of the worst image."""

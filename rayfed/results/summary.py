@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rayfed.metrics.top import TOP
+
 Row = Mapping[str, Any]
 
 _KNOWLEDGE = {
@@ -66,6 +68,11 @@ class Leak:
     bp_ki: Spread | None
     bp_ki_posterior: Spread | None
     mse: Spread | None
+    top1: Spread | None
+    top3: Spread | None
+    top5: Spread | None
+    people: int | None
+    """Classes that the recogniser behind `top1` to `top5` tells apart."""
     label_accuracy: Spread | None
     """Over attacks on a batch: it is one value a batch."""
     iterations: Spread | None
@@ -170,6 +177,8 @@ def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
             name: spread(row[name] for row in rows)
             for name in ("ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "bp_ki", "bp_ki_posterior", "mse")
         },
+        **{name: spread(row.get(name) for row in rows) for name in TOP},
+        people=people(rows),
         **{name: spread(row[name] for row in batches) for name in ("label_accuracy", "iterations", "seconds")},
         success={metric: success(rows, metric, threshold) for metric, threshold in thresholds.items()},
         failures=dict(failures),
@@ -188,6 +197,11 @@ def success(rows: Sequence[Row], metric: str, threshold: float) -> float | None:
 def passing(metric: str, threshold: float) -> str:
     """A threshold of success in words: `psnr ≥ 15`."""
     return f"{metric} {'≥' if metric in _HIGHER else '≤'} {threshold:g}"
+
+
+def people(rows: Iterable[Row]) -> int | None:
+    """How many classes the recogniser tells apart that was asked about these images; None where none was."""
+    return next((row["people"] for row in rows if row.get("people") is not None), None)
 
 
 def claims(inferences: Sequence[Row], arms: Sequence[str]) -> list[Claim]:

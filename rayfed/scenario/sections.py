@@ -142,7 +142,7 @@ class Privacy(Section):
 
 
 ImageMetric = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "noise_ratio"]
-MetricName = ImageMetric | Literal["bp_ki", "bp_ki_posterior", "label_accuracy"]
+MetricName = ImageMetric | Literal["bp_ki", "bp_ki_posterior", "top1", "top3", "top5", "label_accuracy"]
 
 
 class Metrics(Section):
@@ -157,6 +157,9 @@ class Metrics(Section):
     """File or folder with the backbone's weights for LPIPS; null looks into torch's hub cache. Never downloads."""
     evaluator: str | None = None
     """File that `rayfed train-evaluator` wrote, for `noise_ratio`; null takes the network that comes with rayfed."""
+    recogniser: str | None = None
+    """File that `rayfed train-recogniser` wrote on these data, for `top1`, `top3` and `top5`; `~` and environment
+    variables are expanded. Null: these columns stay empty."""
 
 
 class Actors(Section):

@@ -13,6 +13,7 @@ from rayfed.attacks.base import Checked
 from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts, hold_out
 from rayfed.errors import UserError
+from rayfed.metrics.score import Scorer
 from rayfed.models.build import places_of
 from rayfed.objective import needed_places
 from rayfed.poisoning.base import Poisoning
@@ -72,6 +73,12 @@ def load_data(spec: DataSpec) -> Dataset:
     """The data of a scenario, its public share set aside."""
     data: Dataset = spec.build().load()
     return data.with_public(spec.public) if spec.public else data
+
+
+def scorer(scenario: Scenario, data: Dataset) -> Scorer:
+    """What scores reconstructions of these data as the scenario asks."""
+    asked = scenario.metrics
+    return Scorer(tuple(asked.names), asked.lpips_weights, asked.evaluator, asked.recogniser, data.classes)
 
 
 def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:

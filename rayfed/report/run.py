@@ -15,6 +15,7 @@ from rayfed.report import plots, words
 from rayfed.report.explorer import Explorer, explore
 from rayfed.report.page import flat, read_json, write_page
 from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
+from rayfed.report.success_plots import success_rates
 from rayfed.results import summary
 from rayfed.results.folder import SCENARIO, RunFolder
 from rayfed.results.formats import share
@@ -113,6 +114,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "charts": _charts(rounds, attacks, arms, leaks, mix),
         "columns": {name: title for name, title in PERCEPTUAL.items() if any(getattr(leak, name) for leak in leaks)},
         "recognised": _recognised(leaks),
+        "success": success_rates(attacks, names, thresholds),
         "passing": {
             metric: summary.passing(metric, threshold)
             for metric, threshold in thresholds.items()

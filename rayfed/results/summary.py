@@ -29,7 +29,7 @@ _KNOWLEDGE = {
     "colluder": "a colluder's private part",
 }
 _OBSERVED = {"shown": "what clients are shown of the update"}
-_HIGHER = ("psnr", "ssim")
+HIGHER = ("psnr", "ssim")
 """The metrics of which more is nearer to the truth; of the others less is."""
 PSNR_CEILING = 100.0
 """dB; a mean squared error of 1e-10, far below the 8-bit rounding of an image. Above it, copies count as equal."""
@@ -190,13 +190,13 @@ def success(rows: Sequence[Row], metric: str, threshold: float) -> float | None:
     nearer to the truth. An image that has no value is a failure; None where no image has one.
     """
     values = [row[metric] for row in rows if measured(row.get(metric))]
-    passed = sum(v >= threshold if metric in _HIGHER else v <= threshold for v in values)
+    passed = sum(v >= threshold if metric in HIGHER else v <= threshold for v in values)
     return passed / len(rows) if values else None
 
 
 def passing(metric: str, threshold: float) -> str:
     """A threshold of success in words: `psnr ≥ 15`."""
-    return f"{metric} {'≥' if metric in _HIGHER else '≤'} {threshold:g}"
+    return f"{metric} {'≥' if metric in HIGHER else '≤'} {threshold:g}"
 
 
 def people(rows: Iterable[Row]) -> int | None:

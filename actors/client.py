@@ -13,10 +13,10 @@ from actors.tables import Rows, Scored
 from rayfed.attacks.base import Guess, Inference, Reconstruction
 from rayfed.data.base import Dataset
 from rayfed.data.forms import Pixels, Records, Tokens
-from rayfed.metrics.score import Scorer
 from rayfed.results.images import encode_png
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.training.host import CohortReport, Host, Sent, Split, State
+from rayfed.training.inputs import scorer
 from rayfed.training.observer import Observer, Truth
 from rayfed.update import Observation
 
@@ -34,8 +34,7 @@ class ClientActor(Renewable):
     ) -> None:
         self._host = Host(scenario, data, parts, set_up(share), validation)
         self._observer = Observer(self._host)
-        metrics = scenario.metrics
-        self._scorer = Scorer(tuple(metrics.names), metrics.lpips_weights, metrics.evaluator, data.form)
+        self._scorer = scorer(scenario, data)
 
     def cohorts(
         self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]

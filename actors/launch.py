@@ -30,13 +30,12 @@ from rayfed import catalogue
 from rayfed import scenario as scenarios
 from rayfed.data.partitions.base import label_mix
 from rayfed.errors import ClientError, RunError, UserError
-from rayfed.metrics.score import Scorer
 from rayfed.results import checkpoint, memories
 from rayfed.results.folder import RunFolder
 from rayfed.results.schemas import TABLES
 from rayfed.scenario import Scenario
 from rayfed.training.arm import build_arm
-from rayfed.training.inputs import Inputs, prepare
+from rayfed.training.inputs import Inputs, prepare, scorer
 
 _PACKAGES = (
     *("rayfed", "torch", "torchvision", "ray", "numpy", "pyarrow", "scikit-learn", "scikit-image", "lpips"),
@@ -245,10 +244,7 @@ def _federation(
             for message in inputs.encryption:
                 progress.note(message)
             if scenario.attacks:
-                metrics = scenario.metrics
-                for message in Scorer(
-                    tuple(metrics.names), metrics.lpips_weights, metrics.evaluator, inputs.data.form
-                ).unavailable():
+                for message in scorer(scenario, inputs.data).unavailable():
                     progress.note(message)
             yield federation
 

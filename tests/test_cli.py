@@ -337,6 +337,9 @@ def test_every_scenario_runs_at_a_tiny_size(
     if raw["data"]["name"] in ("cifar10", "mnist"):
         root = request.getfixturevalue("shared_data") / raw["data"]["name"]
         changes += [f"data.root={root}", "federation.clients=2", "federation.clients_per_round=2"]
+    if (train := raw["data"].get("train", "")).startswith("../shared/"):
+        file = request.getfixturevalue("shared_data") / Path(train).relative_to("../shared/data")
+        changes += [f"data.train={file}", "data.train_samples=80", "federation.clients=2"]
     if "sweep" in raw:  # one setting of each arm
         fields = {field: values[:1] for field, values in raw["sweep"]["fields"].items()}
         changes += [f"sweep.fields={json.dumps(fields)}", "sweep.repeats=1", "sweep.max_concurrent=1"]

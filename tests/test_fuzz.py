@@ -29,7 +29,7 @@ from rayfed import scenario as scenarios
 from rayfed.catalogue import build
 from rayfed.errors import DataError, RunError, ScenarioError, UserError
 from rayfed.metrics.lpips import Lpips
-from rayfed.models.pretrained import SHIPPED_EVALUATOR, load_evaluator, load_generator
+from rayfed.models.pretrained import SHIPPED_EVALUATOR, load_evaluator, load_generator, load_recogniser
 from rayfed.report.run import write_report
 from rayfed.report.sweep import write_sweep_report
 from rayfed.results import advice, checkpoint
@@ -361,6 +361,8 @@ def test_networks_and_lpips_weights_run_no_code(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"network\.pt"):
             load_generator(path, (1, 28, 28), 10)
         with pytest.raises(UserError, match=r"network\.pt"):
+            load_recogniser(str(path), ("a", "b"), torch.device("cpu"))
+        with pytest.raises(UserError, match=r"network\.pt"):
             Lpips("alex", path)
     assert not (tmp_path / "made").exists()
 
@@ -373,6 +375,8 @@ def test_networks_and_lpips_weights_run_no_code(tmp_path: Path) -> None:
         {"kind": "generator", "shape": {"image_shape": 3, "classes": 10}, "origin": {}, "weights": {}},
         {"kind": "evaluation network", "shape": {}, "origin": {}, "weights": {}},
         {"kind": "evaluation network", "shape": {}, "origin": {}, "weights": 7},
+        {"kind": "recogniser", "shape": {"people": ["a", "b"]}, "origin": {}, "weights": {}},
+        {"kind": "recogniser", "shape": {"people": 2}, "origin": {}, "weights": {}},
         ["kind"],
     ],
 )  # fmt: skip
@@ -380,7 +384,12 @@ def test_networks_of_another_shape_are_refused(content: Any, tmp_path: Path) -> 
     path = tmp_path / "network.pt"
     torch.save(content, path)
     path.with_name("network.pt.sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
-    for read in (lambda: load_generator(path, (1, 28, 28), 10), lambda: load_evaluator(str(path), torch.device("cpu"))):
+    cpu = torch.device("cpu")
+    for read in (
+        lambda: load_generator(path, (1, 28, 28), 10),
+        lambda: load_evaluator(str(path), cpu),
+        lambda: load_recogniser(str(path), ("a", "b"), cpu),
+    ):
         with pytest.raises(UserError, match=r"network\.pt"):
             read()
 

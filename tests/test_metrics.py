@@ -22,7 +22,7 @@ from rayfed.metrics.assignment import assign
 from rayfed.metrics.images import mse, psnr, ssim
 from rayfed.metrics.labels import label_accuracy
 from rayfed.metrics.lpips import Lpips, LpipsUnavailable
-from rayfed.metrics.score import Scorer, metrics_of
+from rayfed.metrics.score import Scorer
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_an_unknown_metric_is_named_with_the_nearest():
 
 def test_lpips_without_weights_is_an_empty_column_with_one_warning(digits, tmp_path):
     score._lpips.cache_clear()
-    scorer = Scorer(metrics_of("pixels"), lpips_weights=str(tmp_path))
+    scorer = Scorer(("ssim", "lpips_alex", "lpips_vgg"), lpips_weights=str(tmp_path))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -185,7 +185,7 @@ def test_lpips_without_weights_is_an_empty_column_with_one_warning(digits, tmp_p
 def test_weights_that_cannot_be_used_are_told_before_anything_is_scored(tmp_path, random_alexnet):
     (tmp_path / "alexnet_features.pth").write_bytes(b"not a state dict")
     torch.save({"epoch": 3, "state_dict": {}}, tmp_path / "vgg16_features.pth")
-    alex, vgg = Scorer(metrics_of("pixels"), lpips_weights=str(tmp_path)).unavailable()
+    alex, vgg = Scorer(("lpips_alex", "lpips_vgg"), lpips_weights=str(tmp_path)).unavailable()
     assert alex.startswith("the column lpips_alex stays empty: cannot read")
     assert vgg.startswith("the column lpips_vgg stays empty: ")
     assert "does not hold the backbone" in vgg

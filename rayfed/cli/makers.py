@@ -1,4 +1,4 @@
-"""Commands that make what scenarios need: a generator, a policy, an evaluation network."""
+"""Commands that make what scenarios need: a generator, a policy, an evaluation network, a recogniser."""
 
 from __future__ import annotations
 
@@ -106,6 +106,39 @@ def train_evaluator(
         specs = [_data(source, size) for source in data or []] or [FREE_PHOTOGRAPHS]
         made = make(specs, out, epochs, seed, progress)
         print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
+
+
+@commands.command()
+def train_recogniser(
+    scenario: ScenarioFile,
+    out: Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")],
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the images; as many as make 500 steps by default.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")] = 0,
+    changes: Set = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train the network that tells people apart, for the metrics `top1`, `top3` and `top5`: a class is a person."""
+    with errors_for_people(debug):
+        loaded = load(scenario, changes)
+        from rayfed.metrics.top import TOP, chance
+        from rayfed.training import recogniser
+
+        def progress(epoch: int, epochs: int, loss: float) -> None:
+            if not quiet and epoch % max(1, epochs // 10) == 0:
+                print(f"epoch {epoch:>3}/{epochs}  loss {loss:.3f}", flush=True)
+
+        made, data = recogniser.make(loaded.data, out, epochs, seed, progress)
+        print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
+        if not quiet:
+            images, people = recogniser.faces(data)[1], len(data.classes)
+            whose = "public images: no client owns one" if loaded.data.public else "images of the clients, all of them"
+            print(f"{people} people; trained on {len(images)} {whose}")
+            found = recogniser.held_out(out, data)
+            told = [f"top-{k} {found[name]:.1%} (chance {chance(name, people):.1%})" for name, k in TOP.items()]
+            print(f"{len(data.test_labels)} true images that it has not seen: {', '.join(told)}")
 
 
 @commands.command()

@@ -16,9 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed import audit
+from rayfed.metrics.top import TOP, chance
 from rayfed.results.formats import fixed
 from rayfed.results.robustness import VERSUS, Matrix, Outcome, matrix
-from rayfed.results.summary import PSNR_CEILING, passing, success
+from rayfed.results.summary import PSNR_CEILING, passing, people, success
 
 
 class RunView:
@@ -146,9 +147,13 @@ class RunView:
         noun = _noun(self._attacks)
         near = _NEARNESS[noun]
         first, others = list(near)[:2], list(near)[2:]
-        columns = ["arm", "attack", f"{noun}s", *first, *["PoRS"] * len(pors), *others, "labels"]
+        top = [name for name in TOP if _values(self._attacks, name)][:1]  # the report has all
+        columns = ["arm", "attack", f"{noun}s", *first, *["PoRS"] * len(pors), *others]
+        columns += [*(f"top-{TOP[name]}" for name in top), "labels"]
         columns += ["accuracy"] * bool(accuracy) + ["epsilon"] * bool(self._privacy)
         terms = [_TERMS[noun], *(f"PoRS: {passing(*each)}" for each in pors.items())]
+        if top and (known := people(self._attacks)):
+            terms += [f"top-{TOP[name]} by chance: {chance(name, known):.1%}" for name in top]
         title = f"leakage ({'; '.join(terms)})" + " and accuracy" * bool(accuracy)
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         for column in columns:
@@ -163,6 +168,7 @@ class RunView:
                 *(_shown(found, *near[name]) for name in first),
                 *(_share([success(found, *each)]) for each in pors.items()),
                 *(_shown(found, *near[name]) for name in others),
+                *(_share(_values(found, name)) for name in top),
                 _share(_values(found, "label_accuracy")),
                 *[accuracy.get(arm) or "-"] * bool(accuracy),
                 *[self._privacy.get(arm, "-")] * bool(self._privacy),

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed.results.figures import cell, heading
+from rayfed.results.labels import by_batch_size
 from rayfed.results.pareto import front
 from rayfed.results.settings import Estimate, Setting, settings, strongest
 
@@ -82,10 +83,20 @@ class SweepView:
             words = [setting.title, *[setting.attack or "–"] * attacks]
             table.add_row(*map(Text, words), *(cell(name, setting.measures.get(name)) for name in shown))
         self._say(table)
+        self._labels(found)
         self._front(found)
         if self._failed:
             self._say(f"{self._failed} trial{'s' * (self._failed != 1)} failed; why stands in outcomes.parquet")
         self._say(f"report: {report}", markup=False)
+
+    def _labels(self, found: Sequence[Setting]) -> None:
+        """The share of labels found by batch size, where that varies."""
+        if (labels := by_batch_size(found)) is None:
+            return
+        table = Table(*labels.headings, title="labels found (label accuracy)", title_justify="left", box=SIMPLE)
+        for row in sorted(labels.rows):
+            table.add_row(*map(Text, row))
+        self._say(table)
 
     def _front(self, found: Sequence[Setting]) -> None:
         """Which settings no other beats, and how much of the plane they command."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from torch import Tensor
@@ -17,11 +17,13 @@ from rayfed.data.forms import PIXELS, Form, Kind, Records
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
+from rayfed.metrics.identity import Identity
 from rayfed.metrics.images import mse, psnr, ssim
 from rayfed.metrics.labels import label_accuracy
 from rayfed.metrics.lpips import Lpips, LpipsUnavailable, Net
 from rayfed.metrics.noise import NoiseRatio
 from rayfed.metrics.texts import ROUGES, rouge, token_accuracy
+from rayfed.metrics.top import TOP
 from rayfed.models.pretrained import NetworkUnavailable
 
 Metric = Callable[[Tensor, Tensor], Tensor]
@@ -36,7 +38,7 @@ _PIXELS: dict[str, Metric] = {
 _LPIPS: dict[str, Net] = {"lpips_alex": "alex", "lpips_vgg": "vgg"}
 _TEXTS: dict[str, Metric] = {"token_accuracy": token_accuracy} | {name: rouge(name) for name in ROUGES}
 _MEASURED: dict[Kind, tuple[str, ...]] = {
-    "pixels": (*_PIXELS, *_LPIPS, "noise_ratio", "label_accuracy"),
+    "pixels": (*_PIXELS, *_LPIPS, "noise_ratio", *TOP, "label_accuracy"),
     "tokens": (*_TEXTS, "label_accuracy"),
     "records": ("feature_accuracy", "mse", "psnr", "label_accuracy"),
 }
@@ -56,6 +58,10 @@ class Scorer:
     """As `Lpips` takes it. Without usable weights the LPIPS columns stay empty, with one warning."""
     evaluator: str | None = None
     """As `NoiseRatio` takes it; what is said of LPIPS holds for it, too."""
+    recogniser: str | None = None
+    """As `Identity` takes it; likewise."""
+    people: tuple[str, ...] = ()
+    """The names of the classes, which are whom the images show."""
     form: Form = PIXELS
     """What the images mean."""
 
@@ -68,6 +74,11 @@ class Scorer:
     def unavailable(self) -> list[str]:
         """For each metric whose weights this machine cannot load: why its column will stay empty."""
         messages = []
+        if self._top:
+            try:
+                Identity(self.recogniser, self.people)
+            except NetworkUnavailable as error:
+                messages.append(_stay_empty(self._top, error))
         for name in self.names:
             try:
                 if name in _LPIPS:
@@ -84,7 +95,8 @@ class Scorer:
         Images are (N, C, H, W) in [0, 1], labels (N,) int64; the reconstruction may be in any order and on any
         device. A row holds `sample` (index of the true image), `order` (index of the reconstruction matched to it),
         `true_label`, `label` (the one found with that reconstruction) and the named metrics: None where the
-        reconstruction is not finite, or where a metric's network has no weights.
+        reconstruction is not finite, or where a metric's network has no weights. With one of `TOP` it holds `people`,
+        too, among how many the recogniser chose.
         """
         images, labels = images.to(true_images), labels.to(true_labels)
         order = assign(true_images, images, self.form.kind)
@@ -95,9 +107,14 @@ class Scorer:
             "true_label": true_labels.tolist(),
             "label": labels[order].tolist(),
         }
+        identity = _identity(self.recogniser, self.people, self._top) if self._top else None
+        if identity:
+            columns["people"] = [len(self.people)] * len(order)
         for name in self.names:
             if name == "label_accuracy":
                 columns[name] = [label_accuracy(true_labels, labels)] * len(order)
+            elif name in TOP:
+                columns[name] = _column(partial(identity.within, TOP[name]) if identity else None, true_labels, guess)
             else:
                 columns[name] = _column(self._metric(name), true_images, guess)
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -106,6 +123,10 @@ class Scorer:
         """The rows of an attack that could not strike: the truth, and None for all that was not found."""
         empty = dict.fromkeys(("label", *self.names))
         return [{"sample": i, "true_label": label} | empty for i, label in enumerate(true_labels.tolist())]
+
+    @property
+    def _top(self) -> tuple[str, ...]:
+        return tuple(name for name in self.names if name in TOP)
 
     def _metric(self, name: str) -> Metric | None:
         if name == "noise_ratio":
@@ -124,6 +145,20 @@ def _column(metric: Metric | None, true: Tensor, guess: Tensor) -> list[float | 
         return [None] * len(guess)
     values = iter(metric(true[finite], guess[finite]).tolist())
     return [next(values) if usable else None for usable in finite.tolist()]
+
+
+@lru_cache
+def _identity(recogniser: str | None, people: tuple[str, ...], top: tuple[str, ...]) -> Identity | None:
+    """As `_lpips`."""
+    try:
+        return Identity(recogniser, people)
+    except NetworkUnavailable as error:
+        warnings.warn(_stay_empty(top, error), stacklevel=2)
+        return None
+
+
+def _stay_empty(columns: tuple[str, ...], error: Exception) -> str:
+    return f"the column{'s' * (len(columns) > 1)} {', '.join(columns)} stay{'s' * (len(columns) == 1)} empty: {error}"
 
 
 @lru_cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -18,6 +18,7 @@ from torch import nn
 from rayfed.errors import UserError
 from rayfed.models.dcgan import Generator
 from rayfed.models.evaluator import Evaluator
+from rayfed.models.recogniser import Recogniser
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Kind:
 
 GENERATOR = Kind("generator", "a", "rayfed train-generator SCENARIO")
 EVALUATOR = Kind("evaluation network", "an", "rayfed train-evaluator")
+RECOGNISER = Kind("recogniser", "a", "rayfed train-recogniser SCENARIO")
 SHIPPED_EVALUATOR = Path(str(files("rayfed.models") / "evaluator.pt"))
 """The evaluation network that comes with the package; `docs/defences.md` says what it was trained on."""
 
@@ -66,6 +68,11 @@ def save_evaluator(path: Path, evaluator: Evaluator, origin: Origin) -> None:
     _save(path, EVALUATOR, evaluator, torch.float16, origin, {})
 
 
+def save_recogniser(path: Path, recogniser: Recogniser, people: Sequence[str], origin: Origin) -> None:
+    """As `save_generator`, with the names of the people in the order of their labels."""
+    _save(path, RECOGNISER, recogniser, torch.float32, origin, {"people": list(people)})
+
+
 def load_generator(path: str | Path, image_shape: tuple[int, int, int], classes: int) -> Generator:
     """The generator of a file, frozen, in evaluation mode, on the CPU.
 
@@ -97,6 +104,26 @@ def load_evaluator(path: str | None, device: torch.device) -> Evaluator:
     with _foreign(found, EVALUATOR):
         evaluator.load_state_dict(content["weights"])  # single precision again
     return evaluator.to(device).eval().requires_grad_(False)
+
+
+@lru_cache
+def load_recogniser(path: str, people: tuple[str, ...], device: torch.device) -> Recogniser:
+    """The recogniser of a file, frozen, in evaluation mode, one for all who ask in a process.
+
+    Raises `NetworkUnavailable` for a file that is missing, altered or no recogniser, and for one of other people.
+    """
+    found = Path(os.path.expandvars(path)).expanduser()
+    content = _read(found, RECOGNISER)
+    with _foreign(found, RECOGNISER):
+        known = tuple(map(str, content["shape"]["people"]))
+        recogniser = Recogniser(len(known))
+        recogniser.load_state_dict(content["weights"])
+    if known != people:
+        raise NetworkUnavailable(
+            f"the recogniser {found} knows {_people(known)}, the data show {_people(people)}: "
+            f"train one on these data, {_how(found, RECOGNISER)}"
+        )
+    return recogniser.to(device).eval().requires_grad_(False)
 
 
 def is_trained(path: Path, origin: Origin, kind: Kind = GENERATOR) -> bool:
@@ -174,6 +201,10 @@ def _hash_file(path: Path) -> Path:
 def _digest(path: Path) -> str:
     with path.open("rb") as stream:
         return file_digest(stream, "sha256").hexdigest()
+
+
+def _people(names: Sequence[str]) -> str:
+    return f"{len(names)} people ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
 
 
 def _words(image_shape: tuple[int, ...], classes: int) -> str:

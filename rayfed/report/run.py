@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rayfed.metrics.top import TOP, chance
 from rayfed.report import plots, words
 from rayfed.report.explorer import Explorer, explore
 from rayfed.report.page import flat, read_json, write_page
 from rayfed.report.passages import passages
 from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
+from rayfed.report.success_plots import success_rates
 from rayfed.results import summary
 from rayfed.results.folder import SCENARIO, RunFolder
+from rayfed.results.formats import share
 from rayfed.results.outcomes import outcomes
 from rayfed.results.robustness import matrix
 from rayfed.results.settings import settings
@@ -117,6 +120,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "models_shown": plots.MOST_MODELS,
         "charts": _charts(rounds, attacks, arms, leaks, mix),
         "columns": {name: title for name, title in PERCEPTUAL.items() if any(getattr(leak, name) for leak in leaks)},
+        "recognised": _recognised(leaks),
+        "success": success_rates(attacks, names, thresholds),
         "passing": {
             metric: summary.passing(metric, threshold)
             for metric, threshold in thresholds.items()
@@ -124,6 +129,16 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         },
         "environment": list(flat(read_json(folder, "environment.json"))),
         "scenario": folder.read_text(SCENARIO),
+    }
+
+
+def _recognised(leaks: Sequence[Leak]) -> dict[str, str]:
+    """Metric of re-identification -> what guessing gets, of those that were measured."""
+    return {
+        name: f"chance {share(chance(name, leak.people))}"
+        for name in TOP
+        for leak in leaks
+        if getattr(leak, name) and leak.people
     }
 
 

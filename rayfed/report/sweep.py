@@ -17,6 +17,7 @@ from rayfed.report.pictures import SHOWN, Pair, most_leaked, pictures, strips, w
 from rayfed.report.sweep_plots import curves
 from rayfed.results import summary
 from rayfed.results.folder import SCENARIO
+from rayfed.results.labels import by_batch_size
 from rayfed.results.outcomes import MEASURES
 from rayfed.results.settings import Setting, settings
 from rayfed.results.summary import Row, Spread, measured, spread
@@ -73,6 +74,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "worst": worst,
         "strips": strips(sweep.trial(near.run)) if near else [],
         "explorer": explorer,
+        "labels": by_batch_size(found),
         "pairs": shown,
         "hidden": sum(map(len, every)) - len(shown),
         "class_names": classes,

@@ -18,6 +18,7 @@ SHOWN = (
     worst_of("psnr"),
     "ssim",
     "lpips_alex",
+    "top1",
     "label_accuracy",
     "inferred",
     "epsilon",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import isinf
 from typing import Any
 
+from rayfed.metrics.top import TOP
 from rayfed.results.outcomes import MEASURES
 from rayfed.results.summary import PSNR_CEILING, Spread, measured
 
@@ -14,7 +15,7 @@ NONE = "–"
 _FOUND = {"token_accuracy": ("text", "tokens in place"), "feature_accuracy": ("record", "features found")}
 """The metric that leads for samples that are no images -> what they are called, and what it counts."""
 SHARES = (
-    *("test_accuracy", "pmm", "label_accuracy", "label_accuracy_worst", "inferred"),
+    *("test_accuracy", "pmm", "label_accuracy", "label_accuracy_worst", "inferred", *TOP),
     *(name + suffix for name in _FOUND for suffix in ("", "_worst")),
 )
 """The measures that are read as per cent."""

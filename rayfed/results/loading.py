@@ -6,7 +6,7 @@ Read are Parquet, YAML, JSON and PNG; nothing is unpickled.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed.errors import RunError, nearest
-from rayfed.results import outcomes, pareto, settings, summary
+from rayfed.results import outcomes, pareto, settings, success, summary
 from rayfed.results.folder import SCENARIO, RunFolder
 from rayfed.results.images import decode_png
 from rayfed.results.notebook import html
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 OUTCOMES = "outcomes"
 """The table that runs and sweeps both have."""
+SUCCESS = "success_rates"
+"""Another: `Results.success_rates` for all metrics that were measured."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,20 @@ class Results(ABC):
         """The settings that no other beats; see `rayfed.results.pareto.front`."""
         return pareto.front(self.settings(), leakage, utility, cost, attack)
 
+    def success_rates(self, *metrics: str, thresholds: Sequence[float] | None = None) -> pa.Table:
+        """The share of attacked images that pass a threshold, by setting, attack, metric (`psnr`, `ssim`, `mse`,
+        `lpips_alex`, `lpips_vgg`; all that were measured where none is named) and threshold.
+
+        Columns: see `rayfed.results.success.table`. Without `thresholds`, at every value that was measured. Raises
+        `UserError` for another metric.
+        """
+        found = (success.curve(g, m, thresholds) for g in self._groups() for m in metrics or success.MEASURED)
+        return success.table(one for one in found if one)
+
+    @abstractmethod
+    def _groups(self) -> list[success.Group]:
+        """Who was attacked by what, with the rows of `attacks`."""
+
     def _repr_html_(self) -> str:
         return html(repr(self), self.settings())
 
@@ -134,13 +150,18 @@ class Run(Results):
 
     @property
     def tables(self) -> list[str]:
-        """`outcomes` and those of `rayfed.results.schemas`."""
-        return [OUTCOMES, *TABLES]
+        """`outcomes`, `success_rates` and those of `rayfed.results.schemas`."""
+        return [OUTCOMES, SUCCESS, *TABLES]
 
     def table(self, name: str) -> pa.Table:
         """A table as Arrow; one that the run did not write has no rows. Raises `RunError`, see `Results.table`."""
         self._check(name)
+        if name == SUCCESS:
+            return self.success_rates()
         return outcomes.table(outcomes.outcomes(self.folder)) if name == OUTCOMES else self.folder.read_table(name)
+
+    def _groups(self) -> list[success.Group]:
+        return success.groups(self.attacks.to_pylist())
 
     def images(self, arm: str | None = None, attack: str | None = None) -> Iterator[Picture]:
         """The true images and their reconstructions, of one arm or attack where named, in the order of rounds."""
@@ -172,13 +193,25 @@ class Sweep(Results):
 
     @property
     def tables(self) -> list[str]:
-        """`outcomes` alone: trials have the others."""
-        return [OUTCOMES]
+        """`outcomes` and `success_rates`; trials have the others."""
+        return [OUTCOMES, SUCCESS]
 
     def table(self, name: str) -> pa.Table:
-        """The outcomes; raises `RunError` for another table, see `Results.table`."""
+        """The outcomes or success rates; raises `RunError` for another table, see `Results.table`."""
         self._check(name)
-        return SweepFolder(self.folder).outcomes()
+        return self.success_rates() if name == SUCCESS else SweepFolder(self.folder).outcomes()
+
+    def _groups(self) -> list[success.Group]:
+        """Of every setting over all its repeats."""
+        sweep, met = SweepFolder(self.folder), [one for one in self.settings() if one.attack]
+        runs = dict.fromkeys(row["run"] for one in met for row in one.rows)
+        attacks = {run: sweep.trial(run).read_table("attacks").to_pylist() for run in runs}
+
+        def rows(one: settings.Setting) -> list[summary.Row]:
+            found = (row for trial in one.rows for row in attacks[trial["run"]])
+            return [row for row in found if (row["arm"], row["attack"]) == (one.arm, one.attack)]
+
+        return [success.Group(one.title, one.arm, str(one.attack), rows(one)) for one in met]
 
     @property
     def trials(self) -> list[Run]:

@@ -46,6 +46,9 @@ _LEAKS = {
     "rouge2": Measure("ROUGE-2", "leakage", False),
     "rougeL": Measure("ROUGE-L", "leakage", False),
     "feature_accuracy": Measure("features found", "leakage", False),
+    "top1": Measure("re-identified, top 1", "leakage", False),
+    "top3": Measure("re-identified, top 3", "leakage", False),
+    "top5": Measure("re-identified, top 5", "leakage", False),
     "label_accuracy": Measure("labels found", "leakage", False),
 }
 """What is measured of reconstructions: each has a column of means over images and one of the worst image."""

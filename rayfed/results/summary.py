@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rayfed.metrics.top import TOP
+
 Row = Mapping[str, Any]
 
 _KNOWLEDGE = {
@@ -31,7 +33,7 @@ OF_TEXTS = ("token_accuracy", "rouge1", "rouge2", "rougeL", "feature_accuracy")
 """What is measured of samples that are no pictures: shares, of which more is nearer to the truth."""
 _LEADING = ("token_accuracy", "feature_accuracy", "psnr")
 """What samples are ranked by, the first that was measured; records have a PSNR, too."""
-_HIGHER = ("psnr", "ssim", *OF_TEXTS)
+HIGHER = ("psnr", "ssim", *OF_TEXTS)
 """The metrics of which more is nearer to the truth; of the others less is."""
 PSNR_CEILING = 100.0
 """dB; a mean squared error of 1e-10, far below the 8-bit rounding of an image. Above it, copies count as equal."""
@@ -75,6 +77,11 @@ class Leak:
     rougeL: Spread | None
     feature_accuracy: Spread | None
     mse: Spread | None
+    top1: Spread | None
+    top3: Spread | None
+    top5: Spread | None
+    people: int | None
+    """Classes that the recogniser behind `top1` to `top5` tells apart."""
     label_accuracy: Spread | None
     """Over attacks on a batch: it is one value a batch."""
     iterations: Spread | None
@@ -179,6 +186,8 @@ def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
             name: spread(row[name] for row in rows)
             for name in ("ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "bp_ki", "bp_ki_posterior", "mse", *OF_TEXTS)
         },
+        **{name: spread(row.get(name) for row in rows) for name in TOP},
+        people=people(rows),
         **{name: spread(row[name] for row in batches) for name in ("label_accuracy", "iterations", "seconds")},
         success={metric: success(rows, metric, threshold) for metric, threshold in thresholds.items()},
         failures=dict(failures),
@@ -190,13 +199,18 @@ def success(rows: Sequence[Row], metric: str, threshold: float) -> float | None:
     nearer to the truth. An image that has no value is a failure; None where no image has one.
     """
     values = [row[metric] for row in rows if measured(row.get(metric))]
-    passed = sum(v >= threshold if metric in _HIGHER else v <= threshold for v in values)
+    passed = sum(v >= threshold if metric in HIGHER else v <= threshold for v in values)
     return passed / len(rows) if values else None
 
 
 def passing(metric: str, threshold: float) -> str:
     """A threshold of success in words: `psnr ≥ 15`."""
-    return f"{metric} {'≥' if metric in _HIGHER else '≤'} {threshold:g}"
+    return f"{metric} {'≥' if metric in HIGHER else '≤'} {threshold:g}"
+
+
+def people(rows: Iterable[Row]) -> int | None:
+    """How many classes the recogniser tells apart that was asked about these images; None where none was."""
+    return next((row["people"] for row in rows if row.get("people") is not None), None)
 
 
 def claims(inferences: Sequence[Row], arms: Sequence[str]) -> list[Claim]:

@@ -143,7 +143,8 @@ class Privacy(Section):
 
 ImageMetric = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "noise_ratio"]
 OtherMetric = Literal["token_accuracy", "rouge1", "rouge2", "rougeL", "feature_accuracy"]
-MetricName = ImageMetric | OtherMetric | Literal["bp_ki", "bp_ki_posterior", "label_accuracy"]
+Recognised = Literal["top1", "top3", "top5"]
+MetricName = ImageMetric | OtherMetric | Recognised | Literal["bp_ki", "bp_ki_posterior", "label_accuracy"]
 
 
 class Metrics(Section):
@@ -160,6 +161,9 @@ class Metrics(Section):
     """File or folder with the backbone's weights for LPIPS; null looks into torch's hub cache. Never downloads."""
     evaluator: str | None = None
     """File that `rayfed train-evaluator` wrote, for `noise_ratio`; null takes the network that comes with rayfed."""
+    recogniser: str | None = None
+    """File that `rayfed train-recogniser` wrote on these data, for `top1`, `top3` and `top5`; `~` and environment
+    variables are expanded. Null: these columns stay empty."""
 
 
 class Actors(Section):

@@ -14,6 +14,7 @@ from rayfed.data.base import Dataset
 from rayfed.data.forms import Tokens
 from rayfed.data.partitions.base import Parts, hold_out
 from rayfed.errors import UserError
+from rayfed.metrics.score import Scorer
 from rayfed.models.build import places_of
 from rayfed.models.text import check_vocabulary
 from rayfed.objective import needed_places
@@ -74,6 +75,13 @@ def load_data(spec: DataSpec) -> Dataset:
     """The data of a scenario, its public share set aside."""
     data: Dataset = spec.build().load()
     return data.with_public(spec.public) if spec.public else data
+
+
+def scorer(scenario: Scenario, data: Dataset) -> Scorer:
+    """What scores reconstructions of these data as the scenario asks."""
+    asked = scenario.metrics
+    names, networks = tuple(asked.names), (asked.lpips_weights, asked.evaluator, asked.recogniser)
+    return Scorer(names, *networks, data.classes, data.form)
 
 
 def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:

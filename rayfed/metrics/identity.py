@@ -1,0 +1,41 @@
+"""Re-identification: whom a recogniser, which knows true faces, takes a reconstruction for.
+
+Source: Ren 2023 (thesis), section 3.3.4 and table 3.15.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rayfed.models.pretrained import NetworkUnavailable, load_recogniser
+
+_CHUNK = 64
+
+
+class Identity:
+    """Asks the recogniser of a file, which must tell these very people apart.
+
+    Raises `NetworkUnavailable`, which says how to make one, where there is none, or one of other people.
+    """
+
+    def __init__(self, recogniser: str | None, people: tuple[str, ...]) -> None:
+        if recogniser is None:
+            raise NetworkUnavailable(
+                "no recogniser is named: run `rayfed train-recogniser SCENARIO --out FILE` and set `metrics.recogniser`"
+            )
+        load_recogniser(recogniser, people, torch.device("cpu"))
+        self.recogniser, self.people = recogniser, people
+
+    def __call__(self, labels: Tensor, guess: Tensor) -> Tensor:
+        """Labels (N,) int64 of the true images, reconstructions (N, C, H, W) in [0, 1], to the place (N,), from 1, of
+        the true person among all whom the image could show; who is held just as likely comes first.
+        """
+        network = load_recogniser(self.recogniser, self.people, guess.device)
+        with torch.no_grad():
+            logits = torch.cat([network(images.float()) for images in guess.split(_CHUNK)])
+        return (logits >= logits.gather(1, labels[:, None])).sum(1)
+
+    def within(self, k: int, labels: Tensor, guess: Tensor) -> Tensor:
+        """1.0 where the true person is among the k likeliest, else 0.0, (N,)."""
+        return (self(labels, guess) <= k).double()

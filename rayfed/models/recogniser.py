@@ -1,0 +1,38 @@
+"""The recogniser: whose face an image shows, to tell whether a reconstruction gives a person away.
+
+Source: Ren 2023 (thesis), section 3.3.4, which trains ResNet-18 and DenseNet-121 on the 100 people of VGG-Face with the
+most images. Here a person may have no more than four small ones: 93,000 parameters and a linear layer are enough.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_SIDE = 32
+"""Images of any size are brought to this one."""
+_WIDTHS = (32, 64, 128)
+_DROPOUT = 0.3
+_FLAT = 0.05
+"""Contrast that counts as none, on [0, 1]: a grey area is not stretched into noise."""
+
+
+class Recogniser(nn.Module):
+    """Three convolutions of 3x3, each with a batch norm, ReLU and a maximum over 2x2, and a linear layer."""
+
+    def __init__(self, people: int) -> None:
+        """For so many people."""
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in zip((1, *_WIDTHS), _WIDTHS, strict=False):
+            layers += [nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers, nn.Flatten(), nn.Dropout(_DROPOUT))
+        self.linear = nn.Linear(_WIDTHS[-1] * (_SIDE // 2 ** len(_WIDTHS)) ** 2, people)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images (N, C, H, W) in [0, 1] to logits (N, people). Colour, brightness and contrast do not count."""
+        small = F.interpolate(images.mean(1, keepdim=True), (_SIDE, _SIDE), mode="bilinear", antialias=True)
+        centred = small - small.mean((1, 2, 3), keepdim=True)
+        logits: Tensor = self.linear(self.features(centred / (small.std((1, 2, 3), keepdim=True) + _FLAT)))
+        return logits

@@ -1,0 +1,82 @@
+"""The chart of success rates: what share of the images passes a threshold, for every threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from rayfed.report.svg import INK, SERIES, STYLE, dash, dashes, figure, series, svg
+from rayfed.results.outcomes import MEASURES
+from rayfed.results.success import MEASURED, Curve, curve, groups
+from rayfed.results.summary import HIGHER, Row
+
+_SHOWN = {"psnr": 60.0, "mse": 1e-6}
+"""The hardest thresholds that a chart shows: what is nearer to the truth is the same image to any eye."""
+
+
+@dataclass(frozen=True)
+class Success:
+    """The chart of a run."""
+
+    drawing: str
+    """SVG: one chart for each metric, a line for every arm and attack."""
+    attacks: list[tuple[str, str]]
+    """(attack, dash of its lines)."""
+
+
+def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> Success | None:
+    """The rates behind the rows of `attacks`; None where no image was scored. `thresholds` are those of PoRS."""
+    met = groups(attacks)
+    found = {metric: [each for one in met if (each := curve(one, metric))] for metric in MEASURED}
+    found = {metric: curves for metric, curves in found.items() if curves}
+    if not found:
+        return None
+    names = list(dict.fromkeys(one.attack for one in met))
+    with matplotlib.rc_context(STYLE):
+        drawn, whole = figure(3.1 * len(found), 2.7)
+        whole.remove()
+        for place, (metric, curves) in enumerate(found.items()):
+            axes = drawn.add_subplot(1, len(found), place + 1)
+            for each in curves:
+                style = dashes(SERIES * names.index(each.group.attack))
+                colour = series(arms.index(each.group.arm))
+                axes.step(*_stairs(each, curves), where="pre", color=colour, dashes=style, linewidth=1.8)
+            if metric in thresholds:
+                axes.axvline(thresholds[metric], color=INK, linewidth=1)
+            _label(axes, metric)
+        titles = ", ".join(map(_title, found))
+        text = svg(drawn, f"Share of attacked images that pass a threshold of {titles}")
+    return Success(text, [(name, dash(SERIES * place)) for place, name in enumerate(names)])
+
+
+def _stairs(one: Curve, curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
+    """A curve from the easiest to the hardest threshold of its chart."""
+    ends = [each.thresholds[end] for each in curves for end in (0, -1)]
+    easiest, hardest = (min(ends), max(ends)) if one.metric in HIGHER else (max(ends), min(ends))
+    last = [one.shares[-1]] if one.thresholds[-1] == hardest else [0.0]
+    return [easiest, *one.thresholds, hardest], [one.shares[0], *one.shares, *last]
+
+
+def _label(axes: Axes, metric: str) -> None:
+    """Harder to the right, whichever way the metric runs."""
+    if metric == "mse":
+        axes.set_xscale("log")
+    if metric not in HIGHER:
+        axes.invert_xaxis()
+    if metric in _SHOWN:
+        left, right = axes.get_xlim()
+        within = min if metric in HIGHER else max
+        axes.set_xlim(left, within(right, _SHOWN[metric]))
+    unit = f" ({MEASURES[metric].unit})" if MEASURES[metric].unit else ""
+    axes.set_xlabel(f"{'at least' if metric in HIGHER else 'at most'}{unit}")
+    axes.set_title(_title(metric), loc="left", fontsize=10, fontweight="bold")
+    axes.set_ylim(-0.03, 1.03)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def _title(metric: str) -> str:
+    return "MSE" if metric == "mse" else MEASURES[metric].title

@@ -1,0 +1,30 @@
+"""Labels found by batch size, against figures made by hand."""
+
+from __future__ import annotations
+
+from rayfed.results.labels import by_batch_size
+from rayfed.results.settings import settings
+from tests.result_fixtures import BATCH, outcome
+
+SHARES = (
+    ("dlg", 1, (1.0, 1.0)), ("dlg", 16, (0.5, 0.75)), ("grnn", 16, (0.9, 0.9)), ("grnn", 64, (0.8, 0.8)),
+    ("idlg", 1, (1.0, 1.0)),
+)  # fmt: skip
+
+
+def test_labels_by_batch_size() -> None:
+    found = by_batch_size(
+        settings(
+            [
+                outcome(attack=attack, label_accuracy=share, batch_size=size, seed=seed, **{BATCH: size})
+                for attack, size, shares in SHARES
+                for seed, share in enumerate(shares)
+            ],
+            [BATCH],
+        )
+    )
+    assert found is not None
+    assert found.headings == ["setting", "attack", "batch 1", "batch 16", "batch 64"]
+    assert found.rows == [["none", "dlg", "1 ± 0", "0.6 ± 1.6", "–"], ["none", "grnn", "–", "0.9 ± 0", "0.8 ± 0"]]
+    assert by_batch_size(settings([outcome(label_accuracy=1.0, batch_size=4)])) is None
+    assert by_batch_size(settings([outcome(batch_size=size, **{BATCH: size}) for size in (1, 2)], [BATCH])) is None

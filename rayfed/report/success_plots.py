@@ -63,7 +63,7 @@ def _stairs(one: Curve, curves: Sequence[Curve]) -> tuple[list[float], list[floa
 
 def _label(axes: Axes, metric: str) -> None:
     """Harder to the right, whichever way the metric runs."""
-    if metric == "mse":
+    if metric == "mse" and axes.dataLim.x1 > 0:  # not where all are exact
         axes.set_xscale("log")
     if metric not in HIGHER:
         axes.invert_xaxis()

@@ -44,7 +44,11 @@ def form_problems(s: Scenario) -> Iterator[Problem]:
 
     kind = held(catalogue.find(s.data.kind, s.data.name))
     for path, spec in _components(s):
-        if kind not in (fitting := taken(spec.kind, catalogue.find(spec.kind, spec.name))):
+        try:
+            fitting = taken(spec.kind, catalogue.find(spec.kind, spec.name))
+        except UserError:  # told with its place by other checks
+            continue
+        if kind not in fitting:
             message = (
                 f"{spec.name} works on {' or '.join(fitting)}, and the samples of data '{s.data.name}' are {kind}: "
                 f"take another one, or other data"

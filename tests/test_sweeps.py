@@ -18,6 +18,7 @@ from actors import sweep as sweeps
 from actors import trackers
 from actors.progress import Progress, SweepProgress
 from actors.search import Tried, search
+from actors.trial import Reporter
 from rayfed import scenario as scenarios
 from rayfed.errors import ResourceError, RunError, ScenarioError, UserError
 from rayfed.results.folder import RunFolder
@@ -45,6 +46,13 @@ def parsed(sweep: str, *changes: str) -> Scenario:
 
 
 GRID = f"fields: {{{NOISE}: [0.01, 0.1, 1.0], {RATIO}: [0.5, 0.9], training.lr: [0.1, 0.2]}}"
+
+
+def test_a_round_without_an_evaluation_is_reported_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(tune, "report", said.append)
+    Reporter().round_done([{"arm": "none", "round": 0, "train_loss": 2.0}], [], [])
+    assert said == [{"rounds": 1, "train_loss": 2.0}]
 
 
 def test_a_grid_varies_an_arm_by_its_own_fields_and_those_of_all() -> None:

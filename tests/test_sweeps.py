@@ -74,6 +74,14 @@ def test_a_trial_reads_files_from_where_the_sweep_began(tmp_path: Path, monkeypa
     assert Path.cwd() == home
 
 
+def test_a_trial_reports_the_metrics_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(tune, "report", told.append)
+    losses = {"train_loss": 1.0, "test_loss": None, "test_accuracy": 0.5}
+    Reporter().round_done([{"arm": "none", "round": 0, **losses}], [{"arm": "none", "psnr": 20.0}], [])
+    assert told == [{"rounds": 1, "train_loss": 1.0, "test_accuracy": 0.5, "psnr": 20.0}]
+
+
 def test_a_trial_is_the_scenario_with_one_arm_its_values_and_its_seed() -> None:
     scenario = parsed(GRID + ", repeats: 2", "seed=7")
     trial = next(t for t in planned(scenario) if t.arm == "noise" and t.repeat == 1 and t.values[NOISE] == 1.0)

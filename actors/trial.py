@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -54,14 +55,23 @@ def own_crew() -> Crew:
     return Crew()
 
 
-def search_places() -> tuple[list[str], list[str]]:
-    """Where this process finds modules, for those of the trials."""
-    return list(sys.path), list(catalogue.SEARCHED)
+Places = tuple[list[str], list[str], str]
+"""Python's own path, where scenarios' modules are searched, the working directory."""
 
 
-def prepare_process(places: tuple[list[str], list[str]]) -> None:
-    """Let a trial's process find the modules that the driver finds; what it computes itself takes one thread."""
-    path, searched = places
+def search_places() -> Places:
+    """Where this process finds modules and files, for those of the trials."""
+    return list(sys.path), list(catalogue.SEARCHED), str(Path.cwd())
+
+
+def prepare_process(places: Places) -> None:
+    """Let a trial's process find the modules and files that the driver finds; what it computes itself takes one thread.
+
+    Tune lets a trial work in its own folder, where no path of the scenario leads anywhere.
+    """
+    path, searched, directory = places
+    if Path(directory).is_dir():  # another node may not have it
+        os.chdir(directory)
     sys.path += [folder for folder in path if folder not in sys.path]
     for folder in searched:
         catalogue.search(folder)

@@ -18,6 +18,7 @@ from actors import sweep as sweeps
 from actors import trackers
 from actors.progress import Progress, SweepProgress
 from actors.search import Tried, search
+from actors.trial import prepare_process, search_places
 from rayfed import scenario as scenarios
 from rayfed.errors import ResourceError, RunError, ScenarioError, UserError
 from rayfed.results.folder import RunFolder
@@ -53,6 +54,17 @@ def test_a_grid_varies_an_arm_by_its_own_fields_and_those_of_all() -> None:
     assert len({trial.name for trial in trials}) == len(trials)
     assert {trial.arm for trial in trials if RATIO in trial.values} == {"prune"}
     assert all("training.lr" in trial.values for trial in trials)
+
+
+def test_a_trial_reads_files_from_where_the_sweep_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home := tmp_path / "home").mkdir()
+    monkeypatch.chdir(home)
+    places = search_places()
+    monkeypatch.chdir(tmp_path)  # as Tune does
+    prepare_process(places)
+    assert Path.cwd() == home
+    prepare_process((*places[:2], str(tmp_path / "another node's")))
+    assert Path.cwd() == home
 
 
 def test_a_trial_is_the_scenario_with_one_arm_its_values_and_its_seed() -> None:

@@ -101,7 +101,8 @@ class Reporter(Progress):
 
     def _measured(self, row: dict[str, Any]) -> dict[str, float | None]:
         met = self._attacks.get(row["arm"], [])
-        leaks = {name: spread((a[name] for a in met), PSNR_CEILING) for name in ("psnr", "ssim", "label_accuracy")}
+        names = ("psnr", "ssim", "label_accuracy")  # a row holds those alone that `metrics.names` asks for
+        leaks = {name: spread((a.get(name) for a in met), PSNR_CEILING) for name in names}
         return {name: row[name] for name in ("train_loss", "test_loss", "test_accuracy")} | {
             name: leak.mean if leak else None for name, leak in leaks.items()
         }

@@ -18,7 +18,7 @@ from actors import sweep as sweeps
 from actors import trackers
 from actors.progress import Progress, SweepProgress
 from actors.search import Tried, search
-from actors.trial import prepare_process, search_places
+from actors.trial import Reporter, prepare_process, search_places
 from rayfed import scenario as scenarios
 from rayfed.errors import ResourceError, RunError, ScenarioError, UserError
 from rayfed.results.folder import RunFolder
@@ -65,6 +65,14 @@ def test_a_trial_reads_files_from_where_the_sweep_began(tmp_path: Path, monkeypa
     assert Path.cwd() == home
     prepare_process((*places[:2], str(tmp_path / "another node's")))
     assert Path.cwd() == home
+
+
+def test_a_trial_reports_the_metrics_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(tune, "report", told.append)
+    losses = {"train_loss": 1.0, "test_loss": None, "test_accuracy": 0.5}
+    Reporter().round_done([{"arm": "none", "round": 0, **losses}], [{"arm": "none", "psnr": 20.0}], [])
+    assert told == [{"rounds": 1, "train_loss": 1.0, "test_accuracy": 0.5, "psnr": 20.0}]
 
 
 def test_a_trial_is_the_scenario_with_one_arm_its_values_and_its_seed() -> None:

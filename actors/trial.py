@@ -103,6 +103,6 @@ class Reporter(Progress):
         met = self._attacks.get(row["arm"], [])
         names = ("psnr", "ssim", "label_accuracy")  # a row holds those alone that `metrics.names` asks for
         leaks = {name: spread((a.get(name) for a in met), PSNR_CEILING) for name in names}
-        return {name: row[name] for name in ("train_loss", "test_loss", "test_accuracy")} | {
+        return {name: row.get(name) for name in ("train_loss", "test_loss", "test_accuracy")} | {
             name: leak.mean if leak else None for name, leak in leaks.items()
         }

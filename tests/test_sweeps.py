@@ -48,6 +48,13 @@ def parsed(sweep: str, *changes: str) -> Scenario:
 GRID = f"fields: {{{NOISE}: [0.01, 0.1, 1.0], {RATIO}: [0.5, 0.9], training.lr: [0.1, 0.2]}}"
 
 
+def test_a_round_without_an_evaluation_is_reported_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[dict[str, Any]] = []
+    monkeypatch.setattr(tune, "report", said.append)
+    Reporter().round_done([{"arm": "none", "round": 0, "train_loss": 2.0}], [], [])
+    assert said == [{"rounds": 1, "train_loss": 2.0}]
+
+
 def test_a_grid_varies_an_arm_by_its_own_fields_and_those_of_all() -> None:
     trials = planned(parsed(GRID + ", repeats: 2"))
     assert len(trials) == (1 * 2 + 3 * 2 + 2 * 2) * 2

@@ -99,6 +99,12 @@ def test_the_whole_is_as_good_as_its_worst_part() -> None:
         ({"groups": [{**PSNR, "table": "round"}]}, "did you mean 'rounds'"),
         ({"groups": [{**PSNR, "relative_to": "plane"}]}, "did you mean 'plain'"),
         ({"groups": [{**PSNR, "figures": PSNR["figures"] * 2}]}, "same label"),  # type: ignore[operator]
+        ({"groups": [{**PSNR, "at_least": 1, "at_most": 2}]}, "not both"),
+        ({"groups": [{**PSNR, "ranked": True, "relative_to": "plain"}]}, "have no `relative_to`"),
+        (
+            {"groups": [{**PSNR, "relative_to": "x", "figures": [{"label": "x", "paper": 1, "full_only": True}]}]},
+            "'x' is not",
+        ),
         ({"groups": []}, "nothing to compare"),
         ({"scenario": None}, "without a scenario"),
         ({"scenario": {**SCENARIO, "sweep": None}}, "intervals are over seeds"),
@@ -166,6 +172,66 @@ def test_figures_are_means_over_seeds_of_the_rows_they_name(tmp_path: Path) -> N
     assert noisy.ours_printed is None
     with pytest.raises(UserError, match=r"no row has arm 'nois': did you mean 'noise'"):
         measured(group(figures=[{"label": "x", "paper": 1, "where": {"arm": "nois"}}]), sweep)
+
+
+def test_a_share_of_rows_counts_those_without_a_value_as_failures(tmp_path: Path) -> None:
+    values = [10.0, 14.0, 20.0, None]
+    sweep = swept(tmp_path, [{"repeat": r, "training.lr": 0.1, "psnr": v} for r in (0, 1) for v in values])
+    figures = [{"label": "x", "paper": 50, "where": {"training.lr": 0.1}}]
+    for threshold, share in (({"at_least": 14.0}, 50), ({"at_most": 10.0}, 25)):
+        [found] = measured(group(figures=figures, scale=100, **threshold), sweep)
+        assert found.ours is not None
+        assert (found.ours.mean, found.ours.n) == (share, 2)
+
+
+def test_a_swept_section_is_named_by_some_of_its_fields(tmp_path: Path) -> None:
+    scenario = check(
+        {**SCENARIO, "sweep": {"fields": {"data": [{"name": "digits"}, {"name": "digits", "size": 16}]}}}, ""
+    )
+    folder = RunFolder.create(str(tmp_path), "small")
+    folder.write_text("scenario.yaml", scenario.dump())
+    base = {"trial": "0", "status": "finished", "run": "trials/0000-0", "arm": "none", "attack": "idlg", "seed": 0}
+    rows = [{"data": {"name": "digits"}, "psnr": 10.0}, {"data": {"name": "digits", "size": 16}, "psnr": 30.0}]
+    SweepFolder(folder).write_outcomes([base | {"repeat": 0} | row for row in rows])
+
+    def ours(**section: Any) -> Any:
+        figures = [{"label": "x", "paper": 1, "where": {"data": section}}]
+        return measured(group(figures=figures), Sweep(folder))[0].ours
+
+    assert ours(size=16).mean == 30.0
+    assert ours(name="digits").mean == 20.0
+    with pytest.raises(UserError, match="no row has data"):
+        ours(size=17)
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"),
+    [((3, 5, 9), "agrees"), ((5, 3, 9), "contradicts"), ((5, 5, 9), "undecided"), ((1, 2, 3), "agrees")],
+)
+def test_of_an_order_without_numbers_the_order_decides(ours: tuple[int, ...], verdict: str) -> None:
+    found = [finding(str(place), place, mean) for place, mean in enumerate(ours, start=1)]
+    assert judge(group(0.5, ranked=True), found).verdict == verdict
+
+
+def test_places_alone_do_not_agree() -> None:
+    """As numbers they would: 1 and 1 are within the tolerance."""
+    found = [finding("a", 1, 1.2), finding("b", 2, 1.1)]
+    assert judge(group(0.95, ranked=True), found).verdict == "contradicts"
+    assert judge(group(0.95), found).verdict == "agrees"
+
+
+def test_what_the_full_size_alone_has_is_absent_from_the_reduced() -> None:
+    full = {"label": "large", "paper": 3, "where": {"arm": "none"}, "full_only": True}
+    own = Reproduction.model_validate(
+        {
+            **DOCUMENT,
+            "groups": [{**PSNR, "figures": [*PSNR["figures"], full]}, {**PSNR, "title": "x", "figures": [full]}],
+        }  # type: ignore[misc]
+    )
+    assert [len(part.figures) for part in own.compared("full")] == [3, 1]
+    assert [len(part.figures) for part in own.compared("reduced")] == [2]
+    assert [each.what for each in own.not_compared("reduced")] == ["PSNR (dB): large", "x: large"]
+    assert own.not_compared("full") == []
 
 
 def test_a_paper_s_own_convention_is_undone(tmp_path: Path) -> None:
@@ -240,10 +306,11 @@ def test_ours_can_be_played(name: str, scale: Any) -> None:
     own = load(REPOSITORY / "reproductions" / f"{name}.yaml")
     if own.scenario is not None:
         scenario = check(own.document(scale), name)
-        arms = {figure.where["arm"] for part in own.groups for figure in part.figures if "arm" in figure.where}
+        compared = own.compared(scale)
+        arms = {figure.where["arm"] for part in compared for figure in part.figures if "arm" in figure.where}
         assert arms <= set(scenario.stacks)
         fields = set(scenario.sweep.fields) if scenario.sweep else set()
-        assert {key for part in own.groups for f in part.figures for key in f.where if "." in key} <= fields
+        assert {key for part in compared for f in part.figures for key in f.where if "." in key} <= fields
 
 
 def test_the_kept_pages_are_what_their_records_say() -> None:

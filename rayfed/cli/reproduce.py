@@ -100,7 +100,7 @@ def _played(path: Path, scale: Scale, changes: Sequence[str], run: str | None, p
     else:
         files = SweepFolder.open(run).files
     found = Sweep(files)
-    judgements = [judge(group, measured(group, found)) for group in own.groups]
+    judgements = [judge(group, measured(group, found)) for group in own.compared(scale)]
     text = yaml.safe_dump(document, sort_keys=False, width=110)
     seconds = monotonic() - began if run is None else None
     return record(judgements, seconds, text, tuple(changes))
@@ -128,8 +128,9 @@ def _show(record: Record, keep: Path | None) -> None:
     for each in record.judgements:
         to.print(table(each.group.title, pages.HEADINGS, pages.rows(each.findings), words=1))
         because = f": {each.because}" if each.because else ""
+        because += f" ({pages.RANKED})" if each.group.ranked else ""
         to.print(Text(f"{each.verdict}{because}"))
-    for absent in own.absent:
+    for absent in own.not_compared(record.scale):
         to.print(Text(f"not played: {absent.what}: {absent.why}"))
     to.print(Text(f"verdict: {record.verdict}", style="bold"))
     if keep is not None:

@@ -22,7 +22,7 @@ VERDICTS: tuple[Verdict, ...] = (
 )
 MEANING: dict[Verdict, str] = {
     "agrees": "each of the paper's figures is within the tolerance of our mean, or within our 95 % interval where that "
-    "is no wider than two tolerances to each side",
+    "is no wider than two tolerances to each side; where the paper has an order and no numbers, that order is ours",
     "same order but different size": "not so, but every two figures that the paper has farther apart than the "
     "tolerance stand in the same order here",
     "undecided": "some of those pairs cannot be told apart by our seeds, and none is the other way round beyond doubt",
@@ -49,7 +49,7 @@ def judge(group: Group, findings: list[Finding]) -> Judgement:
     missing = [f"{finding.label}: {finding.why}" for finding in findings if finding.ours is None]
     if not known:
         return Judgement(group, findings, "not comparable here", "; ".join(missing))
-    if all(agrees(finding, group.tolerance) for finding in known) and not missing:
+    if not group.ranked and all(agrees(finding, group.tolerance) for finding in known) and not missing:
         return Judgement(group, findings, "agrees", "")
     pairs = [
         (a, b) if a.paper < b.paper else (b, a)
@@ -64,7 +64,7 @@ def judge(group: Group, findings: list[Finding]) -> Judgement:
         return Judgement(group, findings, "undecided", "; ".join(unsure + missing))
     if not pairs:
         return Judgement(group, findings, *_without_order(known, group.tolerance))
-    return Judgement(group, findings, "same order but different size", "")
+    return Judgement(group, findings, "agrees" if group.ranked else "same order but different size", "")
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import yaml
+
 from rayfed.errors import UserError, nearest
 from rayfed.reproductions.reading import Convention, Figure, Group
 from rayfed.results.loading import Sweep
@@ -85,7 +87,7 @@ def _by_repeat(group: Group, figure: Figure, sweep: Sweep) -> dict[int, float]:
         ]
     known: dict[int, list[Row]] = {}
     for row in rows:
-        if row[group.measure] is not None:
+        if _counted(group, row) is not None:
             known.setdefault(row["repeat"], []).append(row)
     return {repeat: group.scale * _taken(group, mine) for repeat, mine in known.items()}
 
@@ -94,19 +96,37 @@ def _taken(group: Group, rows: Sequence[Row]) -> float:
     if group.take in ("first", "last"):
         end = (min if group.take == "first" else max)(row["round"] for row in rows)
         rows = [row for row in rows if row["round"] == end]
-    values = [float(row[group.measure]) for row in rows]
+    values = [value for row in rows if (value := _counted(group, row)) is not None]
     return {"min": min, "max": max}.get(group.take, fmean)(values)
+
+
+def _counted(group: Group, row: Row) -> float | None:
+    """What a row counts for; None where it has no value."""
+    value = row[group.measure]
+    if group.at_least is not None:
+        return float(value is not None and value >= group.at_least)
+    if group.at_most is not None:
+        return float(value is not None and value <= group.at_most)
+    return None if value is None else float(value)
 
 
 def _fits(row: Row, where: Mapping[str, Any], columns: Any) -> bool:
     """Whether a row has all the values, of those columns that its table has."""
-    return all(row[column] == value for column, value in where.items() if column in columns)
+    return all(_is(row[column], value) for column, value in where.items() if column in columns)
+
+
+def _is(found: Any, wanted: Any) -> bool:
+    """Whether a row's value is the one; of a section, which the outcomes hold as text, whether it sets all of these."""
+    if not isinstance(wanted, dict):
+        return bool(found == wanted)
+    section = yaml.safe_load(found) if isinstance(found, str) else None
+    return isinstance(section, dict) and all(section.get(key) == value for key, value in wanted.items())
 
 
 def _nearest(where: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Which of the wanted values no row has."""
     for column, value in where.items():
         known = {row.get(column) for row in rows}
-        if value not in known:
+        if not any(_is(one, value) for one in known):
             return f"no row has {column} '{value}': {nearest(str(value), sorted(map(str, known)))}"
     return "no row has all of " + ", ".join(f"{column} {value}" for column, value in where.items())

@@ -19,6 +19,7 @@ from rayfed.results.formats import NONE
 
 SUMMARY = "README.md"
 HEADINGS = ("", "paper", "ours")
+RANKED = "the paper has an order and no numbers: its column holds places, the lowest 1"
 
 
 def made_with() -> str:
@@ -70,6 +71,7 @@ class Record:
                     "title": each.group.title,
                     "tolerance": each.group.tolerance,
                     "relative_to": each.group.relative_to,
+                    "ranked": each.group.ranked,
                     "convention": each.group.convention,
                     "verdict": each.verdict,
                     "because": each.because,
@@ -77,7 +79,7 @@ class Record:
                 }
                 for each in self.judgements
             ],
-            "absent": [each.model_dump() for each in own.absent],
+            "absent": [each.model_dump() for each in own.not_compared(self.scale)],
             "scenario": self.scenario,
         }
 
@@ -160,7 +162,8 @@ def _page(record: dict[str, Any]) -> Iterator[str]:
         yield f"| {' | '.join(HEADINGS)} |\n| --- | ---: | ---: |"
         yield from (f"| {' | '.join(map(_cell, _row(figure)))} |" for figure in group["figures"])
         because = f" ({group['because']})" if group["because"] else ""
-        yield f"\n{group['verdict'].capitalize()}{because}; tolerance {group['tolerance']:g}.\n"
+        terms = RANKED if group.get("ranked") else f"tolerance {group['tolerance']:g}"
+        yield f"\n{group['verdict'].capitalize()}{because}; {terms}.\n"
     if record["absent"]:
         yield "## Not played\n"
         yield from (f"- {absent['what']}: {absent['why']}" for absent in record["absent"])

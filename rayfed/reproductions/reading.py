@@ -34,8 +34,11 @@ class Figure(Section):
     """How the paper calls the row."""
     paper: float
     """What is printed there."""
-    where: dict[str, str | int | float | bool | None] = {}
-    """Columns of the table, or swept fields, and the values that the rows have there."""
+    where: dict[str, str | int | float | bool | dict[str, str | int | float | bool | None] | None] = {}
+    """Columns of the table, or swept fields, and the values that the rows have there; of a swept section (`data`) some
+    of what it sets."""
+    full_only: bool = False
+    """The reduced version does not play it."""
 
 
 class Group(Section):
@@ -49,6 +52,10 @@ class Group(Section):
     """`outcomes`, or a table of the trials' runs."""
     take: Literal["mean", "first", "last", "min", "max"] = "mean"
     """What becomes of several rows of one seed; `first` and `last` go by the column `round`."""
+    at_least: float | None = None
+    """Not the value counts but the share of rows in which it is no less, 0..1; a row without a value is not of them."""
+    at_most: float | None = None
+    """The same with no more."""
     scale: float = 1.0
     """By which ours is multiplied: 100 where the paper has percent."""
     tolerance: Annotated[float, Field(gt=0)]
@@ -57,6 +64,9 @@ class Group(Section):
     convention: Convention | None = None
     """`root_psnr`: the paper puts the root of the mean squared error into the PSNR's formula, `root_mse`: it calls that
     root the MSE; both of pixels of 0 to 255. What it printed is turned into the true measure before it is compared."""
+    ranked: bool = False
+    """The paper has no numbers but an order: `paper` is a figure's place in it, the lowest 1, and the order is all that
+    is compared."""
     relative_to: str | None = None
     """Label of the figure that all of them are divided by, the paper's and ours."""
     figures: Annotated[list[Figure], Field(min_length=1)]
@@ -75,7 +85,15 @@ class Group(Section):
             raise ValueError("two figures have the same label")
         if self.relative_to is not None and self.relative_to not in labels:
             raise ValueError(f"`relative_to` names no figure: {nearest(self.relative_to, labels)}")
+        if self.at_least is not None and self.at_most is not None:
+            raise ValueError("give `at_least` or `at_most`, not both")
+        if self.ranked and (self.relative_to or self.convention):
+            raise ValueError("places in an order have no `relative_to` and no `convention`")
         return self
+
+    def with_figures(self, full_only: bool) -> list[Figure]:
+        """The figures that the full size alone has, or all others."""
+        return [figure for figure in self.figures if figure.full_only == full_only]
 
 
 class Absent(Section):
@@ -126,7 +144,26 @@ class Reproduction(Section):
             raise ValueError("there are no `groups`: nothing to compare")
         if self.scenario is not None and not self.scenario.get("sweep"):
             raise ValueError("the scenario needs a `sweep`, were it for its `repeats` alone: intervals are over seeds")
+        for group in self.groups:
+            if group.relative_to in [figure.label for figure in group.with_figures(full_only=True)]:
+                raise ValueError(f"`relative_to` '{group.relative_to}' is not in the reduced version")
         return self
+
+    def compared(self, scale: Scale) -> list[Group]:
+        """The groups with the figures of a scale, without groups that have none of them."""
+        if scale == "full":
+            return self.groups
+        parts = [(group, group.with_figures(full_only=False)) for group in self.groups]
+        return [group.model_copy(update={"figures": figures}) for group, figures in parts if figures]
+
+    def not_compared(self, scale: Scale) -> list[Absent]:
+        """What is absent from a scale, and why."""
+        parts = [(group.title, group.with_figures(full_only=True)) for group in self.groups if scale == "reduced"]
+        return self.absent + [
+            Absent(what=f"{title}: {', '.join(figure.label for figure in figures)}", why="in the full size alone")
+            for title, figures in parts
+            if figures
+        ]
 
     def document(self, scale: Scale, changes: Sequence[str] = ()) -> dict[str, Any]:
         """What is played, as it is written: the scenario of a scale, with changes as `--set` takes them.

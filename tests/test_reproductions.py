@@ -18,7 +18,7 @@ from rayfed.reproductions.measuring import Finding, measured
 from rayfed.reproductions.reading import Group, Reproduction, load, names
 from rayfed.results.folder import RunFolder
 from rayfed.results.loading import Sweep
-from rayfed.results.settings import Estimate
+from rayfed.results.settings import Estimate, estimate
 from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import check
 from tests.conftest import REPOSITORY
@@ -85,6 +85,18 @@ def test_verdicts(found: list[Any], verdict: str, because: str) -> None:
 def test_pairs_are_told_apart_as_by_the_interval_of_their_difference() -> None:
     overlapping = [finding("a", 10, 30, 1.0), finding("b", 20, 31.5, 1.0)]
     assert judge(group(), overlapping).verdict == "same order but different size"  # sqrt(2) < 1.5
+
+
+def test_what_a_seed_does_to_both_is_no_doubt_about_their_order() -> None:
+    """The seeds are 10 apart, the two figures 1 in each of them: independently taken they would not be told apart."""
+
+    def of(label: str, paper: float, values: list[float]) -> Finding:
+        return Finding(label, paper, paper, estimate(values), by_seed=dict(enumerate(values)))
+
+    low, high = of("a", 10, [10.0, 20.0, 30.0]), of("b", 20, [11.0, 21.1, 31.2])
+    assert judge(group(), [low, high]).verdict == "same order but different size"
+    assert judge(group(), [of("a", 10, [11.0, 21.1, 31.2]), of("b", 20, [10.0, 20.0, 30.0])]).verdict == "contradicts"
+    assert judge(group(), [low, of("b", 20, [11.0, 41.0, 11.0])]).verdict == "undecided"
 
 
 def test_the_whole_is_as_good_as_its_worst_part() -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from rayfed.reproductions.measuring import Finding
 from rayfed.reproductions.reading import Group
-from rayfed.results.settings import Estimate
+from rayfed.results.settings import Estimate, estimate
 
 Verdict = Literal["agrees", "same order but different size", "undecided", "contradicts", "not comparable here"]
 VERDICTS: tuple[Verdict, ...] = (
@@ -56,8 +56,8 @@ def judge(group: Group, findings: list[Finding]) -> Judgement:
         for a, b in combinations(known, 2)
         if abs(a.paper - b.paper) > group.tolerance
     ]
-    reversed_ = [f"{a.label} is above {b.label}" for a, b in pairs if _order(a.ours, b.ours) < 0]
-    unsure = [f"{a.label} and {b.label} are not told apart" for a, b in pairs if _order(a.ours, b.ours) == 0]
+    reversed_ = [f"{a.label} is above {b.label}" for a, b in pairs if _order(a, b) < 0]
+    unsure = [f"{a.label} and {b.label} are not told apart" for a, b in pairs if _order(a, b) == 0]
     if reversed_:
         return Judgement(group, findings, "contradicts", "; ".join(reversed_ + missing))
     if unsure or missing:
@@ -80,12 +80,18 @@ def agrees(finding: Finding, tolerance: float) -> bool:
     return off <= tolerance or (off <= half and half <= 2 * tolerance)
 
 
-def _order(low: Estimate | None, high: Estimate | None) -> int:
-    """1 where the first is below the second, -1 above; 0 where zero is in the 95 % interval of their difference."""
-    assert low is not None
-    assert high is not None
-    gap = high.mean - low.mean
-    return 0 if abs(gap) <= hypot(_half(low), _half(high)) else 1 if gap > 0 else -1
+def _order(low: Finding, high: Finding) -> int:
+    """1 where the first is below the second, -1 above; 0 where zero is in the 95 % interval of their difference.
+
+    Seed by seed where both have two or more in common: what a seed does to both is then no doubt about their order.
+    """
+    assert low.ours is not None
+    assert high.ours is not None
+    gaps = [high.by_seed[seed] - low.by_seed[seed] for seed in sorted(low.by_seed.keys() & high.by_seed.keys())]
+    paired = estimate(gaps) if len(gaps) > 1 else None
+    gap = paired.mean if paired else high.ours.mean - low.ours.mean
+    half = _half(paired) if paired else hypot(_half(low.ours), _half(high.ours))
+    return 0 if abs(gap) <= half else 1 if gap > 0 else -1
 
 
 def _without_order(known: Sequence[Finding], tolerance: float) -> tuple[Verdict, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -43,6 +43,8 @@ class Finding:
     ours_printed: float | None = None
     """Our mean in the paper's convention; None where that is the true one."""
     why: str = ""
+    by_seed: Mapping[int, float] = field(default_factory=dict)
+    """Repeat -> ours: the same repeat of two figures has the same seed, and so the same weights and victims."""
 
 
 def measured(group: Group, sweep: Sweep) -> list[Finding]:
@@ -68,7 +70,7 @@ def _finding(
     if ours is None:
         return Finding(figure.label, figure.paper, paper, None, why="nothing was measured: no trial of it has finished")
     printed = _PRINTED[group.convention](ours.mean) if group.convention and beneath is None else None
-    return Finding(figure.label, figure.paper, paper, ours, printed)
+    return Finding(figure.label, figure.paper, paper, ours, printed, by_seed=values)
 
 
 def _by_repeat(group: Group, figure: Figure, sweep: Sweep) -> dict[int, float]:

@@ -179,11 +179,11 @@ def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
     return Leak(
         arm=rows[0]["arm"],
         attack=rows[0]["attack"],
-        images=sum(any(measured(row[name]) for name in ("mse", "psnr", *OF_TEXTS)) for row in rows),
+        images=sum(any(measured(row.get(name)) for name in ("mse", "psnr", *OF_TEXTS)) for row in rows),
         setting=setting(rows),
         psnr=spread((row["psnr"] for row in rows), PSNR_CEILING),
         **{
-            name: spread(row[name] for row in rows)
+            name: spread(row.get(name) for row in rows)
             for name in ("ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "bp_ki", "bp_ki_posterior", "mse", *OF_TEXTS)
         },
         **{name: spread(row.get(name) for row in rows) for name in TOP},

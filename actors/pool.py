@@ -6,7 +6,7 @@ Every call is a pure function of its arguments, so a call that was lost with its
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any
 
@@ -21,6 +21,9 @@ from rayfed.errors import ResourceError, UserError
 START_TIMEOUT = 900.0
 """Seconds; an autoscaling cluster needs minutes for a new node."""
 
+PATIENCE = 30.0
+"""Seconds after which a pool that has lost all its actors asks for the place of another's."""
+
 
 class ActorsLost(RuntimeError):
     """One call took several actors with it, one after another."""
@@ -32,16 +35,15 @@ class Pool:
     RETRIES = 3
     """Actors that one call may lose before the fault is taken to be the call's own."""
 
-    def __init__(self, crew: Crew, size: int, *hired: Any) -> None:
-        """`hired` is what `crew.hire` takes."""
-        self._crew, self._hired = crew, hired
+    def __init__(self, crew: Crew, size: int, *hired: Any, make_room: Callable[[], None] = lambda: None) -> None:
+        """`hired` is what `crew.hire` takes; `make_room` is called where all actors died and no new one comes up."""
+        self._crew, self._size, self._hired, self._make_room = crew, size, hired, make_room
         self._actors: dict[int, ActorHandle] = {}
         self._starting: dict[ray.ObjectRef, int] = {}
         """The actors that are not up yet, by what says that they are; they are given no call."""
         self.losses = 0
         """Actors that have died so far."""
-        for slot in range(size):
-            self._start_actor(slot)
+        self._fill()
 
     def wait(self) -> None:
         """Return when all actors are up; raises `ResourceError` when that takes longer than `START_TIMEOUT`.
@@ -72,8 +74,9 @@ class Pool:
         `ObjectLostError` when an argument or a result was lost with its node, `ActorsLost` when it keeps killing
         actors, and `ResourceError` when no actor is left and none comes up within `START_TIMEOUT`.
         """
+        self._fill()
         waiting = deque((call, 0) for call in calls)
-        running = Running(len(self._actors))
+        running = Running(self._size)
         while waiting or running:
             while waiting and (slot := self._open(running.queued, len(waiting))) is not None:
                 call, losses = waiting.popleft()
@@ -108,15 +111,38 @@ class Pool:
         Without a limit the end always comes, for an actor that is up ends its call or dies; a start does not where
         there is no place.
         """
+        if not running:
+            return self._first_start(), False
         end = running.next_end()
-        patience = None if running else START_TIMEOUT
-        timeout = patience if end is None else max(0.0, end[0] - monotonic())
+        timeout = None if end is None else max(0.0, end[0] - monotonic())
         done, _ = ray.wait([*self._starting, *running], num_returns=1, timeout=timeout)
         if done:
             return done[0], False
-        if end is None:
-            raise _not_started(len(self._starting), len(self._actors))
+        assert end is not None
         return end[1], True
+
+    def _first_start(self) -> ray.ObjectRef:
+        """The first actor that comes up where there is none."""
+        deadline = monotonic() + START_TIMEOUT
+        while (left := deadline - monotonic()) > 0:
+            done, _ = ray.wait([*self._starting], num_returns=1, timeout=min(left, PATIENCE))
+            if done:
+                return done[0]
+            if self.losses:
+                self._make_room()
+        raise _not_started(len(self._starting), len(self._actors))
+
+    def give_place(self) -> bool:
+        """End one actor, where there are several, and those that wait for a place themselves, so that an actor of
+        another pool finds one; whether any was. The next `run` starts them again, to come up once there is room.
+        """
+        up = sorted(set(self._actors) - set(self._starting.values()))
+        kept = up[:-1] or up
+        given = [slot for slot in self._actors if slot not in kept]
+        for slot in given:
+            self._crew.dismiss(self._actors.pop(slot), keep=False)
+        self._starting.clear()
+        return bool(given)
 
     def _open(self, queued: Sequence[int], waiting: int) -> int | None:
         """The actor that takes the next call: an idle one, or a second call for one at work while many are waiting."""
@@ -138,6 +164,10 @@ class Pool:
         self._crew.dismiss(dead, keep=False)
         self._start_actor(slot)
         return True
+
+    def _fill(self) -> None:
+        for slot in sorted(set(range(self._size)) - set(self._actors)):
+            self._start_actor(slot)
 
     def _start_actor(self, slot: int) -> None:
         self._actors[slot], ready = self._crew.hire(*self._hired)

@@ -197,6 +197,21 @@ def test_the_living_do_the_work_of_an_actor_that_cannot_be_replaced() -> None:
     two.close()
 
 
+def test_what_finds_no_place_gets_that_of_another_pools_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "PATIENCE", 0.5)
+    half = ray.available_resources()["CPU"] / 2
+    large = pool.Pool(Workers([half] * 3), 2)
+    small = pool.Pool(Workers([0, half]), 1, make_room=large.give_place)
+    for each in (large, small):
+        each.wait()
+    ray.kill(small._actors[0])
+    assert [result for _, result, _ in small.run([pool.Call("work", (7,))])] == [7]
+    assert small.losses == 1
+    assert sorted(result for _, result, _ in large.run([pool.Call("work", (i,)) for i in range(4)])) == list(range(4))
+    small.close()
+    large.close()
+
+
 def test_a_lost_argument_costs_no_actor() -> None:
     one = pool.Pool(Workers([0]), 1)
     one.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from actors.tables import Rows, Scored
 from rayfed.attacks.base import Guess, Inference, Reconstruction
 from rayfed.data.base import Dataset
 from rayfed.data.forms import Pixels, Records, Tokens
+from rayfed.metrics.score import Scorer
 from rayfed.results.images import encode_png
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.training.host import CohortReport, Host, Sent, Split, State
@@ -34,7 +36,10 @@ class ClientActor(Renewable):
     ) -> None:
         self._host = Host(scenario, data, parts, set_up(share), validation)
         self._observer = Observer(self._host)
-        self._scorer = scorer(scenario, data)
+
+    @cached_property
+    def _scorer(self) -> Scorer:
+        return scorer(self._host.scenario, self._host.data)
 
     def cohorts(
         self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]

@@ -334,10 +334,11 @@ def test_every_scenario_runs_at_a_tiny_size(
         fields = {p.name for p in catalogue.parameters(catalogue.find("attacks", attack["name"]))}
         changes += [f"attacks.{i}.{name}={value}" for name, value in small.items() if name in fields]
         changes += [f"attacks.{i}.victims=1", f"attacks.{i}.rounds=[0]"]
-    if raw["data"]["name"] in ("cifar10", "mnist"):
-        root = request.getfixturevalue("shared_data") / raw["data"]["name"]
+    data = raw["data"] if isinstance(raw["data"], dict) else {"name": raw["data"]}
+    if data["name"] in ("cifar10", "mnist"):
+        root = request.getfixturevalue("shared_data") / data["name"]
         changes += [f"data.root={root}", "federation.clients=2", "federation.clients_per_round=2"]
-    if (train := raw["data"].get("train", "")).startswith("../shared/"):
+    if str(train := data.get("train", "")).startswith("../shared/"):
         file = request.getfixturevalue("shared_data") / Path(train).relative_to("../shared/data")
         changes += [f"data.train={file}", "data.train_samples=80", "federation.clients=2"]
     if "sweep" in raw:  # one setting of each arm

@@ -124,8 +124,10 @@ def test_a_repeated_key_is_reported_once_with_both_lines() -> None:
 
 
 def test_changes_are_yaml_and_reach_into_lists() -> None:
-    text = MINIMAL + "defences: [{name: gaussian, sigma: 1}]\n"
-    s = scenario.parse(text, changes=["training.lr=0.5", "defences.0.sigma=0.25", "federation.aggregation=median"])
+    text = MINIMAL + "defences: [{name: gaussian, sigma: 1}, prune]\n"
+    changes = ["training.lr=0.5", "defences.0.sigma=0.25", "federation.aggregation=median", "defences.prune.ratio=0.5"]
+    s = scenario.parse(text, changes=changes)
+    assert s.defences[1].parameters == {"ratio": 0.5}
     assert s.training.lr == 0.5
     assert s.defences[0].parameters == {"sigma": 0.25}
     assert s.federation.aggregation.name == "median"

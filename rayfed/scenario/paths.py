@@ -6,16 +6,21 @@ from typing import Any
 
 
 def put(document: dict[str, Any], path: str, value: Any) -> None:
-    """Set a field; an entry of a list goes by its index or by its `name`, sections that are missing are made.
+    """Set a field; an entry of a list goes by its index or by its `name`, sections that are missing are made, and a
+    component that is given by its bare name is written out to take the field.
 
     Raises `KeyError` where the document has no such place.
     """
     *parents, last = path.split(".")
     place: Any = document
     for key in parents:
-        place = place[_index(place, key)] if isinstance(place, list) else place.setdefault(key, {})
-        if not isinstance(place, dict | list):
+        at: Any = _index(place, key) if isinstance(place, list) else key
+        held = place[at] if isinstance(place, list) else place.setdefault(key, {})
+        if isinstance(held, str) and key != "name":
+            held = place[at] = {"name": held}
+        if not isinstance(held, dict | list):
             raise KeyError(path)
+        place = held
     if isinstance(place, list):
         place[_index(place, last)] = value
     elif last.isdigit():

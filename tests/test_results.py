@@ -147,6 +147,8 @@ SAMPLES: dict[pa.DataType, Any] = {
     pa.float64(): 0.25,
     pa.binary(): b"\x89PNG",
     pa.bool_(): True,
+    pa.list_(pa.string()): ["a", "b"],
+    pa.list_(pa.bool_()): [True, False],
 }
 
 

@@ -78,6 +78,6 @@ def test_a_trials_process_searches_folders_in_the_drivers_order(monkeypatch: pyt
     monkeypatch.setattr(sys, "path", ["/python"])
     monkeypatch.setattr(catalogue, "SEARCHED", [])
     threads = torch.get_num_threads()
-    prepare_process((["/first", "/second", "/python"], ["/first", "/second"]))
+    prepare_process((["/first", "/second", "/python"], ["/first", "/second"], str(Path.cwd())))
     torch.set_num_threads(threads)
     assert catalogue.SEARCHED == ["/first", "/second"]

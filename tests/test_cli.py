@@ -217,6 +217,18 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, file) -> None:  # 
     assert _final_weights(folder) == _final_weights(other)
 
 
+def test_a_reader_that_has_seen_enough_is_no_defect() -> None:
+    scenario = REPOSITORY / "scenarios" / "defences.yaml"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rayfed", "validate", str(scenario)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout
+    assert process.stderr
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 141
+
+
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_run_that_is_told_to_stop_is_interrupted(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -30,6 +32,8 @@ Out = Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its URL.", show_default=False)]
 INTERRUPTED = 130
 """The shell's convention for a program that Ctrl-C ended."""
+READER_GONE = 141
+"""The shell's convention for a program whose output nobody reads any more."""
 
 
 @contextmanager
@@ -46,6 +50,9 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         errors.print("interrupted" + "; what is complete is kept: `rayfed resume RUN` continues" * resumable)
         raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` has; what is left must not fail as we end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(READER_GONE) from None
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:

@@ -344,9 +344,7 @@ class Full:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "after", [0, 14, pytest.param(7, marks=pytest.mark.slow), pytest.param(21, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("after", [0, 14])
 def test_a_full_disk_ends_a_run_that_goes_on_when_there_is_room(
     after: int, undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,17 @@ def test_a_share_of_rows_counts_those_without_a_value_as_failures(tmp_path: Path
         assert (found.ours.mean, found.ours.n) == (share, 2)
 
 
+def test_seeds_are_told_apart_in_a_table_that_counts_an_attack_s_own_repeats(tmp_path: Path) -> None:
+    sweep = swept(tmp_path, [{"repeat": r, "run": f"trials/0000-{r}", "training.lr": 0.1} for r in (0, 1)])
+    key = {"arm": "none", "round": 0, "attack": "idlg", "victim": 0, "repeat": 0, "sample": 0}
+    for seed, psnr_of_seed in enumerate((10.0, 14.0)):
+        trial = SweepFolder(sweep.folder).trial(f"trials/0000-{seed}")
+        trial.write_part("attacks", 0, [key | {"status": "ok", "psnr": psnr_of_seed}])
+    figures = [{"label": "x", "paper": 12, "where": {"arm": "none"}}]
+    [found] = measured(group(table="attacks", figures=figures), sweep)
+    assert found.by_seed == {0: 10.0, 1: 14.0}
+
+
 def test_a_swept_section_is_named_by_some_of_its_fields(tmp_path: Path) -> None:
     scenario = check(
         {**SCENARIO, "sweep": {"fields": {"data": [{"name": "digits"}, {"name": "digits", "size": 16}]}}}, ""

@@ -82,7 +82,8 @@ def _by_repeat(group: Group, figure: Figure, sweep: Sweep) -> dict[int, float]:
     rows = [row for row in played if row["status"] == "finished"]
     if group.table != "outcomes":
         rows = [
-            {**of_trial, **row}
+            # A trial's own tables may have a `repeat` too, of an attack: here it is the seed's.
+            {**of_trial, **row, "repeat": of_trial["repeat"]}
             for of_trial in {row["run"]: row for row in rows}.values()
             for row in sweep.trial_of(of_trial["run"]).table(group.table).to_pylist()
             if _fits(row, figure.where, row.keys())

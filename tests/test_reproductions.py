@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rayfed.reproductions.reading import Group, Reproduction, load, names
 from rayfed.results.folder import RunFolder
 from rayfed.results.loading import Sweep
 from rayfed.results.settings import Estimate, estimate
+from rayfed.results.summary import PSNR_CEILING
 from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import check
 from tests.conftest import REPOSITORY
@@ -82,6 +84,15 @@ def test_verdicts(found: list[Any], verdict: str, because: str) -> None:
     assert (judged.verdict, judged.because) == (verdict, because)
 
 
+def test_one_seed_is_beyond_no_doubt() -> None:
+    def single(label: str, paper: float, mean: float) -> Finding:
+        return Finding(label, paper, paper, estimate([mean]))
+
+    assert judge(group(), [single("a", 10, 15.1), single("b", 20, 15.0)]).verdict == "undecided"
+    assert judge(group(), [single("a", 10, 15.1)]).verdict == "undecided"
+    assert judge(group(), [single("a", 10, 10.9)]).verdict == "agrees"
+
+
 def test_pairs_are_told_apart_as_by_the_interval_of_their_difference() -> None:
     overlapping = [finding("a", 10, 30, 1.0), finding("b", 20, 31.5, 1.0)]
     assert judge(group(), overlapping).verdict == "same order but different size"  # sqrt(2) < 1.5
@@ -111,6 +122,10 @@ def test_the_whole_is_as_good_as_its_worst_part() -> None:
         ({"groups": [{**PSNR, "table": "round"}]}, "did you mean 'rounds'"),
         ({"groups": [{**PSNR, "relative_to": "plane"}]}, "did you mean 'plain'"),
         ({"groups": [{**PSNR, "figures": PSNR["figures"] * 2}]}, "same label"),  # type: ignore[operator]
+        (
+            {"groups": [{**PSNR, "relative_to": "plain", "figures": [{"label": "plain", "paper": 0}]}]},
+            "nothing can be divided by it",
+        ),
         ({"groups": [{**PSNR, "at_least": 1, "at_most": 2}]}, "not both"),
         ({"groups": [{**PSNR, "ranked": True, "relative_to": "plain"}]}, "have no `relative_to`"),
         (
@@ -182,6 +197,10 @@ def test_figures_are_means_over_seeds_of_the_rows_they_name(tmp_path: Path) -> N
     assert relative.ours is not None
     assert (relative.paper, relative.ours.mean) == (0.5, 0.5)
     assert noisy.ours_printed is None
+    zero = measured(group(figures=figures, relative_to="lost"), sweep)[0]
+    assert "nothing to divide by" in zero.why
+    with pytest.raises(UserError, match=r"no column or swept field 'atack': did you mean 'attack'"):
+        measured(group(figures=[{"label": "x", "paper": 1, "where": {"atack": "idlg"}}]), sweep)
     with pytest.raises(UserError, match=r"no row has arm 'nois': did you mean 'noise'"):
         measured(group(figures=[{"label": "x", "paper": 1, "where": {"arm": "nois"}}]), sweep)
 
@@ -205,6 +224,9 @@ def test_seeds_are_told_apart_in_a_table_that_counts_an_attack_s_own_repeats(tmp
     figures = [{"label": "x", "paper": 12, "where": {"arm": "none"}}]
     [found] = measured(group(table="attacks", figures=figures), sweep)
     assert found.by_seed == {0: 10.0, 1: 14.0}
+    exact = key | {"status": "ok", "psnr": math.inf}
+    SweepFolder(sweep.folder).trial("trials/0000-0").write_part("attacks", 0, [exact])
+    assert measured(group(table="attacks", figures=figures), sweep)[0].by_seed == {0: PSNR_CEILING, 1: 14.0}
 
 
 def test_a_swept_section_is_named_by_some_of_its_fields(tmp_path: Path) -> None:
@@ -233,7 +255,9 @@ def test_a_swept_section_is_named_by_some_of_its_fields(tmp_path: Path) -> None:
 )
 def test_of_an_order_without_numbers_the_order_decides(ours: tuple[int, ...], verdict: str) -> None:
     found = [finding(str(place), place, mean) for place, mean in enumerate(ours, start=1)]
-    assert judge(group(0.5, ranked=True), found).verdict == verdict
+    for tolerance in (0.5, 2):  # which means nothing here
+        assert judge(group(tolerance, ranked=True), found).verdict == verdict
+    assert judge(group(0.5, ranked=True), found[:1]).verdict == "not comparable here"
 
 
 def test_places_alone_do_not_agree() -> None:
@@ -259,8 +283,6 @@ def test_what_the_full_size_alone_has_is_absent_from_the_reduced() -> None:
 
 def test_a_paper_s_own_convention_is_undone(tmp_path: Path) -> None:
     """The thesis' PSNR takes the root of the error: computed here by hand from an error of 0.01."""
-    import math
-
     import torch
 
     error = 0.01
@@ -305,6 +327,9 @@ def test_a_reproduction_from_the_command_line(tmp_path: Path) -> None:
     [run] = out.iterdir()
     again = invoke(str(path), "--reduced", "--run", str(run))
     assert "verdict: agrees" in again
+    other = CliRunner().invoke(app, ["reproduce", str(path), "--run", str(run), "--set", "training.lr=0.5"])
+    assert other.exit_code == 2
+    assert "played another scenario" in other.output
     assert yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0]) == SCENARIO
 
 

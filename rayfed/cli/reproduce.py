@@ -50,6 +50,8 @@ def reproduce(
         if what == "list":
             _list([find(name, folder) for name in names(folder)])
             return
+        if what == "all" and run is not None:
+            raise UserError("--run compares one reproduction with one sweep: name it")
         files = [find(name, folder) for name in (names(folder) if what == "all" else [what])]
         scale: Scale = "reduced" if reduced else "full"
         failed = []
@@ -94,11 +96,15 @@ def _played(path: Path, scale: Scale, changes: Sequence[str], run: str | None, p
     if own.scenario is None:
         return record([], 0.0)
     document = own.document(scale, changes)
+    scenario = check(document, f"{path} ({scale})")
     if run is None:
         _prepare(own.prepare)
-        files = sweeps.play(check(document, f"{path} ({scale})"), *player).files
+        files = sweeps.play(scenario, *player).files
     else:
-        files = SweepFolder.open(run).files
+        folder = SweepFolder.open(run)
+        files = folder.files
+        if folder.scenario != yaml.safe_load(scenario.dump()):
+            raise UserError(f"{run} played another scenario than {path} ({scale}): give what it was played with")
     found = Sweep(files)
     judgements = [judge(group, measured(group, found)) for group in own.compared(scale)]
     text = yaml.safe_dump(document, sort_keys=False, width=110)
@@ -115,7 +121,8 @@ def _prepare(commands: dict[str, str]) -> None:
     for file, command in commands.items():
         if not Path(file).exists():
             print(f"{file} is missing: rayfed {command}")
-            typer.main.get_command(app).main(split(command), standalone_mode=False)
+            if typer.main.get_command(app).main(split(command), standalone_mode=False) or not Path(file).exists():
+                raise UserError(f"`prepare`: `rayfed {command}` did not make {file}")
 
 
 def _show(record: Record, keep: Path | None) -> None:

@@ -51,10 +51,9 @@ def judge(group: Group, findings: list[Finding]) -> Judgement:
         return Judgement(group, findings, "not comparable here", "; ".join(missing))
     if not group.ranked and all(agrees(finding, group.tolerance) for finding in known) and not missing:
         return Judgement(group, findings, "agrees", "")
+    apart = 0.0 if group.ranked else group.tolerance
     pairs = [
-        (a, b) if a.paper < b.paper else (b, a)
-        for a, b in combinations(known, 2)
-        if abs(a.paper - b.paper) > group.tolerance
+        (a, b) if a.paper < b.paper else (b, a) for a, b in combinations(known, 2) if abs(a.paper - b.paper) > apart
     ]
     reversed_ = [f"{a.label} is above {b.label}" for a, b in pairs if _order(a, b) < 0]
     unsure = [f"{a.label} and {b.label} are not told apart" for a, b in pairs if _order(a, b) == 0]
@@ -62,6 +61,8 @@ def judge(group: Group, findings: list[Finding]) -> Judgement:
         return Judgement(group, findings, "contradicts", "; ".join(reversed_ + missing))
     if unsure or missing:
         return Judgement(group, findings, "undecided", "; ".join(unsure + missing))
+    if not pairs and group.ranked:
+        return Judgement(group, findings, "not comparable here", "an order of one place")
     if not pairs:
         return Judgement(group, findings, *_without_order(known, group.tolerance))
     return Judgement(group, findings, "agrees" if group.ranked else "same order but different size", "")
@@ -81,7 +82,8 @@ def agrees(finding: Finding, tolerance: float) -> bool:
 
 
 def _order(low: Finding, high: Finding) -> int:
-    """1 where the first is below the second, -1 above; 0 where zero is in the 95 % interval of their difference.
+    """1 where the first is below the second, -1 above; 0 where zero is in the 95 % interval of their difference, or
+    where there is none because of a single seed.
 
     Seed by seed where both have two or more in common: what a seed does to both is then no doubt about their order.
     """
@@ -89,15 +91,19 @@ def _order(low: Finding, high: Finding) -> int:
     assert high.ours is not None
     gaps = [high.by_seed[seed] - low.by_seed[seed] for seed in sorted(low.by_seed.keys() & high.by_seed.keys())]
     paired = estimate(gaps) if len(gaps) > 1 else None
+    if not paired and min(low.ours.n, high.ours.n) < 2:
+        return 0
     gap = paired.mean if paired else high.ours.mean - low.ours.mean
     half = _half(paired) if paired else hypot(_half(low.ours), _half(high.ours))
     return 0 if abs(gap) <= half else 1 if gap > 0 else -1
 
 
 def _without_order(known: Sequence[Finding], tolerance: float) -> tuple[Verdict, str]:
-    """Of figures that the paper has no order of: one whose interval leaves room for the paper's is undecided."""
+    """Of figures that the paper has no order of: one whose interval leaves room for the paper's, or that has none, is
+    undecided.
+    """
     off = [finding for finding in known if not agrees(finding, tolerance)]
-    sure = [f for f in off if f.ours is not None and abs(f.ours.mean - f.paper) > _half(f.ours)]
+    sure = [f for f in off if f.ours is not None and f.ours.n > 1 and abs(f.ours.mean - f.paper) > _half(f.ours)]
     said = "; ".join(f"{finding.label} is another" for finding in sure or off)
     return ("contradicts" if sure else "undecided"), said
 

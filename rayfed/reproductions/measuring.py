@@ -12,7 +12,9 @@ import yaml
 from rayfed.errors import UserError, nearest
 from rayfed.reproductions.reading import Convention, Figure, Group
 from rayfed.results.loading import Sweep
+from rayfed.results.schemas import TABLES
 from rayfed.results.settings import Estimate, estimate
+from rayfed.results.summary import PSNR_CEILING
 
 Row = Mapping[str, Any]
 _PEAK = 255.0
@@ -68,7 +70,9 @@ def _finding(
         values = {repeat: v / beneath[1][repeat] for repeat, v in values.items() if beneath[1].get(repeat)}
     ours = estimate([values[repeat] for repeat in sorted(values)])
     if ours is None:
-        return Finding(figure.label, figure.paper, paper, None, why="nothing was measured: no trial of it has finished")
+        why = f"there is nothing to divide by: no trial of '{group.relative_to}' has finished, or it came to 0"
+        why = "nothing was measured: no trial of it has finished" if beneath is None else why
+        return Finding(figure.label, figure.paper, paper, None, why=why)
     printed = _PRINTED[group.convention](ours.mean) if group.convention and beneath is None else None
     return Finding(figure.label, figure.paper, paper, ours, printed, by_seed=values)
 
@@ -76,6 +80,11 @@ def _finding(
 def _by_repeat(group: Group, figure: Figure, sweep: Sweep) -> dict[int, float]:
     """The value of each seed."""
     outcomes = sweep.outcomes().to_pylist()
+    columns = {*outcomes[0], *(TABLES[group.table].names if group.table in TABLES else ())}
+    for column in figure.where:
+        if column not in columns:
+            known_as = nearest(column, sorted(columns))
+            raise UserError(f"figure '{figure.label}': there is no column or swept field '{column}': {known_as}")
     played = [row for row in outcomes if _fits(row, figure.where, outcomes[0].keys())]
     if not played:
         raise UserError(f"figure '{figure.label}' fits nothing that was played: {_nearest(figure.where, outcomes)}")
@@ -88,11 +97,11 @@ def _by_repeat(group: Group, figure: Figure, sweep: Sweep) -> dict[int, float]:
             for row in sweep.trial_of(of_trial["run"]).table(group.table).to_pylist()
             if _fits(row, figure.where, row.keys())
         ]
-    known: dict[int, list[Row]] = {}
+    by_repeat: dict[int, list[Row]] = {}
     for row in rows:
         if _counted(group, row) is not None:
-            known.setdefault(row["repeat"], []).append(row)
-    return {repeat: group.scale * _taken(group, mine) for repeat, mine in known.items()}
+            by_repeat.setdefault(row["repeat"], []).append(row)
+    return {repeat: group.scale * _taken(group, mine) for repeat, mine in by_repeat.items()}
 
 
 def _taken(group: Group, rows: Sequence[Row]) -> float:
@@ -104,13 +113,13 @@ def _taken(group: Group, rows: Sequence[Row]) -> float:
 
 
 def _counted(group: Group, row: Row) -> float | None:
-    """What a row counts for; None where it has no value."""
+    """What a row counts for, None where it has no value. An exact copy's infinite PSNR counts as it does elsewhere."""
     value = row[group.measure]
     if group.at_least is not None:
         return float(value is not None and value >= group.at_least)
     if group.at_most is not None:
         return float(value is not None and value <= group.at_most)
-    return None if value is None else float(value)
+    return None if value is None else min(float(value), PSNR_CEILING) if group.measure == "psnr" else float(value)
 
 
 def _fits(row: Row, where: Mapping[str, Any], columns: Any) -> bool:

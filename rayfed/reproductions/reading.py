@@ -59,8 +59,8 @@ class Group(Section):
     scale: float = 1.0
     """By which ours is multiplied: 100 where the paper has percent."""
     tolerance: Annotated[float, Field(gt=0)]
-    """In the paper's unit: by how much ours may differ and still agree, and how far apart two of the paper's figures
-    are before their order counts."""
+    """In the unit that is compared, the true measure or the ratio: by how much ours may differ and still agree, and how
+    far apart two of the paper's figures are before their order counts."""
     convention: Convention | None = None
     """`root_psnr`: the paper puts the root of the mean squared error into the PSNR's formula, `root_mse`: it calls that
     root the MSE; both of pixels of 0 to 255. What it printed is turned into the true measure before it is compared."""
@@ -85,6 +85,8 @@ class Group(Section):
             raise ValueError("two figures have the same label")
         if self.relative_to is not None and self.relative_to not in labels:
             raise ValueError(f"`relative_to` names no figure: {nearest(self.relative_to, labels)}")
+        if any(figure.label == self.relative_to and not figure.paper for figure in self.figures):
+            raise ValueError(f"`relative_to` '{self.relative_to}' is 0 in the paper: nothing can be divided by it")
         if self.at_least is not None and self.at_most is not None:
             raise ValueError("give `at_least` or `at_most`, not both")
         if self.ranked and (self.relative_to or self.convention):

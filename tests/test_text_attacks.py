@@ -17,6 +17,7 @@ from rayfed.attacks.text.tokens import tokens_in
 from rayfed.data.forms import token_images, token_numbers
 from rayfed.defences.gaussian import Gaussian
 from rayfed.gradients import gradient, weights_of
+from rayfed.models.build import build_model
 from rayfed.update import LocalTraining, Observation
 from tests.attack_fixtures import generators, observed
 from tests.text_fixtures import in_place, reader, windows
@@ -99,12 +100,22 @@ def test_dager_reads_an_update_of_one_step_but_not_of_several() -> None:
     assert (found.status, "several local steps" in found.message) == ("not applicable", True)
 
 
+def test_dager_reads_as_many_tokens_as_the_span_has_room_for() -> None:
+    """A norm without shift takes one of the 32 dimensions away."""
+    for length, status in ((24, "ok"), (31, "not applicable")):
+        numbers = torch.randint(64, (1, length), generator=torch.Generator().manual_seed(length))
+        model = build_model("text_transformer", {"width": 32}, (1, 2, length), 3, seed=0)
+        [found] = struck(Dager(), model, seen(model, token_images(numbers), torch.tensor([1])))
+        assert found.status == status
+        assert status != "ok" or torch.equal(token_numbers(found.images), numbers)
+
+
 def test_dager_says_where_it_does_not_apply() -> None:
     images, labels = windows(2)
     full = reader(width=32, layers=1)
     [found] = struck(Dager(), full, seen(full, images, labels))
     assert found.status == "not applicable"
-    assert "the batch has 32 tokens, and the first attention 32 inputs" in found.message
+    assert "the batch has 32 tokens, and what enters the first attention 31 dimensions" in found.message
     single = reader(width=64, layers=1)
     assert "one attention" in struck(Dager(), single, seen(single, images, labels))[0].message
     recurrent = reader("text_rnn")
@@ -138,6 +149,13 @@ def test_a_bag_has_every_token_and_as_many_as_the_batch() -> None:
     true, guess = token_numbers(images).flatten().tolist(), token_numbers(found.images).flatten().tolist()
     assert len(guess) == 32
     assert set(guess) == set(true)
+
+
+def test_weights_with_the_shape_of_places_are_not_taken_for_them() -> None:
+    """As many classes as places, as many units as a vector has numbers."""
+    model, (images, labels) = build_model("text_rnn", {}, (1, 2, 16), 16, seed=0), windows(1)
+    [found] = struck(EmbeddingRows(), model, observed(model, images, labels, (), classes=16))
+    assert set(token_numbers(found.images).flatten().tolist()) == set(token_numbers(images).flatten().tolist())
 
 
 def test_learnt_places_give_the_order_away_even_of_repeated_tokens() -> None:

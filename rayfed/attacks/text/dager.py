@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Annotated, ClassVar
 
 import torch
@@ -41,6 +42,10 @@ _NO_ATTENTION = (
     f"the update has no gradients of attention's linear layers (modules called {', '.join(_PARTS[:3])}, or q_proj, ...)"
 )
 _STEPS = "an update of several local steps mixes the spans of several weights: observe the gradient, or a single step"
+_FULL = (
+    "the batch has {tokens} tokens, and what enters the first attention {room} dimensions: from as many tokens on all "
+    "vectors lie in their span"
+)
 _MIXED = "what enters the first attention at a place depends on the tokens at other places"
 
 
@@ -48,7 +53,8 @@ _MIXED = "what enters the first attention at a place depends on the tokens at ot
 class Dager:
     """Tokens and their places by the distance of their vectors from the span of the first attention's gradients.
 
-    Exact for as many tokens as fit: fewer in the whole batch than the attention has inputs.
+    Exact for as many tokens as fit: fewer in the whole batch than what enters the attention has dimensions, which
+    are its inputs, without one behind a norm.
     """
 
     takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
@@ -82,6 +88,10 @@ class Dager:
         first = Span.of(observation, model, blocks[0])
         if not first.is_by_place(observation.image_shape[2], table[1].num_embeddings):
             return not_applicable(observation, _MIXED)
+        length, vocabulary = observation.image_shape[2], table[1].num_embeddings
+        tokens, room = observation.batch_size * length, first.dimensions(length, vocabulary)
+        if tokens >= room:
+            return not_applicable(observation, _FULL.format(tokens=tokens, room=room))
         apart = first.of_tokens(table[1].num_embeddings, observation.image_shape[2])
         if observation.batch_size == 1:
             found = apart.argmin(0)
@@ -137,6 +147,13 @@ class Span:
         return torch.allclose(self.inputs(mixed[None])[0], alone, rtol=1e-4, atol=1e-5)
 
     @torch.no_grad()
+    def dimensions(self, length: int, vocabulary: int) -> int:
+        """Of the space in which all lies that can enter."""
+        shape = ceil(2 * self.basis.shape[1] / length), length
+        drawn = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0))
+        return int(torch.linalg.matrix_rank(self.inputs(drawn).flatten(0, 1).double(), rtol=1e-5))
+
+    @torch.no_grad()
     def of_tokens(self, vocabulary: int, length: int) -> Tensor:
         """How far every token at every place is from the span, over its own norm: (vocabulary, L)."""
         tokens = torch.arange(vocabulary).split(_TOKENS_AT_ONCE)
@@ -175,17 +192,10 @@ def _options(distances: Tensor, least: int, threshold: float) -> Tensor:
 
 
 def _obstacle(observation: Observation, model: nn.Module) -> str | None:
-    blocks, tokens = _attentions(observation), observation.batch_size * observation.image_shape[2]
-    if table_of(model) is None or not blocks:
+    if table_of(model) is None or not _attentions(observation):
         return _NO_ATTENTION
     if observation.local.steps > 1:
         return _STEPS
-    width = observation.update[f"{blocks[0][0]}.weight"].shape[1]
-    if tokens >= width:
-        return (
-            f"the batch has {tokens} tokens, and the first attention {width} inputs: from as many tokens on all "
-            f"vectors lie in their span"
-        )
     return None
 
 

@@ -44,10 +44,10 @@ class EmbeddingRows:
         name = f"{table[0]}.weight" if table else ""
         if name not in observations[0].update:
             return [not_applicable(observation, NO_TABLE) for observation in observations]
-        return in_groups(lambda group, _: [_reconstruction(o, name) for o in group], observations, generators)
+        return in_groups(lambda group, _: [_reconstruction(o, name, model) for o in group], observations, generators)
 
 
-def _reconstruction(observation: Observation, name: str) -> Reconstruction:
+def _reconstruction(observation: Observation, name: str, model: nn.Module) -> Reconstruction:
     assert observation.labels is not None
     labels = observation.labels.cpu()
     if not is_finite(observation):
@@ -56,7 +56,7 @@ def _reconstruction(observation: Observation, name: str) -> Reconstruction:
     rows = observation.gradient[name].double()
     length = observation.image_shape[2]
     tokens = tokens_in(rows, observation.batch_size * length)
-    places = _places(observation, name)
+    places = _places(observation, name, model)
     if observation.batch_size == 1 and places is not None:
         found = ordered(rows, tokens, places.double())
     else:
@@ -80,11 +80,17 @@ def ordered(rows: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
     return tokens[shares.argmax(0)]
 
 
-def _places(observation: Observation, table: str) -> Tensor | None:
+def _places(observation: Observation, table: str, model: nn.Module) -> Tensor | None:
     """The gradient of the vectors that a model learns for its places (L, width); None where there is no such parameter,
     or where it has too few numbers to tell the places apart.
     """
     width, length = observation.update[table].shape[1], observation.image_shape[2]
-    shaped = (n for n, t in observation.update.items() if n != table and t.shape == (length, width))
-    name = next(shaped, None)
+    own = (
+        f"{module}.{parameter}".lstrip(".")
+        for module, held in model.named_modules()
+        if not isinstance(held, nn.Linear | nn.RNNBase)  # whose weights may have that shape too
+        for parameter, _ in held.named_parameters(recurse=False)
+    )
+    update = {name: observation.update[name] for name in own if name in observation.update and name != table}
+    name = next((name for name, tensor in update.items() if tensor.shape == (length, width)), None)
     return None if name is None or length >= width else observation.gradient[name]

@@ -11,7 +11,7 @@ import pytest
 
 import rayfed
 from rayfed.errors import UserError
-from rayfed.report.success_plots import success_rates
+from rayfed.report.success_plots import _stairs, success_rates
 from rayfed.results import summary
 from rayfed.results.export import export
 from rayfed.results.loading import Run, Sweep
@@ -86,6 +86,23 @@ def test_a_sweep_counts_the_images_of_all_repeats(tmp_path: Path) -> None:
         ("noise, sigma 0.01", "dlg", 6, pytest.approx(1 / 6)),
     ]
     assert "success_rates" in sweep.tables
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "line"),
+    [
+        ("psnr", [70.0, 127.0], ([0.0, 60.0, 60.0], [1.0, 1.0, 1.0])),
+        ("psnr", [30.0, 127.0], ([30.0, 30.0, 60.0, 60.0], [1.0, 1.0, 0.5, 0.5])),
+        ("mse", [1e-12, 1e-9], ([1.0, 1e-6, 1e-6], [1.0, 1.0, 1.0])),
+    ],
+)
+def test_copies_that_are_exact_to_any_eye_pass_the_hardest_threshold_shown(
+    metric: str, values: list[float], line: tuple[list[float], list[float]]
+) -> None:
+    [met] = groups([attacked("none", "dlg", **{metric: value}) for value in values])
+    found = curve(met, metric)
+    assert found
+    assert _stairs(found, [found]) == line
 
 
 def test_the_chart_has_a_panel_a_metric_and_a_dash_an_attack() -> None:

@@ -258,6 +258,7 @@ def test_metrics_follow_the_data() -> None:
     assert images.metrics.names == ["mse", "psnr", "ssim", "label_accuracy"]
     own = parse(SCENARIO % "metrics: {names: [rouge1]}")
     assert own.metrics.names == ["rouge1"]
+    assert own.metrics.success == {}
     assert parse(texts.dump()) == texts
 
 

@@ -16,6 +16,8 @@ from rayfed.results.summary import HIGHER, Row
 
 _SHOWN = {"psnr": 60.0, "mse": 1e-6}
 """The hardest thresholds that a chart shows: what is nearer to the truth is the same image to any eye."""
+_EASY = {"psnr": 0.0, "mse": 1.0}
+"""Where a chart begins whose images all pass the hardest."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +57,26 @@ def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mappi
 
 def _stairs(one: Curve, curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
     """A curve from the easiest to the hardest threshold of its chart."""
-    ends = [each.thresholds[end] for each in curves for end in (0, -1)]
+    ends = [_shown(one.metric, each.thresholds[end]) for each in curves for end in (0, -1)]
     easiest, hardest = (min(ends), max(ends)) if one.metric in HIGHER else (max(ends), min(ends))
-    last = [one.shares[-1]] if one.thresholds[-1] == hardest else [0.0]
-    return [easiest, *one.thresholds, hardest], [one.shares[0], *one.shares, *last]
+    thresholds = [_shown(one.metric, threshold) for threshold in one.thresholds]
+    seen = thresholds.index(thresholds[-1]) + 1
+    last = one.shares[seen - 1] if thresholds[-1] == hardest else 0.0
+    easiest = _EASY.get(one.metric, easiest) if easiest == hardest else easiest
+    return [easiest, *thresholds[:seen], hardest], [one.shares[0], *one.shares[:seen], last]
+
+
+def _shown(metric: str, threshold: float) -> float:
+    """Where a threshold lies in a chart."""
+    return (min if metric in HIGHER else max)(threshold, _SHOWN.get(metric, threshold))
 
 
 def _label(axes: Axes, metric: str) -> None:
     """Harder to the right, whichever way the metric runs."""
-    if metric == "mse" and axes.dataLim.x1 > 0:  # not where all are exact
+    if metric == "mse":
         axes.set_xscale("log")
     if metric not in HIGHER:
         axes.invert_xaxis()
-    if metric in _SHOWN:
-        left, right = axes.get_xlim()
-        within = min if metric in HIGHER else max
-        axes.set_xlim(left, within(right, _SHOWN[metric]))
     unit = f" ({MEASURES[metric].unit})" if MEASURES[metric].unit else ""
     axes.set_xlabel(f"{'at least' if metric in HIGHER else 'at most'}{unit}")
     axes.set_title(_title(metric), loc="left", fontsize=10, fontweight="bold")

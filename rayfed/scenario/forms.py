@@ -34,7 +34,12 @@ def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
         kind = held(catalogue.find("datasets", name))
     except UserError:  # told with its place by the check of components
         return dict(document)
-    return {**document, "metrics": {**_DEFAULTS[kind], **metrics}} if kind in _DEFAULTS else dict(document)
+    if kind not in _DEFAULTS:
+        return dict(document)
+    merged = _DEFAULTS[kind] | metrics
+    if "success" not in metrics and isinstance(merged["names"], list):  # no threshold of what is not measured
+        merged["success"] = {name: least for name, least in merged["success"].items() if name in merged["names"]}
+    return {**document, "metrics": merged}
 
 
 def form_problems(s: Scenario) -> Iterator[Problem]:

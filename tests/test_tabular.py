@@ -80,6 +80,14 @@ def test_a_users_own_table(tmp_path: Path, ending: str) -> None:
     assert (len(data.train_labels), len(data.test_labels), data.image_shape) == (32, 8, (1, 1, 3))
 
 
+def test_classes_are_named_by_their_whole_numbers(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b\n" + "1,1234567\n2,1234568\n" * 5)
+    assert build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": "b"}).load().classes == (
+        "1234567",
+        "1234568",
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "label", "message"),
     [
@@ -88,10 +96,15 @@ def test_a_users_own_table(tmp_path: Path, ending: str) -> None:
         ("a,b\n1,x\n2,x\n", "b", "two or more classes"),
         ("a,b\n1,x\n2,y\n", "b", "a table of 2 rows"),
         ("a,b\n1,x\ninf,y\n", "b", "'a' is inf"),
+        ("a,b\n1,x\n2,\n", "b", "'b' is empty"),
+        ("a,a,b\n1,2,x\n2,3,y\n", "b", "two columns are called 'a'"),
+        ("größe,b\n1,x\n2,y\n", "b", "cannot be read"),
+        ("a,b\n1,größer\n2,y\n", "b", "'b' has text that is not UTF-8"),
+        ("a,b\n" + "".join(f"n{i},{i % 2}\n" for i in range(5000)), "b", "as 'a' with 5000 values"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said(tmp_path: Path, content: str, label: str, message: str) -> None:
-    (tmp_path / "t.csv").write_text(content)
+    (tmp_path / "t.csv").write_text(content, encoding="latin-1")
     with pytest.raises(DataError, match=message):
         build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": label}).load()
 

@@ -51,11 +51,13 @@ class Tabular:
         tested = stratified(labels, len(labels) // 5)
         trained = np.setdiff1d(np.arange(len(labels)), tested, assume_unique=True)
         columns = tuple(_column(name, found, found[trained]) for name, found in values.items())
-        codes = np.concatenate([_encoded(c, found) for c, found in zip(columns, values.values(), strict=True)], axis=1)
-        if codes.shape[1] > _MOST_BYTES:
+        if (width := sum(column.width for column in columns)) > _MOST_BYTES:
+            widest = max(columns, key=lambda column: column.width)
             raise DataError(
-                f"a row takes {codes.shape[1]} numbers, at most {_MOST_BYTES} fit: leave out columns of text"
+                f"a row takes {width} numbers, at most {_MOST_BYTES} fit: leave out columns of text, as "
+                f"'{widest.name}' with {widest.width} values"
             )
+        codes = np.concatenate([_encoded(c, found) for c, found in zip(columns, values.values(), strict=True)], axis=1)
         images = codes[:, None, None, :]
         train = at_most(self.train_samples, Split(images[trained], labels[trained]), "train_samples")
         test = at_most(self.test_samples, Split(images[tested], labels[tested]), "test_samples")
@@ -104,11 +106,12 @@ class Table(Tabular):
         classes, labels = np.unique(columns.pop(self.label), return_inverse=True)
         if len(classes) < 2 or not columns:
             raise DataError(f"{path}: expected two or more classes in '{self.label}', and another column beside it")
-        return (
-            columns,
-            labels.astype(np.int64),
-            tuple(f"{c:g}" if classes.dtype.kind == "f" else str(c) for c in classes),
-        )
+        return columns, labels.astype(np.int64), tuple(map(_name, classes.tolist()))
+
+
+def _name(value: str | float) -> str:
+    """Of a class: whole numbers without a point, however large."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _column(name: str, every: np.ndarray, trained: np.ndarray) -> Column:
@@ -126,17 +129,24 @@ def _encoded(column: Column, values: np.ndarray) -> np.ndarray:
 
 
 def _table(path: Path) -> pa.Table:
+    absent = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
     try:
-        return pq.read_table(path) if path.suffix == ".parquet" else pyarrow.csv.read_csv(path)
-    except (OSError, pa.ArrowException) as error:
+        table = pq.read_table(path) if path.suffix == ".parquet" else pyarrow.csv.read_csv(path, convert_options=absent)
+        names = table.column_names
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(
             f"{path} cannot be read: {error}; expected a .csv with names in line 1, or a .parquet"
         ) from error
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"{path}: two columns are called '{twice[0]}': rename one")
+    return table
 
 
 def _values(path: Path, name: str, column: pa.ChunkedArray) -> np.ndarray:
     """(N,) float64, or text for what is not numeric."""
     numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    if pa.types.is_binary(column.type):
+        raise DataError(f"{path}: '{name}' has text that is not UTF-8: save the file in that encoding")
     if column.null_count:
         row = pc.index(column.is_null(), True).as_py()
         raise DataError(

@@ -205,6 +205,12 @@ def test_figures_are_means_over_seeds_of_the_rows_they_name(tmp_path: Path) -> N
         measured(group(figures=[{"label": "x", "paper": 1, "where": {"arm": "nois"}}]), sweep)
 
 
+def test_a_sweep_of_failures_says_why(tmp_path: Path) -> None:
+    failed = {"repeat": 0, "training.lr": 0.1, "status": "failed", "run": None, "error": "out of memory"}
+    with pytest.raises(UserError, match="none of the sweep's trials has finished: out of memory"):
+        measured(group(), swept(tmp_path, [failed]))
+
+
 def test_a_share_of_rows_counts_those_without_a_value_as_failures(tmp_path: Path) -> None:
     values = [10.0, 14.0, 20.0, None]
     sweep = swept(tmp_path, [{"repeat": r, "training.lr": 0.1, "psnr": v} for r in (0, 1) for v in values])
@@ -299,6 +305,15 @@ def test_a_paper_s_own_convention_is_undone(tmp_path: Path) -> None:
     assert found.ours_printed == pytest.approx(printed_mse)
 
 
+MODULE = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, image_shape, classes):
+        super().__init__(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, classes))
+"""
+
+
 def invoke(*arguments: str) -> str:
     result = CliRunner().invoke(app, ["reproduce", *arguments])
     assert result.exit_code == 0, result.output
@@ -315,7 +330,9 @@ def test_a_reproduction_from_the_command_line(tmp_path: Path) -> None:
     }  # fmt: skip
     absent = [{"what": "CelebA", "why": "not at hand"}]
     path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump({**DOCUMENT, "groups": [PSNR, rounds], "absent": absent}))
+    (tmp_path / "beside_it.py").write_text(MODULE)
+    scenario = {**SCENARIO, "model": {"name": "beside_it:Net"}}
+    path.write_text(yaml.safe_dump({**DOCUMENT, "scenario": scenario, "groups": [PSNR, rounds], "absent": absent}))
     kept, out = tmp_path / "kept", tmp_path / "out"
     said = invoke(str(path), "--reduced", "--keep", str(kept), "--out", str(out))
     assert "verdict: agrees" in said
@@ -330,7 +347,7 @@ def test_a_reproduction_from_the_command_line(tmp_path: Path) -> None:
     other = CliRunner().invoke(app, ["reproduce", str(path), "--run", str(run), "--set", "training.lr=0.5"])
     assert other.exit_code == 2
     assert "played another scenario" in other.output
-    assert yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0]) == SCENARIO
+    assert yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0]) == scenario
 
 
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:

@@ -77,11 +77,18 @@ def ray_beside(address: str | None, path: Path, changes: list[str] | None) -> Ab
 
 def load(path: Path, changes: list[str] | None) -> Any:
     """The scenario of a file; dotted paths in it name modules of the working directory or beside the file."""
-    from rayfed import catalogue, scenario
+    from rayfed import scenario
+
+    search_beside(path)
+    return scenario.load(path, changes or [])
+
+
+def search_beside(path: Path) -> None:
+    """Let dotted paths name modules of the working directory or beside a file."""
+    from rayfed import catalogue
 
     catalogue.search(str(Path.cwd()))
     catalogue.search(str(path.resolve().parent))
-    return scenario.load(path, changes or [])
 
 
 def search_where(run: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rayfed.cli import sweeps
-from rayfed.cli.common import Address, Debug, Out, Quiet, Set, errors_for_people
+from rayfed.cli.common import Address, Debug, Out, Quiet, Set, errors_for_people, search_beside
 from rayfed.cli.tables import console, table
 from rayfed.errors import UserError
 
@@ -96,6 +96,7 @@ def _played(path: Path, scale: Scale, changes: Sequence[str], run: str | None, p
     if own.scenario is None:
         return record([], 0.0)
     document = own.document(scale, changes)
+    search_beside(path)
     scenario = check(document, f"{path} ({scale})")
     if run is None:
         _prepare(own.prepare)

@@ -52,8 +52,13 @@ class Finding:
 def measured(group: Group, sweep: Sweep) -> list[Finding]:
     """The findings of a group, in order.
 
-    Raises `UserError` for a figure whose `where` fits no row that was played; one whose trials failed has no estimate.
+    Raises `UserError` for a figure whose `where` fits no row that was played, and where no trial has finished; a figure
+    whose trials failed has no estimate.
     """
+    ended = sweep.outcomes().to_pylist()
+    if not any(row["status"] == "finished" for row in ended):
+        said = next((row["error"] for row in ended if row["error"]), "they have not ended")
+        raise UserError(f"none of the sweep's trials has finished: {said}")
     found = [_by_repeat(group, figure, sweep) for figure in group.figures]
     reference = dict(zip((f.label for f in group.figures), zip(group.figures, found, strict=True), strict=True))
     beneath = reference.get(group.relative_to or "")

@@ -13,7 +13,8 @@ from rayfed.defences.grad_defense import GradDefense, compensated, root_sensitiv
 from rayfed.errors import UserError
 from rayfed.gradients import batch_loss, buffers_of, flatten, gradient, weights_of
 from rayfed.models.build import build_model
-from rayfed.scenario import Training
+from rayfed.scenario import Training, parse
+from rayfed.training.inputs import prepare
 from rayfed.training.local import update_method
 from rayfed.update import Named
 from tests.attack_fixtures import digit
@@ -123,5 +124,12 @@ def test_noise_follows_the_clients_generator() -> None:
 
 
 def test_it_says_that_it_needs_public_data() -> None:
-    with pytest.raises(UserError, match=r"set data\.public"):
+    with pytest.raises(UserError, match=r"aside with `data\.public`"):
         sent(GradDefense(scale=0.1), task_of(built(), None))
+
+
+@pytest.mark.parametrize("defence", ["{name: grad_defense, scale: 0.1}", "{name: instahide, public: true}"])
+def test_a_scenario_without_public_data_is_refused_before_it_runs(defence: str) -> None:
+    text = f"{{name: t, data: digits, model: lenet, federation: {{rounds: 1, clients: 2}}, defences: [{defence}]}}"
+    with pytest.raises(UserError, match=r"arm '.*': (grad_defense|instahide) works with samples that no client"):
+        prepare(parse(text))

@@ -18,9 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.aggregation.base import Aggregation
+from rayfed.errors import UserError
 from rayfed.privacy.accountant import Method
 from rayfed.privacy.spending import Setting, Spending
 from rayfed.update import Named, Update
+
+NEEDS_PUBLIC = (
+    "works with samples that no client owns, and there are none: set a share of the training samples aside with "
+    "`data.public`, such as 0.1"
+)
 
 
 class Batch(NamedTuple):
@@ -84,6 +90,12 @@ class Task:
         order = torch.cat([part.places for part in own if part.places is not None]).argsort()
         return Batch(torch.cat([part.images for part in own]), torch.cat([part.labels for part in own])).rows(order)
 
+    def public_for(self, defence: str) -> Batch:
+        """The public data; raises `UserError` where there are none, naming the defence that needs them."""
+        if self.public is None:
+            raise UserError(f"{defence} {NEEDS_PUBLIC}")
+        return self.public
+
     def replace(self, **changes: Any) -> Task:
         """A copy with some fields changed."""
         return replace(self, **changes)
@@ -111,6 +123,11 @@ class Defence:
     earlier defence of the stack gives still holds behind it. A defence that can promise it says True."""
     private_epochs: int = 0
     """Passes over a client's data in which its private part alone learns, whenever new weights have arrived."""
+
+    @property
+    def needs_public(self) -> bool:
+        """Whether it works with data that no client owns (the scenario's `data.public`)."""
+        return False
 
     @property
     def needs_all(self) -> str | None:

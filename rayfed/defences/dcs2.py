@@ -66,6 +66,11 @@ class Dcs2(Defence):
     lambda_g: Annotated[float, Field(ge=0, le=1)] = 0.7
     """Share of the concealed sample's own label in its loss; the rest is the sensitive sample's."""
 
+    @property
+    def needs_public(self) -> bool:
+        """For the start."""
+        return self.start == "public"
+
     def check(self, model: nn.Module) -> None:
         """Refuse batch norm in training mode: a sample's gradient would depend on its neighbours."""
         if uses_batch_statistics(model):
@@ -118,12 +123,8 @@ class Dcs2(Defence):
                 labels = torch.randint(task.classes, (count,), generator=task.generator).to(device)
                 found = Batch(images, labels)
             case "public":
-                if task.public is None:
-                    raise UserError(
-                        "dcs2 with `start: public` needs images that no client owns: set a share of the training "
-                        "samples aside with `data.public`, such as 0.1"
-                    )
-                found = task.public.rows(torch.randint(len(task.public.labels), (count,), generator=task.generator))
+                public = task.public_for("dcs2 with `start: public`")
+                found = public.rows(torch.randint(len(public.labels), (count,), generator=task.generator))
             case "sample":
                 found = _others(task, chosen)
         return found._replace(images=found.images.lerp(chosen.images, self.mixup))

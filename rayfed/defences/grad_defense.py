@@ -30,7 +30,6 @@ from torch.nn import functional as F
 from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
-from rayfed.errors import UserError
 from rayfed.gradients import batch_loss, flatten, unflatten
 from rayfed.update import Named
 
@@ -56,6 +55,11 @@ class GradDefense(Defence):
     sensitivity."""
     q: Annotated[float, Field(ge=1)] = 10.0
     """Mixing ratio: rows over columns of the matrix, the values of a slice over the number of slices."""
+
+    @property
+    def needs_public(self) -> bool:
+        """For the sensitivities."""
+        return True
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
         """Perturb and compensate every batch's gradient."""
@@ -100,10 +104,8 @@ def root_sensitivity(task: Task) -> Named:
     The same for all clients of a round: it hangs on weights and public data alone, its random directions included. The
     network is in evaluation mode. Raises `UserError` where there are no public data.
     """
-    if task.public is None:
-        raise UserError("grad_defense needs a public root set: set data.public, the share no client owns, such as 0.1")
     generator = torch.Generator().manual_seed(task.round)
-    return sensitivity(task.model, task.weights, task.buffers, root_set(task.public), generator)
+    return sensitivity(task.model, task.weights, task.buffers, root_set(task.public_for("grad_defense")), generator)
 
 
 def root_set(public: Batch) -> Batch:

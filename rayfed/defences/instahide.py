@@ -17,7 +17,6 @@ from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.defences.mixing import blend, mixtures, numpy_draws, partners, pool
-from rayfed.errors import UserError
 
 _PRIVATE = 2
 """Images of the client in a mixture with public ones."""
@@ -50,6 +49,11 @@ class InstaHide(Defence):
         if self.public and self.images <= _PRIVATE:
             raise ValueError(f"images: found {self.images}, but {_PRIVATE} private ones leave no room for public ones")
 
+    @property
+    def needs_public(self) -> bool:
+        """For the mixture."""
+        return self.public
+
     def wrap_data(self, next: DataMethod) -> DataMethod:
         """Train on mixtures with flipped pixels."""
 
@@ -62,7 +66,7 @@ class InstaHide(Defence):
             own = coefficients[:, :private]
             mixed = blend(images, rows, own)
             if self.public:
-                others = _public(task)
+                others = task.public_for("instahide with `public: true`")
                 mixed += blend(
                     others.images,
                     draw.integers(len(others.labels), size=(samples, self.images - private)),
@@ -84,12 +88,3 @@ class InstaHide(Defence):
                 bad |= found[:, :_PRIVATE].sum(1) < _LEAST_PRIVATE
             missing = np.flatnonzero(bad)
         return found
-
-
-def _public(task: Task) -> Batch:
-    if task.public is None:
-        raise UserError(
-            "instahide with `public: true` mixes in images that no client owns, and there are none: set a share of the "
-            "training samples aside with `data.public`, such as 0.1"
-        )
-    return task.public

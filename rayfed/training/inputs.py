@@ -13,6 +13,7 @@ from rayfed.attacks.base import Checked
 from rayfed.data.base import Dataset
 from rayfed.data.forms import Tokens
 from rayfed.data.partitions.base import Parts, hold_out
+from rayfed.defences.base import NEEDS_PUBLIC
 from rayfed.errors import UserError
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import places_of
@@ -106,6 +107,9 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
         _check_words(scenario, name, arm, data)
         if isinstance(data.form, Tokens):
             check_vocabulary(arm.model, len(data.form.vocabulary))
+        for spec, defence in zip(stack, arm.defences, strict=True):
+            if defence.needs_public and not scenario.data.public:
+                raise UserError(f"arm '{name}': {spec.name} {NEEDS_PUBLIC}")
         for method in checked:
             method.check(arm.model, data.image_shape, len(data.classes))
         accounts[name] = Account(scenario, name, arm, samples, data.image_shape).calibrated(

@@ -340,7 +340,10 @@ def test_a_reproduction_from_the_command_line(tmp_path: Path) -> None:
     page = (kept / "small.md").read_text()
     assert "| plain | 100 | 100 ± 0 |" in page
     assert "- CelebA: not at hand" in page
-    assert "[small](small.md)" in (kept / "README.md").read_text()
+    summary = (kept / "README.md").read_text()
+    assert "[small](small.md)" in summary
+    assert "- **agrees** (1):" in summary
+    assert "- dcs2-table-1\n" in summary.partition("## Not played yet")[2]
     [run] = out.iterdir()
     again = invoke(str(path), "--reduced", "--run", str(run))
     assert "verdict: agrees" in again

@@ -57,7 +57,7 @@ def reproduce(
         failed = []
         for path in files:
             try:
-                _show(_played(path, scale, changes or [], run, (out, address, quiet)), keep)
+                _show(_played(path, scale, changes or [], run, (out, address, quiet)), keep, folder)
             except UserError as error:
                 if len(files) == 1:
                     raise
@@ -126,7 +126,7 @@ def _prepare(commands: dict[str, str]) -> None:
                 raise UserError(f"`prepare`: `rayfed {command}` did not make {file}")
 
 
-def _show(record: Record, keep: Path | None) -> None:
+def _show(record: Record, keep: Path | None, folder: str) -> None:
     from rich.text import Text
 
     from rayfed.reproductions import pages
@@ -142,5 +142,5 @@ def _show(record: Record, keep: Path | None) -> None:
         to.print(Text(f"not played: {absent.what}: {absent.why}"))
     to.print(Text(f"verdict: {record.verdict}", style="bold"))
     if keep is not None:
-        pages.write(keep, record.document())
+        pages.write(keep, record.document(), sorted(path.stem for path in Path(folder).glob("*.yaml")))
         print(f"page: {keep / record.name}.md")

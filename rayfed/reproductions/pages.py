@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -94,14 +95,15 @@ def page(record: dict[str, Any]) -> str:
     return "\n".join(_page(record))
 
 
-def summary(records: Sequence[dict[str, Any]]) -> str:
-    """The page that lists them all."""
+def summary(records: Sequence[dict[str, Any]], known: Iterable[str] = ()) -> str:
+    """The page that lists them all, and those of the `known` ones that have no record."""
+    counts = Counter(each["verdict"] for each in records)
     lines = [
         "# Papers' tables and figures, played again",
         "",
-        "Made by `rayfed reproduce` from the records beside it. What a verdict means:",
+        "Made by `rayfed reproduce` from the records beside it. What a verdict means, and how many have it:",
         "",
-        *(f"- **{verdict}**: {meaning}." for verdict, meaning in MEANING.items()),
+        *(f"- **{verdict}** ({counts[verdict]}): {meaning}." for verdict, meaning in MEANING.items()),
         "",
         "| reproduction | paper | verdict | what was compared | played | minutes |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -118,11 +120,14 @@ def summary(records: Sequence[dict[str, Any]]) -> str:
         for each in records
         for absent in each["absent"]
     ]
+    if waiting := [name for name in known if name not in {each["name"] for each in records}]:
+        lines += ["", "## Not played yet", "", "They can be: `rayfed reproduce NAME --reduced`.", ""]
+        lines += [f"- {name}" for name in waiting]
     return "\n".join(lines) + "\n"
 
 
-def write(folder: Path, record: dict[str, Any]) -> None:
-    """Write a record and its page into a folder, and the summary of all records there anew.
+def write(folder: Path, record: dict[str, Any], known: Iterable[str] = ()) -> None:
+    """Write a record and its page into a folder, and the summary of all records there anew, see `summary`.
 
     Raises `RunError` for a record beside it that is damaged.
     """
@@ -130,7 +135,7 @@ def write(folder: Path, record: dict[str, Any]) -> None:
     text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     (folder / f"{record['name']}.json").write_text(text, encoding="utf-8")
     (folder / f"{record['name']}.md").write_text(page(record), encoding="utf-8")
-    (folder / SUMMARY).write_text(summary(records(folder)), encoding="utf-8")
+    (folder / SUMMARY).write_text(summary(records(folder), known), encoding="utf-8")
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

@@ -353,6 +353,17 @@ def test_a_reproduction_from_the_command_line(tmp_path: Path) -> None:
     assert yaml.safe_load(page.partition("```yaml\n")[2].partition("```")[0]) == scenario
 
 
+def test_missing_data_are_told_before_anything_is_played(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        yaml.safe_dump({**DOCUMENT, "scenario": {**SCENARIO, "data": {"name": "mnist", "root": "nowhere"}}})
+    )
+    result = CliRunner().invoke(app, ["reproduce", str(path), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "missing from nowhere" in result.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     (tmp_path / "odd.json").write_text("{")
     with pytest.raises(RunError, match=r"odd\.json"):

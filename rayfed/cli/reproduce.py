@@ -17,6 +17,7 @@ from rayfed.errors import UserError
 if TYPE_CHECKING:
     from rayfed.reproductions.pages import Record
     from rayfed.reproductions.reading import Scale
+    from rayfed.scenario import Scenario
 
 commands = typer.Typer()
 Player = tuple[str | None, str | None, bool]
@@ -100,6 +101,7 @@ def _played(path: Path, scale: Scale, changes: Sequence[str], run: str | None, p
     scenario = check(document, f"{path} ({scale})")
     if run is None:
         _prepare(own.prepare)
+        _check_data(scenario)
         files = sweeps.play(scenario, *player).files
     else:
         folder = SweepFolder.open(run)
@@ -111,6 +113,14 @@ def _played(path: Path, scale: Scale, changes: Sequence[str], run: str | None, p
     text = yaml.safe_dump(document, sort_keys=False, width=110)
     seconds = monotonic() - began if run is None else None
     return record(judgements, seconds, text, tuple(changes))
+
+
+def _check_data(scenario: Scenario) -> None:
+    """Raise `DataError` for data that are missing, before every trial finds it out for itself."""
+    from rayfed.training.inputs import load_data
+
+    if scenario.sweep and not any(path.partition(".")[0] == "data" for path in scenario.sweep.fields):
+        load_data(scenario.data)
 
 
 def _prepare(commands: dict[str, str]) -> None:

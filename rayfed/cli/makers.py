@@ -10,16 +10,18 @@ import typer
 from rayfed.cli.common import Debug, Quiet, ScenarioFile, Set, errors_for_people, load
 
 commands = typer.Typer()
+NetworkFile = Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")]
+TrainingSeed = Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")]
 
 
 @commands.command()
 def train_generator(
     scenario: ScenarioFile,
-    out: Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")],
+    out: NetworkFile,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Passes over the public images; as many as make 3,000 steps by default.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")] = 0,
+    seed: TrainingSeed = 0,
     changes: Set = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -34,7 +36,7 @@ def train_generator(
                 print(f"epoch {epoch:>3}/{epochs}  critic {critic:.3f}  generator {generator:.3f}", flush=True)
 
         made = make(loaded.data, out, epochs, seed, progress)
-        print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
+        print(_said(made, out))
 
 
 @commands.command()
@@ -77,7 +79,7 @@ def search_policy(
 
 @commands.command()
 def train_evaluator(
-    out: Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")],
+    out: NetworkFile,
     data: Annotated[
         list[str] | None,
         typer.Argument(
@@ -91,7 +93,7 @@ def train_evaluator(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Passes over all images (the paper: 20); by default about 500 steps.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")] = 0,
+    seed: TrainingSeed = 0,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
@@ -105,17 +107,17 @@ def train_evaluator(
 
         specs = [_data(source, size) for source in data or []] or [FREE_PHOTOGRAPHS]
         made = make(specs, out, epochs, seed, progress)
-        print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
+        print(_said(made, out))
 
 
 @commands.command()
 def train_recogniser(
     scenario: ScenarioFile,
-    out: Annotated[Path, typer.Option(help="File to write; `FILE.sha256` is written beside it.", metavar="FILE")],
+    out: NetworkFile,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Passes over the images; as many as make 500 steps by default.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="All randomness of the training follows from it.")] = 0,
+    seed: TrainingSeed = 0,
     changes: Set = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -131,7 +133,7 @@ def train_recogniser(
                 print(f"epoch {epoch:>3}/{epochs}  loss {loss:.3f}", flush=True)
 
         made, data = recogniser.make(loaded.data, out, epochs, seed, progress)
-        print(f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept")
+        print(_said(made, out))
         if not quiet:
             images, people = recogniser.faces(data)[1], len(data.classes)
             whose = "public images: no client owns one" if loaded.data.public else "images of the clients, all of them"
@@ -177,3 +179,8 @@ def _data(source: str, size: int | None) -> Any:
     if Path(source).suffix in (".yaml", ".yml"):
         return load(Path(source), None).data
     return DataSpec.model_validate(data_section(source) | ({} if size is None else {"size": size}))
+
+
+def _said(made: bool, out: Path) -> str:
+    """Of a network that was to be trained."""
+    return f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from math import ceil, isnan
 from typing import Any
@@ -95,8 +94,14 @@ class Federation:
         self._server = self._start_server()
         arguments = (scenario, data_ref, parts_ref, allotment.client, validation_ref)
         self._attackers: Pool | None = None
-        room = partial(self._make_room, "attacker")
-        self._clients = Pool(crew, allotment.clients, ClientActor, allotment.client, *arguments, make_room=room)
+        self._clients = Pool(
+            crew,
+            allotment.clients,
+            ClientActor,
+            allotment.client,
+            *arguments,
+            make_room=lambda: self._make_room(self._attackers, "attacker"),
+        )
         self._attacks = Attacks(scenario, self._samples, recall, self._run_clients, self._run_attackers, progress)
 
     def start(self) -> None:
@@ -333,15 +338,20 @@ class Federation:
         if self._attackers is None:
             d, a = self._data, self._allotment
             arguments = (d.image_shape, len(d.classes), a.attacker)
-            room = partial(self._make_room, "client actor")
-            self._attackers = Pool(self._crew, a.attackers, AttackerActor, a.attacker, *arguments, make_room=room)
+            self._attackers = Pool(
+                self._crew,
+                a.attackers,
+                AttackerActor,
+                a.attacker,
+                *arguments,
+                make_room=lambda: self._make_room(self._clients, "client actor"),
+            )
         return self._noting_losses(self._attackers, calls, "attacker")
 
-    def _make_room(self, giver: str) -> None:
+    def _make_room(self, giver: Pool | None, what: str) -> None:
         """Where a node died and its actors find no place on those that are left, one of the other kind gives way."""
-        pool = self._attackers if giver == "attacker" else self._clients
-        if pool and pool.give_place():
-            self._progress.note(f"there is no place for what died: one {giver} gives way")
+        if giver and giver.give_place():
+            self._progress.note(f"there is no place for what died: one {what} gives way")
 
     def _noting_losses(
         self, pool: Pool, calls: Sequence[Call], what: str

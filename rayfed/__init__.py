@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rayfed.results.loading import Run, Sweep
 
 __all__ = ["__version__", "load"]
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 
 def load(path: str | PathLike[str]) -> Run | Sweep:

@@ -1,12 +1,16 @@
-"""What several test files share: real data at hand, one Ray for the whole session, small federations."""
+"""What several test files share: real data at hand, one Ray for the whole session, the tiers."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -14,6 +18,55 @@ import torch
 torch.set_num_threads(1)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+WORKERS = 2
+"""Processes of the quick tier: more than two import PyTorch for longer than they test."""
+
+
+def missing(what: str) -> NoReturn:
+    """Skip a test for what this machine lacks; in CI, which has to bring everything, it fails."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{what} (CI must not skip it)", pytrace=False)
+    pytest.skip(what, allow_module_level=True)
+
+
+def imported(module: str, extra: str) -> Any:
+    """A module of an extra, where it is installed."""
+    try:
+        return import_module(module)
+    except ImportError:
+        missing(f"{module} is not installed: pip install 'rayfed[{extra}]'")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Processes share the quick tier alone: the others share one Ray, and a few files are through sooner in one."""
+    named = config.option.file_or_dir or config.option.keyword
+    return 0 if named or config.option.markexpr != "not engine and not slow" else min(WORKERS, os.cpu_count() or 1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The gate's slow part."""
+    parser.addoption("--minutes", type=float, help="start no test after so many, and begin with another at each commit")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Under `--minutes`, turn the list of tests by the commit, so that gates of later commits play the others."""
+    if config.option.minutes is not None and items:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+        )
+        files = list(dict.fromkeys(item.path for item in items))  # those of one file share what they need
+        first = int(commit.stdout, 16) % len(files)
+        items.sort(key=lambda item: (files.index(item.path) - first) % len(files))
+        config.stash[_ENDS] = time.monotonic() + 60 * config.option.minutes
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what has no time left."""
+    if time.monotonic() > item.config.stash.get(_ENDS, float("inf")):
+        pytest.skip("no time left in this gate: it is played in another, and by .ci/everything")
+
+
+_ENDS = pytest.StashKey[float]()
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +74,7 @@ def shared_data() -> Path:
     """The folder with real data sets; tests that need one are skipped, with this reason, where it is not there."""
     folder = Path(os.environ.get("RAYFED_DATA", REPOSITORY.parent / "shared" / "data"))
     if not folder.is_dir():
-        pytest.skip(f"no data sets at {folder}; set RAYFED_DATA to their folder")
+        missing(f"no data sets at {folder}; set RAYFED_DATA to their folder")
     return folder
 
 
@@ -42,9 +95,14 @@ def no_ray_beside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def ray_session(compiled_modules: None) -> Iterator[None]:
-    """One Ray of this machine with four pretended CPUs, so that runs of 1, 2 and 4 actors can be compared."""
+    """One Ray of this machine with four pretended CPUs, so that runs of 1, 2 and 4 actors can be compared; runs leave
+    their actors to the next, for each takes seconds to import PyTorch.
+    """
     import ray
 
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
+    from tests.run_fixtures import CPUS, sharing_actors
+
+    ray.init(address="local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
+    with sharing_actors():
+        yield
     ray.shutdown()

@@ -6,8 +6,8 @@ import gc
 import os
 import pickle
 import signal
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,62 @@ import torch
 from ray.actor import ActorClass, ActorMethod
 
 from actors import launch as runs
+from actors import sweep as sweeps
+from actors.crew import Crew, Hired
 from actors.federation import Federation
+from actors.process import Share
 from actors.progress import Progress
 from rayfed.results import checkpoint
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
+
+CPUS = 4
+"""That the tests' Ray pretends to have."""
+
+
+class SharedCrew(Crew):
+    """Keeps the actors of a run for the next, and ends idle ones where another kind needs their CPUs."""
+
+    def hire(self, kind: type, share: Share, *arguments: Any) -> Hired:
+        if not self._idle[kind.__name__, share]:
+            while self._taken() + share.num_cpus > CPUS and self._end_one():
+                pass
+        return super().hire(kind, share, *arguments)
+
+    def end_idle(self) -> None:
+        """For what wants all of Ray, or only the actors of its own run."""
+        while self._end_one():
+            pass
+
+    def _taken(self) -> float:
+        return sum(share.num_cpus for _, share in self._kinds.values())
+
+    def _end_one(self) -> bool:
+        for idle in self._idle.values():
+            if idle:
+                self.dismiss(idle.pop(), keep=False)
+                return True
+        return False
+
+
+ACTORS = SharedCrew()
+
+
+@contextmanager
+def sharing_actors() -> Iterator[None]:
+    """Runs of this process end with their actors left to `ACTORS`, as the trials of a sweep do."""
+    closing, play_sweep = runs._closing, sweeps._play
+
+    def alone(*arguments: Any) -> None:
+        ACTORS.end_idle()  # trials have actors of their own
+        play_sweep(*arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sweeps, "_play", alone)
+        patched.setattr(runs, "Crew", lambda: ACTORS)
+        patched.setattr(runs, "_closing", lambda federation, keep: closing(federation, keep=True))
+        yield
+    ACTORS.end_idle()
 
 
 def weights(folder: RunFolder) -> dict[str, Any]:
@@ -53,6 +104,7 @@ class Killer(Noting):
 
     def __init__(self, name: str, round: int) -> None:
         super().__init__()
+        ACTORS.end_idle()  # so that who is killed is the run's
         self.name, self.round, self.killed = name, round, 0
 
     def clients_done(self, round: int, done: int, total: int) -> None:
@@ -107,6 +159,7 @@ class Spied:
 def spied_launch(scenario: Scenario, folder: Path, progress: Progress | None = None) -> Spied:
     """Launch a scenario that attacks, under observation."""
     spied = Spied()
+    ACTORS.end_idle()  # the memory of new processes holds this run alone
     create, call, into_store, close = ActorClass._remote, ActorMethod._remote, ray.put, Federation.close
 
     def note(name: str, args: Any, kwargs: Any) -> None:

@@ -72,7 +72,7 @@ def test_mistakes_are_named() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.usefixtures("ray_session")
 def test_an_audit_says_what_leaks_and_what_stops_it(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--size", "8", "--batch", "1,2", "--images", "2", "--iterations", "60"]

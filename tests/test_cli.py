@@ -122,7 +122,7 @@ def test_unwritable_output_folder(tmp_path: Path, file) -> None:  # type: ignore
     assert "choose another place with --out" in output
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.usefixtures("ray_session")
 def test_resources_that_are_not_there(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]
     code, output = run("launch", file(), "--out", str(tmp_path), "--set", "resources.clients.num_gpus=1")
@@ -130,7 +130,7 @@ def test_resources_that_are_not_there(tmp_path: Path, file) -> None:  # type: ig
     assert "resources.clients: one actor asks for 1 CPU and 1 GPU" in output
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.slow
 def test_a_module_beside_the_scenario_is_found_from_another_folder(
@@ -198,7 +198,7 @@ def test_only_training_is_said_to_go_on(command: str, resumable: bool, monkeypat
     assert (code, "rayfed resume" in output) == (130, resumable)
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.slow
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]
@@ -217,6 +217,7 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, file) -> None:  # 
     assert _final_weights(folder) == _final_weights(other)
 
 
+@pytest.mark.engine
 def test_a_reader_that_has_seen_enough_is_no_defect() -> None:
     scenario = REPOSITORY / "scenarios" / "defences.yaml"
     process = subprocess.Popen(
@@ -229,7 +230,7 @@ def test_a_reader_that_has_seen_enough_is_no_defect() -> None:
     assert process.wait() == 141
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.slow
 def test_a_run_that_is_told_to_stop_is_interrupted(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]
     command = [sys.executable, "-m", "rayfed", "launch", file(), "--out", str(tmp_path / "runs")]
@@ -314,7 +315,7 @@ def test_every_scenario_is_valid(path: Path) -> None:
         sys.path.remove(str(path.parent))
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize(
     "path",

@@ -14,7 +14,7 @@ from rayfed import load
 from tests.cluster_fixtures import AUTOSCALING, NODES, document, environment, finished, free_port, head, rayfed
 from tests.run_fixtures import assert_same_bits, weights
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 OWN_CODE = """
 import os

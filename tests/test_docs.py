@@ -41,6 +41,7 @@ def test_links_of_the_documents_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.engine
 def test_readmes_defence_works_as_written(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     [defence] = [b for b in blocks if "class SignOnly" in b]

@@ -62,7 +62,7 @@ def undisturbed(spied: Spied) -> RunFolder:
     return spied.folder
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_encrypted_runs_end_where_plain_ones_do(undisturbed: RunFolder) -> None:
     arms = weights(undisturbed)
     for arm in PROTECTED:
@@ -75,7 +75,7 @@ def test_encrypted_runs_end_where_plain_ones_do(undisturbed: RunFolder) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ray
+@pytest.mark.engine
 def test_encryption_costs_no_accuracy(tmp_path: Path, ray_session: None) -> None:
     """Ten rounds at full strength, to within half a percentage point."""
     change = "arms={none: {}, paillier: {protection: paillier}, ckks: {protection: ckks}, bfv: {protection: bfv}}"
@@ -85,7 +85,7 @@ def test_encryption_costs_no_accuracy(tmp_path: Path, ray_session: None) -> None
     assert all(abs(last[arm] - last["none"]) <= 0.005 for arm in PROTECTED)
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.parametrize(("victim", "clients"), [("ServerActor", 1), ("ClientActor", 2)])
 def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: RunFolder, tmp_path: Path) -> None:
     """On how many there are, and which dies."""
@@ -96,7 +96,7 @@ def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: Ru
 
 
 @pytest.mark.slow
-@pytest.mark.ray
+@pytest.mark.engine
 def test_a_resumed_run_ends_with_the_same_bits(undisturbed: RunFolder, tmp_path: Path) -> None:
     folder = runs.launch(parsed("federation.rounds=1"), str(tmp_path), None, Progress())
     folder.write_text("scenario.yaml", parsed().dump())
@@ -104,7 +104,7 @@ def test_a_resumed_run_ends_with_the_same_bits(undisturbed: RunFolder, tmp_path:
     assert_same_bits(weights(folder), weights(undisturbed))
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_secrets_are_with_clients_alone(spied: Spied) -> None:
     """All that goes to actors' methods, all that is put into the object store, the memory of server and attacker."""
     scenario = parsed(extra=ATTACK)
@@ -135,7 +135,7 @@ def secrets_of(scenario: Scenario, relayed: dict[str, bytes]) -> dict[str, bytes
     return found
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("arm", "damage", "message"),
     [
@@ -187,7 +187,7 @@ def test_a_round_with_a_damaged_ciphertext_is_not_applied(
     assert set(weights(folder)) == {arm}
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_attackers_see_nothing_unless_they_break_the_key(tmp_path: Path, ray_session: None) -> None:
     attack = """
 attacks:

@@ -41,7 +41,7 @@ from rayfed.training.arm import build_arm
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
 from rayfed.update import Update
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, missing
 from tests.run_fixtures import Noting, assert_same_bits, weights
 
 TEXT = """
@@ -206,7 +206,7 @@ def drawn(folder: RunFolder, round: int) -> list[int]:
     return [row["client"] for row in folder.read_table("clients").to_pylist() if row["round"] == round]
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_a_run_goes_on_without_who_fails(undisturbed: RunFolder, tmp_path: Path) -> None:
     bad = drawn(undisturbed, 0)[1]
     attack = "attacks=[{name: analytic, rounds: [0], victims: 2, observes: gradient}]"
@@ -226,7 +226,7 @@ def test_a_run_goes_on_without_who_fails(undisturbed: RunFolder, tmp_path: Path)
     assert bad not in {row["victim"] for row in folder.read_table("attacks").to_pylist()}
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.slow
 def test_a_round_in_which_all_fail_changes_nothing(ray_session: None, tmp_path: Path) -> None:
     one = parsed("raise", tuple(range(8)), DROP, "federation.rounds=1", "federation.server.momentum=0.5")
@@ -237,7 +237,7 @@ def test_a_round_in_which_all_fail_changes_nothing(ray_session: None, tmp_path: 
     assert_same_bits(saved["weights"], build_arm(one.model, one.stacks["odd"], (1, 8, 8), 10, one.seed).weights)
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_a_run_that_a_client_stops_is_resumed_when_it_is_mended(undisturbed: RunFolder, tmp_path: Path) -> None:
     bad = drawn(undisturbed, 1)[0]
     with pytest.raises(ClientError, match=f"client {bad} raised ZeroDivisionError.* in round 1"):
@@ -262,7 +262,7 @@ class Sleepers(Crew):
         return super().hire(Sleeper, Share(0, 0))
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.usefixtures("ray_session")
 def test_who_takes_too_long_is_ended_and_what_waits_behind_it_is_not_lost() -> None:
     two = pool.Pool(Sleepers(), 2)
@@ -292,7 +292,7 @@ class FrailCrew(Crew):
         return super().hire(Frail, Share(0, 0), *arguments)
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.usefixtures("ray_session")
 def test_an_actor_that_dies_as_it_starts_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "lives").write_text("xx")
@@ -306,7 +306,7 @@ def test_an_actor_that_dies_as_it_starts_is_replaced(tmp_path: Path) -> None:
 PATIENT = ["federation.failures.timeout=5", "federation.rounds=1"]
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.slow
 def test_a_client_that_hangs_is_found_and_left_out(undisturbed: RunFolder, tmp_path: Path) -> None:
     bad = drawn(undisturbed, 0)[1]
@@ -321,7 +321,7 @@ def test_a_client_that_hangs_is_found_and_left_out(undisturbed: RunFolder, tmp_p
     assert len(rows) == len(others)
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.slow
 def test_a_client_that_hangs_ends_the_run(undisturbed: RunFolder, tmp_path: Path) -> None:
     bad = drawn(undisturbed, 0)[1]
@@ -344,7 +344,7 @@ class Full:
         self._replace(path, data)
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.parametrize("after", [0, 14])
 def test_a_full_disk_ends_a_run_that_goes_on_when_there_is_room(
     after: int, undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -450,7 +450,7 @@ def user_namespaces() -> bool:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a file system in memory")
 def test_a_file_system_that_is_full(alone: tuple[Path, float], tmp_path: Path) -> None:
     if not user_namespaces():
-        pytest.skip("this machine lets nobody mount a file system of his own")
+        missing("no file system of one's own: allow unprivileged user namespaces")
     expected, _ = alone
     disturbed = faults.disk_full(tmp_path / "run", faults.kilobytes(expected) // 3)
     run = faults.run_of(disturbed.place)
@@ -569,7 +569,7 @@ def limited(next: UpdateMethod, task: Task) -> None:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "message"), [("memory", "MemoryError"), ("process", "died")])
 def test_a_trial_that_runs_out_of_memory_is_a_row_and_the_others_are_right(

@@ -152,6 +152,7 @@ def test_where_there_is_none(tmp_path: Path) -> None:
         rayfed.load(tmp_path / "nothing")
 
 
+@pytest.mark.engine
 def test_importing_rayfed_stays_light() -> None:
     code = "import sys, rayfed; assert not {'torch', 'pyarrow', 'pandas', 'ray'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY)

@@ -198,6 +198,7 @@ def trained(data: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
+@pytest.mark.engine
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit on a process's data is Linux's")
 def test_a_file_larger_than_memory_trains_the_same_bits(tmp_path: Path) -> None:
     rows, path = 150_000, tmp_path / "large.arrow"
@@ -225,7 +226,7 @@ def test_a_file_larger_than_memory_trains_the_same_bits(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.usefixtures("ray_session")
 def test_an_actor_without_the_file_ends_the_run_with_its_path(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

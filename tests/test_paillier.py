@@ -16,6 +16,7 @@ from rayfed.crypto.paillier import KeyPair
 from rayfed.crypto.tags import PRIME, Tagger, added, multiplied
 from rayfed.errors import ProtectionError
 from rayfed.protections.paillier import Slices
+from tests.conftest import imported
 
 
 def key_pair(bits: int = 512, seed: bytes = b"seed") -> KeyPair:
@@ -23,7 +24,7 @@ def key_pair(bits: int = 512, seed: bytes = b"seed") -> KeyPair:
 
 
 def oracle(keys: KeyPair):  # type: ignore[no-untyped-def]
-    phe = pytest.importorskip("phe", reason="the oracle is the extra rayfed[phe]")
+    phe = imported("phe", "phe")
     return phe.PaillierPrivateKey(phe.PaillierPublicKey(int(keys.public.n)), int(keys.p), int(keys.q))
 
 

@@ -17,10 +17,11 @@ import rayfed
 from rayfed.cli import app
 from rayfed.results.folder import RunFolder
 from tests.cluster_fixtures import document
+from tests.conftest import imported
 from tests.run_fixtures import assert_same_bits, weights
 
-moto = pytest.importorskip("moto.server", reason="moto[server] is not installed")
-pytest.importorskip("s3fs", reason="s3fs is not installed")
+moto = imported("moto.server", "test")
+imported("s3fs", "test")
 
 ONE_ACTOR = {"resources": {"clients": {"actors": 1}, "attackers": {"actors": 1}}}
 ATTACK = [{"name": "idlg", "iterations": 2, "observes": "gradient"}]
@@ -67,7 +68,7 @@ def only(out: str) -> RunFolder:
     return RunFolder.open(f"s3://{path}")
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.usefixtures("ray_session")
 def test_a_run_on_an_object_store(bucket: str, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(document(attacks=ATTACK, **ONE_ACTOR))
@@ -85,7 +86,7 @@ def test_a_run_on_an_object_store(bucket: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.slow
 def test_a_killed_run_goes_on_from_an_object_store(bucket: str, tmp_path: Path) -> None:
     text = document(federation={"rounds": 30, "clients": 4}, **ONE_ACTOR)
@@ -117,7 +118,7 @@ def test_a_killed_run_goes_on_from_an_object_store(bucket: str, tmp_path: Path) 
     assert again.read_table("rounds")["round"].to_pylist() == list(range(30))
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.slow
 def test_a_sweep_on_an_object_store(bucket: str, tmp_path: Path) -> None:
     sweep = {"fields": {"training.lr": [0.01, 0.1]}}

@@ -15,9 +15,11 @@ import pytest
 
 from rayfed.report.run import write_report
 from rayfed.report.sweep import write_sweep_report
+from tests.conftest import imported, missing
 from tests.report_fixtures import ARMS, ATTACKS, make_run, make_sweep
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install rayfed[test]")
+playwright = imported("playwright.sync_api", "test")
+pytestmark = pytest.mark.engine
 
 SIZES = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
 POINTS = """() => document.getElementById("plot").data.flatMap(trace => (trace.customdata ?? []).map(
@@ -29,7 +31,7 @@ Opened = Callable[..., Any]
 def browser() -> Iterator[Any]:
     found = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
     if found is None:
-        pytest.skip("no Chromium on this machine: looked for chromium, google-chrome and chromium-browser")
+        missing("no Chromium: install chromium, google-chrome or chromium-browser")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser

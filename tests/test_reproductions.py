@@ -320,7 +320,7 @@ def invoke(*arguments: str) -> str:
     return str(result.output)
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.slow
 def test_a_reproduction_from_the_command_line(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from rayfed.training.observer import Truth
 from rayfed.update import Update
 from tests.run_fixtures import Killer, Noting, Spied, assert_same_bits, spied_launch, weights
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_session")]
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_session")]
 
 TEXT = """
 name: t

@@ -231,7 +231,7 @@ def undisturbed(spied: Spied) -> RunFolder:
     return spied.folder
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_masked_runs_end_where_plain_ones_do(undisturbed: RunFolder) -> None:
     arms = weights(undisturbed)
     for part in ("weights", "buffers"):
@@ -240,7 +240,7 @@ def test_masked_runs_end_where_plain_ones_do(undisturbed: RunFolder) -> None:
     assert {r["clipped"] for r in undisturbed.read_table("clients").to_pylist() if r["arm"] in MASKED} == {0}
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_rounds_below_the_threshold_are_not_applied_and_the_run_goes_on(
     undisturbed: RunFolder, listener: Noting
 ) -> None:
@@ -289,7 +289,7 @@ def test_a_round_of_training_is_plain_fedavg_of_those_who_are_left(arm: str) -> 
             torch.testing.assert_close(ours[name], tensor, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.parametrize(("victim", "clients"), [("ServerActor", 1), ("ClientActor", 2)])
 def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: RunFolder, tmp_path: Path) -> None:
     """On how many there are, and which dies."""
@@ -300,7 +300,7 @@ def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: Ru
     assert folder.read_table("secure_sums").to_pylist() == undisturbed.read_table("secure_sums").to_pylist()
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_attackers_see_masked_vectors_alone(undisturbed: RunFolder) -> None:
     rows = undisturbed.read_table("attacks").to_pylist()
     found = {row["arm"]: row for row in rows}
@@ -327,7 +327,7 @@ def test_an_observation_of_a_masked_update_is_noise() -> None:
     assert ((high - high.mean()) ** 2 / high.mean()).sum() < 45  # chi squared, 15 degrees: p < 1e-4
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_secrets_are_with_clients_alone(spied: Spied) -> None:
     """All that goes to actors' methods, all that is put into the object store, the memory of server and attacker."""
     scenario = parsed(extra=ATTACK)

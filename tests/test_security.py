@@ -135,7 +135,7 @@ def test_a_runs_name_stays_in_the_output_folder(name: str) -> None:
         scenarios.parse(f"{MINIMAL.replace('name: t', f'name: {json.dumps(name)}')}")
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.slow
 def test_names_from_scenarios_and_data_write_inside_the_run_folder(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
 from rayfed.tune import trainable
+from tests.run_fixtures import ACTORS
 
 BASE = """
 name: small
@@ -183,7 +184,7 @@ def test_what_optuna_may_try_is_checked_before(bad: str) -> None:
         sweeps._planned(parsed(f"search: optuna, samples: 2, fields: {{{bad}}}"))
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_a_trial_that_has_no_place_is_told_before(ray_session: None, tmp_path: Path) -> None:
     scenario = parsed("fields: {training.lr: [0.1]}", "resources.clients.num_cpus=64")
     with pytest.raises(ResourceError, match="no node has more than 4 CPU"):
@@ -210,7 +211,7 @@ def swept(ray_session: None, scenario: Scenario, tmp_path_factory: pytest.TempPa
     return sweeps.sweep(scenario, str(tmp_path_factory.mktemp("sweep")), None, SweepProgress())
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_every_trial_is_a_row_and_a_failed_one_says_why(swept: SweepFolder, scenario: Scenario) -> None:
     rows = swept.outcomes().to_pylist()
     assert [row["trial"] for row in rows] == [trial.name for trial in planned(scenario)]
@@ -222,7 +223,7 @@ def test_every_trial_is_a_row_and_a_failed_one_says_why(swept: SweepFolder, scen
     assert any("lr" in row["error"] for row in rows if row["error"])
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_a_trial_comes_to_what_its_scenario_comes_to_alone(
     swept: SweepFolder, scenario: Scenario, tmp_path: Path
 ) -> None:
@@ -236,7 +237,7 @@ def test_a_trial_comes_to_what_its_scenario_comes_to_alone(
     assert row["pmm"] == pytest.approx(row["test_accuracy"] / reference["test_accuracy"])
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_what_has_ended_is_not_played_again(swept: SweepFolder) -> None:
     with pytest.raises(RunError, match="nothing to resume"):
         sweeps.resume(swept.url, False, None, SweepProgress())
@@ -250,7 +251,7 @@ def test_what_has_ended_is_not_played_again(swept: SweepFolder) -> None:
     assert folder.outcomes().to_pylist() == rows  # seconds too: it reads what the trial left
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_optuna_tries_as_many_settings_as_it_is_told(ray_session: None, tmp_path: Path) -> None:
     text = f"search: optuna, samples: 4, repeats: 2, fields: {{{NOISE}: {{low: 0.001, high: 1, scale: log}}}}"
     rows = sweeps.sweep(parsed(text), str(tmp_path), None, SweepProgress()).outcomes().to_pylist()
@@ -258,7 +259,7 @@ def test_optuna_tries_as_many_settings_as_it_is_told(ray_session: None, tmp_path
     assert {row["status"] for row in rows} == {"finished"}
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_a_scheduler_stops_what_learns_nothing(ray_session: None, tmp_path: Path) -> None:
     text = "fields: {training.lr: [0.2, 1.0e-8, 1.0e-9]}, scheduler: asha"
     scenario = parsed(text, "federation.rounds=6", "arms={none: []}", "attacks=[]")
@@ -267,8 +268,9 @@ def test_a_scheduler_stops_what_learns_nothing(ray_session: None, tmp_path: Path
     assert [row["rounds"] < 6 for row in rows] == [False, True, True]
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_a_tune_script_of_ones_own_is_told_of_every_round(ray_session: None, tmp_path: Path) -> None:
+    ACTORS.end_idle()
     scenario = scenarios.parse(BASE, changes=["arms={none: []}"])
     tuner = tune.Tuner(
         trainable(scenario),
@@ -283,7 +285,7 @@ def test_a_tune_script_of_ones_own_is_told_of_every_round(ray_session: None, tmp
     assert {"train_loss", "test_loss", "test_accuracy", "psnr", "ssim", "label_accuracy"} <= set(frame)
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_tensorboard_gets_every_round(ray_session: None, tmp_path: Path) -> None:
     text = "fields: {training.lr: [0.1]}, trackers: {tensorboard: {}}"
     folder = sweeps.sweep(parsed(text, "arms={none: []}"), str(tmp_path), None, SweepProgress())
@@ -298,7 +300,7 @@ def test_a_tracker_without_its_package_is_told(package: str, monkeypatch: pytest
 
 
 @pytest.mark.slow
-@pytest.mark.ray
+@pytest.mark.engine
 def test_a_killed_sweep_resumes_to_the_same_table(swept: SweepFolder, scenario: Scenario, tmp_path: Path) -> None:
     path = tmp_path / "killed.yaml"
     path.write_text(scenario.dump())

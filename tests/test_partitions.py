@@ -4,6 +4,8 @@ import pickle
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import binom
 
 from rayfed import catalogue
@@ -42,12 +44,12 @@ def test_every_name_is_tested():
         assert isinstance(catalogue.build("partitions", name, parameters), Partition)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("samples", "clients"), [(1003, 10), (997, 100), (50, 25), (7, 1)])
 @pytest.mark.parametrize(("name", "parameters"), PARAMETERS)
-def test_every_sample_is_dealt_exactly_once_and_nobody_is_empty(name, parameters, samples, clients, seed):
-    labels = np.random.default_rng(100 + seed).choice(5, size=samples, p=[0.6, 0.2, 0.1, 0.05, 0.05])
-    parts = split(name, parameters, labels, clients, seed)
+@given(clients=st.integers(1, 100), each=st.floats(2, 40), seed=st.integers(0, 2**64))
+def test_every_sample_is_dealt_exactly_once_and_nobody_is_empty(name, parameters, clients, each, seed):
+    samples = int(clients * each)
+    labels = np.random.default_rng(seed).choice(5, size=samples, p=[0.6, 0.2, 0.1, 0.05, 0.05])
+    parts = split(name, parameters, labels, clients, seed + 1)
     assert len(parts) == clients
     assert all(part.dtype == np.int64 and part.ndim == 1 and len(part) for part in parts)
     assert np.sort(np.concatenate(parts)).tolist() == list(range(samples))

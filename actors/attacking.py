@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import ray
@@ -16,7 +17,7 @@ from rayfed import seeds
 from rayfed.attacks.base import Guess, Inference
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.training import plan
-from rayfed.training.host import State
+from rayfed.training.clients import State
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Attacks:
     run_attackers: Run
     progress: Progress
 
-    def strike(self, round: int, sent: Mapping[str, ray.ObjectRef], tables: RoundTables) -> None:
+    def strike(self, round: int, sent: Mapping[str, ray.ObjectRef[Any]], tables: RoundTables) -> None:
         """Observe, attack and score what is due: each in its own place, observations and truths by reference. A client
         that failed in the round has sent nothing that could be attacked.
         """

@@ -35,11 +35,11 @@ class Started:
 
     slot: int
     """The actor's place among all."""
-    actor: ActorHandle
+    actor: ActorHandle[Any]
     call: Call
     losses: int
     """Actors that it has lost before."""
-    rest: list[ray.ObjectRef]
+    rest: list[ray.ObjectRef[Any]]
     """Its results but the first."""
 
 
@@ -50,25 +50,25 @@ class Running:
     """
 
     def __init__(self, actors: int) -> None:
-        self._calls: dict[ray.ObjectRef, Started] = {}
+        self._calls: dict[ray.ObjectRef[Any], Started] = {}
         self._began: dict[int, float] = {}
         self.queued = [0] * actors
         """Calls of each actor."""
 
-    def __iter__(self) -> Iterator[ray.ObjectRef]:
+    def __iter__(self) -> Iterator[ray.ObjectRef[Any]]:
         return iter(self._calls)
 
     def __bool__(self) -> bool:
         return bool(self._calls)
 
-    def add(self, done: ray.ObjectRef, started: Started) -> None:
+    def add(self, done: ray.ObjectRef[Any], started: Started) -> None:
         """An actor has been handed this call."""
         if not self.queued[started.slot]:
             self._began[started.slot] = monotonic()
         self._calls[done] = started
         self.queued[started.slot] += 1
 
-    def pop(self, done: ray.ObjectRef) -> Started:
+    def pop(self, done: ray.ObjectRef[Any]) -> Started:
         """A call that has ended, or is to end."""
         ended = self._calls.pop(done)
         self._began[ended.slot] = monotonic()
@@ -79,9 +79,9 @@ class Running:
         """What an actor that is ended had still to do, taken from it."""
         return [self.pop(done) for done in [d for d, started in self._calls.items() if started.slot == slot]]
 
-    def next_end(self) -> tuple[float, ray.ObjectRef] | None:
+    def next_end(self) -> tuple[float, ray.ObjectRef[Any]] | None:
         """When the first of the calls that are worked at is overdue, and which; None where none has a limit."""
-        heads: dict[int, ray.ObjectRef] = {}
+        heads: dict[int, ray.ObjectRef[Any]] = {}
         for done, started in self._calls.items():
             heads.setdefault(started.slot, done)
         limits = [(done, self._began[slot], self._calls[done].call.limit) for slot, done in heads.items()]

@@ -17,7 +17,8 @@ from rayfed.data.forms import Pixels, Records, Tokens
 from rayfed.metrics.score import Scorer
 from rayfed.results.images import encode_png
 from rayfed.scenario import AttackSpec, Scenario
-from rayfed.training.host import CohortReport, Host, Sent, Split, State
+from rayfed.training.clients import Sent, Split, State
+from rayfed.training.host import CohortReport, Host
 from rayfed.training.inputs import scorer
 from rayfed.training.observer import Observer, Truth
 from rayfed.update import Observation

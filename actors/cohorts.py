@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import ray
@@ -20,8 +20,9 @@ from actors.tables import Rows
 from rayfed.errors import ClientError
 from rayfed.scenario import Failures, Scenario
 from rayfed.training import plan
+from rayfed.training.clients import State
 from rayfed.training.failures import Failed
-from rayfed.training.host import CohortReport, State
+from rayfed.training.host import CohortReport
 
 _SAID = 5
 """Clients whose reasons are told; the table has all."""
@@ -33,7 +34,7 @@ class Cohort:
 
     arm: str
     index: int
-    sent: ray.ObjectRef
+    sent: ray.ObjectRef[Any]
     clients: tuple[int, ...]
     states: Mapping[int, State]
     """Their memories, and those of all malicious clients where they collude."""
@@ -53,9 +54,9 @@ class Cohort:
 
 Portion = Sequence[Cohort]
 """Consecutive cohorts of one arm, for one call: their partial results travel merged."""
-Partials = ray.ObjectRef | dict[tuple[int, int], None]
+Partials: TypeAlias = "ray.ObjectRef[Any] | dict[tuple[int, int], None]"
 """Their places in the server's tree (`TreeFold.nodes`); at a place, None where nobody is left."""
-Result = tuple[Portion, CohortReport, Partials]
+Result: TypeAlias = "tuple[Portion, CohortReport, Partials]"
 
 
 def portions(weights: Sequence[float], calls: int) -> list[list[int]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, TypeAlias
 
 import ray
 from ray.actor import ActorHandle
 
 from actors.process import Share
 
-Hired = tuple[ActorHandle, ray.ObjectRef]
+Hired: TypeAlias = "tuple[ActorHandle[Any], ray.ObjectRef[Any]]"
 """An actor, and what is there once it is up."""
 
 
@@ -18,8 +18,8 @@ class Crew:
     """Makes actors, and keeps those that are dismissed for the next run of this process."""
 
     def __init__(self) -> None:
-        self._idle: dict[tuple[str, Share], list[ActorHandle]] = defaultdict(list)
-        self._kinds: dict[ActorHandle, tuple[str, Share]] = {}
+        self._idle: dict[tuple[str, Share], list[ActorHandle[Any]]] = defaultdict(list)
+        self._kinds: dict[ActorHandle[Any], tuple[str, Share]] = {}
 
     def hire(self, kind: type, share: Share, *arguments: Any) -> Hired:
         """An actor made with these arguments."""
@@ -32,7 +32,7 @@ class Crew:
         self._kinds[actor] = key
         return actor, actor.__ray_ready__.remote()
 
-    def dismiss(self, actor: ActorHandle, keep: bool) -> None:
+    def dismiss(self, actor: ActorHandle[Any], keep: bool) -> None:
         """Keep an actor that has done its work for a later `hire`, or end it and what it may be doing."""
         key = self._kinds[actor]
         if keep:

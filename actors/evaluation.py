@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import ray
 
 from actors.calls import Call
-from rayfed.training.host import Split, State
+from rayfed.training.clients import Split, State
 
 EVALUATION_SLICE = 1000
 """Samples in one call; fixed, so that the sum of losses does not depend on the cluster."""
 
-Run = Callable[[Sequence[Call]], Iterable[tuple[Call, Any, list[ray.ObjectRef]]]]
+Run: TypeAlias = "Callable[[Sequence[Call]], Iterable[tuple[Call, Any, list[ray.ObjectRef[Any]]]]]"
 """Has client actors do the calls: each with its result, as they come."""
 Found = dict[str, float | None]
 """Columns of the rounds' table."""
@@ -25,7 +25,7 @@ def slices(samples: int) -> int:
     return -(-samples // EVALUATION_SLICE)
 
 
-def evaluate(run: Run, sent: Mapping[str, ray.ObjectRef], sizes: Mapping[Split, int]) -> dict[str, Found]:
+def evaluate(run: Run, sent: Mapping[str, ray.ObjectRef[Any]], sizes: Mapping[Split, int]) -> dict[str, Found]:
     """Loss and accuracy, arm by arm, on so many samples of each split."""
     calls = [
         Call("evaluate", (arm, ref, start, min(start + EVALUATION_SLICE, size), split), (arm, split, start))
@@ -50,7 +50,7 @@ def evaluate(run: Run, sent: Mapping[str, ray.ObjectRef], sizes: Mapping[Split, 
     }
 
 
-def evaluate_backdoors(run: Run, sent: Mapping[str, ray.ObjectRef], size: int) -> dict[str, Found]:
+def evaluate_backdoors(run: Run, sent: Mapping[str, ray.ObjectRef[Any]], size: int) -> dict[str, Found]:
     """How often triggers work, arm by arm, on so many test samples less those of the target."""
     calls = [
         Call("evaluate_backdoor", (arm, ref, start, min(start + EVALUATION_SLICE, size)), arm)
@@ -73,7 +73,7 @@ def private_layers(run: Run, states: Mapping[str, Mapping[int, State]]) -> list[
 
 def evaluate_members(
     run: Run,
-    sent: Mapping[str, ray.ObjectRef],
+    sent: Mapping[str, ray.ObjectRef[Any]],
     states: Mapping[str, Mapping[int, State]],
     samples: np.ndarray,
     splits: Sequence[Split],
@@ -96,7 +96,8 @@ def evaluate_members(
         if split not in splits:
             return None
         weights = {c: int(samples[c]) if split == "train" else 1 for c in states[arm]}
-        return sum(w * found[arm, c][split][which] for c, w in weights.items()) / sum(weights.values())
+        total: float = sum(w * found[arm, c][split][which] for c, w in weights.items())
+        return total / sum(weights.values())
 
     means: dict[str, Found] = {
         arm: {

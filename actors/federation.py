@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from math import ceil, isnan
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import ray
@@ -30,15 +30,15 @@ from rayfed.data.partitions.base import Parts
 from rayfed.scenario import Scenario
 from rayfed.training import plan
 from rayfed.training.arm import Arm, build_arm
+from rayfed.training.clients import Sent, Split, State
 from rayfed.training.failures import check_left
-from rayfed.training.host import Sent, Split, State
 from rayfed.training.malicious import Malicious
 
 _CALLS = 2
 """Calls for each actor in a round's training: more even out better, but each costs its way there and back."""
 Recall = Callable[[str, Iterable[int], int], dict[int, State]]
 """The memories of some clients of an arm when a round begins."""
-Served = tuple[ray.ObjectRef, ray.ObjectRef]
+Served: TypeAlias = "tuple[ray.ObjectRef[Any], ray.ObjectRef[Any]]"
 """What clients are sent, and what stays with the server beside it."""
 
 
@@ -224,7 +224,7 @@ class Federation:
         self,
         round: int,
         cohorts: list[list[int]],
-        sent: dict[str, ray.ObjectRef],
+        sent: dict[str, ray.ObjectRef[Any]],
         known: dict[str, dict[int, State]],
         tables: RoundTables,
     ) -> dict[str, dict[int, State]]:
@@ -243,7 +243,7 @@ class Federation:
         ]
         work.sort(key=lambda portion: -sum(weights[cohort.index] for cohort in portion))
         states: dict[str, dict[int, State]] = {arm: {} for arm in sent}
-        added: list[ray.ObjectRef] = []
+        added: list[ray.ObjectRef[Any]] = []
         seconds = dict.fromkeys(sent, 0.0)
         for portion, report, partials in Patience(round, failures, self._run_clients, note).results(work):
             arm = portion[0].arm
@@ -281,7 +281,7 @@ class Federation:
     def _consult(
         self,
         round: int,
-        sent: dict[str, ray.ObjectRef],
+        sent: dict[str, ray.ObjectRef[Any]],
         states: dict[str, dict[int, State]],
         failed: Collection[tuple[str, int]] = (),
     ) -> None:
@@ -314,7 +314,7 @@ class Federation:
             asking = list(whom)
 
     def _evaluate(
-        self, sent: dict[str, ray.ObjectRef], states: dict[str, dict[int, State]], tables: RoundTables
+        self, sent: dict[str, ray.ObjectRef[Any]], states: dict[str, dict[int, State]], tables: RoundTables
     ) -> dict[str, dict[str, float | None]]:
         """Loss and accuracy on the test set, arm by arm, and accuracy on clients' own data where it is asked for."""
         sizes: dict[Split, int] = {"test": len(self._data.test_labels)}
@@ -331,10 +331,10 @@ class Federation:
             found[arm] |= share
         return found
 
-    def _run_clients(self, calls: Sequence[Call]) -> Iterable[tuple[Call, Any, list[ray.ObjectRef]]]:
+    def _run_clients(self, calls: Sequence[Call]) -> Iterable[tuple[Call, Any, list[ray.ObjectRef[Any]]]]:
         return self._noting_losses(self._clients, calls, "client actor")
 
-    def _run_attackers(self, calls: Sequence[Call]) -> Iterable[tuple[Call, Any, list[ray.ObjectRef]]]:
+    def _run_attackers(self, calls: Sequence[Call]) -> Iterable[tuple[Call, Any, list[ray.ObjectRef[Any]]]]:
         if self._attackers is None:
             d, a = self._data, self._allotment
             arguments = (d.image_shape, len(d.classes), a.attacker)
@@ -355,7 +355,7 @@ class Federation:
 
     def _noting_losses(
         self, pool: Pool, calls: Sequence[Call], what: str
-    ) -> Iterable[tuple[Call, Any, list[ray.ObjectRef]]]:
+    ) -> Iterable[tuple[Call, Any, list[ray.ObjectRef[Any]]]]:
         known = pool.losses
         for result in pool.run(calls):
             if pool.losses > known:

@@ -38,8 +38,8 @@ class Pool:
     def __init__(self, crew: Crew, size: int, *hired: Any, make_room: Callable[[], None] = lambda: None) -> None:
         """`hired` is what `crew.hire` takes; `make_room` is called where all actors died and no new one comes up."""
         self._crew, self._size, self._hired, self._make_room = crew, size, hired, make_room
-        self._actors: dict[int, ActorHandle] = {}
-        self._starting: dict[ray.ObjectRef, int] = {}
+        self._actors: dict[int, ActorHandle[Any]] = {}
+        self._starting: dict[ray.ObjectRef[Any], int] = {}
         """The actors that are not up yet, by what says that they are; they are given no call."""
         self.losses = 0
         """Actors that have died so far."""
@@ -64,7 +64,7 @@ class Pool:
                 break
         self._starting.clear()
 
-    def run(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Any, list[ray.ObjectRef]]]:
+    def run(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Any, list[ray.ObjectRef[Any]]]]:
         """Each call with its first result and references to the others, in the order in which they finish.
 
         An actor is handed its next call before it has finished the last, so that it need not wait for the driver, while
@@ -104,7 +104,7 @@ class Pool:
                 continue
             yield ended.call, result, ended.rest
 
-    def _first(self, running: Running) -> tuple[ray.ObjectRef, bool]:
+    def _first(self, running: Running) -> tuple[ray.ObjectRef[Any], bool]:
         """What comes first, an actor that is up or the end of a call, and False; or the call whose time ends before,
         and True.
 
@@ -121,7 +121,7 @@ class Pool:
         assert end is not None
         return end[1], True
 
-    def _first_start(self) -> ray.ObjectRef:
+    def _first_start(self) -> ray.ObjectRef[Any]:
         """The first actor that comes up where there is none."""
         deadline = monotonic() + START_TIMEOUT
         while (left := deadline - monotonic()) > 0:
@@ -151,11 +151,11 @@ class Pool:
         return slot if slot is not None and queued[slot] < (2 if waiting > len(queued) else 1) else None
 
     @staticmethod
-    def _start(actor: ActorHandle, call: Call) -> list[ray.ObjectRef]:
+    def _start(actor: ActorHandle[Any], call: Call) -> list[ray.ObjectRef[Any]]:
         refs = getattr(actor, call.method).options(num_returns=call.returns).remote(*call.args)
         return refs if call.returns > 1 else [refs]
 
-    def _replace(self, slot: int, dead: ActorHandle) -> bool:
+    def _replace(self, slot: int, dead: ActorHandle[Any]) -> bool:
         """Put a new actor in the place of one that is dead, or to be ended; whether that had not been done yet, for one
         takes several calls with it.
         """
@@ -179,7 +179,7 @@ class Pool:
             self._crew.dismiss(actor, keep)
 
 
-def wait_for(starting: list[ray.ObjectRef]) -> None:
+def wait_for(starting: list[ray.ObjectRef[Any]]) -> None:
     """Return when these signs that actors are up are there; raises `ResourceError` after `START_TIMEOUT`."""
     ready, missing = ray.wait(starting, num_returns=len(starting), timeout=START_TIMEOUT)
     try:
@@ -190,7 +190,7 @@ def wait_for(starting: list[ray.ObjectRef]) -> None:
         raise _not_started(len(missing), len(starting))
 
 
-def _died(starting: ray.ObjectRef) -> bool:
+def _died(starting: ray.ObjectRef[Any]) -> bool:
     """Whether an actor that was being started is dead."""
     try:
         ray.get(starting, timeout=0)

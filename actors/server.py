@@ -13,7 +13,7 @@ from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.scenario import AggregationSpec, DefenceSpec
 from rayfed.seeds import torch_generator
 from rayfed.training.arm import Protecting, aggregation_of
-from rayfed.training.host import Sent
+from rayfed.training.clients import Sent
 from rayfed.update import Named
 
 ArmState = dict[str, Any]

@@ -46,7 +46,8 @@ def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
     if allotment.server.num_cpus or allotment.server.num_gpus:
         shares.append(allotment.server)
     bundles = [{"CPU": s.num_cpus} | ({"GPU": s.num_gpus} if s.num_gpus else {}) for s in shares]
-    return tune.with_resources(trial, tune.PlacementGroupFactory([{}, *bundles]))
+    placed: Callable[[dict[str, Any]], None] = tune.with_resources(trial, tune.PlacementGroupFactory([{}, *bundles]))
+    return placed
 
 
 @cache

@@ -112,7 +112,8 @@ def verdicts(attacks: Sequence[Row]) -> list[Verdict]:
 
 
 def _mean(rows: Sequence[Row], column: str) -> float:
-    return sum(row[column] for row in rows) / len(rows)
+    mean: float = sum(row[column] for row in rows) / len(rows)
+    return mean
 
 
 def _closest(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:

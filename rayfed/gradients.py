@@ -96,7 +96,8 @@ def many_gradients(
     """
     one = grad(lambda w, b, x, y: batch_loss(model, w, buffers | b, x, y))
     leaves = {name: w.detach() for name, w in weights.items()}
-    return vmap(one, in_dims=(None, 0, 0, 0))(leaves, own or {}, images, labels)
+    gradients: Named = vmap(one, in_dims=(None, 0, 0, 0))(leaves, own or {}, images, labels)
+    return gradients
 
 
 def per_sample_gradients(model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor) -> Named:
@@ -117,4 +118,5 @@ def unflatten(vector: Tensor, like: Named) -> Named:
 
 def norm(tensors: Named) -> Tensor:
     """The Euclidean norm over all tensors together, a scalar."""
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in tensors.values()]))
+    total: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in tensors.values()]))
+    return total

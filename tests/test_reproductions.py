@@ -364,6 +364,16 @@ def test_missing_data_are_told_before_anything_is_played(tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
+def test_files_that_it_needs_are_made_by_commands(tmp_path: Path) -> None:
+    path, made = tmp_path / "small.yaml", tmp_path / "made.yaml"
+    commands = {str(made): f"new {made}", str(tmp_path / "other.yaml"): f"new {tmp_path / 'another'}"}
+    path.write_text(yaml.safe_dump({**DOCUMENT, "prepare": commands}))
+    result = CliRunner().invoke(app, ["reproduce", str(path)])
+    assert result.exit_code == 2
+    assert made.read_text().strip()
+    assert f"`rayfed new {tmp_path / 'another'}` did not make" in " ".join(result.output.split())
+
+
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     (tmp_path / "odd.json").write_text("{")
     with pytest.raises(RunError, match=r"odd\.json"):

@@ -114,7 +114,8 @@ class Search:
         """(Q, D) -> (Q, N, C, H, W), of the classes of each victim's labels."""
         labels = self.problem.hard_labels(latents, victims)
         images = self.generator(latents.reshape(-1, self.generator.latent), labels.flatten())
-        return images.unflatten(0, labels.shape)
+        batches: Tensor = images.unflatten(0, labels.shape)
+        return batches
 
     def values(self, latents: Tensor, victims: Tensor) -> Tensor:
         """The objective at points (Q, D) of victims (Q,), inf where it is not finite: (Q,)."""

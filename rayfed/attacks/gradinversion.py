@@ -131,7 +131,8 @@ def _apart(images: Tensor, seeds: int) -> Tensor:
     groups = images.unflatten(0, (-1, seeds))
     difference = groups - groups.mean(1, keepdim=True)
     norms = euclidean(difference)[..., None, None, None].clamp(min=torch.finfo(images.dtype).tiny)
-    return (difference / norms).flatten(0, 1) / images.shape[1]
+    directions: Tensor = (difference / norms).flatten(0, 1) / images.shape[1]
+    return directions
 
 
 def _rates(lr: float, iterations: int) -> list[float]:

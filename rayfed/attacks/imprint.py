@@ -50,7 +50,8 @@ class ImprintBlock(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """What the model behind the block sees of the images: a pattern as strong as they are bright."""
         measured = self.encode(images.flatten(1))
-        return self.decode(measured.clamp(0, 1) if self.sparse else measured.relu()).view_as(images)
+        pattern: Tensor = self.decode(measured.clamp(0, 1) if self.sparse else measured.relu()).view_as(images)
+        return pattern
 
 
 @component

@@ -90,7 +90,8 @@ class InvertingGradients(MixedPrecision, GradientMatching):
         if not self.noise:
             return prior
         evaluator = load_evaluator(self.evaluator, images.device)
-        return prior + self.noise * evaluator(images.flatten(0, 1)).unflatten(0, images.shape[:2]).mean(1)
+        noise: Tensor = evaluator(images.flatten(0, 1)).unflatten(0, images.shape[:2]).mean(1)
+        return prior + self.noise * noise
 
 
 def decayed(lr: float, iterations: int) -> list[float]:

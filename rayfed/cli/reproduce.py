@@ -26,6 +26,7 @@ Player = tuple[str | None, str | None, bool]
 
 @commands.command()
 def reproduce(
+    context: typer.Context,
     what: Annotated[str, typer.Argument(metavar="list|NAME|FILE|all", help="`list` names them.", show_default=False)],
     reduced: Annotated[
         bool, typer.Option("--reduced", help="The size for two cores and a quarter of an hour, not the paper's.")
@@ -58,7 +59,7 @@ def reproduce(
         failed = []
         for path in files:
             try:
-                _show(_played(path, scale, changes or [], run, (out, address, quiet)), keep, folder)
+                _show(_played(context, path, scale, changes or [], run, (out, address, quiet)), keep, folder)
             except UserError as error:
                 if len(files) == 1:
                     raise
@@ -78,7 +79,9 @@ def _list(files: Sequence[Path]) -> None:
     console().print(table("", ("name", "paper", "title", "figures"), rows))
 
 
-def _played(path: Path, scale: Scale, changes: Sequence[str], run: str | None, player: Player) -> Record:
+def _played(
+    context: typer.Context, path: Path, scale: Scale, changes: Sequence[str], run: str | None, player: Player
+) -> Record:
     """Play a reproduction, unless that was done, and compare; one without a scenario has nothing but its reasons."""
     from datetime import date
     from time import monotonic
@@ -100,7 +103,7 @@ def _played(path: Path, scale: Scale, changes: Sequence[str], run: str | None, p
     search_beside(path)
     scenario = check(document, f"{path} ({scale})")
     if run is None:
-        _prepare(own.prepare)
+        _prepare(own.prepare, context)
         _check_data(scenario)
         files = sweeps.play(scenario, *player).files
     else:
@@ -123,16 +126,15 @@ def _check_data(scenario: Scenario) -> None:
         load_data(scenario.data)
 
 
-def _prepare(commands: dict[str, str]) -> None:
-    """Run the commands whose files are missing."""
+def _prepare(commands: dict[str, str], context: typer.Context) -> None:
+    """Run the commands whose files are missing; `context` is of any command of `rayfed`."""
     from shlex import split
-
-    from rayfed.cli import app
 
     for file, command in commands.items():
         if not Path(file).exists():
             print(f"{file} is missing: rayfed {command}")
-            if typer.main.get_command(app).main(split(command), standalone_mode=False) or not Path(file).exists():
+            failed = context.find_root().command.main(split(command), standalone_mode=False)
+            if failed or not Path(file).exists():
                 raise UserError(f"`prepare`: `rayfed {command}` did not make {file}")
 
 

@@ -86,7 +86,7 @@ class Participant:
 
     def mask(self, vector: np.ndarray, directory: Mapping[int, Advertised]) -> np.ndarray:
         """Phase 2: (D,) uint64 plus its own mask and those with the neighbours that have shared, modulo 2^64."""
-        masked = vector + expand(self._seed, len(vector))
+        masked: np.ndarray = vector + expand(self._seed, len(vector))
         for other, advertised in directory.items():
             masked += _pairwise(self.client, other, self._key("mask"), advertised.mask, len(vector))
         return masked

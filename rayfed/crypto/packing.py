@@ -33,7 +33,8 @@ class FixedPoint:
 
     def encode(self, values: np.ndarray, clip: np.ndarray) -> np.ndarray:
         """(D,) int64, the nearest integers; what lies beyond its clip bound becomes that."""
-        return np.rint(np.clip(values / clip, -1, 1) * self.most).astype(np.int64)
+        integers: np.ndarray = np.rint(np.clip(values / clip, -1, 1) * self.most).astype(np.int64)
+        return integers
 
     def decode(self, integers: np.ndarray, clip: np.ndarray) -> np.ndarray:
         """(D,) float64 of integers or of sums of them; half a step of clip / most is lost in each summand at most."""

@@ -41,7 +41,7 @@ class PublicKey:
     @property
     def bits(self) -> int:
         """The key length."""
-        return self.n.bit_length()
+        return int(self.n.bit_length())
 
     def encrypt(self, plaintexts: Sequence[int]) -> list[mpz]:
         """Ciphertexts of residues modulo n."""

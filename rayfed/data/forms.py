@@ -115,9 +115,11 @@ class Column:
     def encode(self, values: np.ndarray) -> np.ndarray:
         """(N,) numbers, or indices of categories, as bytes (N, width); values beyond the bounds lie on them."""
         if self.categories:
-            return (np.eye(len(self.categories)) * 255).astype(np.uint8)[values]
+            hot: np.ndarray = (np.eye(len(self.categories)) * 255).astype(np.uint8)[values]
+            return hot
         share = (values - self.low) / (self.high - self.low)
-        return np.rint(255 * share.clip(0, 1)).astype(np.uint8)[:, None]
+        levels: np.ndarray = np.rint(255 * share.clip(0, 1)).astype(np.uint8)[:, None]
+        return levels
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,8 @@ def compensated(vector: Tensor, scale: float, q: float) -> Tensor:
     spread = (columns / rows) ** 0.5
     noise = (eigenvalues >= (scale * (1 - spread)) ** 2) & (eigenvalues <= (scale * (1 + spread)) ** 2)
     lost = directions[:, noise]
-    return (matrix - matrix @ lost @ lost.T).flatten()[: len(vector)]
+    kept: Tensor = (matrix - matrix @ lost @ lost.T).flatten()[: len(vector)]
+    return kept
 
 
 def root_sensitivity(task: Task) -> Named:
@@ -125,7 +126,11 @@ def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch, g
 
     def squares(image: Tensor, label: Tensor, direction: Tensor) -> Named:
         def slope(w: Named) -> Tensor:
-            return jvp(lambda x: batch_loss(model, w, buffers, x[None], label[None]), (image,), (direction,))[1]
+            def loss(x: Tensor) -> Tensor:
+                return batch_loss(model, w, buffers, x[None], label[None])
+
+            derivative: Tensor = jvp(loss, (image,), (direction,))[1]
+            return derivative
 
         return {name: g.square().sum() for name, g in grad(slope)(weights).items()}
 

@@ -58,4 +58,5 @@ class Quantise(Compression):
             levels = torch.floor(levels + torch.rand(tensor.shape, generator=generator).to(levels))
         else:
             levels = torch.round(levels)
-        return (levels * step).to(tensor)
+        quantised: Tensor = (levels * step).to(tensor)
+        return quantised

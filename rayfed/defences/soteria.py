@@ -131,7 +131,8 @@ def jacobian_norms(features: Features, images: Tensor) -> Tensor:
     values, pull = vjp(features, images)  # type: ignore[misc]
 
     def norm(row: Tensor) -> Tensor:
-        return pull(row.expand_as(values))[0].flatten(1).norm(dim=1)
+        norms: Tensor = pull(row.expand_as(values))[0].flatten(1).norm(dim=1)
+        return norms
 
     rows = torch.eye(values.shape[1], dtype=values.dtype, device=values.device)
     return vmap(norm, out_dims=1, chunk_size=max(1, _IMAGES_AT_ONCE // len(images)))(rows)
@@ -147,6 +148,7 @@ def estimated_norms(features: Features, images: Tensor, probes: int, generator: 
     signs = 2.0 * torch.randint(0, 2, (probes, *images.shape), generator=generator).to(images) - 1
 
     def squares(direction: Tensor) -> Tensor:
-        return jvp(features, (images,), (direction,))[1].square()
+        slopes: Tensor = jvp(features, (images,), (direction,))[1].square()
+        return slopes
 
     return vmap(squares, chunk_size=max(1, _IMAGES_AT_ONCE // len(images)))(signs).mean(0).sqrt()

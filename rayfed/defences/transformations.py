@@ -23,7 +23,7 @@ Operation = Callable[[Tensor, float], Tensor]
 def _moved(images: Tensor, across: float = 0.0, down: float = 0.0, shear: tuple[float, float] = (0.0, 0.0)) -> Tensor:
     """Shift by shares of the size and shear about the corner; what comes in from outside is black."""
     height, width = images.shape[-2:]
-    return T.affine(
+    moved: Tensor = T.affine(
         images,
         angle=0.0,
         translate=[round(across * width), round(down * height)],
@@ -32,10 +32,12 @@ def _moved(images: Tensor, across: float = 0.0, down: float = 0.0, shear: tuple[
         interpolation=InterpolationMode.BILINEAR,
         center=[0.0, 0.0],
     )
+    return moved
 
 
 def _posterised(images: Tensor, strength: float) -> Tensor:
-    return T.posterize(images, bits=round(8 - 4 * strength))
+    posterised: Tensor = T.posterize(images, bits=round(8 - 4 * strength))
+    return posterised
 
 
 def _solarised(images: Tensor, strength: float) -> Tensor:

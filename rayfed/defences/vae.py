@@ -65,7 +65,8 @@ class Vae(Defence):
     def forged(self, task: Task, images: Tensor) -> Tensor:
         """What the client's autoencoder makes of images (N, C, H, W), before the noise."""
         network = self._network(task)
-        return network(images, _normal((len(images), self.latent), images, task.generator))
+        images = network(images, _normal((len(images), self.latent), images, task.generator))
+        return images
 
     def noised(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Images with Laplace noise on every pixel (equations 7 and 8)."""

@@ -32,7 +32,8 @@ def knowledge_increment(true: Tensor, guess: Tensor) -> Tensor:
 def posterior_knowledge(true: Tensor, guess: Tensor) -> Tensor:
     """The other direction, KL(posterior || prior) to base 10, finite without a floor: at most 1, for one value."""
     shares = _shares(guess)
-    return torch.special.xlogy(shares, shares * _BINS).sum(1) / log(10)
+    divergence: Tensor = torch.special.xlogy(shares, shares * _BINS).sum(1) / log(10)
+    return divergence
 
 
 def _shares(images: Tensor) -> Tensor:

@@ -39,7 +39,8 @@ class VariationalBottleneck(nn.Module):
         mean, log_variance = self.encode(features).chunk(2, -1)
         if self.training:
             mean = mean + torch.randn_like(mean) * (log_variance / 2).exp()
-        return self.decode(mean)
+        decoded: Tensor = self.decode(mean)
+        return decoded
 
 
 def divergence(code: Tensor) -> Tensor:

@@ -73,7 +73,8 @@ def build_model(
             )
         if _draws_random_numbers(name, model, image_shape, training=True):
             model.stochastic = True
-    return model
+    built: nn.Module = model
+    return built
 
 
 def _from_component(name: str, parameters: Mapping[str, Any], image_shape: Shape, classes: int) -> Any:

@@ -41,7 +41,8 @@ class Generator(nn.Module):
     def forward(self, latents: Tensor, labels: Tensor) -> Tensor:
         """Latents (N, latent) and labels (N,) int64 to images (N, C, H, W) in [0, 1]."""
         coarse = (self.latent_in(latents) + self.class_in(labels)).unflatten(1, self._coarse)
-        return self.layers(coarse)[..., : self.image_shape[1], : self.image_shape[2]]
+        images: Tensor = self.layers(coarse)[..., : self.image_shape[1], : self.image_shape[2]]
+        return images
 
 
 class Critic(nn.Module):
@@ -66,4 +67,5 @@ class Critic(nn.Module):
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """Images (N, C, H, W) and labels (N,) int64 to scores (N,)."""
         features = self.layers(images)
-        return self.score(features)[:, 0] + (self.class_in(labels) * features).sum(1)
+        scores: Tensor = self.score(features)[:, 0] + (self.class_in(labels) * features).sum(1)
+        return scores

@@ -29,4 +29,5 @@ class Evaluator(nn.Module):
 
     def logits(self, images: Tensor) -> Tensor:
         """What the sigmoid is taken of, (N,). Grey images are repeated to three channels."""
-        return self.linear(self.features(images.expand(-1, 3, -1, -1)).mean((2, 3)))[:, 0]
+        logits: Tensor = self.linear(self.features(images.expand(-1, 3, -1, -1)).mean((2, 3)))[:, 0]
+        return logits

@@ -49,7 +49,8 @@ class LockedNorm(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Normalise, scale and shift (N, C, H, W)."""
-        return self.lock(self.norm(features))
+        locked: Tensor = self.lock(self.norm(features))
+        return locked
 
 
 def lock_norms(

@@ -41,7 +41,8 @@ class Passport(PrivateConv):
         """What the public layers behind it are given."""
         gamma, beta = self.scale_and_shift()
         if isinstance(self.norm, nn.Identity):  # the same function, and kernels are fewer numbers than features
-            return self.conv._conv_forward(images, gamma[:, None, None, None] * self.conv.weight, beta)
+            features: Tensor = self.conv._conv_forward(images, gamma[:, None, None, None] * self.conv.weight, beta)
+            return features
         return torch.addcmul(beta[:, None, None], gamma[:, None, None], self.norm(self.conv(images)))
 
     def scale_and_shift(self) -> tuple[Tensor, Tensor]:
@@ -82,4 +83,5 @@ class PenalisedPassport(Passport, Penalised):
         """The Euclidean distances of gamma and of beta (eq. 25), times the price, the same for each sample: (N,)."""
         gamma, beta = self.derived()
         apart = torch.linalg.vector_norm(self.gamma - gamma) + torch.linalg.vector_norm(self.beta - beta)
-        return (self.price * apart).expand(len(output))
+        penalties: Tensor = (self.price * apart).expand(len(output))
+        return penalties

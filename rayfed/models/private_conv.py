@@ -29,7 +29,8 @@ class PrivateConv(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """What the public layers behind it are given."""
-        return self.norm(self.conv(images))
+        features: Tensor = self.norm(self.conv(images))
+        return features
 
     def scale(self) -> Tensor:
         """The factor of each output channel, (C',): the normalisation's; ones where it has none."""

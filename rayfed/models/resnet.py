@@ -36,7 +36,8 @@ class BasicBlock(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Add the two branches."""
         inner = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(images)))))
-        return self.act2(inner + self.shortcut(images))
+        outer: Tensor = self.act2(inner + self.shortcut(images))
+        return outer
 
 
 class ResNet(nn.Module):
@@ -72,7 +73,8 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (N, classes) of images (N, C, H, W)."""
         features = self.stages(self.act1(self.bn1(self.conv1(images))))
-        return self.fc(self.flatten(self.pool(features)))
+        logits: Tensor = self.fc(self.flatten(self.pool(features)))
+        return logits
 
 
 @component

@@ -36,7 +36,8 @@ class Attention(nn.Module):
 
     def _split(self, sequence: Tensor) -> Tensor:
         """(N, L, width) to (N, heads, L, width / heads)."""
-        return sequence.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        heads: Tensor = sequence.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return heads
 
 
 class Block(nn.Module):

@@ -48,7 +48,7 @@ class Torchvision:
         options: dict[str, Any] = {"num_classes": classes}
         if self.arch in _WITH_AUXILIARY_HEADS:
             options |= {"aux_logits": False, "init_weights": True}
-        model = torchvision.models.get_model(self.arch, weights=None, **options)
+        model: nn.Module = torchvision.models.get_model(self.arch, weights=None, **options)
         if image_shape[0] == 1:
             model.register_forward_pre_hook(repeat_grey)
         return model

@@ -81,7 +81,7 @@ def _environment() -> Environment:
 
 @lru_cache
 def _plotly() -> str:
-    return get_plotlyjs()
+    return str(get_plotlyjs())
 
 
 @lru_cache

@@ -34,7 +34,7 @@ def export(results: Results, format: str, table: str = OUTCOMES) -> str:
         return _settings(grid(results.settings()), format)
     frame = _plain(results.table(table))
     if format == "markdown":
-        return _in_every_text(frame, _markdown).to_markdown(index=False) + "\n"
+        return str(_in_every_text(frame, _markdown).to_markdown(index=False)) + "\n"
     return str(frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g"))
 
 

@@ -225,7 +225,8 @@ def checked(table: pa.Table) -> pa.Table:
 def _locate(path: str) -> tuple[AbstractFileSystem, str]:
     """The file system behind a local path or URL, and the path on it."""
     with _explained("use", path, "give a local folder, or an fsspec URL whose package is installed (s3:// needs s3fs)"):
-        return url_to_fs(os.path.expanduser(path))
+        fs, root = url_to_fs(os.path.expanduser(path))
+        return fs, root
 
 
 def _check_bucket(fs: AbstractFileSystem, root: str) -> None:

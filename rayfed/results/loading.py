@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 
 from rayfed.errors import RunError, nearest
 from rayfed.results import outcomes, pareto, settings, success, summary
 from rayfed.results.folder import SCENARIO, RunFolder
-from rayfed.results.images import decode_png
 from rayfed.results.notebook import html
+from rayfed.results.pictures import Picture
 from rayfed.results.schemas import TABLES, image_key
 from rayfed.results.sweep_folder import SweepFolder, is_sweep
 
@@ -28,27 +27,6 @@ OUTCOMES = "outcomes"
 """The table that runs and sweeps both have."""
 SUCCESS = "success_rates"
 """Another: `Results.success_rates` for all metrics that were measured."""
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A true image beside what an attack made of it: arrays (H, W, C) of uint8 with C 1 (grey) or 3 (RGB)."""
-
-    arm: str
-    round: int
-    attack: str
-    victim: int
-    """Id of the client."""
-    repeat: int
-    sample: int
-    """Index of the true image in the victim's batch."""
-    true: np.ndarray
-    reconstructed: np.ndarray
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """The columns by which the table `attacks` knows it: arm, round, attack, victim, repeat, sample."""
-        return tuple(image_key(vars(self)).values())
 
 
 @dataclass(frozen=True, repr=False)
@@ -167,14 +145,14 @@ class Run(Results):
         """The true images and their reconstructions, of one arm or attack where named, in the order of rounds."""
         for row in self._pictures():
             if arm in (None, row["arm"]) and attack in (None, row["attack"]):
-                yield _picture(row)
+                yield Picture.of(row)
 
     def worst(self, count: int = 6) -> list[tuple[Picture, Mapping[str, Any]]]:
         """The reconstructions with the highest PSNR that images were kept of, each with its row of `attacks`."""
         scored = {_key(row): row for row in self.attacks.to_pylist() if summary.measured(row["psnr"])}
         kept = [row for row in self._pictures() if _key(row) in scored]
         kept = sorted(kept, key=lambda row: -scored[_key(row)]["psnr"])[:count]
-        return [(_picture(row), scored[_key(row)]) for row in kept]
+        return [(Picture.of(row), scored[_key(row)]) for row in kept]
 
     def _pictures(self) -> Iterator[dict[str, Any]]:
         for batch in self.table("images").to_batches(max_chunksize=64):
@@ -232,11 +210,3 @@ def load(path: str) -> Run | Sweep:
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(image_key(row).values())
-
-
-def _picture(row: Mapping[str, Any]) -> Picture:
-    return Picture(**image_key(row), true=_pixels(row["true"]), reconstructed=_pixels(row["reconstructed"]))
-
-
-def _pixels(png: bytes) -> np.ndarray:
-    return (decode_png(png) * 255).round().byte().permute(1, 2, 0).numpy()

@@ -6,17 +6,14 @@ from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
 from io import BytesIO
-from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from rayfed.results.figures import Grid, grid, said
+from rayfed.results.pictures import Picture
 from rayfed.results.settings import Setting
 from rayfed.results.summary import Row
-
-if TYPE_CHECKING:
-    from rayfed.results.loading import Picture
 
 MOST = 20
 """Settings that are shown."""

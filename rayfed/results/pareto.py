@@ -69,7 +69,8 @@ class Front:
         for name in self.measures:
             if name not in values:
                 raise UserError(f"hypervolume: the {what} has no '{name}': {nearest(name, values)}")
-        return np.array([values[name] for name in self.measures], dtype=float) * _signs(self.measures)
+        corner: np.ndarray = np.array([values[name] for name in self.measures], dtype=float) * _signs(self.measures)
+        return corner
 
 
 def front(
@@ -100,7 +101,8 @@ def front(
 def _points(settings: Sequence[Setting], measures: Sequence[str]) -> np.ndarray:
     """(settings, measures), turned such that more is better."""
     means = [[each.measures[name].mean for name in measures] for each in settings]
-    return np.array(means, dtype=float) * _signs(measures)
+    points: np.ndarray = np.array(means, dtype=float) * _signs(measures)
+    return points
 
 
 def _signs(measures: Sequence[str]) -> np.ndarray:

@@ -22,7 +22,8 @@ from rayfed.models.front import Front
 from rayfed.models.private import only, private_names, without
 from rayfed.scenario import AttackSpec, Training
 from rayfed.training import plan
-from rayfed.training.host import Host, Sent, State
+from rayfed.training.clients import Sent, State
+from rayfed.training.host import Host
 from rayfed.training.local import PRIVATE, batches, local_training, training_method, update_method
 from rayfed.update import Named, Observation, Shown, Update
 

@@ -44,7 +44,8 @@ class Generator(nn.Module):
         """The images of some latent draws."""
         hidden = F.leaky_relu(self.linear(latent), 0.2).unflatten(1, self.start)
         hidden = F.leaky_relu(self.conv1(F.interpolate(hidden, scale_factor=2)), 0.2)
-        return self.conv2(F.interpolate(hidden, (self.height, self.width))).sigmoid()
+        images: Tensor = self.conv2(F.interpolate(hidden, (self.height, self.width))).sigmoid()
+        return images
 
 
 @component

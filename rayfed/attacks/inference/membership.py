@@ -70,6 +70,7 @@ class Membership(OneByOne):
         gradients = per_sample_gradients(model, weights, observation.buffers, images, labels)
         rows = torch.cat([g.flatten(1) for g in gradients.values()], 1)
         if self.score == "norm":
-            return -rows.norm(dim=1)
+            scores: Tensor = -rows.norm(dim=1)
+            return scores
         update = flatten({name: observation.update[name] for name in gradients})
         return F.cosine_similarity(rows, update[None])

@@ -30,7 +30,8 @@ def total_variation(images: Tensor) -> Tensor:
 
 def euclidean(images: Tensor) -> Tensor:
     """The Euclidean norm of every image, (..., C, H, W) -> (...)."""
-    return vector_norm(images, dim=(-3, -2, -1))
+    norms: Tensor = vector_norm(images, dim=(-3, -2, -1))
+    return norms
 
 
 def latent_divergence(latents: Tensor) -> Tensor:

@@ -195,7 +195,8 @@ class Matching:
 
     def images(self, points: Tensor) -> Tensor:
         """(Q, D) -> (Q, N, C, H, W)"""
-        return points[:, : self.pixels].unflatten(1, self.images_shape)
+        images: Tensor = points[:, : self.pixels].unflatten(1, self.images_shape)
+        return images
 
     def hard_labels(self, points: Tensor, victims: Tensor) -> Tensor:
         """The known labels, or the most likely ones of the logits: (Q, N) int64."""
@@ -236,7 +237,8 @@ class Matching:
         return zip(points.detach().split(self.at_once), victims.split(self.at_once), strict=True)
 
     def _logits(self, points: Tensor) -> Tensor:
-        return points[:, self.pixels : self.shown].unflatten(1, (self.images_shape[0], self.classes))
+        logits: Tensor = points[:, self.pixels : self.shown].unflatten(1, (self.images_shape[0], self.classes))
+        return logits
 
     def _found(self, points: Tensor) -> Named:
         """What points say of the tensors that are sought, each with a leading dimension Q."""

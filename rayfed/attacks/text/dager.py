@@ -168,7 +168,8 @@ class Span:
         """(..., width) to (...), between 0 and 1."""
         vectors = vectors.double()
         left = vectors - (vectors @ self.basis.T) @ self.basis
-        return left.norm(dim=-1) / vectors.norm(dim=-1)
+        distances: Tensor = left.norm(dim=-1) / vectors.norm(dim=-1)
+        return distances
 
 
 def descended(found: Tensor, options: Sequence[Tensor], distance: Callable[[Tensor], Tensor]) -> Tensor:

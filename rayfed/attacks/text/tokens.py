@@ -33,7 +33,8 @@ def tokens_in(rows: Tensor, most: int) -> Tensor:
         middle = norms.median()
         floor = middle + _BEYOND * 1.4826 * (norms - middle).abs().median()
     count = int((norms > floor).sum().clamp(1, most))
-    return norms.topk(min(count, len(norms))).indices
+    numbers: Tensor = norms.topk(min(count, len(norms))).indices
+    return numbers
 
 
 def texts(numbers: Tensor, observation: Observation) -> Tensor:

@@ -36,7 +36,7 @@ class CIFAR10(TorchvisionSource):
 
     @property
     def _batches(self) -> Path:
-        return self.folder / self.original.base_folder
+        return Path(self.folder, self.original.base_folder)
 
     def _shards(self, *splits: str) -> list[Path]:
         patterns = [f"{below}*{split}*.parquet" for split in splits for below in ("", "*/")]

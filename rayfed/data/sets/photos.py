@@ -62,4 +62,5 @@ def _patches(package: str, name: str, size: int) -> np.ndarray:
             f"use a smaller size"
         )
     grid = photo[:, : down * size, : across * size].reshape(3, down, size, across, size)
-    return grid.transpose(1, 3, 0, 2, 4).reshape(-1, 3, size, size)
+    tiles: np.ndarray = grid.transpose(1, 3, 0, 2, 4).reshape(-1, 3, size, size)
+    return tiles

@@ -154,7 +154,7 @@ def _values(path: Path, name: str, column: pa.ChunkedArray) -> np.ndarray:
         )
     if not numeric:
         return np.array([str(value) for value in column.to_pylist()])
-    values = column.to_numpy().astype(np.float64)
+    values: np.ndarray = column.to_numpy().astype(np.float64)
     if not np.isfinite(values).all():
         row = int(np.flatnonzero(~np.isfinite(values))[0])
         raise DataError(f"{path}, row {row} (from 0): '{name}' is {values[row]}, expected a number; fill it in")

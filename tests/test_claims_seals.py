@@ -59,7 +59,8 @@ class Round:
     @property
     def rule(self) -> Any:
         """As the server has it, without keys."""
-        return replace(self.host.rule(self.arm, self.sent), keys=None)
+        rule: Any = self.host.rule(self.arm, self.sent)
+        return replace(rule, keys=None)
 
     def sealed(self, client: int) -> Sealed:
         """What a client sends."""
@@ -209,8 +210,12 @@ def test_the_order_of_clients_does_not_deal_the_odd_piece_anew() -> None:
 
 def test_every_client_has_a_piece_however_light_it_is() -> None:
     """Where it had none it would not be in the sum, and nobody could tell that from a server that leaves it out."""
-    changes = ("federation.aggregation=fedavg", "arms.pieces.protection.pieces_of_weight=3")
-    changes += ("partition={name: dirichlet, alpha: 0.1}", "training.batch_size=null")
+    changes = (
+        "federation.aggregation=fedavg",
+        "arms.pieces.protection.pieces_of_weight=3",
+        "partition={name: quantity, alpha: 1}",
+        "training.batch_size=null",
+    )
     sealed = whole("pieces", *changes)
     weights = [share.weight for share in sealed.shares]
     assert min(weights) * 3 < 0.5 * sum(weights)
@@ -399,7 +404,7 @@ def test_how_values_are_read_is_the_clients_own(arm: str) -> None:
     for other in (
         replace(sealer, clip=2.0),
         replace(sealer, clip_buffers=1.0),
-        replace(sealer, load=replace(sealer.load, units=10**9)),
+        replace(sealer, load=replace(sealer.load, units=101)),
         replace(sealer, load=replace(sealer.load, clients=2)),
         replace(sealer, load=replace(sealer.load, multiplied=not sealer.load.multiplied)),
         None,
@@ -414,7 +419,8 @@ def test_two_tags_of_one_client_and_round_do_not_give_a_third() -> None:
     round = round_of("pieces")
     update = round.host._made("pieces", round.sent, [0], {})[0]
     other = replace(update, tensors={name: t + 0.01 for name, t in update.tensors.items()})
-    rule, n = round.host.rule("pieces", round.sent), int.from_bytes(whole("pieces").public, "big")
+    rule: Any = round.host.rule("pieces", round.sent)
+    n = int.from_bytes(whole("pieces").public, "big")
     one, two = rule.sealed(update), rule.sealed(other)
     forged = [
         int.from_bytes(c, "big") * int.from_bytes(b, "big") * int(gmpy2.invert(int.from_bytes(a, "big"), n**2)) % n**2
@@ -462,14 +468,15 @@ def tampering(draw: st.DrawFn, arm: str) -> Sealed:
             place = draw(st.integers(0, max(0, len(shares) - 1)))
             field = draw(st.sampled_from(Share._fields))
             if shares and isinstance(getattr(shares[place], field), int):
-                shares[place] = shares[place]._replace(**{field: draw(NUMBERS)})
+                changes: dict[str, Any] = {field: draw(NUMBERS)}
+                shares[place] = shares[place]._replace(**changes)
             value = (*shares, *shares[: draw(st.integers(0, 1))])
         elif name in ("tensors", "buffers"):
             value = draw(st.one_of(SHAPES, st.permutations(sealed.tensors + sealed.buffers).map(tuple)))
         elif name == "public":
             value = draw(st.binary(max_size=40))
         else:
-            parts = list(draw(st.permutations(sealed.ciphertexts)))[: draw(st.integers(0, 99))]
+            parts = list(draw(st.permutations(list(sealed.ciphertexts))))[: draw(st.integers(0, 99))]
             if parts and draw(st.booleans()):
                 place = draw(st.integers(0, len(parts[0]) - 1))
                 bit = 1 << draw(st.integers(0, 7))
@@ -485,7 +492,7 @@ def tampering(draw: st.DrawFn, arm: str) -> Sealed:
 def test_whatever_is_tampered_with_is_refused_or_the_true_sum(arm: str) -> None:
     true, outcomes = round_of(arm).opened(whole(arm)), list[bool]()
 
-    @settings(max_examples=120, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(tampering(arm))
     def tried(sealed: Sealed) -> None:
         try:
@@ -497,4 +504,4 @@ def test_whatever_is_tampered_with_is_refused_or_the_true_sum(arm: str) -> None:
             assert torch.equal(found, true)
 
     tried()
-    assert outcomes.count(False) > 60
+    assert outcomes.count(False) > 30

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rayfed import seeds
+from rayfed.aggregation.protected import Sealing
 from rayfed.attacks.base import Checked
 from rayfed.data.base import Dataset
 from rayfed.data.forms import Tokens
@@ -65,6 +66,11 @@ class Inputs:
                 rule = aggregation_of(self.scenario.aggregation_of(name), stack, self.scenario.clients_per_round)
                 wrapped = protecting.wrap(rule)
                 found.append(f"arm {name} {wrapped.describe()}")
+                if isinstance(wrapped, Sealing) and self.scenario.federation.failures.then == "drop":
+                    found.append(
+                        f"arm {name} goes on without clients that fail: its clients have to believe the server who has "
+                        f"failed, and one that lies about it opens single updates as differences of sums"
+                    )
                 if caveat := wrapped.caveat():
                     found.append(f"arm {name} {caveat}")
                 if warning := protecting.protection.build().warning():

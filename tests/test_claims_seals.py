@@ -265,6 +265,19 @@ def test_updates_of_another_arm_are_not_opened() -> None:
     round_of("other").refuses(replace(whole("pieces"), public=whole("other").public))
 
 
+def test_a_run_says_where_a_clients_weight_makes_the_sum_nearly_its_update() -> None:
+    """What a client truly holds weighs as it does: the sum is opened."""
+    skewed = ["federation.aggregation=fedavg", "partition={name: quantity, alpha: 1}", "training.batch_size=null"]
+    inputs = prepare(scenarios.parse(TEXT, changes=skewed))
+    share = inputs.parts.sizes.max() / inputs.parts.sizes.sum()
+    assert share > 0.5
+    lines = [line for line in inputs.encryption if "nearly its update" in line]
+    assert [line.split()[1] for line in lines] == ["packed", "pieces", "ckks", "bfv", "other"]
+    assert all(f"client {inputs.parts.sizes.argmax()} {share:.0%} of the weight of round 0" in line for line in lines)
+    for changes in (skewed[1:], skewed[:1]):  # uniform weights, and equal parts
+        assert "nearly its update" not in str(prepare(scenarios.parse(TEXT, changes=changes)).encryption)
+
+
 # Where clients may drop out.
 
 DROP = "federation.failures.then=drop"
@@ -477,7 +490,8 @@ def tampering(draw: st.DrawFn, arm: str) -> Sealed:
             value = draw(st.binary(max_size=40))
         else:
             parts = list(draw(st.permutations(list(sealed.ciphertexts))))[: draw(st.integers(0, 99))]
-            if parts and draw(st.booleans()):
+            flipped: bool = draw(st.booleans())
+            if parts and flipped:
                 place = draw(st.integers(0, len(parts[0]) - 1))
                 bit = 1 << draw(st.integers(0, 7))
                 parts[0] = parts[0][:place] + bytes([parts[0][place] ^ bit]) + parts[0][place + 1 :]

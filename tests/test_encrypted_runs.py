@@ -227,7 +227,7 @@ def test_an_observation_of_a_sealed_update_has_its_ciphertext_alone() -> None:
     arm = host.arm("paillier")
     sent = Sent(1, arm.weights, arm.buffers, host.make_keys("paillier"))
     observation, _ = Observer(host).observe("paillier", sent, 0, scenario.attacks[0], {})
-    assert observation.sealed is not None
+    assert isinstance(observation.sealed, Sealed)
     assert not observation.update
     assert not observation.returned_buffers
     assert not observation.sealed.tag

@@ -25,6 +25,7 @@ from rayfed.crypto.tags import PRIME
 from rayfed.errors import ProtectionError
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
+from rayfed.training.plan import drawn_clients
 from rayfed.update import Sealed, Share
 
 TEXT = """
@@ -263,6 +264,17 @@ def test_updates_of_another_round_or_run_are_not_added(arm: str) -> None:
 def test_updates_of_another_arm_are_not_opened() -> None:
     round_of("other").refuses(whole("pieces"))
     round_of("other").refuses(replace(whole("pieces"), public=whole("other").public))
+
+
+def test_the_same_weights_in_rounds_of_other_clients_give_single_updates_away() -> None:
+    """What remains, as docs/threat-models.md says: of two of three clients a round, on all samples of each."""
+    changes = ("federation.clients_per_round=2", "training.batch_size=null", "federation.rounds=8")
+    rounds = [round_of("bfv", number, *changes) for number in range(8)]
+    drawn = {tuple(drawn_clients(round.host.scenario, round.sent.round)): round for round in rounds}
+    sums = {pair: round.opened(round.asked(*pair)) for pair, round in drawn.items()}
+    found = (sums[0, 1] + sums[0, 2] - sums[1, 2]) / 2
+    update = rounds[0].host._made("bfv", rounds[0].sent, [0], {})[0]
+    torch.testing.assert_close(found, torch.cat([t.ravel() for t in update.tensors.values()]), rtol=0, atol=1e-6)
 
 
 def test_a_run_says_where_a_clients_weight_makes_the_sum_nearly_its_update() -> None:

@@ -220,7 +220,8 @@ class Sealer:
             raise ProtectionError(f"a sum of clients {_clients(sealed)} would give one's update away: it is not opened")
         for share in sealed.shares:
             before, most = (1, self.load.units) if self.load.multiplied else (share.weight, 1)
-            if share.weight < 1 or share.before != before or not 1 <= share.after <= most:
+            exact = all(type(number) is int for number in share[:4])  # True, 1.0 and NumPy's count otherwise
+            if not exact or share.weight < 1 or share.before != before or not 1 <= share.after <= most:
                 raise ProtectionError(
                     f"client {share.client} is named with weight {share.weight}, multiplied by {share.before} and "
                     f"{share.after}, which no client and no honest server makes: the sum is not opened"

@@ -69,6 +69,8 @@ class Share(NamedTuple):
     """The whole number by which the client multiplied its update before it sealed it."""
     after: int
     """And the one by which the sealed update has been multiplied since."""
+    nonce: bytes
+    """Random: by it no two updates that a client seals have the mask of their tags in common."""
 
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -93,8 +95,8 @@ class Sealed:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes on the wire: ciphertexts and tag, as for an `Update` without headers."""
-        return sum(map(len, self.ciphertexts)) + 16
+        """Bytes on the wire: ciphertexts, tag and nonces, as for an `Update` without headers."""
+        return sum(map(len, self.ciphertexts)) + 16 + sum(len(share.nonce) for share in self.shares)
 
 
 @dataclass(frozen=True, eq=False)

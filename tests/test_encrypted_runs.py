@@ -22,7 +22,7 @@ from rayfed.errors import ProtectionError, ScenarioError, UserError
 from rayfed.results import checkpoint
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
-from rayfed.training.host import Host
+from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
 from rayfed.update import Sealed
 from tests.run_fixtures import Killer, Spied, assert_same_bits, spied_launch, weights
@@ -127,7 +127,10 @@ def secrets_of(scenario: Scenario, relayed: dict[str, bytes]) -> dict[str, bytes
     for arm in PROTECTED:
         secret = host._secret(arm)
         pair = unlock(derive(secret, "box"), relayed[arm])
-        found |= {f"{arm} secret": secret, f"{arm} pair": pair, f"{arm} tags": derive(secret, "tags", 0)}
+        rule = host.rule(arm, Sent(0, host.arm(arm).weights, host.arm(arm).buffers, relayed[arm]))
+        assert isinstance(rule, Protected)
+        assert rule.keys is not None
+        found |= {f"{arm} secret": secret, f"{arm} pair": pair, f"{arm} tags": rule.keys.secret}
         found |= {f"{arm} box": derive(secret, "box"), f"{arm} seed of pair": derive(secret, "pair")}
         if arm == "paillier":
             p, q = pair[: len(pair) // 2], pair[len(pair) // 2 :]
@@ -216,7 +219,6 @@ attacks:
 
 
 def test_an_observation_of_a_sealed_update_has_its_ciphertext_alone() -> None:
-    from rayfed.training.host import Sent
     from rayfed.training.observer import Observer
 
     scenario = parsed(extra=ATTACK)
@@ -225,7 +227,7 @@ def test_an_observation_of_a_sealed_update_has_its_ciphertext_alone() -> None:
     arm = host.arm("paillier")
     sent = Sent(1, arm.weights, arm.buffers, host.make_keys("paillier"))
     observation, _ = Observer(host).observe("paillier", sent, 0, scenario.attacks[0], {})
-    assert observation.sealed is not None
+    assert isinstance(observation.sealed, Sealed)
     assert not observation.update
     assert not observation.returned_buffers
     assert not observation.sealed.tag

@@ -52,7 +52,7 @@ def keys_of(sealer: Sealer, secret: bytes = b"s" * 32) -> Keys:
 def ruled(name: str, sent: list[Update], weights: str = "samples") -> Protected:
     rule = FedAvg(weights=weights)
     protected = Protected.of(rule, PROTECTIONS[name], len(sent), sum(u.samples for u in sent))
-    return protected.with_keys(keys_of(protected.sealer))
+    return protected.at_clients(keys_of(protected.sealer), [update.client for update in sent])
 
 
 class Someone:

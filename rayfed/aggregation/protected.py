@@ -1,11 +1,14 @@
 """A weighted mean of updates that the server cannot read: sealed by clients, added by anyone, opened by one client.
 
-Source: Ren's thesis, algorithm 3 and equation 4.4, whose server adds ciphertexts and has a client decrypt the sum.
+Source: Ren's thesis, algorithm 3 and equation 4.4, whose server adds ciphertexts and has a client decrypt the sum. That
+one sum a round can be opened, whoever is asked and however often, is ours: it is of all the round's clients, which
+everybody knows from the scenario, and its factors follow from the weights that these have sealed. So clients need not
+remember what they have opened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Self
@@ -29,17 +32,21 @@ class Sealing(Aggregation):
     sealer: Sealer
     keys: Keys | None = None
     """The clients' alone; the server's rule is made without."""
+    clients: tuple[int, ...] = ()
+    """Those of the round, as each of them knows by itself: no server is asked."""
+    drops: bool = False
+    """Whether some may be missing: then clients have to believe the server who has failed."""
 
-    def with_keys(self, keys: Keys) -> Self:
-        """The same at a client."""
-        return replace(self, keys=keys)
+    def at_clients(self, keys: Keys, clients: Iterable[int], drops: bool = False) -> Self:
+        """The same at a client of a round."""
+        return replace(self, keys=keys, clients=tuple(clients), drops=drops)
 
     def sealed(self, update: Update) -> Sealed:
         """All that the server sees of an update's values."""
         raise NotImplementedError
 
     def observed(self, update: Update) -> Sealed:
-        """The same less the tag, which no client may make for two updates of a round."""
+        """The same less the tag, without which nothing that was made to be observed gets into a round's sum."""
         return replace(self.sealed(update), tag=0)
 
     def describe(self) -> str:
@@ -64,6 +71,17 @@ class Sealing(Aggregation):
             raise ProtectionError(f"an encrypted sum of round {payload.round} was sent in round {round}")
         tensors, buffers, weight = self.sealer.open(self._own_keys, payload, alone)
         return single(tensors), single(buffers), weight
+
+    def check_present(self, clients: Collection[int]) -> None:
+        """Raise `ProtectionError` unless these are the round's clients: all of them, or two at least where some may be
+        missing.
+        """
+        present, drawn = set(clients), set(self.clients)
+        if not present <= drawn or len(present) < 2 or (present != drawn and not self.drops):
+            raise ProtectionError(
+                f"the server asks for a sum of clients {_listed(present)}; this round's are {_listed(drawn)}: with "
+                f"others a difference of sums would be one client's update, and the sum is not opened"
+            )
 
     @property
     def _own_keys(self) -> Keys:
@@ -119,7 +137,15 @@ class Protected(Sealing):
         return None if isinstance(total, WeightedSum) else Question(self._summed(total), of="one")
 
     def answer(self, payload: Sealed, member: Member) -> WeightedSum:
-        """The sum in the clear."""
+        """The sum in the clear; raises `ProtectionError` for any but the one of the round."""
+        found = {share.client: share for share in payload.shares}
+        self.check_present(found)
+        expected = self._factors({client: share.weight for client, share in found.items()})
+        if {client: share.after for client, share in found.items()} != expected:
+            raise ProtectionError(
+                "the server has multiplied sealed updates by other factors than their weights come to: the sum is not "
+                "opened"
+            )
         return WeightedSum(*self.opened(payload, member.round))
 
     def hears(self, total: Total, answers: Mapping[int, WeightedSum]) -> WeightedSum:
@@ -134,8 +160,27 @@ class Protected(Sealing):
     def _summed(self, total: Total) -> Sealed:
         if not self.sealer.load.multiplied:
             return total[0]
-        weights = [sealed.shares[0].weight for sealed in total]
-        return self.sealer.weighted(total, apportion(weights, self.sealer.load.units))
+        shares = [sealed.shares[0] for sealed in total]
+        factors = self._factors({share.client: share.weight for share in shares})
+        return self.sealer.weighted(total, [factors[share.client] for share in shares])
+
+    def _factors(self, weights: Mapping[int, int]) -> dict[int, int]:
+        """By what the server multiplies each client's update; the same for whoever works it out from these weights."""
+        if not self.sealer.load.multiplied:
+            return dict.fromkeys(weights, 1)
+        clients = sorted(weights)
+        return dict(zip(clients, _dealt([weights[c] for c in clients], self.sealer.load.units), strict=True))
+
+
+def _dealt(weights: Sequence[int], pieces: int) -> list[int]:
+    """`apportion` with a piece at least for each, which whoever has most gives up: a client without one would not be in
+    the sum, and its weight could not be checked.
+    """
+    dealt = apportion(weights, pieces)
+    while 0 in dealt:
+        dealt[dealt.index(0)] = 1
+        dealt[dealt.index(max(dealt))] -= 1
+    return dealt
 
 
 def weighted_sum_of(rule: Aggregation) -> FedAvg:
@@ -156,3 +201,7 @@ def units_of(rule: FedAvg, clients: int, samples: int) -> int:
 def single(tensors: Named) -> Named:
     """As parameters are kept; sums are opened with 53 bits."""
     return {name: t.float() for name, t in tensors.items()}
+
+
+def _listed(clients: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(clients)))

@@ -20,7 +20,7 @@ from rayfed.aggregation.fedboosting import Ballot, Candidate, FedBoosting, Judge
 from rayfed.aggregation.protected import Sealing
 from rayfed.crypto.packing import apportion
 from rayfed.crypto.sealing import Load
-from rayfed.errors import UserError
+from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.base import Encryption
 from rayfed.update import Named, Sealed, Shown, Update
 
@@ -123,9 +123,17 @@ class ProtectedBoosting(Sealing):
         return as_shown(self._opened(self.shown(total), updates[0].round), shares)
 
     def answer(self, payload: Sealed | Mapping[int, Sealed], member: Member) -> Opened | Judgement:
-        """The weighted sum in the clear, never one client's update; or the client's scores of all models."""
+        """The weighted sum in the clear, never one client's update; or the client's scores of all models.
+
+        Raises `ProtectionError` for mixtures that are not the rule's, and for a sum of less than all pieces. How these
+        are dealt the server finds, from what it is told, and may name as it likes.
+        """
         if isinstance(payload, Sealed):
+            self._check_sum(payload)
             return self._mean(payload, member.round)
+        self.check_present(payload)
+        if {model: _factors(sealed) for model, sealed in payload.items()} != self._pieces(payload):
+            raise ProtectionError("the server asks to score other mixtures than the rule's: they are not opened")
         return self.rule.answer(self._opened(payload, member.round), member)
 
     def hears(self, total: SealedBallot, answers: Mapping[int, Any]) -> SealedBallot:
@@ -147,6 +155,14 @@ class ProtectedBoosting(Sealing):
     def rows(self, total: SealedBallot) -> dict[str, list[dict[str, Any]]]:
         """As the rule has them."""
         return self.rule.rows(total.ballot)
+
+    def _check_sum(self, payload: Sealed) -> None:
+        pieces = _factors(payload)
+        if not set(pieces) <= set(self.clients) or sum(pieces.values()) != self.sealer.load.units:
+            raise ProtectionError(
+                f"the server asks for a sum of {sum(pieces.values())} of {self.sealer.load.units} pieces, or of others "
+                f"than the round's clients: it is not opened"
+            )
 
     def _opened(self, shown: Mapping[int, Sealed], round: int) -> dict[int, Opened]:
         """What is to be scored; a single update only where nothing is fused."""
@@ -170,3 +186,8 @@ class ProtectedBoosting(Sealing):
         """Equation 4.4, the weights dealt in pieces by largest remainders."""
         pieces = apportion([weights[client] for client in updates], self.sealer.load.units)
         return self.sealer.weighted(list(updates.values()), pieces)
+
+
+def _factors(sealed: Sealed) -> dict[int, int]:
+    """By client, what the server has multiplied its update by."""
+    return {share.client: share.after for share in sealed.shares}

@@ -1,11 +1,14 @@
 """An update as integers under encryption with a tag, its sums, and what comes out of them.
 
 Clients hold `Keys`; a `Sealer` is public. Anyone adds and multiplies, nobody without the keys opens, and a sum opens
-only where its tag fits: what was tampered with, truncated or sealed with other keys is never taken for an update.
+only where its tag fits: what was tampered with, truncated or sealed with other keys is never taken for an update. The
+tag covers all that says what the sum is of: session, round, names and shapes, and each client's number, weight and
+factor. Which sums may be opened at all is for who calls `open` to say (`rayfed.aggregation.protected`).
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -18,6 +21,9 @@ from rayfed.crypto.layout import Layout, flat
 from rayfed.crypto.tags import PRIME, Tagger, added, multiplied
 from rayfed.errors import ProtectionError, UserError
 from rayfed.update import Named, Sealed, Share, Update
+
+_NONCE = 16
+"""Bytes: that two of 2^32 sealed updates have the same one happens once in 2^65."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +77,16 @@ class Scheme(Protocol):
 
 @dataclass(frozen=True)
 class Keys:
-    """What the clients of an arm share and nobody else has."""
+    """What the clients of an arm share in a round and nobody else has."""
 
     secret: bytes
-    """From which tags are made, and the key under which the pair travels."""
+    """From which tags are made; another in each session (`rayfed.training.host.Host.rule`)."""
     pair: bytes
     """The scheme's secret and public key."""
 
-    def tagger(self, round: int) -> Tagger:
-        """Of one round: no two vectors of a client meet the same mask."""
-        return Tagger(derive(self.secret, "tags", round))
+    def tagger(self, round: int, layout: Layout) -> Tagger:
+        """Of the vectors of one round in which values stand for these tensors."""
+        return Tagger(derive(self.secret, "tags", round, repr(layout)))
 
 
 @dataclass(frozen=True)
@@ -103,15 +109,16 @@ class Sealer:
         layout = Layout.of(update)
         before = 1 if self.load.multiplied else weight
         vector = before * self.code.encode(flat(update), layout.bounds(self.clip, self.clip_buffers))
+        share = Share(update.client, weight, before, 1, secrets.token_bytes(_NONCE))
         return Sealed(
             round=update.round,
-            shares=(Share(update.client, weight, before, 1),),
+            shares=(share,),
             tensors=layout.tensors,
             buffers=layout.buffers,
             parameters=self,
             public=self.scheme.public(keys.pair),
             ciphertexts=self.scheme.encrypt(keys.pair, vector, before),
-            tag=keys.tagger(update.round).tag(vector, update.client, weight, before),
+            tag=keys.tagger(update.round, layout).tag(vector, *_context(share)),
         )
 
     def describe(self) -> str:
@@ -168,20 +175,19 @@ class Sealer:
         Raises `ProtectionError` for what is not the sum of what clients of these keys sealed, and, unless `alone`
         allows it, for a sum that would give one client's update away.
         """
-        clients = [share.client for share in sealed.shares]
-        if len(set(clients)) < max(1 if alone else 2, len(clients)):
-            raise ProtectionError(f"a sum of clients {_clients(sealed)} would give one's update away: it is not opened")
         self._check(sealed)
+        self._check_shares(sealed, fewest=1 if alone else 2)
+        self._check_room(sealed.shares)
         if sealed.public != self.scheme.public(keys.pair):
             raise ProtectionError("an encrypted sum is of another public key than the clients': it is not opened")
         total = self._decrypted(keys.pair, sealed)
-        if max(map(abs, total.tolist())) > _units(sealed) * self._largest:
+        if max(map(abs, total.tolist()), default=0) > _units(sealed) * self._largest:
             raise ProtectionError(
                 f"the encrypted sum of round {sealed.round} is larger than its clients' updates can make it: it was "
                 f"tampered with, or made with other keys; the round is not applied"
             )
-        contexts = [(share.after, (share.client, share.weight, share.before)) for share in sealed.shares]
-        if not keys.tagger(sealed.round).holds(total, sealed.tag, contexts):
+        contexts = [(share.after, _context(share)) for share in sealed.shares]
+        if not keys.tagger(sealed.round, _layout(sealed)).holds(total, sealed.tag, contexts):
             raise ProtectionError(
                 f"the encrypted sum of round {sealed.round} is not the sum of what its clients sealed: it was tampered "
                 f"with, or made with other keys; the round is not applied"
@@ -204,6 +210,22 @@ class Sealer:
                 f"clients {_clients(sealed)} sealed their updates with other parameters than this arm's: the round is "
                 f"not applied"
             )
+
+    def _check_shares(self, sealed: Sealed, fewest: int) -> None:
+        """Factors of 1 or more: the tag tells them apart modulo its prime only, and none takes a client's update out of
+        a sum that names the client.
+        """
+        clients = {share.client for share in sealed.shares}
+        if len(clients) < max(fewest, len(sealed.shares)):
+            raise ProtectionError(f"a sum of clients {_clients(sealed)} would give one's update away: it is not opened")
+        for share in sealed.shares:
+            before, most = (1, self.load.units) if self.load.multiplied else (share.weight, 1)
+            exact = all(type(number) is int for number in share[:4])  # True, 1.0 and NumPy's count otherwise
+            if not exact or share.weight < 1 or share.before != before or not 1 <= share.after <= most:
+                raise ProtectionError(
+                    f"client {share.client} is named with weight {share.weight}, multiplied by {share.before} and "
+                    f"{share.after}, which no client and no honest server makes: the sum is not opened"
+                )
 
     def _check_room(self, shares: Sequence[Share]) -> None:
         units = sum(share.before * share.after for share in shares)
@@ -239,6 +261,11 @@ def _layout(sealed: Sealed) -> Layout:
 
 def _units(sealed: Sealed) -> int:
     return sum(share.before * share.after for share in sealed.shares)
+
+
+def _context(share: Share) -> tuple[int | str, ...]:
+    """What a client says of its update, under the mask of the tag."""
+    return share.client, share.weight, share.before, share.nonce.hex()
 
 
 def _clients(sealed: Sealed) -> str:

@@ -5,8 +5,10 @@ add (and are multiplied by integers) as vectors do, so a decrypted sum that does
 sum of what was tagged: a ciphertext was changed, cut, left out, of other keys, or went beyond what its scheme can hold.
 
 Source: Agrawal and Boneh 2009, 'Homomorphic MACs: MAC-based integrity for network coding', section 3. Integers are told
-apart modulo 2^127 - 1: who checks a sum has to know that it lies within +-2^126, and then a forgery passes with a
-probability of 2^-127.
+apart modulo 2^127 - 1: who checks a sum has to know, from nothing that a forger can change, that it lies within +-2^126
+and that every factor is smaller than the prime. A forgery then passes with a probability of 2^-126 at most (a
+coefficient is 128 random bits modulo the prime, so a residue has 3 in 2^128 at most), q of them with q times that, and
+with what it takes to tell HKDF and ChaCha20 from random.
 """
 
 from __future__ import annotations
@@ -28,17 +30,19 @@ Tag = int
 
 @dataclass(frozen=True)
 class Tagger:
-    """Tags the vectors of one round."""
+    """Tags vectors of one layout in one round."""
 
     key: bytes
 
-    def tag(self, vector: np.ndarray, *context: int) -> Tag:
-        """The tag of (D,) integers; `context` says whose they are and must not be used for two vectors."""
+    def tag(self, vector: np.ndarray, *context: int | str) -> Tag:
+        """The tag of (D,) integers; `context` says whose they are and must not be used for two vectors: the difference
+        of their tags would be a tag of their difference.
+        """
         return (self._product(vector) + self._mask(context)) % PRIME
 
-    def holds(self, total: np.ndarray, tag: Tag, contexts: Sequence[tuple[int, tuple[int, ...]]]) -> bool:
+    def holds(self, total: np.ndarray, tag: Tag, contexts: Sequence[tuple[int, tuple[int | str, ...]]]) -> bool:
         """Whether a vector is, modulo the prime, the sum of those that were tagged with these contexts, each times its
-        factor.
+        factor; factors and values are told apart modulo the prime only.
         """
         masks = sum(factor * self._mask(context) for factor, context in contexts)
         return tag == (self._product(total) + masks) % PRIME
@@ -53,7 +57,7 @@ class Tagger:
             total += sum(int(p) << 16 * (i + j) for (i, j), p in np.ndenumerate(products))
         return total % PRIME
 
-    def _mask(self, context: Sequence[int]) -> int:
+    def _mask(self, context: Sequence[int | str]) -> int:
         return int.from_bytes(Stream(derive(self.key, "mask", *context)).read(2 * _BYTES), "little") % PRIME
 
 

@@ -139,16 +139,19 @@ class PaillierScheme:
         return self._written(keys.encrypt(plaintexts, made))
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
-        """(size,) int64, or Python integers where there are no lanes; raises `ProtectionError` for too few of them."""
+        """(size,) int64, or Python integers where there are no lanes; raises `ProtectionError` for another number of
+        ciphertexts than these take, and where something stands above the lanes.
+        """
         keys, _ = parsed(pair)
+        if len(ciphertexts) != -(-size // (self.lanes.count if self.lanes else 1)):
+            raise ProtectionError("an encrypted sum is truncated, or has too many parts: the round is not applied")
         plaintexts = keys.decrypt(self._read(ciphertexts))
         if not self.lanes:
             half = keys.public.n // 2
             return np.array([int(m) if m <= half else int(m - keys.public.n) for m in plaintexts], object)
-        if len(plaintexts) * self.lanes.count < size:
-            raise ProtectionError("an encrypted sum is truncated: the round is not applied")
-        top = 1 << (self.lanes.width * self.lanes.count)
-        return self.lanes.unpack([int(m % top) for m in plaintexts], size) - units * self.offset
+        if any(m >> (self.lanes.width * self.lanes.count) for m in plaintexts):
+            raise ProtectionError("an encrypted sum is larger than its lanes: it was tampered with, and is not opened")
+        return self.lanes.unpack([int(m) for m in plaintexts], size) - units * self.offset
 
     def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
         """By one multiplication each."""

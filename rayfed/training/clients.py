@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,6 +38,22 @@ class Sent:
     """The clients' key pair where they encrypt, locked with what only they know: the server passes it on."""
     told: Any = None
     """Of the session of the arm's aggregation (`Aggregation.told`); None where it has none."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all that clients have to have in common for their updates to be added: round, weights, buffers and
+        the box of their keys, which is another in every run.
+
+        Source: Pasquini 2022, 'Eluding secure aggregation in federated learning via model inconsistency': a server
+        that sends clients different weights gets single updates out of sums, unless what hides an update depends
+        on the weights.
+        """
+        found = hashlib.sha256(repr((self.round, self.keys)).encode())
+        for tensors in (self.weights, self.buffers):
+            found.update(repr([(name, t.dtype, tuple(t.shape)) for name, t in sorted(tensors.items())]).encode())
+            for _, tensor in sorted(tensors.items()):
+                found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()
 
 
 class Clients:

@@ -167,7 +167,9 @@ class Host(Clients):
         if isinstance(rule, SecureSum):
             return rule.at_clients(derive(secret, "own"), sent.told or {}, plan.leaving(self.scenario, sent.round))
         if isinstance(rule, Sealing):
-            return rule.with_keys(Keys(secret, unlock(derive(secret, "box"), sent.keys)))
+            keys = Keys(derive(secret, "session", sent.digest), unlock(derive(secret, "box"), sent.keys))
+            drops = self.scenario.federation.failures.then == "drop"
+            return rule.at_clients(keys, plan.drawn_clients(self.scenario, sent.round), drops)
         return rule
 
     def _secret(self, arm: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 
 from rayfed import seeds
+from rayfed.aggregation.protected import Protected, Sealing
+from rayfed.aggregation.secure_sum import SecureSum
 from rayfed.attacks.base import Checked
 from rayfed.data.base import Dataset
 from rayfed.data.forms import Tokens
@@ -25,7 +28,11 @@ from rayfed.training import plan
 from rayfed.training.account import Account
 from rayfed.training.arm import Arm, aggregation_of, build_arm
 from rayfed.training.failures import check_droppable
+from rayfed.training.local import trained_samples
 from rayfed.training.malicious import Malicious
+
+_HEAVY = 0.5
+"""Share of a round's weight above which a client outweighs all others together."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +72,29 @@ class Inputs:
                 rule = aggregation_of(self.scenario.aggregation_of(name), stack, self.scenario.clients_per_round)
                 wrapped = protecting.wrap(rule)
                 found.append(f"arm {name} {wrapped.describe()}")
+                found += self._unhidden(name, wrapped)
                 if caveat := wrapped.caveat():
                     found.append(f"arm {name} {caveat}")
                 if warning := protecting.protection.build().warning():
                     found.append(f"arm {name} is INSECURE: {warning}")
         return found
+
+    def _unhidden(self, name: str, rule: Sealing | SecureSum) -> Iterator[str]:
+        """Where what clients open of an arm comes near one client's update, in words."""
+        if isinstance(rule, Protected) and rule.rule.weights == "samples":
+            training = self.scenario.training_of(name)
+            weights = [trained_samples(size, training) for size in self.parts.sizes.tolist()]
+            share, client, round = plan.heaviest(self.scenario, weights)
+            if share > _HEAVY:
+                yield (
+                    f"arm {name} gives client {client} {share:.0%} of the weight of round {round}: the sum that is "
+                    f"opened is nearly its update; take weights: uniform"
+                )
+        if isinstance(rule, Sealing) and self.scenario.federation.failures.then == "drop":
+            yield (
+                f"arm {name} goes on without clients that fail: its clients have to believe the server who has failed, "
+                f"and one that lies about it opens single updates as differences of sums"
+            )
 
 
 def load_data(spec: DataSpec) -> Dataset:

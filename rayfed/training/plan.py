@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -110,6 +111,18 @@ def protecting(scenario: Scenario, arm: str, samples: np.ndarray) -> Protecting 
     fixed = scenario.federation.sampling == "fixed"
     clients = scenario.clients_per_round if fixed else scenario.federation.clients
     return Protecting(protection, clients, int(np.sort(samples)[-clients:].sum()))
+
+
+def heaviest(scenario: Scenario, weights: Sequence[int]) -> tuple[float, int, int]:
+    """The largest share that a client has of a round's weight, who has it, and in which round; `weights[i]` is what
+    client i has in any round.
+    """
+    found = [(0.0, 0, 0)]
+    for round in range(scenario.federation.rounds):
+        if drawn := drawn_clients(scenario, round):
+            client = max(drawn, key=lambda c: weights[c])
+            found.append((weights[client] / sum(weights[c] for c in drawn), client, round))
+    return max(found, key=lambda one: one[0])
 
 
 def colluder(scenario: Scenario, round: int, victim: int) -> int:

@@ -14,8 +14,8 @@ from rayfed.catalogue import component
 from rayfed.crypto.packing import FixedPoint
 from rayfed.protections.base import Protection
 
-Phase = Literal["advertise", "share", "mask", "reveal"]
-PHASES: tuple[Phase, ...] = ("advertise", "share", "mask", "reveal")
+Phase = Literal["advertise", "share", "mask", "confirm", "reveal"]
+PHASES: tuple[Phase, ...] = ("advertise", "share", "mask", "confirm", "reveal")
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -27,6 +27,7 @@ class Dropouts:
     advertise: Count = 0
     share: Count = 0
     mask: Count = 0
+    confirm: Count = 0
     reveal: Count = 0
 
     def until(self, phase: Phase) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.secure_sum import Hosted, SecureSum
 from rayfed.crypto import shamir
+from rayfed.crypto.keys import derive
 from rayfed.crypto.masking import (
     Advertised,
     Directory,
@@ -28,7 +30,7 @@ from rayfed.crypto.masking import (
     expand,
     neighbours,
 )
-from rayfed.crypto.session import Agree, Confirm, Reveal, Share
+from rayfed.crypto.session import Agree, Confirm, Reveal, Share, Told
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.secure_aggregation import SecureAggregation
 from rayfed.update import Named, Update
@@ -274,6 +276,26 @@ def test_a_client_sends_one_vector() -> None:
     with pytest.raises(ProtectionError, match="has answered another question in the phase 'agree'"):
         server.ask(VICTIM, replace(question, shared=tuple(server.members)), {"w": torch.ones(SIZE - 1)})
     np.testing.assert_array_equal(server.masked(VICTIM), server.vectors[VICTIM])
+
+
+def test_the_server_cannot_make_the_tag_by_which_a_client_knows_what_it_agreed_to() -> None:
+    """With a key of its own in the place of the client's, it would know what this has in common with itself."""
+    server, own = Lying(), X25519PrivateKey.generate()
+    told = server.session.told()
+    assert told is not None
+    hosted = Hosted(server.secret, told, server.members, MODEL)
+    honest = told.directory[VICTIM]
+    keys = {VICTIM: replace(honest, box=own.public_key().public_bytes_raw())}
+    common = own.exchange(X25519PublicKey.from_public_bytes(honest.box))
+    setting = Setting(derive(server.secret, "run"), ROUND, server.session.threshold, CLIENTS)
+    forger = Participant(VICTIM, b"", setting, {})
+    statement = forger._shared(keys, (VICTIM,), hosted.digest)
+    about = forger._about("agree", VICTIM, VICTIM, statement)
+    tag = hmac.digest(derive(common, "tags"), about, "sha256")
+    forged = replace(hosted, told=Told(keys, (VICTIM,), {VICTIM: tag}))
+    update = Update(VICTIM, ROUND, {"w": torch.zeros(SIZE - 1)}, {}, 1, 0.0)
+    with pytest.raises(ProtectionError, match="than it has agreed to mask with"):
+        server.rule.at_clients(forged).sends(update)
 
 
 @pytest.mark.parametrize("what", ["directory", "shared", "model"])

@@ -289,6 +289,8 @@ class Participant:
 
     def _common(self, directory: Directory, other: int, purpose: str) -> bytes:
         """A key that this client has in common with another (or with itself) alone."""
+        if other == self.client:  # not by the directory, in which the server may have put a key of its own
+            return derive(self.secret, "own", purpose)
         return derive(_exchanged(self._key("box"), directory[other].box), purpose)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from actors.process import Renewable, Share, set_up
 from actors.tables import Rows, Scored
 from rayfed.attacks.base import Guess, Inference, Reconstruction
+from rayfed.crypto.masking import Transcript
 from rayfed.data.base import Dataset
 from rayfed.data.forms import Pixels, Records, Tokens
 from rayfed.metrics.score import Scorer
@@ -60,9 +61,14 @@ class ClientActor(Renewable):
         seen = [self._observer.observe(arm, sent, v, attack, states, repeat) for v in victims]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
-    def answer(self, arm: str, sent: Sent, payload: Any, client: int, state: State) -> tuple[None, Any]:
-        """A sign that it is done, and the client's answer to what the server's rule asks, which goes to the server."""
-        return None, self._host.answer(arm, sent, payload, client, state)
+    def answer(
+        self, arm: str, sent: Sent, payload: Any, client: int, state: State, transcript: Transcript
+    ) -> tuple[Transcript, Any]:
+        """What the client remembers of the round now, and its answer to what the server's rule asks, which goes to the
+        server.
+        """
+        answer = self._host.answer(arm, sent, payload, client, state, transcript)
+        return transcript, answer
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split) -> tuple[float, int]:
         """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""

@@ -25,6 +25,7 @@ from actors.server import ArmState, Kept, ServerActor, ServerRole
 from actors.tables import RoundTables, Rows
 from rayfed import seeds
 from rayfed.aggregation.server_optimiser import ServerOptimiser
+from rayfed.crypto.masking import Transcript
 from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts
 from rayfed.scenario import Scenario
@@ -88,6 +89,8 @@ class Federation:
         """Arm -> client -> memory, of the clients of the last finished round."""
         self._recall = recall
         self._sent: dict[str, Served] = {}
+        self._transcripts: dict[tuple[str, int, int], Transcript] = {}
+        """What an arm's client remembers of a round's questions; kept when the server dies and asks them again."""
         data_ref, parts_ref, validation_ref = ray.put(data), ray.put(dealt), ray.put(Parts.of(validation))
         self._boxes: dict[str, bytes] = {}
         self._crew = crew
@@ -182,6 +185,7 @@ class Federation:
 
     def _play(self, round: int, limits: Mapping[str, int]) -> RoundTables:
         tables, arms = RoundTables(), [arm for arm, limit in limits.items() if round < limit]
+        self._transcripts = {key: known for key, known in self._transcripts.items() if key[1] == round}
         cohorts = plan.cohorts(self._scenario, round)
         served = {arm: self._sent.get(arm) or self._ask_server("sent", arm, round) for arm in arms}
         served |= self._opened(round, served)
@@ -299,11 +303,27 @@ class Federation:
             asked = {arm: self._ask_server("ask", arm) for arm in asking}
             whom = {arm: of for arm, (ref, _) in asked.items() if (of := ray.get(ref))}
             calls = [
-                Call("answer", (arm, sent[arm], asked[arm][1], c, states[arm].get(c, {})), (arm, c), returns=2)
+                Call(
+                    "answer",
+                    (
+                        arm,
+                        sent[arm],
+                        asked[arm][1],
+                        c,
+                        states[arm].get(c, {}),
+                        self._transcripts.get((arm, round, c), {}),
+                    ),
+                    (arm, c),
+                    returns=2,
+                )
                 for arm, of in whom.items()
                 for c in (members[arm] if of == "all" else members[arm][:1])
             ]
-            answers = {call.tag: answer for call, _, [answer] in self._run_clients(calls)}
+            answers = {}
+            for call, transcript, [answer] in self._run_clients(calls):
+                arm, client = call.tag
+                answers[arm, client] = answer
+                self._transcripts[arm, round, client] = transcript
             heard = [
                 self._server.hear.remote(
                     arm, own := [c for c in members[arm] if (arm, c) in answers], *(answers[arm, c] for c in own)

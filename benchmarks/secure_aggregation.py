@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from rayfed.aggregation.fedavg import FedAvg
-from rayfed.aggregation.secure_sum import SecureSum
+from rayfed.aggregation.secure_sum import Hosted, SecureSum
+from rayfed.crypto.masking import Transcript
 from rayfed.crypto.session import Session
 from rayfed.protections.secure_aggregation import Dropouts, SecureAggregation
 from rayfed.update import Update
@@ -50,15 +51,17 @@ def measured(values: int, count: int, neighbours: int | None) -> tuple[float, fl
         spent[who] += process_time() - began
         return result
 
+    transcripts: dict[int, Transcript] = {}
+
     def consulted(known: Session) -> Session:
-        clients = server.at_clients(b"secret of the clients", {}, members)
+        clients = server.at_clients(Hosted(b"secret of the clients", None, members, transcripts=transcripts))
         while question := by("server", server.asks, known):
             said = {c: by("clients", clients.answer, question.payload, Client(c)) for c in members}
             known = by("server", server.hears, known, said)
         return known
 
     session = consulted(server.opens(members, 0))
-    clients = server.at_clients(b"secret of the clients", server.told(session), members)
+    clients = server.at_clients(Hosted(b"secret of the clients", server.told(session), members))
     masked = [by("clients", clients.sends, update) for update in sent]
     total = consulted(server.joins(session, by("server", server.partial, masked)))
     assert total.aborted is None, total.aborted
@@ -74,7 +77,7 @@ def main() -> None:
     parser.add_argument("--values", type=int, default=15_000)
     parser.add_argument("--sizes", nargs="+", default=["10:all", "30:all", "100:all", "100:20", "300:all", "300:20"])
     arguments = parser.parse_args()
-    print("| clients N | neighbours k | client | server | keys, boxes, shares of a client |")
+    print("| clients N | neighbours k | client | server | keys, boxes, tags, shares of a client |")
     print("| --- | --- | --- | --- | --- |")
     for size in arguments.sizes:
         count, near = size.split(":")

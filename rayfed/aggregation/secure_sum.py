@@ -1,17 +1,19 @@
 """A weighted mean of updates that the server sees under masks alone, and whose sum it opens whoever drops out.
 
 Source: Bonawitz et al. 2017, 'Practical secure aggregation for privacy-preserving machine learning', figure 4. Before
-clients train, the rule's session asks for their keys (phase 0) and their shares (phase 1); what they send is masked
-(phase 2); when all is added it asks the survivors for the shares that unmask the sum (phase 3). The protocol itself is
-in `rayfed.crypto.masking` and `rayfed.crypto.session`.
+clients train, the rule's session asks for their keys (phase 0) and their shares (phase 1), and they agree with whom and
+for which model they mask what they send (phase 2); when all is added it has the survivors confirm who they are (phase
+3), and asks for the shares that unmask the sum (phase 4). The protocol itself is in `rayfed.crypto.masking` and
+`rayfed.crypto.session`.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from hashlib import sha256
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,25 +24,37 @@ from rayfed.aggregation.fedavg import FedAvg, WeightedSum
 from rayfed.aggregation.protected import single, units_of, weighted_sum_of
 from rayfed.crypto.keys import derive
 from rayfed.crypto.layout import Layout, flat
-from rayfed.crypto.masking import Advertised, Participant, neighbours
+from rayfed.crypto.masking import Participant, Setting, Transcript, expand
 from rayfed.crypto.sealing import beyond, in_steps
-from rayfed.crypto.session import Advertise, Directories, Reveal, Session, Share
+from rayfed.crypto.session import Advertise, Agree, Confirm, Reveal, Session, Share, Told
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.secure_aggregation import Phase, SecureAggregation
-from rayfed.seeds import numpy_generator
 from rayfed.update import Masked, Named, Update
 
 
 @dataclass(frozen=True)
-class Clients:
+class Hosted:
     """What a process knows that works for clients, and the server does not."""
 
     secret: bytes
     """From which each client's own follows: it stands for what every device draws for itself."""
-    told: Directories
-    """What the session told them."""
+    told: Told | None
+    """What the session told them before they train; None before that, and where the round is aborted."""
     leaving: Sequence[int]
     """The round's clients in the order in which simulated drop-outs take them."""
+    model: Named = field(default_factory=dict)
+    """The weights and buffers that they were sent."""
+    transcripts: dict[int, Transcript] = field(default_factory=dict)
+    """What each of them remembers of the round; what a client answers is added to its own."""
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Of the model: clients mask for the same one, or not together."""
+        digest = sha256()
+        for name, tensor in sorted(self.model.items()):
+            digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        return digest.digest()
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,7 @@ class SecureSum(Aggregation):
     protection: SecureAggregation
     clients: int
     """Of a round, at most."""
-    hosted: Clients | None = None
+    hosted: Hosted | None = None
     """None at the server."""
 
     needs_all: ClassVar[str | None] = (
@@ -62,7 +76,8 @@ class SecureSum(Aggregation):
     def of(cls, rule: Aggregation, protection: SecureAggregation, clients: int, samples: int) -> SecureSum:
         """The rule under masks, where a round has so many clients and samples at most.
 
-        Raises `UserError` for a rule that is no weighted sum, and for sums that 64 bits have no room for.
+        Raises `UserError` for a rule that is no weighted sum, for sums that 64 bits have no room for, and for a
+        threshold of half the clients around one.
         """
         summed = weighted_sum_of(rule)
         units = units_of(summed, clients, samples)
@@ -71,11 +86,18 @@ class SecureSum(Aggregation):
                 f"secure_aggregation: updates weighted up to {units} together have no room in 64 bits with "
                 f"{protection.bits} bits a value: take fewer bits, or weights: uniform"
             )
+        needed, around = protection.needed(clients), protection.around(clients)
+        if 2 * needed <= around:
+            raise UserError(
+                f"secure_aggregation: threshold: {needed} is not more than half of {around}, a client and its "
+                f"neighbours: a server that tells one half otherwise than the other would open single updates; take "
+                f"{around // 2 + 1} or more"
+            )
         return cls(summed, protection, clients)
 
-    def at_clients(self, secret: bytes, told: Directories, leaving: Sequence[int]) -> SecureSum:
+    def at_clients(self, hosted: Hosted) -> SecureSum:
         """The same where clients are."""
-        return replace(self, hosted=Clients(secret, told, leaving))
+        return replace(self, hosted=hosted)
 
     def check(self, clients: int) -> None:
         """Raise `UserError` where the smallest round has fewer clients than the threshold or the drop-outs need."""
@@ -100,49 +122,53 @@ class SecureSum(Aggregation):
         """Clients see of one another what the server opens."""
 
     def opens(self, clients: Sequence[int], round: int) -> Session:
-        """Nothing known but the graph, which is public: it follows from the number of the round."""
-        order = numpy_generator("neighbours", round)
-        near = neighbours(clients, self.protection.neighbours or len(clients), order)
-        return Session(near, self.protection.needed(len(clients)))
+        """Nothing known: the graph follows from the keys that clients are going to advertise."""
+        return Session(clients, self.protection.needed(len(clients)), self.protection.neighbours or len(clients))
 
     def asks(self, total: Session) -> Question | None:
-        """Keys, then shares; when vectors have come, what unmasks them."""
+        """What the session asks next; it waits for the masked sum in between."""
         asked = total.asks()
         return Question(asked) if asked else None
 
-    def answer(self, payload: Advertise | Share | Reveal, member: Member) -> Any:
-        """What a client says in phases 0, 1 and 3; None where it is not asked, or has dropped out."""
+    def answer(self, payload: Advertise | Share | Agree | Confirm | Reveal, member: Member) -> Any:
+        """What a client says in phases 0 to 4; None where it is not asked, or has dropped out."""
         client, itself = member.client, self._participant(member.client, member.round)
         match payload:
             case Advertise() if self._stays(client, "advertise"):
                 return itself.advertise()
-            case Share(directories) if client in directories and self._stays(client, "share"):
-                return itself.share(directories[client], self.protection.needed(len(self._hosted.leaving)))
-            case Reveal(directories, boxes, survivors, dropped) if client in boxes and self._stays(client, "reveal"):
-                return itself.reveal(boxes[client], directories[client], survivors, dropped)
+            case Share(directory) if client in directory and self._stays(client, "share"):
+                return itself.share(directory)
+            case Agree(directory, shared) if client in shared and self._stays(client, "mask"):
+                return itself.agree(directory, shared, self._hosted.digest)
+            case Confirm(directory, shared, survivors, agreed) if client in agreed and self._stays(client, "confirm"):
+                return itself.confirm(directory, shared, survivors, agreed[client])
+            case Reveal(directory, shared, survivors, confirmed, boxes) if client in boxes and self._stays(
+                client, "reveal"
+            ):
+                return itself.reveal(directory, shared, survivors, confirmed[client], boxes[client])
         return None
 
     def hears(self, total: Session, answers: Mapping[int, Any]) -> Session:
         """The session with what was said, aborted where too few are left."""
         return total.hears({client: answer for client, answer in answers.items() if answer is not None})
 
-    def told(self, total: Session) -> Directories:
-        """For each client that has shared the keys of those with whom it masks, and its own."""
+    def told(self, total: Session) -> Told | None:
+        """With whom clients mask; None where the round is aborted."""
         return total.told()
 
     def sends(self, update: Update) -> Masked:
         """The weighted update and its weight, masked; nothing of who has dropped out."""
-        client, layout = update.client, Layout.of(update)
-        told = self._hosted.told.get(client)
-        if told is None or not self._stays(client, "mask"):
-            nothing = np.zeros(layout.size + 1, np.uint64)
-            return Masked(update.round, (), layout.tensors, layout.buffers, nothing)
-        others = {other: keys for other, keys in told.items() if other != client}
-        return self._masked(update, self._participant(client, update.round), others)
+        told, vector = self._hosted.told, self._vector(update)
+        if told is None or update.client not in told.agreed or not self._stays(update.client, "mask"):
+            return _masked(update, (), np.zeros_like(vector))
+        itself, agreed = self._participant(update.client, update.round), told.agreed[update.client]
+        masked = itself.mask(vector, told.directory, told.shared, self._hosted.digest, agreed)
+        return _masked(update, (update.client,), masked)
 
     def observed(self, update: Update) -> Masked:
         """The update under a mask of its own: what one is sent under cannot be told from it, nor used a second time."""
-        return self._masked(update, Participant(update.client, secrets.token_bytes(32)), {})
+        vector = self._vector(update)
+        return _masked(update, (update.client,), vector + expand(secrets.token_bytes(32), len(vector)))
 
     def clipped(self, update: Update) -> int:
         """Values beyond the protection's clip bounds."""
@@ -180,10 +206,11 @@ class SecureSum(Aggregation):
     def rows(self, total: Session) -> dict[str, list[dict[str, Any]]]:
         """How many clients were left in each phase, and what was sent for it."""
         row = {
-            "clients": len(total.near),
+            "clients": len(total.clients),
             "advertised": len(total.advertised),
             "shared": len(total.boxes),
             "sent": len(total.masked.clients) if total.masked else 0,
+            "confirmed": len(total.confirmed),
             "revealed": len(total.revealed),
             "protocol_bytes": total.protocol_bytes,
             "aborted": total.aborted,
@@ -191,19 +218,29 @@ class SecureSum(Aggregation):
         return {"secure_sums": [row]}
 
     @property
-    def _hosted(self) -> Clients:
+    def _hosted(self) -> Hosted:
         if self.hosted is None:
             raise ProtectionError("only clients have secrets to mask with")
         return self.hosted
 
     def _participant(self, client: int, round: int) -> Participant:
-        return Participant(client, derive(self._hosted.secret, client, round))
+        hosted, p = self._hosted, self.protection
+        drawn = len(hosted.leaving)
+        setting = Setting(derive(hosted.secret, "run"), round, p.needed(drawn), p.neighbours or drawn)
+        return Participant(
+            client, derive(hosted.secret, client, round), setting, hosted.transcripts.setdefault(client, {})
+        )
 
     def _stays(self, client: int, phase: Phase) -> bool:
         return client not in self._hosted.leaving[: self.protection.dropouts.until(phase)]
 
-    def _masked(self, update: Update, itself: Participant, others: Mapping[int, Advertised]) -> Masked:
+    def _vector(self, update: Update) -> np.ndarray:
+        """(D + 1,) uint64: the weighted update in whole steps, and its weight."""
         p, layout, weight = self.protection, Layout.of(update), self.rule.weight(update)
         values = p.code.encode(flat(update), layout.bounds(p.clip, p.clip_buffers))
-        vector = np.append(weight * values, weight).view(np.uint64)
-        return Masked(update.round, (update.client,), layout.tensors, layout.buffers, itself.mask(vector, others))
+        return np.append(weight * values, weight).view(np.uint64)
+
+
+def _masked(update: Update, clients: tuple[int, ...], vector: np.ndarray) -> Masked:
+    layout = Layout.of(update)
+    return Masked(update.round, clients, layout.tensors, layout.buffers, vector)

@@ -1,4 +1,4 @@
-"""What clients derive from the secret that they share, and the box in which one sends the others a key pair.
+"""Keys derived from secrets, and boxes: what is locked with a key, and authenticated together with what it is about.
 
 Source: HKDF, RFC 5869; ChaCha20, RFC 8439; AES-GCM, NIST SP 800-38D.
 """
@@ -39,18 +39,17 @@ class Stream:
         return self._keystream.update(bytes(size))
 
 
-def lock(key: bytes, data: bytes) -> bytes:
-    """`data` encrypted and authenticated."""
+def lock(key: bytes, data: bytes, about: bytes = b"") -> bytes:
+    """`data` encrypted, and authenticated together with what it is about, which is not sent."""
     nonce = secrets.token_bytes(_NONCE)
-    return nonce + AESGCM(key).encrypt(nonce, data, None)
+    return nonce + AESGCM(key).encrypt(nonce, data, about)
 
 
-def unlock(key: bytes, box: bytes) -> bytes:
-    """What was locked; raises `ProtectionError` where the key is another or the box was tampered with."""
+def unlock(key: bytes, box: bytes, about: bytes = b"") -> bytes:
+    """What was locked; raises `ProtectionError` where key or `about` are others, or the box was tampered with."""
     try:
-        return AESGCM(key).decrypt(box[:_NONCE], box[_NONCE:], None)
+        return AESGCM(key).decrypt(box[:_NONCE], box[_NONCE:], about)
     except (InvalidTag, ValueError):
         raise ProtectionError(
-            "the clients' key pair cannot be unlocked: it was tampered with, or locked by clients of another secret; "
-            "start the run again"
+            "a box cannot be unlocked: it was tampered with, or locked with another key or about something else"
         ) from None

@@ -1,16 +1,21 @@
 """Masks that vanish in a sum: what clients and server do so that nobody sees a single vector, and who drops out may.
 
-Source: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", figure 4 (for an
-honest but curious server: without its consistency check and signatures); Bell et al. 2020, "Secure Single-Server
-Aggregation with (Poly)Logarithmic Overhead", section 3 (a client has masks with k neighbours only).
+Sources: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", figure 4, with
+the consistency check but without a public-key infrastructure: where figure 4 has signatures, pairs of clients
+authenticate by the keys that they agree on, so that a server which hands out keys of its own is not noticed. Bell et
+al. 2020, "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead", section 3, for the sparse graph. Pasquini
+et al. 2022, "Eluding Secure Aggregation in Federated Learning via Model Inconsistency", is why clients compare models.
 
-Phases: clients advertise keys; share secrets among neighbours; send masked vectors; reveal what unmasks the sum.
+Phases: clients advertise keys; share secrets among neighbours; agree on who has shared and on the model, and send
+masked vectors; confirm whose vectors came; reveal what unmasks the sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hmac
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -22,6 +27,7 @@ from rayfed.crypto import shamir
 from rayfed.crypto.keys import Stream, derive, lock, unlock
 from rayfed.errors import ProtectionError
 
+TAG_BYTES = 32
 _SECRET = 32
 
 
@@ -35,6 +41,12 @@ class Advertised:
     """From which pairs make their common masks."""
 
 
+Directory = Mapping[int, Advertised]
+"""The keys of all clients that advertised some: every client is sent all of them."""
+Transcript = dict[str, bytes]
+"""What a client remembers of a round, by phase: a digest of the question that it has answered there."""
+
+
 @dataclass(frozen=True)
 class Revealed:
     """What a client gives away in the last phase: for each other client a share of one of its two secrets."""
@@ -45,75 +57,224 @@ class Revealed:
     """Of the mask keys of those who dropped out after they had shared."""
 
 
-def neighbours(clients: Sequence[int], degree: int, order: np.random.Generator) -> dict[int, list[int]]:
-    """Each client's neighbours in a ring of a random order, half of them on either side; all others where so few are.
+@dataclass(frozen=True)
+class Setting:
+    """What a client knows of a round before it begins, from nobody who could lie."""
 
-    `degree` is even; the order is public.
+    run: bytes
+    """Tells arms and runs apart; public."""
+    round: int
+    threshold: int
+    """How many of a client and its neighbours must stay."""
+    degree: int
+    """Neighbours of a client where so many are there; even, or at least that of the complete graph."""
+
+
+def neighbours(directory: Directory, degree: int) -> dict[int, list[int]]:
+    """Each client's neighbours in a ring, half of them on either side; all others where so few are.
+
+    The order of the ring follows from all public keys, so that nobody knows it before they are advertised, and who has
+    the directory can check it.
     """
+    clients = sorted(directory)
     if len(clients) <= degree + 1:
         return {c: [other for other in clients if other != c] for c in clients}
-    ring = [clients[i] for i in order.permutation(len(clients))]
+    root = digest_of(directory)
+    ring = sorted(clients, key=lambda client: _digest("ring", root, client))
     near = range(1, degree // 2 + 1)
     return {c: sorted(ring[(i + s * d) % len(ring)] for d in near for s in (1, -1)) for i, c in enumerate(ring)}
 
 
+def digest_of(directory: Directory) -> bytes:
+    """32 bytes that no other directory has."""
+    return _digest("directory", *((c, keys.box, keys.mask) for c, keys in sorted(directory.items())))
+
+
 @dataclass(frozen=True)
 class Participant:
-    """One client in one round; all that is secret follows from `secret`, which is its own and the round's."""
+    """One client in one round. All that is secret follows from `secret`, which is its own and the round's; its
+    `transcript` is empty when the round begins and kept by the client until it ends.
+
+    Every phase raises `ProtectionError`, and tells nothing, for a question that contradicts what the client was asked
+    before or that an honest server would not ask. The same question again has the same answer.
+    """
 
     client: int
     secret: bytes
+    setting: Setting
+    transcript: Transcript
 
     def advertise(self) -> Advertised:
         """Phase 0."""
         return Advertised(_public(self._key("box")), _public(self._key("mask")))
 
-    def share(self, directory: Mapping[int, Advertised], threshold: int) -> dict[int, bytes]:
-        """Phase 1: for each neighbour in the directory, a share of both secrets in a box that it alone can open.
-
-        Raises `ProtectionError` where so few neighbours advertised that the threshold cannot be met.
-        """
-        if len(directory) < threshold:
-            raise ProtectionError(f"client {self.client} has {len(directory)} neighbours left, {threshold} are needed")
-        holders, stream = sorted(directory), Stream(derive(self.secret, "polynomials"))
-        selves = shamir.split(self._seed, threshold, holders, stream)
-        masks = shamir.split(self._secret("mask"), threshold, holders, stream)
+    def share(self, directory: Directory) -> dict[int, bytes]:
+        """Phase 1: for itself and each neighbour, a share of both secrets in a box that it alone can open."""
+        keys = [key for each in directory.values() for key in (each.box, each.mask)]
+        if directory.get(self.client) != self.advertise() or len(set(keys)) < len(keys):
+            raise self._refusal("is sent a directory in which its keys are others, or one key stands twice")
+        holders, needed = self._around(directory, directory), self.setting.threshold
+        if not needed <= len(holders) < 2 * needed:
+            raise self._refusal(
+                f"has {len(holders)} clients around it, itself among them: {needed} are needed, and they must be more "
+                f"than half of these"
+            )
+        root = digest_of(directory)
+        self._answers_once("share", root)
+        # Of this directory: shares that were dealt for two do not fit together.
+        stream = Stream(derive(self.secret, "polynomials", root.hex()))
+        selves = shamir.split(self._seed, needed, holders, stream)
+        masks = shamir.split(self._secret("mask"), needed, holders, stream)
         size = shamir.SHARE_BYTES
         return {
-            holder: lock(self._box_key(directory[holder]), selves[holder].to_bytes(size) + masks[holder].to_bytes(size))
+            holder: lock(
+                self._common(directory, holder, "shares"),
+                selves[holder].to_bytes(size) + masks[holder].to_bytes(size),
+                self._about("box", self.client, holder, root),
+            )
             for holder in holders
         }
 
-    def mask(self, vector: np.ndarray, directory: Mapping[int, Advertised]) -> np.ndarray:
-        """Phase 2: (D,) uint64 plus its own mask and those with the neighbours that have shared, modulo 2^64."""
+    def agree(self, directory: Directory, shared: Collection[int], model: bytes) -> dict[int, bytes]:
+        """Phase 2, before it trains: for itself and each neighbour that has shared, a tag by which that one knows with
+        whom this client masks, and for which model (a digest).
+        """
+        self._goes_on("share", digest_of(directory))
+        around = self._around(directory, shared)
+        self._check_among(shared, directory, around)
+        statement = self._shared(directory, shared, model)
+        self._answers_once("agree", statement)
+        self.transcript["model"] = model
+        return self._tags("agree", directory, around, statement)
+
+    def mask(
+        self, vector: np.ndarray, directory: Directory, shared: Collection[int], model: bytes, agreed: bytes
+    ) -> np.ndarray:
+        """Phase 2: (D,) uint64 plus its own mask and those with the neighbours that have shared, modulo 2^64.
+
+        `agreed` is the tag that the client made for itself: it masks for this model, with these and no others.
+        """
+        statement = self._shared(directory, shared, model)
+        if self.client not in directory or not self._holds("agree", directory, self.client, agreed, statement):
+            raise self._refusal("is told of other clients or of another model than it has agreed to mask with")
         masked: np.ndarray = vector + expand(self._seed, len(vector))
-        for other, advertised in directory.items():
-            masked += _pairwise(self.client, other, self._key("mask"), advertised.mask, len(vector))
+        for other in self._around(directory, shared):
+            if other != self.client:
+                masked += _pairwise(self.client, other, self._key("mask"), directory[other].mask, len(vector))
         return masked
+
+    def confirm(
+        self, directory: Directory, shared: Collection[int], survivors: Collection[int], agreed: Mapping[int, bytes]
+    ) -> dict[int, bytes]:
+        """Phase 3: for itself and each neighbour among the survivors a tag by which that one knows who they are.
+
+        `agreed` has the tags that others made for this client in phase 2, by sender: all survivors around it must have
+        masked with the same clients, and for the same model.
+        """
+        around, statement = self._around(directory, survivors), self._agreed(directory, shared)
+        self._check_among(survivors, shared, around)
+        for other in around:
+            if not self._holds("agree", directory, other, agreed.get(other, b""), statement):
+                raise self._refusal(
+                    f"is told that client {other} survives, which was told of other clients or sent another model"
+                )
+        statement = _digest("survivors", statement, *sorted(survivors))
+        self._answers_once("confirm", statement)
+        return self._tags("confirm", directory, around, statement)
 
     def reveal(
         self,
+        directory: Directory,
+        shared: Collection[int],
+        survivors: Collection[int],
+        confirmed: Mapping[int, bytes],
         boxes: Mapping[int, bytes],
-        directory: Mapping[int, Advertised],
-        survivors: Iterable[int],
-        dropped: Iterable[int],
     ) -> Revealed:
-        """Phase 3: the shares that unmask the sum of the survivors' vectors.
+        """Phase 4: the shares that unmask the sum of the survivors' vectors, from the boxes that were sent to this
+        client, by sender.
 
-        Raises `ProtectionError` for a server that asks for both secrets of a client, and for boxes that were tampered
-        with.
+        `confirmed` has the tags that others made for this client in phase 3: a threshold of those around it, itself
+        among them, must have confirmed the same survivors.
         """
-        survivors, dropped = set(survivors), set(dropped)
-        if survivors & dropped:
-            raise ProtectionError(
-                f"the server asks client {self.client} for both secrets of client {min(survivors & dropped)}, which "
-                f"would show its vector: nothing is revealed"
+        statement = _digest("survivors", self._agreed(directory, shared), *sorted(survivors))
+        self._goes_on("confirm", statement)
+        around = self._around(directory, survivors)
+        agreeing = [c for c in around if self._holds("confirm", directory, c, confirmed.get(c, b""), statement)]
+        if len(agreeing) < self.setting.threshold:
+            raise self._refusal(
+                f"holds confirmations of the same survivors by {len(agreeing)} clients around it, itself among them; "
+                f"{self.setting.threshold} are needed"
             )
-        opened = {c: unlock(self._box_key(directory[c]), box) for c, box in boxes.items() if c in survivors | dropped}
+        senders, root = self._around(directory, shared), digest_of(directory)
+        opened = {c: self._opened(directory, root, c, box) for c, box in boxes.items() if c in senders}
         size = shamir.SHARE_BYTES
         return Revealed(
-            {c: int.from_bytes(opened[c][:size]) for c in opened if c in survivors},
-            {c: int.from_bytes(opened[c][size:]) for c in opened if c in dropped},
+            {c: int.from_bytes(shares[:size]) for c, shares in opened.items() if c in survivors},
+            {c: int.from_bytes(shares[size:]) for c, shares in opened.items() if c not in survivors},
+        )
+
+    def _around(self, directory: Directory, present: Collection[int]) -> list[int]:
+        """Those present of this client and its neighbours."""
+        near = neighbours(directory, self.setting.degree)[self.client]
+        return sorted({self.client, *near}.intersection(present))
+
+    def _check_among(self, present: Collection[int], known: Collection[int], around: Sequence[int]) -> None:
+        if not {self.client} <= set(present) <= set(known):
+            raise self._refusal("is told that clients are left which were not there, or that it is gone itself")
+        if len(around) < self.setting.threshold:
+            raise self._refusal(
+                f"is told that {len(around)} clients around it are left, itself among them: {self.setting.threshold} "
+                f"are needed"
+            )
+
+    def _shared(self, directory: Directory, shared: Collection[int], model: bytes) -> bytes:
+        return _digest("shared", digest_of(directory), model, *sorted(shared))
+
+    def _agreed(self, directory: Directory, shared: Collection[int]) -> bytes:
+        """What the client has agreed on, if that is what the server goes on with."""
+        statement = self._shared(directory, shared, self.transcript.get("model", b""))
+        self._goes_on("agree", statement)
+        return statement
+
+    def _answers_once(self, phase: str, question: bytes) -> None:
+        if self.transcript.setdefault(phase, question) != question:
+            raise self._refusal(f"has answered another question in the phase '{phase}'")
+
+    def _goes_on(self, phase: str, question: bytes) -> None:
+        if self.transcript.get(phase) != question:
+            raise self._refusal(f"is asked to go on from what it has not answered in the phase '{phase}'")
+
+    def _tags(self, phase: str, directory: Directory, receivers: Sequence[int], statement: bytes) -> dict[int, bytes]:
+        return {other: self._tag(phase, directory, self.client, other, statement) for other in receivers}
+
+    def _holds(self, phase: str, directory: Directory, sender: int, tag: bytes, statement: bytes) -> bool:
+        """Whether a tag for this client is of that sender."""
+        return hmac.compare_digest(tag, self._tag(phase, directory, sender, self.client, statement))
+
+    def _tag(self, phase: str, directory: Directory, sender: int, receiver: int, statement: bytes) -> bytes:
+        other = receiver if sender == self.client else sender
+        key = self._common(directory, other, "tags")
+        return hmac.digest(key, self._about(phase, sender, receiver, statement), "sha256")
+
+    def _opened(self, directory: Directory, root: bytes, sender: int, box: bytes) -> bytes:
+        about = self._about("box", sender, self.client, root)
+        try:
+            return unlock(self._common(directory, sender, "shares"), box, about)
+        except ProtectionError:
+            raise ProtectionError(
+                f"the box of shares from client {sender} to client {self.client} in round {self.setting.round} cannot "
+                f"be opened: it was tampered with, or locked for another receiver, round, run or directory of keys; "
+                f"nothing is revealed"
+            ) from None
+
+    def _about(self, what: str, sender: int, receiver: int, statement: bytes) -> bytes:
+        """What boxes and tags are bound to."""
+        return _digest(what, self.setting.run, self.setting.round, sender, receiver, statement)
+
+    def _refusal(self, why: str) -> ProtectionError:
+        return ProtectionError(
+            f"client {self.client} answers the server nothing more in round {self.setting.round}: it {why}; the server "
+            f"does not follow the protocol, or the client was started again and has lost its transcript"
         )
 
     @property
@@ -126,8 +287,11 @@ class Participant:
     def _key(self, purpose: str) -> X25519PrivateKey:
         return X25519PrivateKey.from_private_bytes(self._secret(purpose))
 
-    def _box_key(self, other: Advertised) -> bytes:
-        return derive(_agreed(self._key("box"), other.box), "shares")
+    def _common(self, directory: Directory, other: int, purpose: str) -> bytes:
+        """A key that this client has in common with another (or with itself) alone."""
+        if other == self.client:  # not by the directory, in which the server may have put a key of its own
+            return derive(self.secret, "own", purpose)
+        return derive(_exchanged(self._key("box"), directory[other].box), purpose)
 
 
 def unmasked(
@@ -135,7 +299,7 @@ def unmasked(
     survivors: Sequence[int],
     dropped: Sequence[int],
     near: Mapping[int, Sequence[int]],
-    directory: Mapping[int, Advertised],
+    directory: Directory,
     revealed: Mapping[int, Revealed],
     threshold: int,
 ) -> np.ndarray:
@@ -171,13 +335,21 @@ def expand(seed: bytes, size: int) -> np.ndarray:
 
 def _pairwise(client: int, other: int, own: X25519PrivateKey, public: bytes, size: int) -> np.ndarray:
     """What a client adds for its pair with another, who adds the negative."""
-    mask = expand(derive(_agreed(own, public), "mask"), size)
+    mask = expand(derive(_exchanged(own, public), "mask"), size)
     return mask if client < other else -mask
 
 
-def _agreed(own: X25519PrivateKey, public: bytes) -> bytes:
-    return own.exchange(X25519PublicKey.from_public_bytes(public))
+def _exchanged(own: X25519PrivateKey, public: bytes) -> bytes:
+    try:
+        return own.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:  # another length, or a point of low order, with which all have the same in common
+        raise ProtectionError("a public key that was advertised is none: nothing is sent under it") from None
 
 
 def _public(key: X25519PrivateKey) -> bytes:
     return key.public_key().public_bytes_raw()
+
+
+def _digest(*parts: str | int | bytes | tuple[int, bytes, bytes]) -> bytes:
+    """SHA-256 of parts that nothing else is written like."""
+    return sha256(repr(parts).encode()).digest()

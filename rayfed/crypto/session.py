@@ -1,7 +1,7 @@
 """The server's side of secure aggregation: what it has of a round, phase after phase, and what it asks for next.
 
 Source: Bonawitz et al. 2017, 'Practical secure aggregation for privacy-preserving machine learning', figure 4. What
-clients do is in `rayfed.crypto.masking`.
+clients do, and what they refuse to a server that does otherwise, is in `rayfed.crypto.masking`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.crypto.masking import Advertised, Revealed, unmasked
+from rayfed.crypto.masking import TAG_BYTES, Directory, Revealed, neighbours, unmasked
 from rayfed.crypto.shamir import SHARE_BYTES
 from rayfed.update import Masked
 
-Directories = Mapping[int, Mapping[int, Advertised]]
-"""For each client the keys of those around it."""
-Boxes = Mapping[int, Mapping[int, bytes]]
+Letters = Mapping[int, Mapping[int, bytes]]
+"""Boxes or tags, of each sender by receiver; where they are delivered, of each receiver by sender."""
 
 
 @dataclass(frozen=True)
@@ -28,52 +27,100 @@ class Advertise:
 
 @dataclass(frozen=True)
 class Share:
-    """Asks who has advertised for boxes, one for each client around it and one for itself."""
+    """Asks who has advertised for boxes, one for each client around it and one for itself.
 
-    directories: Directories
+    This question and those that follow carry the directory, though it is sent once: what a client remembers of it in
+    this simulation is its digest.
+    """
+
+    directory: Directory
+
+
+@dataclass(frozen=True)
+class Agree:
+    """Asks who has shared for tags: with whom it is to mask."""
+
+    directory: Directory
+    shared: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What clients are told when they train."""
+
+    directory: Directory
+    shared: tuple[int, ...]
+    agreed: Mapping[int, bytes]
+    """For each client the tag by which it knows that it has agreed to this."""
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """Asks the survivors for tags: whose vectors are in the sum."""
+
+    directory: Directory
+    shared: tuple[int, ...]
+    survivors: tuple[int, ...]
+    agreed: Letters
+    """For each survivor the tags of phase 2 that others made for it."""
 
 
 @dataclass(frozen=True)
 class Reveal:
-    """Asks the survivors for what unmasks the sum."""
+    """Asks those who have confirmed for what unmasks the sum."""
 
-    directories: Directories
-    """Those of `Share`, again: who answers keeps nothing between two questions."""
-    boxes: Boxes
-    """For each survivor those that it alone can open, by sender."""
+    directory: Directory
+    shared: tuple[int, ...]
     survivors: tuple[int, ...]
-    dropped: tuple[int, ...]
-    """Who shared and sent nothing."""
+    confirmed: Letters
+    """For each of them the tags of phase 3 that others made for it."""
+    boxes: Letters
+    """And the boxes that it alone can open."""
 
 
 @dataclass(frozen=True)
 class Session:
     """All that the server has of a round."""
 
-    near: Mapping[int, Sequence[int]]
-    """Whom each client has for neighbours."""
+    clients: Sequence[int]
+    """Those drawn for the round."""
     threshold: int
     """How many of a client and its neighbours must stay."""
-    advertised: Mapping[int, Advertised] = field(default_factory=dict)
+    degree: int
+    """Neighbours of each client, where so many have advertised."""
+    advertised: Directory = field(default_factory=dict)
     """Empty until clients were asked; where nobody answers, the round is aborted."""
-    boxes: Boxes = field(default_factory=dict)
-    """Of each sender, by the client that can open them; empty likewise."""
+    near: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Whom each client has for neighbours."""
+    boxes: Letters = field(default_factory=dict)
+    """Empty likewise, as all that follows."""
+    agreed: Letters = field(default_factory=dict)
     masked: Masked | None = None
+    confirmed: Letters = field(default_factory=dict)
     revealed: Mapping[int, Revealed] = field(default_factory=dict)
     opened: np.ndarray | None = None
     """(D + 1,) int64, the sum without masks."""
     aborted: str | None = None
     """Why the round came to nothing."""
 
-    def asks(self) -> Advertise | Share | Reveal | None:
-        """Keys, then shares; when vectors have come, what unmasks them."""
+    def asks(self) -> Advertise | Share | Agree | Confirm | Reveal | None:
+        """Keys, shares, and with whom to mask; when vectors have come, whose they are, and what unmasks them."""
         if self.aborted or self.opened is not None:
             return None
         if not self.advertised:
             return Advertise()
         if not self.boxes:
-            return Share(self._directories(self.advertised))
-        return self._last_question(self.masked) if self.masked else None
+            return Share(self.advertised)
+        if not self.agreed:
+            return Agree(self.advertised, self._shared)
+        if self.masked is None:
+            return None
+        so_far, survivors = (self.advertised, self._shared), self.masked.clients
+        if not self.confirmed:
+            return Confirm(*so_far, survivors, _delivered(self.agreed, survivors))
+        return Reveal(
+            *so_far, survivors, _delivered(self.confirmed, self.confirmed), _delivered(self.boxes, self.confirmed)
+        )
 
     def hears(self, said: Mapping[int, Any]) -> Session:
         """With the answers of those who gave one; aborted where too few are left.
@@ -81,18 +128,25 @@ class Session:
         Raises `ProtectionError` where shares do not fit together.
         """
         if not self.advertised:
-            return replace(self, advertised=said)._checked(said, said, "advertised keys")
+            new = replace(self, advertised=said, near=neighbours(said, self.degree))
+            return new._checked(said, said, "advertised keys")
         if not self.boxes:
             return replace(self, boxes=said)._checked(said, said, "shared secrets")
+        if not self.agreed:
+            return replace(self, agreed=said)._checked(self.boxes, said, "agreed with whom to mask")
+        if not self.confirmed:
+            return replace(self, confirmed=said)._checked(self.boxes, said, "confirmed who is left")
         new = replace(self, revealed=said)._checked(self.boxes, said, "revealed shares")
         if new.aborted or self.masked is None:
             return new
         parties = self.masked.clients, self._dropped(self.masked), self.near, self.advertised
         return replace(new, opened=unmasked(self.masked.vector, *parties, said, self.threshold).view(np.int64))
 
-    def told(self) -> Directories:
-        """For each client that has shared the keys of those around it that have; nobody where the round is aborted."""
-        return {} if self.aborted else self._directories(self.boxes)
+    def told(self) -> Told | None:
+        """With whom clients mask; None where the round is aborted, and nobody sends anything."""
+        if self.aborted:
+            return None
+        return Told(self.advertised, self._shared, {client: tags[client] for client, tags in self.agreed.items()})
 
     def joins(self, masked: Masked) -> Session:
         """With the masked sum."""
@@ -102,26 +156,28 @@ class Session:
 
     @property
     def protocol_bytes(self) -> int:
-        """Sent beside the masked vectors, both ways and less headers: keys and boxes, which are passed on, shares."""
-        passed_on = sum(map(len, self._directories(self.advertised).values()))
-        delivered = self._last_question(self.masked).boxes if self.masked else {}
-        boxes = [box for own in [*self.boxes.values(), *delivered.values()] for box in own.values()]
+        """Sent beside the masked vectors, both ways and less headers and clients' numbers: keys, which all are passed
+        on to all, boxes and tags, which are passed on, shares.
+        """
+        keys = len(self.advertised) * (1 + len(self.advertised))
+        last = self.masked.clients if self.masked else ()
+        boxes = [*self.boxes.values(), *_delivered(self.boxes, self.confirmed).values()]
+        tags = [*self.agreed.values(), *_delivered(self.agreed, last).values()]
+        tags += [*self.confirmed.values(), *_delivered(self.confirmed, self.confirmed).values()]
         shares = sum(len(said.selves) + len(said.masks) for said in self.revealed.values())
-        return 64 * (len(self.advertised) + passed_on) + sum(map(len, boxes)) + SHARE_BYTES * shares
+        size = sum(len(box) for own in boxes for box in own.values()) + TAG_BYTES * sum(map(len, tags))
+        return 64 * keys + size + SHARE_BYTES * shares
+
+    @property
+    def _shared(self) -> tuple[int, ...]:
+        return tuple(self.boxes)
 
     def _around(self, client: int, present: Collection[int]) -> list[int]:
         """Those present of a client and its neighbours: they hold the shares of its secrets."""
         return sorted({client, *self.near[client]}.intersection(present))
 
-    def _directories(self, present: Collection[int]) -> Directories:
-        return {c: {other: self.advertised[other] for other in self._around(c, present)} for c in present}
-
     def _dropped(self, masked: Masked) -> tuple[int, ...]:
         return tuple(client for client in self.boxes if client not in masked.clients)
-
-    def _last_question(self, masked: Masked) -> Reveal:
-        boxes = {c: {sender: own[c] for sender, own in self.boxes.items() if c in own} for c in masked.clients}
-        return Reveal(self._directories(self.boxes), boxes, masked.clients, self._dropped(masked))
 
     def _checked(self, owners: Collection[int], present: Collection[int], done: str) -> Session:
         """Aborted where too few of those are present who hold the shares of an owner's secrets."""
@@ -129,7 +185,12 @@ class Session:
         if fewest >= self.threshold:
             return self
         reason = (
-            f"{len(present)} of {len(self.near)} clients {done}, which leaves {fewest} of a client and its "
+            f"{len(present)} of {len(self.clients)} clients {done}, which leaves {fewest} of a client and its "
             f"neighbours; {self.threshold} are needed"
         )
         return replace(self, aborted=reason)
+
+
+def _delivered(letters: Letters, receivers: Collection[int]) -> Letters:
+    """Who gets what from whom."""
+    return {c: {sender: own[c] for sender, own in letters.items() if c in own} for c in receivers}

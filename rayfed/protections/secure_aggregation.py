@@ -14,8 +14,8 @@ from rayfed.catalogue import component
 from rayfed.crypto.packing import FixedPoint
 from rayfed.protections.base import Protection
 
-Phase = Literal["advertise", "share", "mask", "reveal"]
-PHASES: tuple[Phase, ...] = ("advertise", "share", "mask", "reveal")
+Phase = Literal["advertise", "share", "mask", "confirm", "reveal"]
+PHASES: tuple[Phase, ...] = ("advertise", "share", "mask", "confirm", "reveal")
 
 Count = Annotated[int, Field(ge=0)]
 
@@ -27,6 +27,7 @@ class Dropouts:
     advertise: Count = 0
     share: Count = 0
     mask: Count = 0
+    confirm: Count = 0
     reveal: Count = 0
 
     def until(self, phase: Phase) -> int:
@@ -38,12 +39,16 @@ class Dropouts:
 class SecureAggregation(Protection):
     """Updates as integers under pairwise masks and one of the client's own: the server learns the sum, and no client's.
 
-    No key is shared by all: fewer than `threshold` neighbours of a client that collude with the server do not show its
-    update. Where fewer than that are left of some client and its neighbours, the round is not applied.
+    No key is shared by all, and a client answers nothing that contradicts what it was asked before in the round. With n
+    clients around one (itself and its neighbours), a server that lies does not get both secrets of a client as long as
+    fewer than 2 * threshold - n of them collude with it and it passes on clients' own keys: it could replace them, for
+    nobody vouches for them. Where fewer than `threshold` are left of some client and its neighbours, the round is not
+    applied.
     """
 
     threshold: Annotated[int, Field(ge=2)] | None = None
-    """Who must stay, of a client and its neighbours, for the sum to be opened; null: more than two thirds."""
+    """Who must stay, of a client and its neighbours, for the sum to be opened: more than half of them; null: more than
+    two thirds."""
     neighbours: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
     """Clients with whom each one has common masks; null: all others of the round."""
     bits: Annotated[int, Field(ge=2, le=32)] = 32

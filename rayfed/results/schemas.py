@@ -161,8 +161,11 @@ TABLES: dict[str, pa.Schema] = {
             _value("advertised", _int, "those that were still there to send their public keys"),
             _value("shared", _int, "to share their secrets"),
             _value("sent", _int, "to send their masked updates: these are in the sum"),
+            _value("confirmed", _int, "to confirm whose updates these are"),
             _value("revealed", _int, "to reveal the shares that unmask it"),
-            _value("protocol_bytes", _long, "keys, boxes and shares, both ways, beside the masked updates (bytes)"),
+            _value(
+                "protocol_bytes", _long, "keys, boxes, tags and shares, both ways, beside the masked updates (bytes)"
+            ),
             _value("aborted", _string, "why the server took no step; null where it did"),
         ]
     ),

@@ -17,12 +17,14 @@ from torch.func import functional_call
 from rayfed import objective
 from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.protected import Sealing
-from rayfed.aggregation.secure_sum import SecureSum
+from rayfed.aggregation.secure_sum import Hosted, SecureSum
 from rayfed.aggregation.server import TreeFold
 from rayfed.crypto.keys import derive, lock, unlock
+from rayfed.crypto.masking import Transcript
 from rayfed.crypto.sealing import Keys
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Task
+from rayfed.errors import ProtectionError
 from rayfed.models.private import without
 from rayfed.scenario import Scenario
 from rayfed.training import plan
@@ -147,9 +149,15 @@ class Host(Clients):
         poisoned = self.malicious[arm].sent(updates, self._honest(arm, sent, states))
         return self.rule(arm, sent).seen(list(poisoned))
 
-    def answer(self, arm: str, sent: Sent, payload: Any, client: int, state: State) -> Any:
-        """What a client answers to a question of the arm's aggregation."""
-        return self.rule(arm, sent).answer(payload, _Member(self, arm, self.here(sent), client, state))
+    def answer(
+        self, arm: str, sent: Sent, payload: Any, client: int, state: State, transcript: Transcript | None = None
+    ) -> Any:
+        """What a client answers to a question of the arm's aggregation.
+
+        `transcript` is what it remembers of the round's questions so far; what it answers is added there.
+        """
+        rule = self.rule(arm, sent, {} if transcript is None else {client: transcript})
+        return rule.answer(payload, _Member(self, arm, self.here(sent), client, state))
 
     def make_keys(self, arm: str) -> bytes:
         """A key pair for all clients of an arm that encrypts, made by one of them and locked for the others; nothing
@@ -161,16 +169,27 @@ class Host(Clients):
         pair = rule.sealer.scheme.generate(derive(secret, "pair"))
         return lock(derive(secret, "box"), pair)
 
-    def rule(self, arm: str, sent: Sent) -> Aggregation:
-        """The arm's aggregation as a client of the round works with it."""
+    def rule(self, arm: str, sent: Sent, transcripts: dict[int, Transcript] | None = None) -> Aggregation:
+        """The arm's aggregation as a client of the round works with it; `transcripts` are by client."""
         rule, secret = self._aggregations[arm], self._secret(arm)
         if isinstance(rule, SecureSum):
-            return rule.at_clients(derive(secret, "own"), sent.told or {}, plan.leaving(self.scenario, sent.round))
+            leaving, model = plan.leaving(self.scenario, sent.round), {**sent.weights, **sent.buffers}
+            return rule.at_clients(Hosted(derive(secret, "own"), sent.told, leaving, model, transcripts or {}))
         if isinstance(rule, Sealing):
-            keys = Keys(derive(secret, "session", sent.digest), unlock(derive(secret, "box"), sent.keys))
+            keys = Keys(derive(secret, "session", sent.digest), self._pair(arm, sent))
             drops = self.scenario.federation.failures.then == "drop"
             return rule.at_clients(keys, plan.drawn_clients(self.scenario, sent.round), drops)
         return rule
+
+    def _pair(self, arm: str, sent: Sent) -> bytes:
+        """The key pair that `make_keys` made; raises `ProtectionError` where the server sends another."""
+        try:
+            return unlock(derive(self._secret(arm), "box"), sent.keys)
+        except ProtectionError:
+            raise ProtectionError(
+                f"the key pair of arm '{arm}' cannot be unlocked: it was tampered with, or locked by clients of "
+                f"another secret; start the run again"
+            ) from None
 
     def _secret(self, arm: str) -> bytes:
         """What an arm's clients know and nobody else: it stands for what they exchange before the first round."""

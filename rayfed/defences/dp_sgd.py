@@ -15,7 +15,7 @@ from torch.func import vmap
 
 from rayfed.catalogue import component
 from rayfed.defences.base import Batch, GradientMethod, Task
-from rayfed.defences.noise import clip_factors
+from rayfed.defences.noise import clip_factors, finite
 from rayfed.defences.private import Private
 from rayfed.errors import UserError
 from rayfed.models.build import uses_batch_statistics
@@ -73,7 +73,7 @@ class DpSgd(Private):
         """The sum over samples (the first dimension) of gradients that are clipped over all layers together."""
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in each.values()]).norm(dim=0)
         factors = clip_factors(norms, self.clip)
-        return {name: torch.tensordot(factors, g, dims=1) for name, g in each.items()}
+        return {name: torch.tensordot(factors, finite(g), dims=1) for name, g in each.items()}
 
     def noise(self, task: Task) -> float:
         """Deviation of the noise on the sum."""

@@ -100,9 +100,15 @@ def clipped(tensors: Named, bound: float, order: float) -> Named:
     """All tensors scaled together so that their joint norm of that order is at most `bound`."""
     norms = torch.stack([torch.linalg.vector_norm(t, ord=order) for t in tensors.values()])
     factor = clip_factors(torch.linalg.vector_norm(norms, ord=order), bound)
-    return {name: t * factor for name, t in tensors.items()}
+    return {name: finite(t) * factor for name, t in tensors.items()}
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
-    """What scales vectors of these norms to at most the bound."""
-    return torch.clamp(bound / norms.clamp(min=torch.finfo(norms.dtype).tiny), max=1.0)
+    """What scales vectors of these norms to at most the bound; 0 for a norm that is not finite."""
+    factors = torch.clamp(bound / norms.clamp(min=torch.finfo(norms.dtype).tiny), max=1.0)
+    return torch.where(norms.isfinite(), factors, 0.0)
+
+
+def finite(tensor: Tensor) -> Tensor:
+    """The tensor with 0 for what is not finite, so that a clip factor of 0 leaves nothing of it."""
+    return tensor.nan_to_num(0.0, 0.0, 0.0)

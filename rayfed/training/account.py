@@ -146,6 +146,11 @@ class Account:
             outside = [stage for stage in stages if stage > own or (stage == own and index > place)]
             if index != place and not other.post_processes and any(other.overrides(stage) for stage in outside):
                 return f"{name} works on what it sends and looks at the data again"
+            if spent.unit == "sample" and other.private_epochs:
+                return (
+                    f"private layers of {name} learn from the samples without clip and noise, so one sample moves "
+                    "the gradients of all others"
+                )
             if spent.unit == "sample" and other.overrides("wrap_data"):
                 return f"{name} changes the samples before it, so that the clip bound is not one sample's any more"
         return None

@@ -20,6 +20,7 @@ from rayfed.defences.private import Private
 from rayfed.errors import UserError
 from rayfed.models.build import uses_batch_statistics
 from rayfed.privacy.accountant import Release
+from rayfed.privacy.printing import at_least
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.update import Named
 
@@ -98,7 +99,7 @@ class DpSgd(Private):
             unit="sample",
             adjacency="the gradients of one sample set to zero",
             against="whoever sees the client's updates, the server among them",
-            mechanism=f"Gaussian noise of {self.noise_multiplier:.3g} times {self.bounded} in every local step, "
+            mechanism=f"Gaussian noise of {at_least(self.noise_multiplier)} times {self.bounded} in every local step, "
             + ("samples drawn for themselves (Poisson)" if poisson else "shuffled batches, no gain from sampling"),
         )
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from rayfed.catalogue import component
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.privacy.accountant import Release
+from rayfed.privacy.printing import at_least
 from rayfed.privacy.spending import Setting, Spending
 from rayfed.update import Named, Update
 
@@ -85,8 +86,8 @@ class LocalNoise(Defence):
             unit="client",
             adjacency="all samples of one client replaced",
             against="whoever sees the client's updates, the server among them",
-            mechanism=f"{self.family.capitalize()} noise of {release.multiplier:.3g} times the sensitivity (twice the "
-            f"clip bound) on each of up to {release.count} updates of a client",
+            mechanism=f"{self.family.capitalize()} noise of {at_least(release.multiplier)} times the sensitivity "
+            f"(twice the clip bound) on each of up to {release.count} updates of a client",
         )
 
 

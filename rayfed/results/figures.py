@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, isinf, log10
 
+from rayfed.privacy.printing import at_most
 from rayfed.results.formats import NONE, duration, size
 from rayfed.results.outcomes import MEASURES, worst_of
 from rayfed.results.settings import Estimate, Setting
@@ -43,6 +44,8 @@ def cell(measure: str, estimate: Estimate | None) -> str:
     """A figure under its `heading`: `12.3`, or `12.34 ± 0.56` with half the 95 % interval, both to its second digit."""
     if estimate is None:
         return NONE
+    if measure == "epsilon":  # the weakest of the repeats, and no mean
+        return at_most(estimate.mean, 4)
     factor = _SCALES.get(MEASURES[measure].unit, ("", 1.0))[1]
     if MEASURES[measure].unit == "dB" and estimate.mean >= PSNR_CEILING:
         return f"≥{PSNR_CEILING:g}"
@@ -57,6 +60,8 @@ def cell(measure: str, estimate: Estimate | None) -> str:
 def said(measure: str, value: float) -> str:
     """One value with its unit: `12.3 dB`, `0.972`, `3 min 05 s`."""
     unit = MEASURES[measure].unit
+    if measure == "epsilon":
+        return at_most(value, 4)
     if unit == "dB":
         return "exact" if isinf(value) else f"{_plain(value)} dB"
     if unit == "s":

@@ -13,6 +13,7 @@ from rayfed.defences.base import Defence
 from rayfed.errors import UserError
 from rayfed.models.build import moves_buffers
 from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
+from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.scenario import DefenceSpec, Scenario
 from rayfed.training import plan
@@ -83,7 +84,7 @@ class Account:
         if low == 0:
             raise UserError(
                 f"privacy.budget: the first round of arm '{self.name}' would spend an epsilon of "
-                f"{self.epsilon(1):.3g}, more than {budget:g}: allow more, or add more noise"
+                f"{at_most(self.epsilon(1))}, more than {budget:g}: allow more, or add more noise"
             )
         return low
 

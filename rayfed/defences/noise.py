@@ -36,7 +36,7 @@ class LocalNoise(Defence):
     """Bound on the norm of the whole update before the noise (L2 for Gaussian, L1 for Laplace); null does not clip."""
     epsilon_per_update: Annotated[float, Field(gt=0)] | None = None
     """Instead of the width of the noise: what one update may spend; takes a clip bound."""
-    delta: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    delta: Annotated[float, Field(ge=0, lt=0.1)] = 0.0
     """The probability with which the guarantee may fail."""
 
     @model_validator(mode="after")

@@ -95,13 +95,23 @@ class Account:
             row
             | {"defence": defence, "epsilon": found.epsilon, "delta": found.delta, "accountant": found.accountant}
             | {name: getattr(spent, name) for name in ("unit", "adjacency", "against", "mechanism")}
-            | {"conversion": CONVERSIONS[found.accountant]}
+            | {"conversion": CONVERSIONS[found.accountant], "note": self._caveat(spent)}
             for defence, spent, found in self._guarantees(rounds)
         ]
         broken = [row | {"defence": self._named[place][0], "note": note} for place, note in self._broken.items()]
         if guaranteed or broken:
             return guaranteed + broken
         return [row | {"note": "empirical: no defence of this arm has a guarantee" if self.arm.defences else None}]
+
+    def _caveat(self, spent: Spending) -> str | None:
+        """What weakens a guarantee that holds: a delta that promises too little."""
+        units = int(self.samples.sum()) if spent.unit == "sample" else len(self.samples)
+        if spent.delta * units < 1:
+            return None
+        return (
+            f"delta {at_most(spent.delta)} is not below one over the {units} {spent.unit}s: to publish each of them "
+            f"with that probability would keep to it; set delta well below {at_least(1 / units, 2)}"
+        )
 
     def check(self) -> None:
         """Raise `UserError` for a mechanism that has no meaning in such a run."""

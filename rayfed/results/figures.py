@@ -9,6 +9,7 @@ from math import floor, isinf, log10
 from rayfed.privacy.printing import at_most
 from rayfed.results.formats import NONE, duration, size
 from rayfed.results.outcomes import MEASURES, worst_of
+from rayfed.results.promises import mixed
 from rayfed.results.settings import Estimate, Setting
 from rayfed.results.summary import PSNR_CEILING
 
@@ -105,6 +106,8 @@ def grid(settings: Sequence[Setting]) -> Grid:
     repeats = sorted({estimate.n for each in settings for estimate in each.measures.values()})
     most = "" if repeats[:1] == repeats[-1:] else f"{repeats[0]} to "
     note = f"Mean and half the 95 % interval over {most}{repeats[-1]} repeats." if repeats[-1:] > [1] else SINGLE
+    if "epsilon" in shown and (found := mixed(settings)):
+        note = f"{note} Note that {found}."
     return Grid([*words, *map(heading, shown)], len(words), rows, note)
 
 

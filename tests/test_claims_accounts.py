@@ -307,11 +307,22 @@ def test_a_delta_from_a_tenth_is_refused(name: str) -> None:
     parse(RUN, changes=[f"arms={{a: [{ {'name': name, **MECHANISMS[name], 'delta': 0.0999} }]}}"])
 
 
-PROMISE = {"epsilon": 2.0, "delta": 1e-5, "epsilon_unit": "sample", "epsilon_adjacency": "one sample set to zero"}
+PROMISE: dict[str, Any] = {
+    "epsilon": 2.0,
+    "delta": 1e-5,
+    "epsilon_unit": "sample",
+    "epsilon_adjacency": "one sample set to zero",
+}
 
 
 @pytest.mark.parametrize(
-    "change", [{"delta": 1e-3}, {"epsilon_unit": "client"}, {"epsilon_adjacency": "one sample replaced"}]
+    "change",
+    [
+        {"delta": 1e-3},
+        {"epsilon_unit": "client"},
+        {"epsilon_adjacency": "one sample replaced"},
+        {"epsilon_against": "not the server"},
+    ],
 )
 def test_epsilons_of_different_guarantees_are_not_compared(change: dict[str, Any]) -> None:
     rows = [outcome("a", psnr=9.0, test_accuracy=0.9, **PROMISE)]
@@ -406,7 +417,7 @@ def test_an_epsilon_in_a_table_is_no_less_than_the_true_one(epsilon: float) -> N
 
 def test_exported_tables_keep_bounds() -> None:
     for epsilon in (9.23496, 9.234961234, 1234567.89):
-        latex = next(line for line in in_table("latex", epsilon, 0.00012345678).splitlines() if "dp_sgd" in line)
+        latex = next(line for line in in_table("latex", epsilon, 0.00012345678).splitlines() if "sample" in line)
         cells = [cell.strip() for cell in latex.split("&")]
         assert float(cells[3]) >= epsilon
         assert float(cells[4]) >= 0.00012345678
@@ -436,7 +447,7 @@ def test_a_printed_noise_is_no_more_than_the_true_one(multiplier: float) -> None
 
 
 @pytest.mark.parametrize("method", ["pld", "rdp"])
-@pytest.mark.parametrize(("multiplier", "count"), [(1.0, 1), (0.5, 60), (20.0, 5000)])
+@pytest.mark.parametrize(("multiplier", "count"), [(1.0, 1), (0.5, 60)])
 def test_the_accountant_errs_on_the_safe_side(method: Method, multiplier: float, count: int) -> None:
     """Of a Gaussian mechanism the exact figure is known: Balle and Wang 2018, theorem 8, with sigma / sqrt(count)."""
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian

@@ -108,6 +108,7 @@ _OUTCOME = [
     pa.field("delta", _real),
     pa.field("epsilon_unit", _string),
     pa.field("epsilon_adjacency", _string),
+    pa.field("epsilon_against", _string),
     *(pa.field(name, _real) for name in MEASURES),
 ]
 
@@ -224,7 +225,7 @@ def _guarantee(privacy: Sequence[Row], arm: str) -> dict[str, Any]:
     weakest = max(mine, key=lambda row: row["epsilon"], default=None)
     if weakest is None:
         return {}
-    stated = {"epsilon_unit": weakest["unit"], "epsilon_adjacency": weakest["adjacency"]}
+    stated = {f"epsilon_{name}": weakest[name] for name in ("unit", "adjacency", "against")}
     return {"epsilon": weakest["epsilon"], "delta": weakest["delta"], **stated}
 
 

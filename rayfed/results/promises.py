@@ -1,4 +1,4 @@
-"""Which epsilons can be compared: those of one delta, one unit of privacy and one relation of neighbours."""
+"""Which epsilons can be compared: those of one delta, unit of privacy, relation of neighbours and adversary."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rayfed.results.summary import Row
 def mixed(settings: Sequence[Setting]) -> str | None:
     """Which kinds of guarantee the epsilons of some settings are of, in words; None where it is one, or there is none.
 
-    A smaller epsilon with another delta, for samples instead of clients, or for neighbours that differ in another way,
-    is no better promise.
+    A smaller epsilon with another delta, for samples instead of clients, for neighbours that differ in another way or
+    against who sees less is no better promise.
     """
     kinds: dict[str, list[str]] = {}
     for each in settings:
@@ -27,6 +27,7 @@ def mixed(settings: Sequence[Setting]) -> str | None:
 
 
 def _kind(row: Row) -> str:
-    delta, unit, adjacency = (row.get(name) for name in ("delta", "epsilon_unit", "epsilon_adjacency"))
-    told = [f"delta {at_most(delta)}" if delta is not None else None, f"one {unit}" if unit else None, adjacency]
+    delta = row.get("delta")
+    told = [None if delta is None else f"delta {at_most(delta)}"]
+    told += [row.get(f"epsilon_{name}") for name in ("unit", "adjacency", "against")]
     return ", ".join(part for part in told if part)

@@ -29,6 +29,7 @@ from rayfed.errors import UserError
 from rayfed.gradients import weights_of
 from rayfed.models.private import without
 from rayfed.privacy.accountant import Method, Release, guarantee
+from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.report import words
 from rayfed.report.explorer import explore
@@ -413,6 +414,11 @@ def test_an_epsilon_in_a_table_is_no_less_than_the_true_one(epsilon: float) -> N
     view = RunView(Console(file=io.StringIO()))
     view.accounted([row(epsilon)])
     assert read(view._privacy["arm"]) >= epsilon
+
+
+def test_a_bound_that_somebody_wrote_is_printed_as_it_is() -> None:
+    for written in ("1e-05", "0.001", "0.0001", "0.1", "8", "2.96"):
+        assert at_most(float(written)) == at_least(float(written)) == written
 
 
 def test_exported_tables_keep_bounds() -> None:

@@ -20,5 +20,6 @@ def at_least(bound: float, digits: int = 3) -> str:
 
 
 def _rounded(bound: float, digits: int, direction: str) -> str:
-    # A decimal of so many digits has a nearest float, which `g` writes as that very decimal.
-    return f"{float(Context(prec=digits, rounding=direction).create_decimal(Decimal(bound))):.{digits}g}"
+    # The shortest decimal that is read back as this float, not its binary value: 1e-05 stays what somebody wrote.
+    written = Decimal(repr(float(bound)))
+    return f"{float(Context(prec=digits, rounding=direction).create_decimal(written)):.{digits}g}"

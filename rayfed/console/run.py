@@ -17,6 +17,7 @@ from rich.text import Text
 
 from rayfed import audit
 from rayfed.metrics.top import TOP, chance
+from rayfed.privacy.printing import at_most
 from rayfed.results.formats import fixed
 from rayfed.results.robustness import VERSUS, Matrix, Outcome, matrix
 from rayfed.results.summary import PSNR_CEILING, passing, people, success
@@ -71,7 +72,9 @@ class RunView:
         """Say what is guaranteed, and what is not; nothing of arms without a defence."""
         for row in rows:
             said = (
-                f"{row['epsilon']:.3g} {row['unit']}" if row.get("epsilon") is not None else row.get("note") and "none"
+                f"{at_most(row['epsilon'])} {row['unit']}"
+                if row.get("epsilon") is not None
+                else row.get("note") and "none"
             )
             if said:
                 self._privacy[row["arm"]] = ", ".join(filter(None, [self._privacy.get(row["arm"]), said]))
@@ -199,9 +202,10 @@ def guarantees(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
     for row in rows:
         if (epsilon := row.get("epsilon")) is not None:
-            said = f"epsilon {epsilon:.3g} at delta {row['delta']:g} for {row['adjacency']}, against {row['against']}"
-            lines.append(f"privacy of {row['arm']} after {_plural(row['rounds'], 'round')}: {said}")
-        elif (note := row.get("note")) is not None:
+            said = f"epsilon {at_most(epsilon)} at delta {at_most(row['delta'])} for {row['adjacency']}"
+            after = f"after {_plural(row['rounds'], 'round')}"
+            lines.append(f"privacy of {row['arm']} {after}: {said}, against {row['against']}")
+        if (note := row.get("note")) is not None:
             lines.append(f"privacy of {row['arm']}: {note}")
     return lines
 

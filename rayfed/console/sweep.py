@@ -15,6 +15,7 @@ from rich.text import Text
 from rayfed.results.figures import cell, heading
 from rayfed.results.labels import by_batch_size
 from rayfed.results.pareto import front
+from rayfed.results.promises import mixed
 from rayfed.results.settings import Estimate, Setting, settings, strongest
 
 _COLUMNS = ("test_accuracy", "psnr", "ssim", "epsilon")
@@ -83,6 +84,8 @@ class SweepView:
             words = [setting.title, *[setting.attack or "–"] * attacks]
             table.add_row(*map(Text, words), *(cell(name, setting.measures.get(name)) for name in shown))
         self._say(table)
+        if "epsilon" in shown and (unlike := mixed(found)):
+            self._say(f"note that {unlike}", markup=False)
         self._labels(found)
         self._front(found)
         if self._failed:

@@ -21,6 +21,7 @@ from rayfed.defences.noise import clipped
 from rayfed.defences.private import Private
 from rayfed.errors import UserError
 from rayfed.privacy.accountant import Release
+from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.spending import Setting, Spending
 from rayfed.update import Update
 
@@ -88,8 +89,8 @@ class DpFedAvg(Private):
             unit="client",
             adjacency=adjacency,
             against=against[self.noise],
-            mechanism=f"Gaussian noise of {self.noise_multiplier:.3g} times the clip bound on the sum of each round, "
-            f"{len(setting.clients)} clients, {how}",
+            mechanism=f"Gaussian noise of {at_least(self.noise_multiplier)} times the clip bound on the sum of each "
+            f"round, {len(setting.clients)} clients, {how}",
         )
 
     def _account(self, setting: Setting, multiplier: float) -> tuple[Release, str, str]:
@@ -107,7 +108,7 @@ class DpFedAvg(Private):
             return rest, zeroed, f"of which one of the {drawn} that take part knows its own share"
         if setting.client_sampling == "poisson":
             rate = drawn / (others + 1)
-            how = f"each drawn for itself with probability {rate:.3g}"
+            how = f"each drawn for itself with probability {at_most(rate)}"
             return Release("gaussian", multiplier, rounds, rate), zeroed, how
         if drawn > others:
             return Release("gaussian", multiplier, rounds), zeroed, "all of them in every round"

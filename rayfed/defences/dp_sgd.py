@@ -15,11 +15,12 @@ from torch.func import vmap
 
 from rayfed.catalogue import component
 from rayfed.defences.base import Batch, GradientMethod, Task
-from rayfed.defences.noise import clip_factors
+from rayfed.defences.noise import clip_factors, finite
 from rayfed.defences.private import Private
 from rayfed.errors import UserError
 from rayfed.models.build import uses_batch_statistics
 from rayfed.privacy.accountant import Release
+from rayfed.privacy.printing import at_least
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.update import Named
 
@@ -73,7 +74,7 @@ class DpSgd(Private):
         """The sum over samples (the first dimension) of gradients that are clipped over all layers together."""
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in each.values()]).norm(dim=0)
         factors = clip_factors(norms, self.clip)
-        return {name: torch.tensordot(factors, g, dims=1) for name, g in each.items()}
+        return {name: torch.tensordot(factors, finite(g), dims=1) for name, g in each.items()}
 
     def noise(self, task: Task) -> float:
         """Deviation of the noise on the sum."""
@@ -98,7 +99,7 @@ class DpSgd(Private):
             unit="sample",
             adjacency="the gradients of one sample set to zero",
             against="whoever sees the client's updates, the server among them",
-            mechanism=f"Gaussian noise of {self.noise_multiplier:.3g} times {self.bounded} in every local step, "
+            mechanism=f"Gaussian noise of {at_least(self.noise_multiplier)} times {self.bounded} in every local step, "
             + ("samples drawn for themselves (Poisson)" if poisson else "shuffled batches, no gain from sampling"),
         )
 

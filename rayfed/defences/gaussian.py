@@ -28,7 +28,7 @@ class Gaussian(LocalNoise):
 
     sigma: Annotated[float, Field(ge=0)] | None = None
     """Standard deviation of the noise, in the units of the update (not multiplied by the clip bound)."""
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: Annotated[float, Field(gt=0, lt=0.1)] = 1e-5
     """The probability with which the guarantee may fail."""
 
     def multiplier(self, epsilon: float) -> float:

@@ -26,7 +26,7 @@ class Laplace(LocalNoise):
 
     scale: Annotated[float, Field(ge=0)] | None = None
     """Scale b of the noise (its standard deviation is b * sqrt 2), in the units of the update."""
-    delta: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    delta: Annotated[float, Field(ge=0, lt=0.1)] = 0.0
     """With 0 the epsilons of the rounds add up; more lets the accountant find a smaller sum."""
 
     def multiplier(self, epsilon: float) -> float:

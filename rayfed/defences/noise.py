@@ -12,6 +12,7 @@ from torch import Tensor
 from rayfed.catalogue import component
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.privacy.accountant import Release
+from rayfed.privacy.printing import at_least
 from rayfed.privacy.spending import Setting, Spending
 from rayfed.update import Named, Update
 
@@ -35,7 +36,7 @@ class LocalNoise(Defence):
     """Bound on the norm of the whole update before the noise (L2 for Gaussian, L1 for Laplace); null does not clip."""
     epsilon_per_update: Annotated[float, Field(gt=0)] | None = None
     """Instead of the width of the noise: what one update may spend; takes a clip bound."""
-    delta: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    delta: Annotated[float, Field(ge=0, lt=0.1)] = 0.0
     """The probability with which the guarantee may fail."""
 
     @model_validator(mode="after")
@@ -85,8 +86,8 @@ class LocalNoise(Defence):
             unit="client",
             adjacency="all samples of one client replaced",
             against="whoever sees the client's updates, the server among them",
-            mechanism=f"{self.family.capitalize()} noise of {release.multiplier:.3g} times the sensitivity (twice the "
-            f"clip bound) on each of up to {release.count} updates of a client",
+            mechanism=f"{self.family.capitalize()} noise of {at_least(release.multiplier)} times the sensitivity "
+            f"(twice the clip bound) on each of up to {release.count} updates of a client",
         )
 
 
@@ -100,9 +101,15 @@ def clipped(tensors: Named, bound: float, order: float) -> Named:
     """All tensors scaled together so that their joint norm of that order is at most `bound`."""
     norms = torch.stack([torch.linalg.vector_norm(t, ord=order) for t in tensors.values()])
     factor = clip_factors(torch.linalg.vector_norm(norms, ord=order), bound)
-    return {name: t * factor for name, t in tensors.items()}
+    return {name: finite(t) * factor for name, t in tensors.items()}
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
-    """What scales vectors of these norms to at most the bound."""
-    return torch.clamp(bound / norms.clamp(min=torch.finfo(norms.dtype).tiny), max=1.0)
+    """What scales vectors of these norms to at most the bound; 0 for a norm that is not finite."""
+    factors = torch.clamp(bound / norms.clamp(min=torch.finfo(norms.dtype).tiny), max=1.0)
+    return torch.where(norms.isfinite(), factors, 0.0)
+
+
+def finite(tensor: Tensor) -> Tensor:
+    """The tensor with 0 for what is not finite, so that a clip factor of 0 leaves nothing of it."""
+    return tensor.nan_to_num(0.0, 0.0, 0.0)

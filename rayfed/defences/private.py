@@ -23,8 +23,8 @@ class Private(Defence):
     """Deviation of the noise over C; or give `epsilon`."""
     epsilon: Annotated[float, Field(gt=0, le=10_000)] | None = None
     """What the whole run may spend: the smallest noise that keeps to it is found before the run."""
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    """The probability with which the guarantee may fail; well below one over the units."""
+    delta: Annotated[float, Field(gt=0, lt=0.1)] = 1e-5
+    """The probability with which the guarantee may fail; well below one over the samples or clients that are hidden."""
 
     @model_validator(mode="after")
     def _one_measure_of_noise(self) -> Self:

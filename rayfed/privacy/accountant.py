@@ -36,6 +36,9 @@ _STEPS = 1e6
 _MOST_NOISE = 1e6
 _PRECISION = 1e-3
 """Relative, of a noise multiplier that is searched for; the found one errs towards more noise."""
+_ROUNDING = 1e-6
+"""Relative, added to an epsilon. Losses are rounded up to the grid, but their sums are found by Fourier transforms in
+double precision, which were seen to lose up to 1e-11."""
 _TINY = 1e-12
 """Stands for an epsilon of zero where logarithms are compared."""
 
@@ -152,7 +155,7 @@ def _epsilon(release: Release, delta: float, method: Method) -> float:
     accountant = _accountant(release, method, delta)
     try:
         accountant.compose(_event(release), release.count)
-        return float(accountant.get_epsilon(delta))
+        return float(accountant.get_epsilon(delta)) * (1 + _ROUNDING)
     except (ArithmeticError, MemoryError) as error:  # numbers beyond what its grids hold
         raise UserError(
             f"no accountant can follow {release.count} releases with a noise multiplier of {release.multiplier:.3g}: "

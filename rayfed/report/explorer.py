@@ -9,6 +9,7 @@ from typing import Any
 from rayfed.results.figures import short_names
 from rayfed.results.formats import SHARES, in_words
 from rayfed.results.outcomes import MEASURES
+from rayfed.results.promises import mixed
 from rayfed.results.settings import Estimate, Setting, estimate
 from rayfed.results.summary import Row, setting
 
@@ -79,8 +80,8 @@ class Explorer:
 
     @property
     def leakages(self) -> list[str]:
-        """Measures for the one axis."""
-        return [name for name in self.columns if MEASURES[name].kind == "leakage"]
+        """Measures for the one axis: epsilon only where all are of one kind of guarantee."""
+        return [name for name in _comparable(self.columns, self.entries) if MEASURES[name].kind == "leakage"]
 
     @property
     def others(self) -> list[str]:
@@ -138,9 +139,14 @@ def explore(
         for place, (one, status, error) in enumerate(rows)
     ]
     columns = [name for name in MEASURES if any(name in entry.values for entry in entries)]
-    x, y = _axes([entry for entry in entries if entry.status == "finished"], columns, preferred)
+    x, y = _axes([e for e in entries if e.status == "finished"], _comparable(columns, entries), preferred)
     first = [name for name in (x, y) if name]
     return Explorer(entries, list(fields), first + [name for name in columns if name not in first], x, y)
+
+
+def _comparable(columns: Sequence[str], entries: Sequence[Entry]) -> list[str]:
+    unlike = {"epsilon"} if mixed([entry.setting for entry in entries]) else set()
+    return [name for name in columns if name not in unlike]
 
 
 def interval(name: str, value: Estimate) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfed.crypto.paillier import SECURE_BITS
+from rayfed.privacy.printing import at_most
 from rayfed.results.formats import called, decibel, duration, fixed, in_words, near, points, share
 from rayfed.results.outcomes import MEASURES, worst_of
 from rayfed.results.settings import Setting
@@ -55,7 +56,7 @@ def of_sweep(
     rows = [row for one in settings if "epsilon" in one.measures for row in one.rows]
     weakest = {row["arm"]: row for row in sorted(rows, key=lambda row: row["epsilon"])}
     lines = [
-        f"{arm}: at its weakest setting ε = {row['epsilon']:.3g} with δ = {row['delta']:.2g} for every "
+        f"{arm}: at its weakest setting ε = {at_most(row['epsilon'])} with δ = {at_most(row['delta'])} for every "
         f"{row['epsilon_unit']}; the other settings and their ε stand in the table."
         for arm, row in weakest.items()
     ]
@@ -67,8 +68,8 @@ def guarantees(privacy: Iterable[Row]) -> Statement:
     """Which (epsilon, delta) holds for whom."""
     return _held(
         [
-            f"{row['arm']}: (ε = {row['epsilon']:.3g}, δ = {row['delta']:.2g}) for {row['adjacency']}, against "
-            f"{row['against']}, by {row['defence']}."
+            f"{row['arm']}: (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) for {row['adjacency']}, "
+            f"against {row['against']}, by {row['defence']}." + (f" But {row['note']}." if row["note"] else "")
             for row in privacy
             if row["epsilon"] is not None
         ]
@@ -101,7 +102,10 @@ def _held(lines: list[str]) -> Statement:
         return Statement(
             "What is guaranteed", [f"Nothing: the mechanisms here carry no (ε, δ) guarantee. All is empirical: {_REST}"]
         )
-    rest = f"This holds against every attack, for whom and what is said and no more. All else is empirical: {_REST}"
+    rest = (
+        "This holds against every attack that sees what training sends, for whom and what is said and no more; answers "
+        f"that attacks here were given beside training are not counted. All else is empirical: {_REST}"
+    )
     return Statement("What is guaranteed", [*lines, rest])
 
 

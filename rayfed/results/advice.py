@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rayfed.privacy.printing import at_most
 from rayfed.results.figures import SINGLE, said, said_with_interval
 from rayfed.results.formats import NONE
 from rayfed.results.outcomes import MEASURES
@@ -70,8 +71,9 @@ def _guarantee(chosen: Setting) -> str:
         return "Empirical: what these attacks got. No (epsilon, delta) guarantee holds, and other attacks may get more."
     row = max((row for row in chosen.rows if row["epsilon"] is not None), key=lambda row: row["epsilon"])
     return (
-        f"Guarantee: epsilon {row['epsilon']:.3g} at delta {row['delta']:g} for every {row['epsilon_unit']}. "
-        "Figures of attacks are empirical: other attacks may get more, within the guarantee."
+        f"Guarantee: epsilon {at_most(row['epsilon'])} at delta {at_most(row['delta'])} for every "
+        f"{row['epsilon_unit']}, of this setting's training alone: the trainings that it was chosen from are not "
+        "counted. Figures of attacks are empirical: other attacks may get more, within the guarantee."
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isnan
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from rayfed.errors import UserError, nearest
+from rayfed.privacy.printing import at_most
 from rayfed.results.figures import Grid, grid
 from rayfed.results.formats import NONE
 from rayfed.results.loading import OUTCOMES, Results
@@ -32,7 +34,7 @@ def export(results: Results, format: str, table: str = OUTCOMES) -> str:
         return str(_in_every_text(_plain(results.table(table)), _no_formula).to_csv(index=False))
     if table == OUTCOMES:
         return _settings(grid(results.settings()), format)
-    frame = _plain(results.table(table))
+    frame = _bounds_written(_plain(results.table(table)))
     if format == "markdown":
         return str(_in_every_text(frame, _markdown).to_markdown(index=False)) + "\n"
     return str(frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g"))
@@ -57,6 +59,13 @@ def _in_every_text(frame: DataFrame, change: Callable[[str], str]) -> DataFrame:
     changed = frame.map(lambda value: change(value) if isinstance(value, str) else value)
     changed.columns = [change(heading) for heading in frame.columns]
     return changed
+
+
+def _bounds_written(frame: DataFrame) -> DataFrame:
+    """A frame whose upper bounds are text already, so that nothing rounds them down."""
+    bounds = [name for name in ("epsilon", "delta") if name in frame.columns]
+    written = {name: [None if isnan(value) else at_most(value, 4) for value in frame[name]] for name in bounds}
+    return frame.assign(**written)
 
 
 def _no_formula(text: str) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, isinf, log10
 
+from rayfed.privacy.printing import at_most
 from rayfed.results.formats import NONE, duration, size
 from rayfed.results.outcomes import MEASURES, worst_of
+from rayfed.results.promises import mixed
 from rayfed.results.settings import Estimate, Setting
 from rayfed.results.summary import PSNR_CEILING
 
@@ -43,6 +45,8 @@ def cell(measure: str, estimate: Estimate | None) -> str:
     """A figure under its `heading`: `12.3`, or `12.34 ± 0.56` with half the 95 % interval, both to its second digit."""
     if estimate is None:
         return NONE
+    if measure == "epsilon":  # the weakest of the repeats, and no mean
+        return at_most(estimate.mean, 4)
     factor = _SCALES.get(MEASURES[measure].unit, ("", 1.0))[1]
     if MEASURES[measure].unit == "dB" and estimate.mean >= PSNR_CEILING:
         return f"≥{PSNR_CEILING:g}"
@@ -57,6 +61,8 @@ def cell(measure: str, estimate: Estimate | None) -> str:
 def said(measure: str, value: float) -> str:
     """One value with its unit: `12.3 dB`, `0.972`, `3 min 05 s`."""
     unit = MEASURES[measure].unit
+    if measure == "epsilon":
+        return at_most(value, 4)
     if unit == "dB":
         return "exact" if isinf(value) else f"{_plain(value)} dB"
     if unit == "s":
@@ -100,6 +106,8 @@ def grid(settings: Sequence[Setting]) -> Grid:
     repeats = sorted({estimate.n for each in settings for estimate in each.measures.values()})
     most = "" if repeats[:1] == repeats[-1:] else f"{repeats[0]} to "
     note = f"Mean and half the 95 % interval over {most}{repeats[-1]} repeats." if repeats[-1:] > [1] else SINGLE
+    if "epsilon" in shown and (found := mixed(settings)):
+        note = f"{note} Note that {found}."
     return Grid([*words, *map(heading, shown)], len(words), rows, note)
 
 

@@ -7,6 +7,7 @@ from math import isinf
 from typing import Any
 
 from rayfed.metrics.top import TOP
+from rayfed.privacy.printing import at_most
 from rayfed.results.outcomes import MEASURES
 from rayfed.results.summary import PSNR_CEILING, Spread, measured
 
@@ -114,6 +115,8 @@ def in_words(name: str, value: float | None) -> str:
         return NONE
     if name in SHARES:
         return share(value)
+    if name == "epsilon":
+        return at_most(value)
     unit = MEASURES[name].unit
     if unit == "dB":
         return f"{decibel_mean(value)} dB"
@@ -137,5 +140,6 @@ FILTERS = {
         mean_size,
         mean_duration,
         in_words,
+        at_most,
     )
 }

@@ -107,6 +107,8 @@ _OUTCOME = [
     pa.field("knowledge", _string),
     pa.field("delta", _real),
     pa.field("epsilon_unit", _string),
+    pa.field("epsilon_adjacency", _string),
+    pa.field("epsilon_against", _string),
     *(pa.field(name, _real) for name in MEASURES),
 ]
 
@@ -218,12 +220,13 @@ def _beyond(claim: summary.Claim) -> float | None:
 
 
 def _guarantee(privacy: Sequence[Row], arm: str) -> dict[str, Any]:
-    """The weakest (epsilon, delta) of an arm; nothing where it has none."""
+    """The guarantee of an arm with the largest epsilon; nothing where it has none."""
     mine = [row for row in privacy if row["arm"] == arm and row["epsilon"] is not None]
     weakest = max(mine, key=lambda row: row["epsilon"], default=None)
     if weakest is None:
         return {}
-    return {"epsilon": weakest["epsilon"], "delta": weakest["delta"], "epsilon_unit": weakest["unit"]}
+    stated = {f"epsilon_{name}": weakest[name] for name in ("unit", "adjacency", "against")}
+    return {"epsilon": weakest["epsilon"], "delta": weakest["delta"], **stated}
 
 
 def _undefended(scenario: Mapping[str, Any], arm: str) -> bool:

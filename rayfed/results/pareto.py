@@ -13,6 +13,7 @@ import numpy as np
 
 from rayfed.errors import UserError, nearest
 from rayfed.results.outcomes import measure_of
+from rayfed.results.promises import mixed
 from rayfed.results.settings import Setting, by_values, strongest
 
 __all__ = ["Front", "front", "strongest"]
@@ -79,11 +80,14 @@ def front(
     """The settings that no other beats by a measure of leakage, one of utility and, if given, one of cost.
 
     Measures are columns of `outcomes.MEASURES`, whose direction is the defender's. A setting's leakage is that of the
-    attack that gets most from it, or of `attack`. Raises `UserError` for an unknown measure or attack.
+    attack that gets most from it, or of `attack`. Raises `UserError` for an unknown measure or attack,
+    and where epsilons of different guarantees would be compared.
     """
     measures = (leakage, utility) if cost is None else (leakage, utility, cost)
     for name in measures:
         measure_of(name)
+    if "epsilon" in measures and (found := mixed(settings)):
+        raise UserError(f"{found}: take another measure, or give the arms guarantees of one kind")
     met = [each for each in settings if attack in (None, each.attack)]
     if attack is not None and not met:
         raise UserError(f"no attack is called '{attack}': {nearest(attack, {s.attack for s in settings if s.attack})}")

@@ -17,6 +17,7 @@ from rayfed.errors import UserError, nearest
 from rayfed.results.figures import said
 from rayfed.results.folder import SCENARIO
 from rayfed.results.outcomes import MEASURES, measure_of, worst_of, yaml_line
+from rayfed.results.promises import mixed
 from rayfed.results.robustness import VERSUS
 from rayfed.results.settings import Estimate, Setting, by_values
 
@@ -149,7 +150,8 @@ def of_worst_image(given: Bound) -> Bound:
 def recommend(settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple[str, ...] = COSTS) -> Recommendation:
     """The cheapest arm and set of values whose means meet all bounds; where none does, that of the least `miss`.
 
-    Raises `UserError` where there is no bound or no setting, or where a bounded measure is known of no setting.
+    Raises `UserError` where there is no bound or no setting, where a bounded measure is known of no setting, or where
+    epsilons of different guarantees would be compared.
     """
     if not bounds:
         raise UserError("nothing is asked for: give at least one bound, for example --max-psnr 12 --min-accuracy 0.97")
@@ -161,6 +163,8 @@ def recommend(settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple
             raise UserError("no setting here has an (epsilon, delta) guarantee: leave out the bound on epsilon")
         if each.measure not in known:
             raise UserError(f"'{each.measure}' was measured of no setting here: {nearest(each.measure, known)}")
+    if any(each.measure == "epsilon" for each in bounds) and (found := mixed(settings)):
+        raise UserError(f"{found}: leave out the bound on epsilon, or give the arms guarantees of one kind")
     spans = [_span(settings, each) for each in bounds]
     candidates = [
         Candidate(group, [_judge(group, each, span) for each, span in zip(bounds, spans, strict=True)])

@@ -214,7 +214,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("mechanism", _string, "what was done, with its numbers"),
             _value("accountant", _string, "'pld' or 'rdp'"),
             _value("conversion", _string, "how the accountant comes to an epsilon"),
-            _value("note", _string, "why there is no guarantee"),
+            _value("note", _string, "why there is no guarantee, or what weakens it"),
         ]
     ),
     "partition": pa.schema(

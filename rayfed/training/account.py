@@ -13,6 +13,7 @@ from rayfed.defences.base import Defence
 from rayfed.errors import UserError
 from rayfed.models.build import moves_buffers
 from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
+from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.scenario import DefenceSpec, Scenario
 from rayfed.training import plan
@@ -83,7 +84,7 @@ class Account:
         if low == 0:
             raise UserError(
                 f"privacy.budget: the first round of arm '{self.name}' would spend an epsilon of "
-                f"{self.epsilon(1):.3g}, more than {budget:g}: allow more, or add more noise"
+                f"{at_most(self.epsilon(1))}, more than {budget:g}: allow more, or add more noise"
             )
         return low
 
@@ -94,13 +95,23 @@ class Account:
             row
             | {"defence": defence, "epsilon": found.epsilon, "delta": found.delta, "accountant": found.accountant}
             | {name: getattr(spent, name) for name in ("unit", "adjacency", "against", "mechanism")}
-            | {"conversion": CONVERSIONS[found.accountant]}
+            | {"conversion": CONVERSIONS[found.accountant], "note": self._caveat(spent)}
             for defence, spent, found in self._guarantees(rounds)
         ]
         broken = [row | {"defence": self._named[place][0], "note": note} for place, note in self._broken.items()]
         if guaranteed or broken:
             return guaranteed + broken
         return [row | {"note": "empirical: no defence of this arm has a guarantee" if self.arm.defences else None}]
+
+    def _caveat(self, spent: Spending) -> str | None:
+        """What weakens a guarantee that holds: a delta that promises too little."""
+        units = int(self.samples.sum()) if spent.unit == "sample" else len(self.samples)
+        if spent.delta * units < 1:
+            return None
+        return (
+            f"delta {at_most(spent.delta)} is not below one over the {units} {spent.unit}s: to publish each of them "
+            f"with that probability would keep to it; set delta well below {at_least(1 / units, 2)}"
+        )
 
     def check(self) -> None:
         """Raise `UserError` for a mechanism that has no meaning in such a run."""
@@ -146,6 +157,11 @@ class Account:
             outside = [stage for stage in stages if stage > own or (stage == own and index > place)]
             if index != place and not other.post_processes and any(other.overrides(stage) for stage in outside):
                 return f"{name} works on what it sends and looks at the data again"
+            if spent.unit == "sample" and other.private_epochs:
+                return (
+                    f"private layers of {name} learn from the samples without clip and noise, so one sample moves "
+                    "the gradients of all others"
+                )
             if spent.unit == "sample" and other.overrides("wrap_data"):
                 return f"{name} changes the samples before it, so that the clip bound is not one sample's any more"
         return None

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from scipy.signal import fftconvolve
 
 from rayfed import scenario as scenarios
-from rayfed.defences.dp_fedavg import DpFedAvg
+from rayfed.defences.dp_fedavg import DpFedAvg, multiplier_of_rounded
 from rayfed.errors import UserError
 from rayfed.privacy.accountant import Release, guarantee
 from rayfed.privacy.spending import Setting, Work
@@ -23,6 +22,7 @@ from rayfed.training import plan
 from rayfed.training.arm import aggregation_of
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import Inputs, prepare
+from rayfed.training.local import update_method
 from rayfed.update import Named
 
 TEXT = """
@@ -63,12 +63,12 @@ def setting(clients: int, drawn: int, rounds: int = 1, **known: Any) -> Setting:
 
 def test_the_noise_of_clients_has_an_epsilon_under_masks() -> None:
     plain, masked = claimed(), claimed(protection=MASKS)
-    assert masked["epsilon"] == pytest.approx(plain["epsilon"], rel=1e-4)
-    assert masked["epsilon"] >= plain["epsilon"]
-    assert "rounded to steps of 4.7e-10" in masked["mechanism"]
+    assert masked["epsilon"] == plain["epsilon"]
+    assert masked["epsilon"] == pytest.approx(
+        guarantee([Release("gaussian", 4 * (5 / 6) ** 0.5, 4)], 1e-5).epsilon, rel=1e-4
+    )
+    assert "rounded to steps of 9.5e-07, which is counted" in masked["mechanism"]
     assert "no single update" in masked["against"]
-    coarse = claimed(protection="{name: secure_aggregation, bits: 10}")
-    assert coarse["epsilon"] > 1.05 * plain["epsilon"]
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,16 @@ def test_what_protections_do_not_keep_has_no_epsilon(defence: str, protection: s
 def rounded(mean: float, deviation: float, reach: int) -> np.ndarray:
     """The law of a Gaussian rounded to the nearest whole number, from -reach to reach."""
     edges = np.arange(-reach, reach + 2) - 0.5
-    return np.diff(stats.norm.cdf(edges, mean, deviation))
+    below, above = stats.norm.cdf(edges, mean, deviation), stats.norm.sf(edges, mean, deviation)
+    return np.where(edges[1:] < mean, np.diff(below), -np.diff(above))  # exact in both tails
 
 
 def law(means: Sequence[float], deviation: float, reach: int = 300) -> np.ndarray:
     """Of the sum of such Gaussians, each rounded by itself."""
     found = np.ones(1)
     for mean in means:
-        found = fftconvolve(found, rounded(mean, deviation, reach))
-    return found.clip(0)
+        found = np.convolve(found, rounded(mean, deviation, reach))
+    return found
 
 
 def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
@@ -114,19 +115,19 @@ def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
     return max(float((a - np.exp(epsilon) * b).clip(0).sum()) for a, b in ((p, q), (q, p)))
 
 
-@pytest.mark.parametrize("step", [1.0, 0.25, 0.02])
+@pytest.mark.parametrize(("values", "step"), [(1, 1.0), (1, 0.25), (1, 0.05), (2, 1.0)])
 @pytest.mark.parametrize(("drawn", "missing", "colluders"), [(2, 0, 1), (3, 0, 1), (5, 1, 1), (6, 1, 2)])
 @pytest.mark.parametrize("multiplier", [0.3, 1.0, 3.0])
-@pytest.mark.parametrize("values", [1, 2])
 def test_the_sum_of_rounded_parts_keeps_to_the_printed_epsilon(
     step: float, drawn: int, missing: int, colluders: int, multiplier: float, values: int
 ) -> None:
     """A clip bound of one; what the honest clients without the victim send is whatever it is."""
-    delta, draw = 1e-3, np.random.default_rng(drawn)
-    defence = DpFedAvg(noise_multiplier=multiplier, noise="clients", colluders=colluders, delta=delta)
-    found = defence.released(setting(8, drawn, values=values, step=step, missing=missing), multiplier)
-    epsilon = guarantee(found, delta).epsilon
-    part, others = multiplier / drawn**0.5 / step, drawn - missing - colluders - 1
+    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+
+    delta, draw, honest = 1e-3, np.random.default_rng(drawn), drawn - missing - colluders
+    left = multiplier_of_rounded(multiplier, drawn, honest, values, step)
+    epsilon = get_epsilon_gaussian(left, delta)  # exact
+    part, others = multiplier / drawn**0.5 / step, honest - 1
     reach = int(10 * part + 2 / step + 5)
     for beside in draw.uniform(-1 / step, 1 / step, (5, others)):
         laws = []
@@ -172,14 +173,29 @@ def vector(named: Named) -> np.ndarray:
 
 
 @pytest.mark.parametrize("bits", [32, 12])
-def test_a_masked_round_has_the_sum_of_clipped_updates_and_all_noise(bits: int) -> None:
-    """Whole: parts of noise are beyond the protection's clip bound of 0.1 and are not clipped to it."""
+def test_masks_neither_round_nor_clip_what_bears_noise(bits: int) -> None:
+    """Whatever their own clip bound and bits are."""
     masks = f"{{name: secure_aggregation, clip: 0.1, bits: {bits}}}"
-    masked, plain = sums(inputs(protection=masks))[0], sums(inputs())[0]
-    step = 0.1 / (2 ** (bits - 1) - 1)
+    (masked, total, _), (plain, _, rule) = sums(inputs(protection=masks)), sums(inputs())
     assert np.abs(vector(plain)).max() > 0.5
-    assert np.abs(vector(masked) - vector(plain)).max() <= step / 2 + 1e-6
-    assert all(t.dtype == torch.float32 for t in (*masked.values(), *plain.values()))
+    assert total.opened is not None
+    np.testing.assert_array_equal(total.opened[:-1].view(np.int64), np.rint(6 * vector(plain) / rule.step))
+    np.testing.assert_allclose(vector(masked), vector(plain), rtol=1e-6)
+
+
+def test_what_is_sent_is_whole_multiples_of_the_step() -> None:
+    """In 32-bit floats without a loss, the noise drawn more finely."""
+    found = inputs()
+    s = found.scenario
+    host = Host(s, found.data, found.parts, torch.device("cpu"))
+    task = host.task("dp", Sent(0, host.arm("dp").weights, {}), 0, found.parts[0], {})
+    sent = vector(update_method(s.training, host.arm("dp").defences)(task).tensors)
+    rule = aggregation_of(s.federation.aggregation, s.stacks["dp"], 6)
+    assert rule.step == 2.0**-20  # type: ignore[attr-defined]
+    steps = sent * 2**20
+    assert (steps == np.rint(steps)).all()
+    assert np.abs(steps).max() < 2**24
+    assert len(np.unique(steps % 16)) == 16
 
 
 @pytest.mark.parametrize(("dropouts", "parts"), [("{}", 6), ("{mask: 2}", 4), ("{reveal: 2}", 6)])
@@ -190,19 +206,6 @@ def test_noise_of_drop_outs_is_missing_in_the_sum_and_in_the_account(dropouts: s
     assert stats.kstest(noise / (parts / 6) ** 0.5, "norm").pvalue > 1e-3
     rest = Release("gaussian", 4 * ((parts - 1) / 6) ** 0.5, 4)  # one colludes
     assert claimed(protection=masks)["epsilon"] == pytest.approx(guarantee([rest], 1e-5).epsilon, rel=1e-4)
-
-
-def test_noise_is_drawn_finer_than_it_is_rounded() -> None:
-    """Single floats near one are 6e-8 apart; the masks' steps are 5e-10."""
-    _, total, server = sums(inputs(protection=MASKS))
-    assert total.opened is not None
-    assert len(np.unique(total.opened[:500].view(np.int64) % 64)) > 50
-    assert server.describe().endswith("noise is not clipped")
-
-
-def test_sums_that_may_not_fit_are_refused() -> None:
-    with pytest.raises(UserError, match="no room in 64 bits"):
-        _ = inputs(protection="{name: secure_aggregation, clip: 1.0e-9}").encryption
 
 
 def test_where_no_noise_is_left_is_said() -> None:

@@ -19,6 +19,7 @@ import torch
 
 from rayfed.aggregation.base import Aggregation, Member, Question
 from rayfed.aggregation.fedavg import FedAvg, WeightedSum
+from rayfed.aggregation.noisy_sum import NoisySum
 from rayfed.aggregation.protected import single, units_of, weighted_sum_of
 from rayfed.crypto.keys import derive
 from rayfed.crypto.layout import Layout, flat
@@ -65,6 +66,8 @@ class SecureSum(Aggregation):
         Raises `UserError` for a rule that is no weighted sum, and for sums that 64 bits have no room for.
         """
         summed = weighted_sum_of(rule)
+        if isinstance(summed, NoisySum) and summed.step is not None:
+            protection = protection.exact(summed.step)
         units = units_of(summed, clients, samples)
         if protection.code.most * units >= 1 << 63:
             raise UserError(

@@ -130,11 +130,11 @@ def test_the_sum_of_rounded_parts_keeps_to_the_printed_epsilon(
     part, others = multiplier / drawn**0.5 / step, honest - 1
     reach = int(10 * part + 2 / step + 5)
     for beside in draw.uniform(-1 / step, 1 / step, (5, others)):
-        laws = []
+        laws: list[np.ndarray] = []
         for victim in (1 / values**0.5 / step, 0.0):
             one = law([victim, *beside], part, reach)
             laws.append(one if values == 1 else np.outer(one, one).ravel())
-        assert hockey_stick(*laws, epsilon) <= delta * (1 + 1e-9)
+        assert hockey_stick(laws[0], laws[1], epsilon) <= delta * (1 + 1e-9)
 
 
 def test_rounding_that_is_not_accounted_breaks_a_promise() -> None:

@@ -27,6 +27,9 @@ class NoisySum(FedAvg):
     """Of a round."""
     deviation: float
     """Of the Gaussian noise on every value of the sum."""
+    step: float | None = None
+    """Of which all values of updates are whole multiples, where clients have added the noise and rounded to it; None
+    where they have not. Nothing may round or clip such values again, for the sum would lose noise."""
 
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
         """The noisy mean of the updates, and the mean of the buffers."""

@@ -21,6 +21,7 @@ import torch
 
 from rayfed.aggregation.base import Aggregation, Member, Question
 from rayfed.aggregation.fedavg import FedAvg, WeightedSum
+from rayfed.aggregation.noisy_sum import NoisySum
 from rayfed.aggregation.protected import single, units_of, weighted_sum_of
 from rayfed.crypto.keys import derive
 from rayfed.crypto.layout import Layout, flat
@@ -80,6 +81,8 @@ class SecureSum(Aggregation):
         threshold of half the clients around one.
         """
         summed = weighted_sum_of(rule)
+        if isinstance(summed, NoisySum) and summed.step is not None:
+            protection = protection.exact(summed.step)
         units = units_of(summed, clients, samples)
         if protection.code.most * units >= 1 << 63:
             raise UserError(

@@ -1,16 +1,40 @@
 """DP-FedAvg: every client's update is clipped, and noise hides in their sum whether a client took part.
 
 Sources: McMahan et al. 2018, 'Learning differentially private recurrent language models'; Geyer et al. 2017.
+
+**Noise of clients.** Masks add whole numbers, so client i of N sends floor(x_i + n_i + 1/2), in units of a step s, with
+n_i Gaussian of deviation z C / sqrt(N). Rounding each term is not post-processing of the sum, whose noise is not quite
+Gaussian any more. It hides the victim v all the same. Let m clients be honest and present, v among them; the others'
+terms are known and left out. Take any whole numbers k_i for the honest ones but v, with sum k. Rounding commutes with
+whole numbers, so the sum with x_v in it is
+
+    sum over i of round(w_i),  w_v = x_v - k + n_v,  w_i = x_i + k_i + n_i,
+
+and the sum with zero in the place of x_v is the same function of w_v = n_v, w_i = x_i + n_i. So by the data-processing
+inequality they are at least as hard to tell apart as m independent Gaussians of which v's is moved by x_v - k and the
+others by k_i, that is, as one of deviation z C / sqrt(N) that is moved by the root of |x_v - k|^2 + sum of |k_i|^2.
+
+With y = x_v / m in one coordinate and f = y - floor(y), let r of the k_i be ceil(y) and the rest floor(y), with r the
+integer nearest to (m - 1) f. The shifts sum to m y, so their squares sum to m y^2 plus the squared deviations from y.
+With e = r - (m - 1) f, |e| <= 1/2, those are e^2 for v and (m - 1) f (1 - f) + e (1 - 2f) for the others; in all, with
+t = |1 - 2f|, at most (m - 1)(1 - t^2) / 4 + t / 2 + 1/4 <= (m + 1) / 4 for m >= 2, and 0 for m = 1. In d coordinates:
+
+    moved^2 <= C^2 / m + d s^2 (m + 1) / 4
+
+in the units of C: a multiplier of z sqrt(m / N) / sqrt(1 + d m (m + 1) s^2 / (4 C^2)). Nothing else may come between
+noise and sum: values are neither rounded nor clipped again, and arithmetic modulo 2^64, which could as well be done to
+the sum, is post-processing. As everywhere, draws of floats are taken for a Gaussian's; here they have 64 bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import sqrt
-from typing import ClassVar, Literal
+from math import ceil, log2, sqrt
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 
 from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.fedavg import FedAvg
@@ -41,6 +65,9 @@ class DpFedAvg(Private):
     noise: Literal["server", "clients"] = "server"
     """Who adds the noise: the server to the sum, or every client of a fixed number its part of it. In both cases the
     guarantee is for who sees sums only: whoever sees one client's update meets a part of the noise, or none."""
+    colluders: Annotated[int, Field(ge=1)] = 1
+    """Clients that pool what they know with whoever the guarantee is against: which of them were drawn, and their parts
+    of the noise. The guarantee is for the others, and holds against so many."""
 
     @property
     def needs_all(self) -> str | None:
@@ -52,12 +79,16 @@ class DpFedAvg(Private):
 
         def update(task: Task) -> Update:
             sent = next(task)
-            tensors = clipped(sent.tensors, self.clip, 2)
-            if self.noise == "clients":
-                part = self.deviation / sqrt(task.clients_per_round)
-                draw = task.generator
-                tensors = {n: t + part * torch.randn(t.shape, generator=draw).to(t) for n, t in tensors.items()}
-            return replace(sent, tensors=tensors, bits=32)
+            if self.noise == "server":
+                return replace(sent, tensors=clipped(sent.tensors, self.clip, 2), bits=32)
+            tensors, draw = clipped({n: t.double() for n, t in sent.tensors.items()}, self.clip, 2), task.generator
+            part = self.deviation / sqrt(task.clients_per_round)
+            step = step_of(self.clip, part)
+            noised = {
+                n: t + part * torch.randn(t.shape, generator=draw, dtype=t.dtype).to(t) for n, t in tensors.items()
+            }
+            rounded = {n: (torch.floor(t / step + 0.5) * step).to(sent.tensors[n]) for n, t in noised.items()}
+            return replace(sent, tensors=rounded, bits=32)
 
         return update
 
@@ -69,7 +100,9 @@ class DpFedAvg(Private):
         """Add all updates alike, whatever `weights` says; raises `UserError` for rules other than `fedavg`."""
         if type(next) is not FedAvg:
             raise UserError(f"dp_fedavg adds noise to a mean, not to what {type(next).__name__} makes: use fedavg")
-        return NoisySum(clients=clients, deviation=self.deviation if self.noise == "server" else 0.0)
+        if self.noise == "server":
+            return NoisySum(clients=clients, deviation=self.deviation)
+        return NoisySum(clients=clients, deviation=0.0, step=step_of(self.clip, self.deviation / sqrt(clients)))
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
         """One sum a round."""
@@ -78,42 +111,87 @@ class DpFedAvg(Private):
     def spends(self, setting: Setting) -> Spending:
         """The account of all rounds."""
         assert self.noise_multiplier is not None
-        release, adjacency, how = self._account(setting, self.noise_multiplier)
-        against = {
-            "server": "whoever sees the global weights, but not the server",
-            "clients": "whoever sees sums of updates (secure aggregation) or takes part, but sees no single update",
-        }
+        release, adjacency, against, how = self._account(setting, self.noise_multiplier)
         return Spending(
             (release,),
             self.delta,
             unit="client",
             adjacency=adjacency,
-            against=against[self.noise],
+            against=against,
             mechanism=f"Gaussian noise of {at_least(self.noise_multiplier)} times the clip bound on the sum of each "
             f"round, {len(setting.clients)} clients, {how}",
         )
 
-    def _account(self, setting: Setting, multiplier: float) -> tuple[Release, str, str]:
-        """What is released, for which neighbours, and how clients are drawn, in words."""
-        drawn, others, rounds = setting.clients_per_round, len(setting.clients) - 1, setting.rounds
-        zeroed = "one client's update set to zero"
-        if self.noise == "clients":
-            if setting.client_sampling == "poisson" or drawn == 1:
-                raise UserError(
-                    "dp_fedavg: clients can divide the noise only where two or more of them, in a fixed number, take "
-                    "part: use `noise: server`, or change federation.sampling and clients_per_round"
-                )
-            # Who adds up knows who was drawn, and who takes part knows its own share of the noise.
-            rest = Release("gaussian", multiplier * sqrt((drawn - 1) / drawn), setting.most_rounds)
-            return rest, zeroed, f"of which one of the {drawn} that take part knows its own share"
+    def _account(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
+        """What is released, for which neighbours, against whom, and how clients are drawn, in words."""
+        return (self._of_clients if self.noise == "clients" else self._of_server)(setting, multiplier)
+
+    def _of_clients(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
+        """The account of noise that clients add; the module's docstring proves it."""
+        drawn = setting.clients_per_round
+        honest = drawn - setting.missing - self.colluders
+        if setting.client_sampling == "poisson" or honest < 1:
+            raise UserError(
+                "dp_fedavg: clients can divide the noise only where two or more of them, in a fixed number, take "
+                f"part, more than collude or drop out ({self.colluders} + {setting.missing}): use `noise: server`, or "
+                "change federation.sampling, clients_per_round, `colluders` or the drop-outs"
+            )
+        step = step_of(self.clip, self.clip * multiplier / sqrt(drawn))
+        # Who adds up knows who was drawn, and who takes part knows its own part of the noise.
+        rest = multiplier_of_rounded(multiplier, drawn, honest, setting.values, step / self.clip)
+        how = (
+            f"of the {drawn} parts of which {honest} count: {self.colluders} known to colluders, {setting.missing} of "
+            f"drop-outs; {setting.values} values, each rounded to steps of {at_most(step)}, which is counted"
+        )
+        against = (
+            f"whoever sees sums of updates (secure aggregation), with up to {counted(self.colluders)} that take part"
+        )
+        return Release("gaussian", rest, setting.most_rounds), _ZEROED, f"{against}, but no single update", how
+
+    def _of_server(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
+        """The account of noise that the server adds."""
+        drawn, clients, rounds = setting.clients_per_round, len(setting.clients), setting.rounds
+        anybody = "whoever sees the global weights, with any number of the other clients, but not the server"
         if setting.client_sampling == "poisson":
-            rate = drawn / (others + 1)
+            rate = drawn / clients
             how = f"each drawn for itself with probability {at_most(rate)}"
-            return Release("gaussian", multiplier, rounds, rate), zeroed, how
-        if drawn > others:
-            return Release("gaussian", multiplier, rounds), zeroed, "all of them in every round"
-        # A client that was not drawn knows it, and looks for the victim among the others. One in another's place moves
-        # the sum by up to twice the clip bound.
-        population = None if drawn == others else (drawn, others)
-        release = Release("gaussian", multiplier / 2, rounds, drawn=population)
-        return release, "one client's update replaced by another's", f"{drawn} drawn without replacement"
+            return Release("gaussian", multiplier, rounds, rate), _ZEROED, anybody, how
+        if drawn == clients:
+            return Release("gaussian", multiplier, rounds), _ZEROED, anybody, "all of them in every round"
+        honest = clients - self.colluders
+        if honest < 1:
+            raise UserError(
+                f"dp_fedavg: colluders: {self.colluders} of {clients} clients leave nobody to hide: take fewer"
+            )
+        # Colluders know whether they were drawn: where j of them were, so were drawn - j of the `honest` others. The
+        # bound grows with that share, so j = 0 is the worst, in every round, whatever came before. One client in
+        # another's place moves the sum by up to twice the clip bound.
+        release = Release("gaussian", multiplier / 2, rounds, drawn=(drawn, honest) if drawn < honest else None)
+        against = f"whoever sees the global weights, with up to {counted(self.colluders)} that pool what they know"
+        adjacency = "one client's update replaced by another's"
+        return release, adjacency, f"{against}, but not the server", f"{drawn} drawn without replacement"
+
+
+def step_of(clip: float, part: float) -> float:
+    """To which values with noise of deviation `part` are rounded.
+
+    A power of two of which 32-bit floats hold all multiples up to the clip bound and ten deviations: draws of 64 bits
+    reach 8.6 of them.
+    """
+    return 2.0 ** (ceil(log2(clip + 10 * part)) - 24)
+
+
+def multiplier_of_rounded(multiplier: float, parts: int, honest: int, values: int, step: float) -> float:
+    """The noise multiplier that a sum has left when each part of the noise is rounded, and only some parts are honest.
+
+    `step` is in units of the clip bound; for the proof see above.
+    """
+    return multiplier * sqrt(honest / parts / (1 + values * honest * (honest + 1) * step**2 / 4))
+
+
+_ZEROED = "one client's update set to zero"
+
+
+def counted(colluders: int) -> str:
+    """So many clients, in words."""
+    return f"{colluders} client{'s' if colluders > 1 else ''}"

@@ -9,7 +9,7 @@ is that of Canonne, Kamath and Steinke 2020, proposition 12. The classic convers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log
 from typing import TYPE_CHECKING, Literal
@@ -155,12 +155,14 @@ def _epsilon(release: Release, delta: float, method: Method) -> float:
     accountant = _accountant(release, method, delta)
     try:
         accountant.compose(_event(release), release.count)
-        return float(accountant.get_epsilon(delta)) * (1 + _ROUNDING)
+        found = float(accountant.get_epsilon(delta)) * (1 + _ROUNDING)
     except (ArithmeticError, MemoryError) as error:  # numbers beyond what its grids hold
         raise UserError(
             f"no accountant can follow {release.count} releases with a noise multiplier of {release.multiplier:.3g}: "
             f"{error}; take noise between 0.01 and 1000000, or fewer rounds"
         ) from error
+    # A draw never adds to the loss (divergences are jointly convex), but the bound for large ones does.
+    return found if release.drawn is None else min(found, _epsilon(replace(release, drawn=None), delta, method))
 
 
 def _accountant(release: Release, method: Method, delta: float) -> PrivacyAccountant:

@@ -35,6 +35,10 @@ class Setting:
     """Batches of a fresh permutation each epoch, or each sample for itself in every step."""
     layers: int
     """Parameter tensors of the model."""
+    values: int = 1
+    """Parameters of one update."""
+    missing: int = 0
+    """Clients of a round that drop out before their updates are added."""
 
     @property
     def works(self) -> tuple[Work, ...]:

@@ -6,6 +6,7 @@ al. 2020, 'Secure single-server aggregation with (poly)logarithmic overhead', se
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -72,6 +73,10 @@ class SecureAggregation(Protection):
         """How values become integers."""
         return FixedPoint(self.bits)
 
+    def exact(self, step: float) -> SecureAggregation:
+        """The same for parameters that are whole multiples of `step`, up to 2^24 of them, which it leaves exact."""
+        return replace(self, bits=32, clip=step * FixedPoint(32).most)
+
     def around(self, clients: int) -> int:
         """A client and its neighbours in a round of so many clients."""
         return min(self.neighbours or clients, clients - 1) + 1
@@ -79,3 +84,13 @@ class SecureAggregation(Protection):
     def needed(self, clients: int) -> int:
         """How many of these must stay."""
         return self.threshold or 2 * self.around(clients) // 3 + 1
+
+    def withstands(self, clients: int, colluders: int) -> bool:
+        """Whether an honest but curious server, with so many of a round's clients, learns only the sum of the others.
+
+        Colluders must be fewer than the threshold, which opens a client's secrets. And the others must be connected by
+        masks, else each part of them shows its sum: a ring with k neighbours takes the loss of any k - 1 (Harary 1962).
+        """
+        lost = colluders + self.dropouts.until("mask")
+        connected = self.around(clients) == clients or lost < self.around(clients) - 1
+        return colluders < self.needed(clients) and connected

@@ -10,11 +10,14 @@ import numpy as np
 
 from rayfed import gradients
 from rayfed.defences.base import Defence
+from rayfed.defences.dp_fedavg import DpFedAvg, counted
 from rayfed.errors import UserError
 from rayfed.models.build import moves_buffers
 from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
 from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.spending import Setting, Spending, Work
+from rayfed.protections.base import Protection
+from rayfed.protections.secure_aggregation import SecureAggregation
 from rayfed.scenario import DefenceSpec, Scenario
 from rayfed.training import plan
 from rayfed.training.arm import Arm, aggregation_of
@@ -44,7 +47,7 @@ class Account:
         for round in range(rounds):
             drawn[plan.drawn_clients(s, round)] += 1
         alike, which = np.unique(np.stack([self.samples, drawn]), axis=1, return_inverse=True)
-        works = []
+        works, masks = [], self._protection
         for n, times in alike.T.tolist():
             local = local_training(n, training)
             works.append(Work(n, local.batch_size or n, local.steps, times))
@@ -55,6 +58,8 @@ class Account:
             client_sampling=s.federation.sampling,
             sample_sampling=training.sampling,
             layers=len(gradients.weights_of(self.arm.model)),
+            values=sum(w.numel() for w in self.arm.weights.values()),
+            missing=masks.dropouts.until("mask") if isinstance(masks, SecureAggregation) else 0,
         )
 
     def calibrated(self, rounds: int) -> Account:
@@ -128,6 +133,11 @@ class Account:
         return found
 
     @cached_property
+    def _protection(self) -> Protection | None:
+        spec = self.scenario.protection_of(self.name)
+        return spec.build() if spec else None
+
+    @cached_property
     def _named(self) -> list[tuple[str, Defence]]:
         return [(spec.name, defence) for spec, defence in zip(self.stack, self.arm.defences, strict=True)]
 
@@ -146,8 +156,10 @@ class Account:
         if moves_buffers(self.arm.model, self.image_shape):
             return "statistics such as batch norm's are sent without noise (model.batch_norm: eval would keep them)"
         if spent.unit == "client" and self.arm.defences[place].overrides("wrap_aggregation"):
-            if self.scenario.protection_of(self.name):
-                return "encryption rounds updates after their clip bound, and who opens a sum may see it without noise"
+            if protection := self._protection:
+                uncovered = _uncovered(self.arm.defences[place], protection, self.scenario.clients_per_round)
+                if uncovered:
+                    return uncovered
             if self.scenario.malicious_of(self.name):
                 return "malicious clients need not add their part of the noise, nor keep the clip bound"
         stages = ("wrap_gradient", "wrap_update")
@@ -165,6 +177,23 @@ class Account:
             if spent.unit == "sample" and other.overrides("wrap_data"):
                 return f"{name} changes the samples before it, so that the clip bound is not one sample's any more"
         return None
+
+
+def _uncovered(defence: Defence, protection: Protection, clients: int) -> str | None:
+    """Why the guarantee of a noisy sum does not cover sums under a protection; None where it does."""
+    if not (isinstance(protection, SecureAggregation) and isinstance(defence, DpFedAvg)):
+        return "encryption rounds updates after their clip bound, and who opens a sum may see it without noise"
+    if defence.noise == "server":
+        return (
+            "masks round updates after their clip bound, and clients learn who else was drawn, which the account of "
+            "the server's noise does not cover: take `noise: clients`"
+        )
+    if not protection.withstands(clients, defence.colluders):
+        return (
+            f"{counted(defence.colluders)} together with the server can open a single update under these masks, or the "
+            f"sum of a few: take a higher threshold, more neighbours, or fewer colluders"
+        )
+    return None
 
 
 def _respecified(spec: DefenceSpec, defence: Defence, calibrated: Defence) -> DefenceSpec:

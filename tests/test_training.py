@@ -230,6 +230,20 @@ def host(s: Scenario) -> tuple[Host, Sent]:
     return found, Sent(0, weights_of(model), buffers_of(model))
 
 
+def test_no_two_visits_of_clients_draw_the_same() -> None:
+    """Noise that comes again in another round, or at another client, could be subtracted."""
+    own, sent = host(scenario("arms: {a: [{name: gaussian, sigma: 1}], b: [{name: gaussian, sigma: 1}]}\n"))
+
+    def drawn(arm: str, round: int, client: int) -> tuple[int, int]:
+        task = own.task(arm, replace(sent, round=round), client, own.parts[client], {})
+        return task.generator.initial_seed(), task.order
+
+    visits = [(arm, round, client) for arm in "ab" for round in range(3) for client in range(3)]
+    assert len({drawn(*visit)[0] for visit in visits}) == len(visits)
+    assert len({drawn("a", *visit)[1] for visit in ((r, c) for r in range(3) for c in range(3))}) == 9
+    assert all(drawn(*visit) == drawn(*visit) for visit in visits)  # whoever does it, and however often
+
+
 def with_batch_norm(s: Scenario) -> Scenario:
     model, data = ModelSpec(name="convnet", width=4), DataSpec(name="digits", size=16)  # type: ignore[call-arg]
     return s.model_copy(update={"model": model, "data": data})

@@ -8,14 +8,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+
+settings.register_profile("ci", derandomize=True, database=None, deadline=timedelta(seconds=60))  # longer is a hang
+settings.register_profile("random", derandomize=False, print_blob=True, deadline=timedelta(seconds=60))
+settings.load_profile("ci" if os.environ.get("CI") else "random")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 WORKERS = 2

@@ -1,74 +1,112 @@
-"""How the fuzz tests spoil documents, tables and files, and how they explore."""
+"""Strategies that damage documents, texts, tables and files: a failing example is the smallest list of changes."""
 
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import date, timedelta
-from pathlib import Path
-from typing import Any
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import date
+from io import BytesIO
+from math import isfinite
+from pathlib import PurePath
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+MARK = "<fuzz>"
+"""Text that no page may take for a tag."""
 ODD: list[Any] = [
     None, True, False, 0, -1, 1, 2**31, 2**63, 10**30, -(10**30), 1e308, float("nan"), float("inf"), -float("inf"), 0.5,
-    "", "x", "../../etc", "a.b", "1", "ünï\u202e", "<script>", "os:system", "rayfed.errors:UserError", "no_such:Thing",
+    "", "x", "../../etc", "a.b", "1", "ünï\u202e", MARK, "os:system", "rayfed.errors:UserError", "no_such:Thing",
     [], {}, [[]], [None], {"name": None}, {"name": "x"}, {1: 2}, {None: None}, {"name": ["a"]}, {"name": "gaussian"},
     [1, 2], ["a"], b"bytes", date(2020, 1, 1), "x" * 500, {"low": 1, "high": "a"}, {"a": {"a": {"a": []}}},
 ]  # fmt: skip
-CELLS: list[Any] = [None, "", "<b>", float("nan"), float("inf"), -1, 2**31 - 1, b"\xff", "../..", "trials/0000-0", True]
+KEYS: list[Any] = ["x", 1, None, "name", True, "arms", "sweep"]
+CELLS: list[Any] = [None, "", MARK, float("nan"), float("inf"), -1, 2**31 - 1, b"\xff", "../..", "trials/0000-0", True]
+SCRAPS = ["", "\t", "&a ", "*a", "!!int ", "!!bool ", "!!set ", "{", "]", "- ", ": ", '"\\ud800"', "\x85", "<<: "]
+
+Place = tuple[Any, ...]
+"""Keys and indices that lead to a value of a document."""
 
 
-def examples(count: int) -> pytest.MarkDecorator:
-    """So many of them."""
-    return pytest.mark.parametrize("examples", [count])
+# Documents
 
 
-def explore(examples: int, one: Callable[[random.Random], None]) -> None:
-    """Run a check so many times, with always the same random numbers."""
-    config = settings(
-        max_examples=examples,
-        derandomize=True,
-        database=None,
-        deadline=timedelta(seconds=60),  # longer is a hang
-        suppress_health_check=list(HealthCheck),
-        phases=[Phase.generate],
-    )
-    config(given(r=st.integers(0, 2**32).map(random.Random))(lambda r: one(r)))()
+@dataclass(frozen=True)
+class Put:
+    """Replace what stands at a place, or add it there."""
+
+    place: Place
+    value: Any
+
+    def apply(self, document: Any) -> None:
+        *above, last = self.place
+        parent = _at(document, above)
+        if isinstance(parent, list) and last == len(parent):
+            parent.append(deepcopy(self.value))
+        else:
+            parent[last] = deepcopy(self.value)
 
 
-def spoil(document: Any, r: random.Random) -> None:
-    """Replace, drop, copy or add a few keys and values of a document in place."""
-    for _ in range(r.choice([1, 1, 2, 4])):
-        with suppress(KeyError, IndexError, TypeError, ValueError):  # what an earlier change has taken away
-            _change(document, r)
+@dataclass(frozen=True)
+class Drop:
+    """Remove what stands at a place."""
+
+    place: Place
+
+    def apply(self, document: Any) -> None:
+        *above, last = self.place
+        del _at(document, above)[last]
 
 
-def _change(document: Any, r: random.Random) -> None:
-    places = list(_places(document))
-    *above, last = r.choice(places)
-    parent = _at(document, above)
-    match r.choice(["replace", "replace", "replace", "drop", "copy", "add"]):
-        case "replace":
-            parent[last] = r.choice(ODD)
-        case "drop":
-            del parent[last]
-        case "copy":
-            parent[last] = json.loads(json.dumps(_at(document, r.choice(places)), default=str))
-        case _ if isinstance(parent, dict):
-            parent[r.choice(["x", 1, None, "name", True, "arms", "sweep"])] = r.choice(ODD)
-        case _:
-            parent.append(r.choice(ODD))
+Change = Put | Drop
 
 
-def _places(document: Any, path: tuple[Any, ...] = ()) -> Any:
+@st.composite
+def changes(draw: st.DrawFn, document: Any) -> list[Change]:
+    """One to four changes that can be applied to a document one after another."""
+    document, drawn = deepcopy(document), list[Change]()
+    for _ in range(draw(st.integers(1, 4))):
+        if places := list(_places(document)):
+            drawn.append(draw(_change(document, places)))
+            drawn[-1].apply(document)
+    return drawn
+
+
+def _change(document: Any, places: Sequence[Place]) -> st.SearchStrategy[Change]:
+    place = st.sampled_from(places)
+    values = st.sampled_from(ODD) | place.map(lambda at: deepcopy(_at(document, at)))
+    # Mappings and lists, the document among them, where an entry can be added.
+    wholes = [(), *(at for at in places if isinstance(_at(document, at), dict | list))]
+    added = st.builds(lambda at, key: _new(document, at, key), st.sampled_from(wholes), st.sampled_from(KEYS))
+    return st.builds(Put, place, values) | st.builds(Drop, place) | st.builds(Put, added, values)
+
+
+def _new(document: Any, whole: Place, key: Any) -> Place:
+    """Where an entry of a mapping or list goes."""
+    inside = _at(document, whole)
+    return (*whole, len(inside) if isinstance(inside, list) else key)
+
+
+def changed(document: Any, made: Sequence[Change]) -> Any:
+    """A copy of a document after some changes."""
+    document = deepcopy(document)
+    for change in made:
+        change.apply(document)
+    return document
+
+
+def dumped(document: Any) -> str:
+    """A document as YAML."""
+    return str(yaml.safe_dump(document, allow_unicode=True, sort_keys=False))
+
+
+def _places(document: Any, path: Place = ()) -> Iterator[Place]:
     entries = document.items() if isinstance(document, dict) else enumerate(document)
     for key, value in entries:
         yield (*path, key)
@@ -76,65 +114,209 @@ def _places(document: Any, path: tuple[Any, ...] = ()) -> Any:
             yield from _places(value, (*path, key))
 
 
-def _at(document: Any, path: Any) -> Any:
+def _at(document: Any, path: Sequence[Any]) -> Any:
     for key in path:
         document = document[key]
     return document
 
 
-def damage(path: Path, r: random.Random) -> None:
-    """Truncate, flip or remove a file, or write another content of its kind into it."""
-    content = path.read_bytes()
-    match r.choice(["cut", "flip", "remove", "inside", "inside", "inside", "inside"]):
-        case "cut":
-            path.write_bytes(content[: r.randrange(len(content) + 1)])
-        case "flip":
-            path.write_bytes(flipped(content, r))
-        case "remove":
-            path.unlink()
-        case _ if path.suffix == ".parquet":
-            _spoil_table(path, r)
-        case _ if path.suffix in (".json", ".yaml"):
-            document = yaml.safe_load(content)
-            spoil(document, r)
-            as_json = json.dumps(document, default=str, skipkeys=True)
-            path.write_text(as_json if path.suffix == ".json" else dumped(document))
+# Files
+
+
+class Damage(Protocol):
+    """What is done to a file."""
+
+    def of(self, content: bytes) -> bytes | None:
+        """Its content afterwards; None where there is no such file any more."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Keep only the first bytes."""
+
+    length: int
+
+    def of(self, content: bytes) -> bytes:
+        return content[: self.length]
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Overwrite bytes: (place, byte)."""
+
+    written: list[tuple[int, int]]
+
+    def of(self, content: bytes) -> bytes:
+        flipped = bytearray(content)
+        for place, byte in self.written:
+            flipped[place] = byte
+        return bytes(flipped)
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Remove the file."""
+
+    def of(self, content: bytes) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Splice:
+    """Put a scrap of text in the place of some characters."""
+
+    place: int
+    scrap: str
+    removed: int
+
+    def of(self, content: bytes) -> bytes:
+        text = content.decode()
+        return (text[: self.place] + self.scrap + text[self.place + self.removed :]).encode()
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Change the document in a JSON or YAML file."""
+
+    changes: list[Change]
+    json: bool
+
+    def of(self, content: bytes) -> bytes:
+        document = changed(yaml.safe_load(content), self.changes)
+        return (json.dumps(document, default=str, skipkeys=True) if self.json else dumped(document)).encode()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Take the first rows of a table only."""
+
+    count: int
+
+    def of(self, content: bytes) -> bytes:
+        return _parquet(_table(content).slice(0, self.count))
+
+
+@dataclass(frozen=True)
+class Column:
+    """Drop (`to` None) or rename a column of a table."""
+
+    name: str
+    to: str | None
+
+    def of(self, content: bytes) -> bytes:
+        table = _table(content)
+        if self.to is None:
+            return _parquet(table.drop_columns([self.name]))
+        return _parquet(table.rename_columns([self.to if n == self.name else n for n in table.column_names]))
+
+
+@dataclass(frozen=True)
+class Retype:
+    """Fill a column with one value, whatever its type."""
+
+    name: str
+    value: Any
+
+    def of(self, content: bytes) -> bytes:
+        table = _table(content)
+        return _parquet(_with_column(table, self.name, pa.array([self.value] * len(table))))
+
+
+@dataclass(frozen=True)
+class BreakText:
+    """Fill a column with text that is not UTF-8."""
+
+    name: str
+
+    def of(self, content: bytes) -> bytes:
+        table = _table(content)
+        buffers = pa.array([b"\xff\xfe"] * len(table), pa.binary()).buffers()
+        return _parquet(_with_column(table, self.name, pa.Array.from_buffers(pa.string(), len(table), buffers)))
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Put a value into the first cell of a column, or into all, where its type takes it."""
+
+    name: str
+    value: Any
+    all: bool
+
+    def of(self, content: bytes) -> bytes:
+        table = _table(content)
+        rows = table.to_pylist()
+        for row in rows if self.all else rows[:1]:
+            row[self.name] = self.value
+        with suppress(pa.ArrowException, OverflowError):
+            return _parquet(pa.Table.from_pylist(rows, schema=table.schema))
+        return content
+
+
+def damages(name: str, content: bytes) -> st.SearchStrategy[Damage]:
+    """What can be done to a file of this name and content; two times in three, another valid content of its kind."""
+    places = st.integers(0, max(0, len(content) - 1))
+    flips = st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=50 if content else 0)
+    cuts = st.integers(0, len(content))
+    raw = st.builds(Remove) | st.builds(Cut, cuts) | (st.builds(Flip, flips) if content else st.nothing())
+    match PurePath(name).suffix:
+        case ".json" | ".yaml" as suffix:
+            inside = changes(yaml.safe_load(content)).map(lambda made: Edit(made, suffix == ".json"))
+        case ".parquet":
+            inside = _table_damages(_table(content))
         case _:
-            path.write_bytes(b"")
+            return raw
+    return st.one_of(inside, inside, raw)
 
 
-def dumped(document: Any) -> str:
-    return str(yaml.safe_dump(document, allow_unicode=True, sort_keys=False))
+def _table_damages(table: pa.Table) -> st.SearchStrategy[Damage]:
+    names = st.sampled_from(table.column_names)
+    return st.one_of(
+        st.builds(Cells, names, st.sampled_from(CELLS), st.booleans()),
+        st.builds(Column, names, st.sampled_from([None, "x?"])),
+        st.builds(Retype, names, st.sampled_from([None, "a", 1, [1], {"a": 1}, b"\xff", float("nan")])),
+        st.builds(BreakText, names),
+        st.builds(Rows, st.sampled_from([0, 1])),
+    )
 
 
-def flipped(content: bytes, r: random.Random) -> bytes:
-    changed = bytearray(content)
-    for _ in range(r.choice([1, 5, 50]) if changed else 0):
-        changed[r.randrange(len(changed))] = r.randrange(256)
-    return bytes(changed)
+def splices(text: str) -> st.SearchStrategy[list[Splice]]:
+    """One to three scraps put into a text."""
+    one = st.builds(Splice, st.integers(0, len(text)), st.sampled_from(SCRAPS), st.sampled_from([0, 1, 20]))
+    return st.lists(one, min_size=1, max_size=3)
 
 
-def _spoil_table(path: Path, r: random.Random) -> None:
-    table = pq.read_table(path)
-    place = r.randrange(table.num_columns)
-    name, count = table.column_names[place], len(table)
-    match r.choice(["drop", "rename", "empty", "type", "text", "values", "values"]):
-        case "drop":
-            table = table.drop_columns([name])
-        case "rename":
-            table = table.rename_columns([f"{each}?" if each == name else each for each in table.column_names])
-        case "empty":
-            table = table.slice(0, 0)
-        case "type":
-            value = r.choice([None, "a", 1, [1], {"a": 1}, b"\xff", float("nan")])
-            table = table.set_column(place, name, pa.array([value] * count))
-        case "text":
-            broken = pa.Array.from_buffers(pa.string(), count, pa.array([b"\xff\xfe"] * count).buffers())
-            table = table.set_column(place, name, broken)
-        case _:
-            rows = table.to_pylist()
-            for row in rows if r.random() < 0.5 else rows[:1]:
-                row[name] = r.choice(CELLS)
-            with suppress(pa.ArrowException, OverflowError):
-                table = pa.Table.from_pylist(rows, schema=table.schema)
-    pq.write_table(table, path)
+@st.composite
+def damaged_files(draw: st.DrawFn, files: Mapping[str, bytes]) -> dict[str, Damage]:
+    """One or two files of a folder, those at its top as often as all others, each with what is done to it."""
+    top = [name for name in files if "/" not in name]
+    chosen = draw(st.lists(st.sampled_from(top) | st.sampled_from(list(files)), min_size=1, max_size=2, unique=True))
+    return {name: draw(damages(name, files[name])) for name in chosen}
+
+
+def _with_column(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, column)
+
+
+def _table(content: bytes) -> pa.Table:
+    return pq.read_table(BytesIO(content))
+
+
+def _parquet(table: pa.Table) -> bytes:
+    buffer = BytesIO()
+    pq.write_table(table, buffer)
+    return buffer.getvalue()
+
+
+# What is accepted
+
+
+def assert_finite(value: Any, where: str = "") -> None:
+    """Every number in a container is finite; None and text may stand anywhere."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            assert_finite(inner, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            assert_finite(inner, f"{where}[{index}]")
+    elif isinstance(value, float):
+        assert isfinite(value), f"{where} is {value}"

@@ -88,5 +88,11 @@ def test_damaged_ciphertexts_are_refused_or_decrypt_to_something_else(make: Make
 
 @SCHEMES
 def test_adding_needs_no_secret(make: Make) -> None:
-    lattice = make(MOST, 1.0)
-    assert not ts.context_from(lattice._public).has_secret_key()
+    """A server that was never given the key adds, and cannot decrypt what it adds."""
+    clients, server = make(2 * MOST, 2.0), make(2 * MOST, 2.0)
+    key, (a, b) = clients.generate(), vectors(2)
+    total = server.add(clients.encrypt(key, a), clients.encrypt(key, b))
+    np.testing.assert_array_equal(clients.decrypt(key, total), a + b)
+    assert not ts.context_from(server._public).has_secret_key()
+    with pytest.raises(ProtectionError, match="secret_key"):
+        server.decrypt(server._public, total)

@@ -47,6 +47,15 @@ def test_markdown_has_a_row_a_setting_with_its_interval(tmp_path: Path) -> None:
     assert lines[-1] == "Mean and half the 95 % interval over 3 repeats."
 
 
+@pytest.mark.parametrize("table", ["outcomes", "rounds"])
+def test_markdown_cells_hold_no_html_and_end_no_cell(table: str, tmp_path: Path) -> None:
+    arm = "<img src=x onerror=y> a|b & c\nd"
+    text = export(load(make_run(str(tmp_path), {arm: [], "none": []}, {}).url), "markdown", table)
+    assert "&lt;img src=x onerror=y> a&#124;b &amp; c d" in text
+    assert "<" not in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
 def test_latex_is_booktabs_and_escaped(tmp_path: Path) -> None:
     folder = small_run(str(tmp_path), {"arms": {"a_b & 50%": []}})
     folder.write_part("attacks", 0, [attacked("a_b & 50%", "my_dlg", psnr=math.inf)])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import io
 import json
 import os
 import pickle
-import random
-import shutil
 import sys
 import tarfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,10 +22,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from hypothesis import event, example, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from rayfed import scenario as scenarios
 from rayfed.catalogue import build
+from rayfed.data.base import in_memory
 from rayfed.errors import DataError, RunError, ScenarioError, UserError
 from rayfed.metrics.lpips import Lpips
 from rayfed.models.pretrained import SHIPPED_EVALUATOR, load_evaluator, load_generator, load_recogniser
@@ -36,18 +38,42 @@ from rayfed.results import advice, checkpoint
 from rayfed.results import recommend as choice
 from rayfed.results.checkpoint import Checkpoint
 from rayfed.results.compare import compare
-from rayfed.results.export import FORMATS, export
+from rayfed.results.export import export
 from rayfed.results.folder import RunFolder
 from rayfed.results.loading import Run, load
 from rayfed.results.sweep_folder import SweepFolder, is_sweep
+from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned
-from rayfed.training.inputs import prepare
+from rayfed.training.failures import Failed, checked
+from rayfed.training.host import Host, Sent
+from rayfed.training.inputs import Inputs, prepare
+from rayfed.training.local import update_method
 from tests.conftest import REPOSITORY
-from tests.fuzz_fixtures import damage, dumped, examples, explore, spoil
-from tests.report_fixtures import make_run, make_sweep
+from tests.fuzz_fixtures import (
+    Change,
+    Cut,
+    Damage,
+    Splice,
+    assert_finite,
+    changed,
+    changes,
+    damaged_files,
+    damages,
+    dumped,
+    splices,
+)
+from tests.report_fixtures import Page, make_run, make_sweep
+from tests.run_fixtures import assert_same_bits
 
-SCENARIOS = sorted((REPOSITORY / "scenarios").glob("*.yaml"))
-SMALL = {"name": "digits", "size": 8, "train_samples": 100, "test_samples": 20}
+SCENARIOS = sorted(path.name for path in (REPOSITORY / "scenarios").glob("*.yaml"))
+PLAYABLE = [
+    "toy.yaml", "undefended.yaml", "user_model.yaml", "noniid.yaml", "many_clients.yaml", "bayesian_privacy.yaml",
+    "broken_key.yaml", "choosing.yaml", "defences.yaml", "encrypted.yaml", "faces.yaml", "fedboosting.yaml",
+    "fedboosting_encrypted.yaml", "key_lock.yaml", "labels.yaml", "refiner.yaml", "secure_aggregation.yaml",
+    "soteria.yaml", "tabular.yaml",
+]  # fmt: skip
+"""Those whose models take 8 x 8 pixels and whose accounts are quickly made."""
+SMALL = {"name": "digits", "size": 8, "train_samples": 100, "test_samples": 20, "public": 0.1}
 
 
 @pytest.fixture(autouse=True)
@@ -55,57 +81,102 @@ def users_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPOSITORY / "scenarios")
 
 
-def tried(use: Callable[[], Any]) -> None:
-    """It works, or says in words what does not."""
-    with suppress(UserError):
-        use()
+def accepted(use: Callable[[], Any], refused: type[UserError] = UserError) -> Any:
+    """What comes of it, or None where it says in words what does not work."""
+    try:
+        return use()
+    except refused as error:
+        reason = str(error)
+    assert reason.strip()
+    return None
 
 
 # Scenarios
 
 
-@examples(60)
-def test_spoilt_scenarios_are_valid_or_say_why(examples: int) -> None:
-    def one(r: random.Random) -> None:
-        document = yaml.safe_load(r.choice(SCENARIOS).read_text())
-        spoil(document, r)
-        tried(lambda: scenarios.parse(dumped(document)))
-
-    explore(examples, one)
+@cache
+def document(name: str) -> Any:
+    """A scenario that is shipped, on few images where it can be played on them."""
+    found = yaml.safe_load(Path(REPOSITORY, "scenarios", name).read_text())
+    return found | {"data": SMALL} if name in PLAYABLE else found
 
 
-@examples(15)
-def test_spoilt_scenarios_are_prepared_or_say_why(examples: int) -> None:
-    """As `rayfed validate` does, on few images."""
-
-    def validate(text: str) -> None:
-        loaded = scenarios.parse(text)
-        if loaded.sweep and loaded.sweep.search != "optuna":
-            planned(loaded)
-        inputs = prepare(loaded)
-        _ = inputs.limits, inputs.privacy
-
-    def one(r: random.Random) -> None:
-        document = yaml.safe_load(r.choice(SCENARIOS).read_text())
-        document["data"] = SMALL.copy()
-        spoil(document, r)
-        tried(lambda: validate(dumped(document)))
-
-    explore(examples, one)
+Spoilt = tuple[str, list[Change]]
+"""A scenario's file and what is changed in it."""
 
 
-@examples(40)
-def test_any_text_is_a_scenario_or_says_why(examples: int) -> None:
-    odd = ["\t", "&a ", "*a", "!!int ", "!!bool ", "!!set ", "{", "]", "- ", ": ", '"\\ud800"', "\x85", "<<: "]
+def spoilt(names: Sequence[str]) -> st.SearchStrategy[Spoilt]:
+    return st.sampled_from(names).flatmap(lambda name: st.tuples(st.just(name), changes(document(name))))
 
-    def one(r: random.Random) -> None:
-        text = r.choice(SCENARIOS).read_text()
-        for _ in range(r.choice([1, 3])):
-            place = r.randrange(len(text))
-            text = text[:place] + r.choice(odd) + text[place + r.choice([0, 1, 20]) :]
-        tried(lambda: scenarios.parse(text))
 
-    explore(examples, one)
+def text_of(case: Spoilt) -> str:
+    name, made = case
+    return dumped(changed(document(name), made))
+
+
+def check_that_it_can_be_resumed(scenario: Scenario) -> None:
+    """A run folder keeps the dump, and `rayfed resume` reads it."""
+    assert scenarios.parse(scenario.dump()).dump() == scenario.dump()
+
+
+@settings(max_examples=12)
+@given(case=spoilt(SCENARIOS))
+@example(case=("toy.yaml", []))
+def test_spoilt_scenarios_are_valid_or_say_why(case: Spoilt) -> None:
+    if scenario := accepted(lambda: scenarios.parse(text_of(case)), ScenarioError):
+        check_that_it_can_be_resumed(scenario)
+
+
+@settings(max_examples=8)
+@given(case=spoilt(PLAYABLE))
+@example(case=("toy.yaml", []))
+def test_spoilt_scenarios_are_played_or_say_why(case: Spoilt) -> None:
+    """As `rayfed validate` does, on few images; then a client of every arm takes one step."""
+
+    def validated() -> Inputs:
+        scenario = scenarios.parse(text_of(case))
+        if scenario.sweep and scenario.sweep.search != "optuna":
+            planned(scenario)
+        inputs = prepare(scenario)
+        assert all(0 < limit <= scenario.federation.rounds for limit in inputs.limits.values())
+        assert not [row for row in inputs.privacy if row.get("epsilon") is not None and not row["epsilon"] >= 0]
+        return inputs
+
+    inputs = accepted(validated)
+    event("accepted" if inputs else "refused")
+    for arm in inputs.scenario.stacks if inputs else ():
+        accepted(lambda arm=arm: check_one_step(inputs, arm))
+
+
+def check_one_step(inputs: Inputs, arm: str) -> None:
+    """A client's update has the form of the model and is finite, or the server would say that it is not."""
+    host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    built, training = host.arm(arm), inputs.scenario.training_of(arm)
+    if training.algorithm == "fedavg":
+        training = training.model_copy(update={"epochs": None, "steps": 1})
+    task = host.task(arm, Sent(0, built.weights, built.buffers), 0, host.parts[0], {})
+    update = update_method(training, built.defences)(task)
+    made = checked(update, task)
+    if isinstance(made, Failed):  # 1e308 for a learning rate, say
+        assert made.reason == "sent an update that is not finite"
+        assert not all(t.isfinite().all() for t in [*update.tensors.values(), *update.buffers.values()])
+        return
+    assert {name: t.shape for name, t in made.tensors.items()} == {
+        name: t.shape for name, t in built.weights.items() if name not in built.private
+    }
+    assert 0 < made.samples <= len(host.parts[0])
+
+
+TEXT = (REPOSITORY / "scenarios" / "toy.yaml").read_text()
+
+
+@settings(max_examples=15)
+@given(made=splices(TEXT))
+@example(made=[])
+def test_any_text_is_a_scenario_or_says_why(made: list[Splice]) -> None:
+    text = reduce(lambda content, splice: splice.of(content), made, TEXT.encode()).decode()
+    if scenario := accepted(lambda: scenarios.parse(text), ScenarioError):
+        check_that_it_can_be_resumed(scenario)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +244,7 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )  # fmt: skip
 def test_nothing_but_components_is_imported(line: str, trap: Path) -> None:
-    tried(lambda: scenarios.parse(f"name: t\nfederation: {{rounds: 1, clients: 2}}\n{line}\n"))
+    accepted(lambda: scenarios.parse(f"name: t\nfederation: {{rounds: 1, clients: 2}}\n{line}\n"))
     assert not trap.exists()
     with pytest.raises(ScenarioError, match="trap_module"):
         scenarios.parse("name: t\nfederation: {rounds: 1, clients: 2}\nattacks: ['trap_module:X']\n")
@@ -190,54 +261,121 @@ def test_what_is_no_component_is_refused(kind: str, name: str) -> None:
 # Run folders and sweeps
 
 
-def read_all(url: str, other: str) -> list[Callable[[], Any]]:
-    """What the commands that look at results do."""
-
-    def report() -> str:
-        folder = RunFolder.open(url)
-        return write_sweep_report(SweepFolder(folder)) if is_sweep(folder) else write_report(folder)
-
-    def look() -> Any:
-        found = load(url)
-        frames = [found.frame(name) for name in found.tables]
-        pictures = list(found.images()) if isinstance(found, Run) else []
-        return repr(found), found._repr_html_(), frames, pictures, found.front("psnr", "test_accuracy")
-
-    def recommend() -> None:
-        found = load(url)
-        bounds = [choice.bound("psnr<=12"), choice.bound("test_accuracy>=0.9")]
-        advised = choice.recommend(found.settings(), bounds, choice.COSTS)
-        advice.answer(advised), advice.remarks(advised), choice.rerun(found, advised.chosen)
-
-    exports = [lambda format=format: export(load(url), format) for format in FORMATS]
-    return [report, look, recommend, lambda: compare([load(url), load(other)]), *exports]
+def check_report(url: str, other: str) -> None:
+    """The page is balanced, loads nothing, and takes no text for a tag."""
+    folder = RunFolder.open(url)
+    written = write_sweep_report(SweepFolder(folder)) if is_sweep(folder) else write_report(folder)
+    page = Page(Path(written).read_text())
+    assert not page.open
+    assert "fuzz" not in page.tags
+    page.check_that_it_stands_alone()
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    out = str(tmp_path_factory.mktemp("whole"))
-    whole = make_run(out, {"none": [], "gaussian": ["gaussian"]}, {"idlg": 1.0}).url, make_sweep(out, 2, 2).url
-    for url in whole:
-        for use in read_all(url, make_run(out).url):
-            use()
-    return whole
+def check_settings(url: str, other: str) -> None:
+    """Every estimate is a number with an interval around it."""
+    found = load(url)
+    assert "<fuzz" not in found._repr_html_()
+    repr(found)
+    for name in found.tables:
+        assert len(found.frame(name)) == len(found.table(name))
+    every = found.settings()
+    for setting in every:
+        assert_finite({name: vars(estimate) for name, estimate in setting.measures.items()}, setting.title)
+        assert all(e.low is None or e.low <= e.mean <= e.high for e in setting.measures.values())
+    front = found.front("psnr", "test_accuracy")
+    titles = {one.title for one in every}  # of settings that are read again, in which NaN is not itself
+    assert {one.title for one in [*front.best, *front.unknown]} <= titles
+
+
+def check_pictures(url: str, other: str) -> None:
+    """Pictures are (H, W, 1) or (H, W, 3) of bytes."""
+    found = load(url)
+    for picture in found.images() if isinstance(found, Run) else ():
+        for pixels in (picture.true, picture.reconstructed):
+            assert (pixels.dtype, pixels.ndim) == (np.uint8, 3)
+            assert pixels.shape[2] in (1, 3)
+
+
+def check_recommendation(url: str, other: str) -> None:
+    """One of the settings is chosen, and it meets the bounds where any does."""
+    found = load(url)
+    bounds = [choice.bound("psnr<=12"), choice.bound("test_accuracy>=0.9")]
+    every = found.settings()
+    advised = choice.recommend(every, bounds, choice.COSTS)
+    assert all(one in every for one in advised.chosen.settings)
+    assert advised.meeting <= advised.candidates
+    assert advice.answer(advised)
+    assert all(advice.remarks(advised))
+    choice.rerun(found, advised.chosen)
+
+
+def check_comparison(url: str, other: str) -> None:
+    """The settings of both, and nothing else."""
+    results = load(url), load(other)
+    compared = compare(results)
+    assert len(compared.settings) == sum(len(one.settings()) for one in results)
+    assert all(len(one.values) == 2 for one in compared.differences)
+
+
+def check_exports(url: str, other: str) -> None:
+    """CSV has all rows; no format has HTML in it that the tables had not."""
+    found = load(url)
+    rows = csv.reader(io.StringIO(export(found, "csv")))
+    assert len(list(rows)) == 1 + len(found.outcomes())
+    assert "<fuzz" not in export(found, "markdown")
+    assert "tabular" in export(found, "latex")
+
+
+READERS = {
+    check.__name__: check
+    for check in (
+        check_report, check_settings, check_pictures, check_recommendation, check_comparison, check_exports,
+    )
+}  # fmt: skip
+"""What the commands that look at results do."""
+
+
+@cache
+def folders() -> dict[str, tuple[str, dict[str, bytes]]]:
+    """A run and a sweep: name -> content of every file."""
+    found = {}
+    for kind in ("run", "sweep"):
+        with TemporaryDirectory() as out:
+            made = make_run(out, {"none": [], "gaussian": ["gaussian"]}, {"idlg": 1.0}) if kind == "run" else None
+            folder = Path((made or make_sweep(out, 2, 2)).url)
+            files = sorted(path for path in folder.rglob("*") if path.is_file())
+            found[kind] = folder.name, {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    return found
+
+
+def laid_out(kind: str, place: str, damaged: Mapping[str, Damage]) -> str:
+    """Write a folder as it is after some damage, and say where."""
+    name, files = folders()[kind]
+    folder = Path(place, kind, name)
+    for file, content in files.items():
+        left = damaged[file].of(content) if file in damaged else content
+        if left is not None:
+            Path(folder, file).parent.mkdir(parents=True, exist_ok=True)
+            Path(folder, file).write_bytes(left)
+    return str(folder)
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep"])
-@examples(12)
-def test_spoilt_folders_are_read_or_say_why(kind: str, examples: int, folders: tuple[str, str]) -> None:
-    whole = folders[kind == "sweep"]
+def test_spoilt_folders_are_read_or_say_why(kind: str) -> None:
+    with TemporaryDirectory() as place:
+        other = laid_out("run", place, {})
 
-    def one(r: random.Random) -> None:
-        with TemporaryDirectory() as place:
-            copy = Path(shutil.copytree(whole, Path(place, Path(whole).name)))
-            files = sorted(path for path in copy.rglob("*") if path.is_file() and path.name != "report.html")
-            top = [path for path in files if path.parent == copy]
-            for path in {r.choice(r.choice([top, files])) for _ in range(2)}:
-                damage(path, r)
-            tried(r.choice(read_all(str(copy), folders[0])))
+        @settings(max_examples=12 if kind == "run" else 6)
+        @given(damaged=damaged_files(folders()[kind][1]), reader=st.sampled_from(sorted(READERS)))
+        def check(damaged: dict[str, Damage], reader: str) -> None:
+            with TemporaryDirectory() as spoilt:
+                url = laid_out(kind, spoilt, damaged)
+                accepted(lambda: READERS[reader](url, other))
 
-    explore(examples, one)
+        for reader in READERS.values():  # nothing is refused of what is whole
+            with TemporaryDirectory() as whole:
+                reader(laid_out(kind, whole, {}), other)
+        check()
 
 
 def edited(run: RunFolder, name: str, change: Callable[[Any], Any]) -> None:
@@ -309,24 +447,43 @@ def pickles(made: Path) -> list[bytes]:
     return written
 
 
+SERVER = {"none": {"weights": {"w": torch.arange(12.0)}, "memory": {}}}
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> RunFolder:
     folder = RunFolder.create(str(tmp_path / "runs"), "demo")
-    state = {"none": {"weights": {"w": torch.arange(12.0)}, "memory": {}}}
-    checkpoint.save(folder, Checkpoint(2, state, {}))
+    checkpoint.save(folder, Checkpoint(2, SERVER, {}))
     return folder
 
 
 def test_spoilt_checkpoints_are_loaded_or_named(saved: RunFolder) -> None:
+    """What is loaded is the state that was saved: a hash guards the tensors, and the round is a number or an error."""
     whole = {f"checkpoint/{name}": saved.read_bytes(f"checkpoint/{name}") for name in saved.files("checkpoint")}
+    [state] = [name for name in whole if name.endswith(".pt")]
 
-    def one(r: random.Random) -> None:
-        for name, content in whole.items():
-            saved.write_bytes(name, content)
-        damage(Path(saved.url, r.choice(sorted(whole))), r)
-        tried(lambda: checkpoint.load(saved))
+    @settings(max_examples=60)
+    @given(name=st.sampled_from(sorted(whole)), data=st.data())
+    @example(name=state, data=None)
+    def check(name: str, data: st.DataObject | None) -> None:
+        content = data.draw(damages(name, whole[name]), "damage").of(whole[name]) if data else whole[name]
+        for each, bytes_ in (whole | {name: content}).items():
+            if bytes_ is None:
+                saved.remove(each)
+            else:
+                saved.write_bytes(each, bytes_)
+        found = accepted(lambda: (checkpoint.load(saved),), RunError)
+        if not data:
+            assert found
+        if found and name != state and content is None:
+            assert found == (None,)  # a run without a pointer has no checkpoint yet
+        elif found:
+            [loaded] = found
+            assert type(loaded.round) is int
+            assert loaded.round >= 0
+            assert_same_bits(loaded.server, SERVER)
 
-    explore(100, one)
+    check()
 
 
 def with_right_hash(folder: RunFolder, content: bytes) -> None:
@@ -397,30 +554,41 @@ def test_networks_of_another_shape_are_refused(content: Any, tmp_path: Path) -> 
 # Users' images
 
 
-def parquet(path: Path) -> None:
-    images = [{"bytes": png(i), "path": None} for i in range(20)]
-    pq.write_table(pa.table({"image": images, "label": np.arange(20) % 2}), path)
-
-
 def png(shade: int) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(np.full((8, 8), shade, np.uint8)).save(buffer, format="PNG")
     return buffer.getvalue()
 
 
-@examples(60)
-def test_spoilt_image_tables_are_loaded_or_named(examples: int, tmp_path: Path) -> None:
-    path = tmp_path / "images.parquet"
-    parquet(path)
-    whole = path.read_bytes()
+def parquet() -> bytes:
+    buffer = io.BytesIO()
+    images = [{"bytes": png(i), "path": None} for i in range(20)]
+    pq.write_table(pa.table({"image": images, "label": np.arange(20) % 2}), buffer)
+    return buffer.getvalue()
 
-    def one(r: random.Random) -> None:
-        path.write_bytes(whole)
-        damage(path, r)
-        with suppress(DataError):
-            build("datasets", "parquet", {"train": str(path)}).load()
 
-    explore(examples, one)
+WHOLE = parquet()
+
+
+@settings(max_examples=60)
+@given(damage=damages("images.parquet", WHOLE))
+@example(damage=Cut(len(WHOLE)))
+def test_spoilt_image_tables_are_loaded_or_named(damage: Damage) -> None:
+    content = damage.of(WHOLE)
+    with TemporaryDirectory() as place:
+        path = Path(place, "images.parquet")
+        if content is not None:
+            path.write_bytes(content)
+        data = accepted(lambda: build("datasets", "parquet", {"train": str(path)}).load(), DataError)
+    if content == WHOLE:
+        assert data
+    if data:
+        for images, labels in ((data.train_images, data.train_labels), (data.test_images, data.test_labels)):
+            pixels = in_memory(images)
+            assert pixels.dtype == np.uint8
+            assert pixels.shape[0] == len(labels) > 0
+            assert pixels.shape[1] in (1, 3)
+            assert set(labels.tolist()) <= set(range(len(data.classes)))
 
 
 def test_users_files_of_any_kind_run_no_code(tmp_path: Path) -> None:

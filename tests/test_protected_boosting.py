@@ -149,12 +149,19 @@ def test_scores_and_steps_are_the_plain_ones_within_quantisation(name: str, fusi
 
 
 def test_smoothed_weights_are_remembered() -> None:
+    """The memory is that of the plain rule, and a round that recalls it weighs otherwise than one that does not."""
     rule = FedBoosting(smoothing=0.1)
     protected = sealing("bfv", rule, 3)
-    total, _, _ = played(protected, sent_updates(3))
-    memory = protected.memory(total)
+    (total, _, _), (plain, _, _) = played(protected, sent_updates(3)), played(rule, sent_updates(3))
+    memory, expected = protected.memory(total), rule.memory(plain)
     assert set(memory) == {0, 2, 4}
-    assert protected.recall(total, memory).ballot.memory is memory
+    for client, state in expected.items():
+        torch.testing.assert_close(memory[client], state, rtol=0, atol=1e-4)
+    changed = {client: Judgement({m: (loss, 1 - score) for m, (loss, score) in said.validation.items()})
+               for client, said in total.ballot.judgements.items()}  # fmt: skip
+    recalled, forgotten = (rule.hears(protected.recall(total, m).ballot, changed).weights for m in (memory, {}))
+    assert recalled == pytest.approx(rule.hears(rule.recall(plain, expected), changed).weights, abs=1e-4)
+    assert recalled != pytest.approx(forgotten, abs=1e-2)
 
 
 def test_who_sees_all_mixtures_has_every_update() -> None:

@@ -155,8 +155,16 @@ def test_what_does_not_fit_is_said() -> None:
 def test_batch_norm_in_evaluation_mode_works() -> None:
     images, _ = images_of("photos", 2)
     model = built(("resnet10", {}), images).eval()
-    out = sent(Soteria(ratio=0.5, jacobian="estimated", probes=2), model, images)
-    assert len(pruned_columns(out, "fc.weight")) >= 256
+    defence = Soteria(ratio=0.5, jacobian="estimated", probes=2)
+    out, true = sent(defence, model, images, seed=1), plain(model, images)
+    front = Front(model, "fc", before=True)
+    norms = estimated_norms(lambda x: front({}, x), images, 2, torch.Generator().manual_seed(1))
+    pruned = displacement(front({}, images), norms).topk(256).indices.tolist()
+    expected = true["fc.weight"].clone()
+    expected[:, pruned] = 0
+    torch.testing.assert_close(out.tensors, true | {"fc.weight": expected})
+    torch.testing.assert_close(out.buffers, {n: b for n, b in buffers_of(model).items() if n in out.buffers})
+    assert out.buffers
 
 
 @pytest.mark.parametrize("layer", [None, "fc"])

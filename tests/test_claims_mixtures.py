@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
@@ -16,7 +16,6 @@ from rayfed.defences.base import Batch, Task
 from rayfed.defences.instahide import InstaHide
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
-from rayfed.models.build import build_model
 from rayfed.training.inputs import prepare
 from rayfed.training.local import data_method
 
@@ -32,7 +31,7 @@ class Sized:
         return np.split(np.arange(sum(self.sizes)), np.cumsum(self.sizes)[:-1])
 
 
-quick = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=40, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
 
 
 def client(samples: int, public: int = 0, asked: int | None = None, seed: int = 0) -> Task:
@@ -45,7 +44,7 @@ def client(samples: int, public: int = 0, asked: int | None = None, seed: int = 
     images[:, 0, 0].fill_diagonal_(1.0)
     own = Batch(images[:samples], torch.arange(samples))
     rows = torch.arange(samples) < (samples if asked is None else asked)
-    model = build_model("mlp", {"hidden": [4]}, (1, 1, samples + public), samples, seed=0)
+    model = torch.nn.Linear(samples + public, samples)
     return Task(
         client=0,
         round=0,
@@ -66,7 +65,6 @@ def weights_in(mixtures: Tensor) -> Tensor:
     return (mixtures - 0.5).abs().flatten(1) * 2
 
 
-@pytest.mark.timeout(60)
 @quick
 @given(data=st.data())
 def test_the_images_of_a_mixture_are_distinct_and_none_weighs_more_than_it_may(data: st.DataObject) -> None:
@@ -75,8 +73,7 @@ def test_the_images_of_a_mixture_are_distinct_and_none_weighs_more_than_it_may(d
     private = 2 if public else images
     samples = data.draw(st.integers(private, 12))
     shared = data.draw(st.integers(images - private, 8)) if public else 0
-    largest = data.draw(st.floats(1 / images, 1, exclude_min=True))
-    assume(not public or largest > 0.16)
+    largest = data.draw(st.floats(1 / images + 1e-9, 1))
     task = client(samples, shared, data.draw(st.integers(1, samples)), data.draw(st.integers(0, 2**31)))
     found = data_method([InstaHide(images=images, public=public, largest=largest)])(task)
     weights = weights_in(found.images)
@@ -119,9 +116,9 @@ def test_bounds_that_no_mixture_keeps_are_refused(images: int, largest: float) -
 @pytest.mark.parametrize(
     ("options", "sizes", "message"),
     [
-        ("images: 4", [5, 3, 9], r"arm '.*': instahide: images: 4 needs 4 samples a client, client 1 has 3"),
-        ("images: 4, public: true", [5, 1, 9], r"arm '.*': instahide: images: 4 needs 2 samples a client, client 1"),
-        ("images: 200, public: true", [200, 200, 200], r"instahide: images: 200 needs 198 public samples, .* has 144"),
+        ("images: 4", [5, 3, 9], r"arm '.*': instahide needs 4 samples a client, but client 1 has 3"),
+        ("images: 4, public: true", [5, 1, 9], r"instahide needs 2 samples a client, but client 1 has 1"),
+        ("images: 200, public: true", [200, 200, 200], r"instahide needs 198 public samples, but the data has 144"),
     ],
 )
 def test_a_client_with_too_few_samples_is_named_before_the_run(options: str, sizes: list[int], message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import fsspec
 import pytest
 import torch
 
+from rayfed.report.run import write_report
 from rayfed.results import checkpoint
 from rayfed.results.checkpoint import Checkpoint
 from rayfed.results.export import FORMATS, export
@@ -93,7 +95,10 @@ def test_a_shared_copy_has_no_private_state_and_nobodys_samples(tmp_path: Path) 
     assert tables <= set(TABLES) - {"images", "texts", "snapshots"}
     assert {name for name in files if "/" not in name} == {"scenario.yaml", "status.json", "report.html"}
     assert not [name for name, data in files.items() if SECRET.encode() in data or b"my-machine" in data]
-    assert b"data:image/png" not in files["report.html"]
+    write_report(folder)
+    pictures = [base64.b64encode(row["true"]) for row in folder.read_table("images").to_pylist()]
+    assert any(picture in folder.read_bytes("report.html") for picture in pictures)
+    assert not any(picture in files["report.html"] for picture in pictures)
     copy = load(str(tmp_path / "copy"))
     assert copy.frame("outcomes").equals(load(folder.url).frame("outcomes"))
 

@@ -97,7 +97,7 @@ def test_the_command_prints_or_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--format", "xlsx"], "csv, latex, markdown"),
+        (["--format", "xlsx"], "csv, folder, latex, markdown"),
         (["--table", "atacks"], "did you mean 'attacks'"),
         (["--out", "/nowhere/at/all.csv"], "cannot write /nowhere/at/all.csv"),
     ],

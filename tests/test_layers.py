@@ -22,7 +22,8 @@ import pytest
 from tests.conftest import REPOSITORY
 
 FLOORS = (
-    "rayfed.update rayfed.gradients rayfed.objective rayfed.catalogue rayfed.seeds rayfed.errors rayfed.documents",
+    "rayfed.update rayfed.gradients rayfed.objective rayfed.catalogue rayfed.seeds rayfed.errors rayfed.documents"
+    " rayfed.subsets",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics",
     "rayfed.attacks rayfed.defences rayfed.aggregation rayfed.poisoning rayfed.protections rayfed.scenario"
     " rayfed.results rayfed.audit",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -11,6 +11,9 @@ from rich.text import Text
 from rayfed.cli.common import Debug, errors_for_people
 from rayfed.cli.tables import console, table
 from rayfed.errors import UserError
+
+if TYPE_CHECKING:
+    from rayfed.results.loading import Results
 
 commands = typer.Typer()
 
@@ -106,22 +109,53 @@ def compare(
 @commands.command()
 def export(
     run: RunOrSweep,
-    format: Annotated[str, typer.Option(help="csv (every row), latex or markdown (means and intervals).")] = "csv",
+    format: Annotated[
+        str, typer.Option(help="csv (every row), latex or markdown (means and intervals); folder: a copy to share.")
+    ] = "csv",
     table: Annotated[str, typer.Option(help="outcomes; of a run also rounds, clients, attacks ...")] = "outcomes",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write; printed when not given.")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File or folder to write; a table is printed when not given.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a table of a run or sweep for a paper or another program."""
+    """Write a table of a run or sweep for a paper or another program, or a copy that can be shared."""
     with errors_for_people(debug):
         from rayfed.results.export import export as exported
         from rayfed.results.loading import load
+        from rayfed.results.share import has_private_states
 
-        text = exported(load(run), format, table)
+        results = load(run)
+        if format == "folder":
+            _share(results, out)
+            return
+        text = exported(results, format, table)
+        if has_private_states(results):
+            typer.echo(
+                f"note: {run} holds clients' private states in clear (checkpoint/clients): do not share the folder, "
+                f"but a copy of it, which --format folder --out COPY makes",
+                err=True,
+            )
         if out is None:
             print(text, end="")
             return
         try:
-            out.write_text(text, encoding="utf-8")
+            Path(out).write_text(text, encoding="utf-8")
         except OSError as error:
             raise UserError(f"cannot write {out}: {error}") from error
         print(f"wrote {out}")
+
+
+def _share(results: Results, out: str | None) -> None:
+    from rayfed.report.run import write_report
+    from rayfed.report.sweep import write_sweep_report
+    from rayfed.results.share import SAMPLES, share
+    from rayfed.results.sweep_folder import SweepFolder, is_sweep
+
+    if out is None:
+        raise UserError("export --format folder needs a place for the copy: name a new folder with --out")
+    copy = share(results, out)
+    if is_sweep(copy):
+        write_sweep_report(SweepFolder(copy))
+    else:
+        write_report(copy)
+    print(f"wrote {copy.url}, without the checkpoint, {', '.join(SAMPLES)}; scenario.yaml has the seed and your paths")

@@ -125,9 +125,14 @@ class Defence:
     """Passes over a client's data in which its private part alone learns, whenever new weights have arrived."""
 
     @property
-    def needs_public(self) -> bool:
-        """Whether it works with data that no client owns (the scenario's `data.public`)."""
-        return False
+    def least_samples(self) -> int:
+        """How many samples a client has to hold, at least."""
+        return 1
+
+    @property
+    def least_public(self) -> int:
+        """How many samples that no client owns it works with (the scenario's `data.public`), at least."""
+        return 0
 
     @property
     def needs_all(self) -> str | None:

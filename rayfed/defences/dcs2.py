@@ -67,9 +67,9 @@ class Dcs2(Defence):
     """Share of the concealed sample's own label in its loss; the rest is the sensitive sample's."""
 
     @property
-    def needs_public(self) -> bool:
+    def least_public(self) -> int:
         """For the start."""
-        return self.start == "public"
+        return int(self.start == "public")
 
     def check(self, model: nn.Module) -> None:
         """Refuse batch norm in training mode: a sample's gradient would depend on its neighbours."""

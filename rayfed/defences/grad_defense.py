@@ -57,9 +57,9 @@ class GradDefense(Defence):
     """Mixing ratio: rows over columns of the matrix, the values of a slice over the number of slices."""
 
     @property
-    def needs_public(self) -> bool:
+    def least_public(self) -> int:
         """For the sensitivities."""
-        return True
+        return 1
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
         """Perturb and compensate every batch's gradient."""

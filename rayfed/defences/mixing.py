@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rayfed.defences.base import Batch, DataMethod, Task
+from rayfed.subsets import subsets
 
 
 def pool(next: DataMethod, task: Task) -> tuple[int, Tensor, Tensor]:
@@ -21,6 +22,13 @@ def pool(next: DataMethod, task: Task) -> tuple[int, Tensor, Tensor]:
 def partners(samples: int, choices: int, others: int, draw: np.random.Generator) -> np.ndarray:
     """Rows of a pool for each of `samples` mixtures: the sample's own first, then any `others`, (N, 1 + others)."""
     return np.column_stack([np.arange(samples), draw.integers(choices, size=(samples, others))])
+
+
+def distinct_partners(samples: int, choices: int, others: int, draw: np.random.Generator) -> np.ndarray:
+    """The same with no two alike in a row; needs more than `others` choices."""
+    own = np.arange(samples)[:, None]
+    drawn = subsets(draw, samples, choices - 1, others)
+    return np.column_stack([own, drawn + (drawn >= own)])  # the own one is skipped
 
 
 def blend(tensors: Tensor, rows: np.ndarray, coefficients: np.ndarray) -> Tensor:

@@ -30,7 +30,7 @@ class Mixup(Defence):
     alpha: Annotated[float, Field(gt=0)] = 1.0
     """Small: one image rules a mixture; large: all count alike."""
     images: Annotated[int, Field(ge=2)] = 2
-    """Images in a mixture."""
+    """Images that are drawn for a mixture, the same one perhaps more than once."""
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
         """Train on mixtures."""

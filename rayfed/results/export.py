@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FORMATS = ("csv", "latex", "markdown")
+"""Of a table; `rayfed.results.share` copies a folder."""
 
 
 def export(results: Results, format: str, table: str = OUTCOMES) -> str:
@@ -29,7 +30,7 @@ def export(results: Results, format: str, table: str = OUTCOMES) -> str:
     Raises `UserError` for an unknown format or table.
     """
     if format not in FORMATS:
-        raise UserError(f"cannot export as '{format}': {nearest(format, FORMATS)}")
+        raise UserError(f"cannot export as '{format}': {nearest(format, (*FORMATS, 'folder'))}")
     if format == "csv":
         return str(_in_every_text(_plain(results.table(table)), _no_formula).to_csv(index=False))
     if table == OUTCOMES:

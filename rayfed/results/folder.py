@@ -114,6 +114,15 @@ class RunFolder:
             else:
                 self.fs.pipe_file(path, data)
 
+    def make_private(self, folder: str) -> None:
+        """Make a subfolder that its owner alone may enter, where the file system is a local one; others have rights of
+        their own. Raises `RunError` where it cannot be made.
+        """
+        with _explained("make the folder", self._url(folder), "is the disk full or read-only?"):
+            self.fs.makedirs(self._path(folder), exist_ok=True)
+            if isinstance(self.fs, LocalFileSystem):
+                Path(self._path(folder)).chmod(0o700)
+
     def read_text(self, name: str) -> str:
         """A whole UTF-8 file; raises `RunError` for one that is none."""
         try:

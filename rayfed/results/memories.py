@@ -19,7 +19,19 @@ from rayfed.results.folder import RunFolder
 from rayfed.results.states import packed, unpacked
 
 State = dict[str, Any]
-_FOLDER = "checkpoint/clients"
+FOLDER = "checkpoint/clients"
+_WARNING = f"{FOLDER}/README.txt"
+_PRIVATE = """PRIVATE: do not share this folder.
+
+It holds in clear what the clients of this run keep to themselves, so that the run can be resumed: keys, locks,
+passports and layers trained on their own samples, and what their defences remember. Whoever reads it knows what the
+scenario's threat models hide from the server and from attackers. Only its owner may enter it on a local disk; a copy
+elsewhere may be open to others.
+
+    rayfed export RUN --format folder --out COPY
+
+makes a copy of the run without it. A finished run does not need it: delete it.
+"""
 _BUCKET = 256
 """Clients whose files share a folder: few enough to list it for one of them."""
 _THREADS = 16
@@ -89,6 +101,9 @@ def write(
 
     Raises `TypeError` for a state that could not be loaded again.
     """
+    if not folder.exists(_WARNING):
+        folder.make_private(FOLDER)
+        folder.write_text(_WARNING, _PRIVATE)
     olds = [version for of in _versions(folder, arm, states, round).values() for version in of]
     files = {client: packed(state, f"clients[{arm!r}][{client}]") for client, state in states.items()}
     news = [Version(client, round, sha256(data).hexdigest()) for client, data in files.items()]
@@ -104,19 +119,19 @@ def write(
 def check(folder: RunFolder, seals: Mapping[str, Seal], before: int) -> None:
     """Look whether all files that count are there, without reading them; raises `RunError` where they are not."""
     for arm, seal in seals.items():
-        buckets = [name for name in folder.folders(_FOLDER) if name.startswith(_prefix(arm))]
-        counted = [of[-1] for bucket in buckets for of in _listed(folder, f"{_FOLDER}/{bucket}", before).values()]
+        buckets = [name for name in folder.folders(FOLDER) if name.startswith(_prefix(arm))]
+        counted = [of[-1] for bucket in buckets for of in _listed(folder, f"{FOLDER}/{bucket}", before).values()]
         if Seal().with_(*counted) != seal:
             raise RunError(
-                f"'{folder.url}/{_FOLDER}' has {len(counted)} of the {seal.count} states of clients of arm '{arm}', or "
+                f"'{folder.url}/{FOLDER}' has {len(counted)} of the {seal.count} states of clients of arm '{arm}', or "
                 f"others; restore it from a copy, or start the run again from {folder.url}/scenario.yaml"
             )
 
 
 def tidy(folder: RunFolder, before: int) -> None:
     """Remove what does not count: versions of a save that never ended, and those that later ones have replaced."""
-    for bucket in folder.folders(_FOLDER):
-        path = f"{_FOLDER}/{bucket}"
+    for bucket in folder.folders(FOLDER):
+        path = f"{FOLDER}/{bucket}"
         counted = {of[-1].name for of in _listed(folder, path, before).values()}
         for name in folder.files(path):
             if name not in counted:
@@ -163,7 +178,7 @@ def _listed(folder: RunFolder, bucket: str, before: int) -> dict[int, list[Versi
 
 
 def _bucket(arm: str, client: int) -> str:
-    return f"{_FOLDER}/{_prefix(arm)}{client // _BUCKET:06d}"
+    return f"{FOLDER}/{_prefix(arm)}{client // _BUCKET:06d}"
 
 
 def _prefix(arm: str) -> str:

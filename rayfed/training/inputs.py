@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from rayfed import seeds
@@ -16,7 +17,7 @@ from rayfed.attacks.base import Checked
 from rayfed.data.base import Dataset
 from rayfed.data.forms import Tokens
 from rayfed.data.partitions.base import Parts, hold_out
-from rayfed.defences.base import NEEDS_PUBLIC
+from rayfed.defences.base import NEEDS_PUBLIC, Defence
 from rayfed.errors import UserError
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import places_of
@@ -133,8 +134,7 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
         if isinstance(data.form, Tokens):
             check_vocabulary(arm.model, len(data.form.vocabulary))
         for spec, defence in zip(stack, arm.defences, strict=True):
-            if defence.needs_public and not scenario.data.public:
-                raise UserError(f"arm '{name}': {spec.name} {NEEDS_PUBLIC}")
+            _check_samples(f"arm '{name}': {spec.name}", defence, samples, data)
         for method in checked:
             method.check(arm.model, data.image_shape, len(data.classes))
         accounts[name] = Account(scenario, name, arm, samples, data.image_shape).calibrated(
@@ -154,6 +154,25 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
             rule.check(fewest)
         check_droppable(scenario, name, account.arm, rule)
     return Inputs(scenario, data, parts, validation, list(accounts.values()))
+
+
+def _check_samples(title: str, defence: Defence, samples: np.ndarray, data: Dataset) -> None:
+    """Raise `UserError` for a client with fewer of the `samples` (clients,) than the defence needs, and for too little
+    public data.
+    """
+    public = 0 if data.public_labels is None else len(data.public_labels)
+    if defence.least_public and not public:
+        raise UserError(f"{title} {NEEDS_PUBLIC}")
+    if public < defence.least_public:
+        raise UserError(
+            f"{title} needs {defence.least_public} public samples, but the data has {public}: raise data.public"
+        )
+    fewest = int(samples.argmin())
+    if samples[fewest] < defence.least_samples:
+        raise UserError(
+            f"{title} needs {defence.least_samples} samples a client, but client {fewest} has {samples[fewest]}: use "
+            f"fewer clients or a partition that gives each of them more, or ask less of the defence"
+        )
 
 
 def _check_words(scenario: Scenario, name: str, arm: Arm, data: Dataset) -> None:

@@ -10,6 +10,7 @@ from pydantic import Field
 from rayfed.catalogue import component
 from rayfed.data.partitions.base import Parts
 from rayfed.errors import UserError
+from rayfed.subsets import subsets
 
 
 @component
@@ -24,19 +25,11 @@ class Resampled:
     """Samples of one client."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-        """See `Partition.split`, but for samples that several clients get, or none.
-
-        Floyd's algorithm (Bentley and Floyd 1987, 'A sample of brilliance'), all clients at once.
-        """
+        """See `Partition.split`, but for samples that several clients get, or none."""
         if len(labels) < self.samples:
             raise UserError(
                 f"partition resampled: a client cannot draw {self.samples} different samples of {len(labels)}; "
                 f"lower partition.samples"
             )
-        drawn = np.empty((clients, self.samples), np.int64)
-        for place, last in enumerate(range(len(labels) - self.samples, len(labels))):
-            chosen = rng.integers(last + 1, size=clients)
-            taken = (drawn[:, :place] == chosen[:, None]).any(axis=1)
-            drawn[:, place] = np.where(taken, last, chosen)
-        indices = rng.permuted(drawn, axis=1).reshape(-1)
+        indices = rng.permuted(subsets(rng, clients, len(labels), self.samples), axis=1).reshape(-1)
         return Parts(indices, np.arange(1, clients + 1) * self.samples)

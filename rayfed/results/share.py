@@ -1,0 +1,48 @@
+"""A copy of a run or sweep to give to others: settings and tables of figures, without anybody's samples or secrets.
+
+What is copied is named here, so a file that is not known stays behind: the checkpoint (clients' private states, and the
+server's), the tables with true samples or reconstructions of them, the machine's description and logs.
+"""
+
+from __future__ import annotations
+
+from rayfed.errors import UserError
+from rayfed.results.folder import SCENARIO, RunFolder
+from rayfed.results.loading import Results, Sweep
+from rayfed.results.memories import FOLDER as PRIVATE
+from rayfed.results.schemas import TABLES
+from rayfed.results.sweep_folder import OUTCOMES, TRIALS, SweepFolder
+
+SAMPLES = ("images", "texts", "snapshots")
+"""Tables with the victims' samples, as they are or as they were reconstructed."""
+
+
+def share(results: Results, out: str) -> RunFolder:
+    """Copy what can be shared of a run or sweep to a new folder, a local path or fsspec URL.
+
+    Raises `UserError` where there is something already, `RunError` for what cannot be read or written.
+    """
+    target = RunFolder.at(out)
+    if target.exists(""):
+        raise UserError(f"'{out}' exists already: name a new folder with --out")
+    if isinstance(results, Sweep):
+        sweep = SweepFolder(results.folder)
+        for trial in (f"{TRIALS}/{name}" for name in sweep.trial_names()):
+            _copy(sweep.trial(trial), RunFolder(target.fs, f"{target.root}/{trial}"))
+    _copy(results.folder, target)
+    return target
+
+
+def has_private_states(results: Results) -> bool:
+    """Whether the folder holds what clients of the run, or of a trial, keep to themselves."""
+    sweep = SweepFolder(results.folder)
+    trials = [sweep.trial(f"{TRIALS}/{name}") for name in sweep.trial_names()] if isinstance(results, Sweep) else []
+    return any(folder.exists(PRIVATE) for folder in (results.folder, *trials))
+
+
+def _copy(source: RunFolder, target: RunFolder) -> None:
+    parts = [f"{table}/{name}" for table in TABLES if table not in SAMPLES for name in source.files(table)]
+    tables = [name for name in parts if name.endswith(".parquet")]
+    for name in (*tables, OUTCOMES, "status.json", SCENARIO):  # the last one makes it a run folder
+        if source.exists(name):
+            target.write_bytes(name, source.read_bytes(name))

@@ -1,0 +1,19 @@
+"""Random subsets, many at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def subsets(rng: np.random.Generator, draws: int, choices: int, size: int) -> np.ndarray:
+    """(draws, size) int64: each row is a subset of range(choices), all subsets as likely, in no useful order.
+
+    Floyd's algorithm (Bentley and Floyd 1987, 'A sample of brilliance'), all draws at once: its memory goes with what
+    is drawn, not with the choices. Needs `size <= choices`.
+    """
+    drawn = np.empty((draws, size), np.int64)
+    for place, last in enumerate(range(choices - size, choices)):
+        chosen = rng.integers(last + 1, size=draws)
+        taken = (drawn[:, :place] == chosen[:, None]).any(axis=1)
+        drawn[:, place] = np.where(taken, last, chosen)
+    return drawn

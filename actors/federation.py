@@ -212,9 +212,9 @@ class Federation:
         self.changed = states
         return tables
 
-    def _server_key(self, arm: str, round: int) -> int:
+    def _server_key(self, arm: str, round: int) -> bytes:
         """Of the server's own randomness; another in each arm, for the difference of two arms would cancel noise."""
-        return seeds.torch_generator(self._scenario.seed, "server", round, arm).initial_seed()
+        return seeds.derived(self._scenario.seed, "server", round, arm)
 
     def _ask_server(self, method: str, *arguments: Any) -> Served:
         sent, kept = getattr(self._server, method).options(num_returns=2).remote(*arguments)

@@ -115,7 +115,7 @@ class ServerActor(Renewable):
         known, heard = self._known(arm), dict(zip(clients, answers, strict=True))
         known[arm] = self._aggregations[arm].hears(known[arm], heard)
 
-    def finish(self, arm: str, round: int, key: int) -> tuple[Sent, Kept]:
+    def finish(self, arm: str, round: int, key: bytes) -> tuple[Sent, Kept]:
         """Step on what was added and heard; what clients are sent in the next round, as `sent` gives it, with the
         aggregation's rows.
 

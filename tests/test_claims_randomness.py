@@ -1,9 +1,11 @@
-"""What is claimed of random numbers: every bit of a seed counts, no two purposes share a stream, secrets stay secret."""
+"""What is claimed of random numbers: every bit of a seed counts, and no two purposes share a stream."""
 
 from __future__ import annotations
 
+import hashlib
 from zlib import crc32
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
@@ -72,3 +74,26 @@ def test_many_seeds_have_as_many_streams() -> None:
     """Of 32 bits, 105,000 streams were enough to meet one twice."""
     first, second = (torch.rand(4, generator=seeds.torch_generator(seed)) for seed in (41_780, 104_948))
     assert not torch.equal(first, second)
+
+
+def test_a_generator_is_the_mersenne_twister_of_all_of_its_words() -> None:
+    """The same words in numpy's MT19937 give the same numbers, so what a key fills is the state that counts."""
+    generator, key = torch.Generator(), seeds.derived(3, "oracle")
+    seeds.filled(generator, key)
+    oracle = np.random.MT19937()
+    words = np.frombuffer(hashlib.shake_256(key).digest(4 * 624), np.uint32)
+    oracle.state = {"bit_generator": "MT19937", "state": {"key": words.copy(), "pos": 624}}
+    ours = torch.rand(2000, generator=generator)
+    assert torch.equal(ours, torch.from_numpy((oracle.random_raw(2000) % 2**24 / 2**24).astype(np.float32)))
+
+
+def test_the_global_stream_is_lent_and_given_back() -> None:
+    torch.manual_seed(1)
+    undisturbed = torch.rand(3)
+    torch.manual_seed(1)
+    with seeds.global_stream(7, "lent", cuda=True):
+        lent = torch.rand(3)
+    assert torch.equal(torch.rand(3), undisturbed)
+    assert torch.equal(lent, torch.rand(3, generator=seeds.torch_generator(7, "lent")))
+    with seeds.global_stream(7 + 2**32, "lent"):
+        assert not torch.equal(torch.rand(3), lent)

@@ -76,8 +76,7 @@ class Vae(Defence):
         # Not the round's generator: whatever is observed of the round comes from the same autoencoder.
         generator = seeds.torch_generator(task.order, "vae")
         images = task.data.images
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(generator.initial_seed())
+        with seeds.global_stream(task.order, "vae", "weights"):
             network = Autoencoder(tuple(images.shape[1:]), self.hidden, self.latent).to(images.device)
         if self._memory not in task.state:
             self._fit(network, task.everything.images, generator)

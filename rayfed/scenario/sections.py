@@ -201,7 +201,7 @@ class Scenario(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     """Name of the run folder; letters, digits, '-', '_', '.'."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """All randomness follows from it."""
     data: Annotated[DataSpec, Short] = DataSpec(name="digits")
     """The data set."""

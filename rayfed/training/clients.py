@@ -66,7 +66,7 @@ class Clients:
 
     def order(self, sent: Sent, client: int) -> int:
         """The seed of a client's batches in a round."""
-        return seeds.torch_generator(self.scenario.seed, "client", sent.round, client, "order").initial_seed()
+        return seeds.number(self.scenario.seed, "client", sent.round, client, "order")
 
     def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
         """A client's work in a round on some of the training samples."""
@@ -106,7 +106,7 @@ class Clients:
         begin alike at all clients.
         """
         s, d = self.scenario, self.data
-        seed = seeds.torch_generator(s.seed, "private", *key).initial_seed()
+        seed = seeds.derived(s.seed, "private", *key)
         drawn = build_arm(s.model_of(arm), s.stacks[arm], d.image_shape, len(d.classes), seed).private_part
         return {name: t.to(self.device) for name, t in (drawn | self.arm(arm).common_start).items()}
 

@@ -175,8 +175,7 @@ class Observer:
             granted["public"] = host.public
         if "activations" in attack.knowledge:
             state = self._trained(arm, sent, client, states)
-            with torch.no_grad(), torch.random.fork_rng():  # dropout knows the global stream only
-                torch.manual_seed(host.order(sent, client))
+            with torch.no_grad(), seeds.global_stream(host.order(sent, client), "activations", cuda=True):
                 granted["activations"] = self._front(arm, attack)(state, images)
         if "colluder" in attack.knowledge and "cut" in attack.parameters:
             state = self._trained(arm, sent, plan.colluder(host.scenario, sent.round, client), states)

@@ -10,8 +10,6 @@ from dataclasses import replace
 from math import sqrt
 from typing import ClassVar, Literal
 
-import torch
-
 from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.noisy_sum import NoisySum
@@ -21,6 +19,7 @@ from rayfed.defences.noise import clipped
 from rayfed.defences.private import Private
 from rayfed.errors import UserError
 from rayfed.privacy.accountant import Release
+from rayfed.privacy.sampling import gaussian, noised
 from rayfed.privacy.spending import Setting, Spending
 from rayfed.update import Update
 
@@ -53,9 +52,7 @@ class DpFedAvg(Private):
             sent = next(task)
             tensors = clipped(sent.tensors, self.clip, 2)
             if self.noise == "clients":
-                part = self.deviation / sqrt(task.clients_per_round)
-                draw = task.generator
-                tensors = {n: t + part * torch.randn(t.shape, generator=draw).to(t) for n, t in tensors.items()}
+                tensors = noised(tensors, self.deviation / sqrt(task.clients_per_round), gaussian, task.generator)
             return replace(sent, tensors=tensors, bits=32)
 
         return update

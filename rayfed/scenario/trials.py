@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from rayfed import seeds
 from rayfed.errors import ScenarioError
 from rayfed.scenario.paths import put
 from rayfed.scenario.reading import check
@@ -104,7 +103,7 @@ def _grid(scenario: Scenario) -> Iterator[tuple[str, Values]]:
 
 
 def _draws(scenario: Scenario, samples: int) -> Iterator[tuple[str, Values]]:
-    generator = seeds.numpy_generator(scenario.seed, "trials")
+    generator = np.random.default_rng((scenario.seed, 0x5EEE))
     arms = scenario.written_arms
     for index in range(samples):
         arm = arms[index % len(arms)]

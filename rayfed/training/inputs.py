@@ -27,6 +27,11 @@ from rayfed.training.arm import Arm, aggregation_of, build_arm
 from rayfed.training.failures import check_droppable
 from rayfed.training.malicious import Malicious
 
+UNREPEATABLE = (
+    "privacy.secure: noise, keys and who takes part come from the operating system's randomness: this run cannot be "
+    "repeated from its scenario"
+)
+
 
 @dataclass(frozen=True)
 class Inputs:

@@ -69,12 +69,12 @@ class Observer:
             draw = seeds.numpy_generator(host.scenario.seed, "victim", sent.round, client)
             indices = draw.choice(indices, attack.batch_size, replace=False)
 
-        noise = (host.scenario.seed, "client", sent.round, client, "defences", arm)
+        noise = ("client", sent.round, client, "defences", arm)
 
         def honest() -> Task:
             fresh = host.task(arm, sent, client, indices, copy.deepcopy(states.get(client, {})))
             if attack.observes == "gradient":  # an answer of its own: the noise of the round's update hides that alone
-                fresh = fresh.replace(generator=seeds.torch_generator(*noise, "gradient"))
+                fresh = fresh.replace(generator=host.scenario.generator(*noise, "gradient"))
             if "lock" in attack.knowledge:  # sent like any other layer
                 fresh = fresh.replace(private=fresh.private & host.arm(arm).keys)
             return fresh
@@ -89,7 +89,7 @@ class Observer:
         answer = update_method(training, defences)
         returned = answer(asked)
         for again in range(1, attack.averages):
-            repeated = answer(task().replace(generator=seeds.torch_generator(*noise, attack.observes, again)))
+            repeated = answer(task().replace(generator=host.scenario.generator(*noise, attack.observes, again)))
             returned = replace(returned, tensors=_running_mean(returned.tensors, repeated.tensors, again))
         seen = None
         if attack.observes == "shown":

@@ -68,9 +68,12 @@ def torch_generator(*key: KeyPart) -> torch.Generator:
 
 
 def filled(generator: torch.Generator, key: bytes) -> torch.Generator:
-    """A CPU generator with all of its 624 words from a key: its own `manual_seed` uses 32 bits."""
-    state = _FRESH.copy()
-    state["words"] = np.frombuffer(shake_256(key).digest(4 * 624), "<u4")
+    """A CPU generator with all of its 624 words from a key: its own `manual_seed` uses 32 bits.
+
+    Its `initial_seed`, which nothing is drawn from, tells it from others.
+    """
+    state, drawn = _FRESH.copy(), shake_256(key).digest(4 * 624 + 8)
+    state["words"], state["seed"] = np.frombuffer(drawn, "<u4", 624), int.from_bytes(drawn[-8:])
     generator.set_state(torch.from_numpy(state.view(np.uint8)))
     return generator
 

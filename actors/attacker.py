@@ -28,7 +28,7 @@ class AttackerActor(Renewable):
         model: ModelSpec,
         stack: Sequence[DefenceSpec],
         observations: Sequence[Observation],
-        keys: Sequence[int],
+        keys: Sequence[bytes],
     ) -> tuple[list[Guess], list[Guess]]:
         """What is guessed of each observation: without its images for the driver, and whole for scoring.
 

@@ -90,9 +90,9 @@ class Attacks:
         size = attack.victims_per_call
         return [tuple(victims[i : i + size]) for i in range(0, len(victims), size)]
 
-    def _keys(self, d: AttackCall, round: int) -> list[int]:
+    def _keys(self, d: AttackCall, round: int) -> list[bytes]:
         key = (self.scenario.seed, "attack", d.attack.title, round)
-        return [seeds.torch_generator(*key, v, *seeds.again(d.repeat)).initial_seed() for v in d.victims]
+        return [seeds.derived(*key, v, *seeds.again(d.repeat)) for v in d.victims]
 
     def _states_behind(self, d: AttackCall, round: int) -> dict[int, State]:
         """The memories of the clients whose work an observation repeats."""

@@ -23,7 +23,6 @@ from actors.pool import Pool, wait_for
 from actors.progress import Progress
 from actors.server import ArmState, Kept, ServerActor, ServerRole
 from actors.tables import RoundTables, Rows
-from rayfed import seeds
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.crypto.masking import Transcript
 from rayfed.data.base import Dataset
@@ -197,7 +196,8 @@ class Federation:
         tables.private += [row | {"round": round} for row in kept]
         failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] != "ok"}
         self._consult(round, before, {arm: known[arm] | states[arm] for arm in arms}, failed)
-        served = {arm: self._ask_server("finish", arm, round, self._server_key(arm, round)) for arm in arms}
+        secure = self._scenario.privacy.secure
+        served = {arm: self._ask_server("finish", arm, round, self._server_key(arm, round), secure) for arm in arms}
         every = self._scenario.federation.evaluate_every
         due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]
         evaluations = self._evaluate({arm: served[arm][0] for arm in due}, states, tables)
@@ -216,9 +216,9 @@ class Federation:
         self.changed = states
         return tables
 
-    def _server_key(self, arm: str, round: int) -> int:
+    def _server_key(self, arm: str, round: int) -> bytes:
         """Of the server's own randomness; another in each arm, for the difference of two arms would cancel noise."""
-        return seeds.torch_generator(self._scenario.seed, "server", round, arm).initial_seed()
+        return self._scenario.secret("server", round, arm)
 
     def _ask_server(self, method: str, *arguments: Any) -> Served:
         sent, kept = getattr(self._server, method).options(num_returns=2).remote(*arguments)

@@ -30,12 +30,12 @@ from rayfed import catalogue
 from rayfed import scenario as scenarios
 from rayfed.data.partitions.base import label_mix
 from rayfed.errors import ClientError, RunError, UserError
-from rayfed.results import checkpoint, memories
+from rayfed.results import checkpoint, memories, run_key
 from rayfed.results.folder import RunFolder
 from rayfed.results.schemas import TABLES
 from rayfed.scenario import Scenario
 from rayfed.training.arm import build_arm
-from rayfed.training.inputs import Inputs, prepare, scorer
+from rayfed.training.inputs import UNREPEATABLE, Inputs, prepare, scorer
 
 _PACKAGES = (
     *("rayfed", "torch", "torchvision", "ray", "numpy", "pyarrow", "scikit-learn", "scikit-image", "lpips"),
@@ -80,8 +80,8 @@ def launch_in(folder: RunFolder, scenario: Scenario, trial: Staff, progress: Pro
             return
         if status["state"] == "failed":
             raise RunError(status["error"])
-    inputs = prepare(scenario)
     saved = checkpoint.load(folder)
+    inputs = prepare(_continued(scenario, folder, saved))
     _drop_after(folder, saved)
     _describe(inputs, folder)
     _play(inputs, folder, None, progress, saved, trial)
@@ -99,7 +99,7 @@ def resume(path: str, address: str | None, progress: Progress) -> RunFolder:
         )
     scenario = scenarios.parse(folder.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
     saved = checkpoint.load(folder)
-    inputs = prepare(scenario)
+    inputs = prepare(_continued(scenario, folder, saved))
     rounds = max(inputs.limits.values())
     if saved and saved.round + 1 >= rounds and _finished(folder):
         raise RunError(f"{folder.url}: all {rounds} rounds are played; nothing to resume")
@@ -107,6 +107,23 @@ def resume(path: str, address: str | None, progress: Progress) -> RunFolder:
     folder.write_part("partition", 0, _partition_table(inputs))
     _play(inputs, folder, address, progress, saved)
     return folder
+
+
+def _continued(scenario: Scenario, folder: RunFolder, saved: checkpoint.Checkpoint | None) -> Scenario:
+    """The scenario, with the key that the run in the folder began with where that is secure.
+
+    Raises `RunError` where a secure run has rounds but no key any more.
+    """
+    if not scenario.privacy.secure:
+        return scenario
+    if key := run_key.load(folder):
+        return scenario.with_run_key(key)
+    if saved:
+        raise RunError(
+            f"{folder.url}: the key of this run (privacy.secure) is gone, as it is when a run has ended, so it cannot "
+            f"go on; launch its scenario anew"
+        )
+    return scenario
 
 
 def _finished(folder: RunFolder) -> bool:
@@ -186,13 +203,18 @@ def _play(
     """
     first, limits = saved.round + 1 if saved else 0, inputs.limits
     rounds = max(limits.values())
-    privacy = inputs.privacy
+    privacy, secure = inputs.privacy, inputs.scenario.privacy.secure
+    if secure:
+        run_key.save(folder, inputs.scenario.run_key)
     with (
         _recorded(folder, "training", first, rounds, reports=trial is None) as log,
         _federation(inputs, folder, address, progress, saved, trial) as federation,
     ):
         folder.write_part("privacy", 0, privacy)
         progress.accounted(privacy)
+        if secure:
+            log.line(UNREPEATABLE)
+            progress.note(UNREPEATABLE)
         for message in inputs.encryption:
             log.line(message)
         for arm, limit in limits.items():
@@ -208,6 +230,8 @@ def _play(
             checkpoint.save(folder, checkpoint.Checkpoint(round, federation.saved, federation.changed))
             log.round_done(round, tables)
             progress.round_done(tables.rounds, tables.attacks, tables.inferences)
+    if secure:
+        run_key.remove(folder)
 
 
 @contextmanager
@@ -372,6 +396,7 @@ def environment(scenario: Scenario, a: Allotment) -> dict[str, object]:
         "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
         "search_path": catalogue.SEARCHED,
         "seed": scenario.seed,
+        "reproducible": not scenario.privacy.secure,
         "python": platform.python_version(),
         "platform": platform.platform(),
         **{name: _version(name) for name in _PACKAGES},

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialScheduler
 from ray.tune.search.optuna import OptunaSearch
 
+from rayfed import seeds
 from rayfed.results.outcomes import MEASURES, held
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.sweep import Range
@@ -57,7 +58,7 @@ def search(scenario: Scenario, sweep: Sweep, tried: Mapping[int, Tried], begun: 
         _Space(scenario, sweep),
         metric=list(sweep.objectives),
         mode=[mode[:3] for mode in modes],
-        sampler=optuna.samplers.TPESampler(seed=scenario.seed + len(tried)),
+        sampler=optuna.samplers.TPESampler(seed=seeds.number(scenario.seed, "search", len(tried)) % 2**32),
         storage=storage,
         study_name=_STUDY,
     )

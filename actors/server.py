@@ -10,8 +10,8 @@ from actors.process import Renewable, Share, set_up
 from rayfed.aggregation.base import Memory
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
+from rayfed.privacy.sampling import generator
 from rayfed.scenario import AggregationSpec, DefenceSpec
-from rayfed.seeds import torch_generator
 from rayfed.training.arm import Protecting, aggregation_of
 from rayfed.training.clients import Sent
 from rayfed.update import Named
@@ -115,20 +115,21 @@ class ServerActor(Renewable):
         known, heard = self._known(arm), dict(zip(clients, answers, strict=True))
         known[arm] = self._aggregations[arm].hears(known[arm], heard)
 
-    def finish(self, arm: str, round: int, key: int) -> tuple[Sent, Kept]:
+    def finish(self, arm: str, round: int, key: bytes, secure: bool) -> tuple[Sent, Kept]:
         """Step on what was added and heard; what clients are sent in the next round, as `sent` gives it, with the
         aggregation's rows.
 
-        `key` seeds the server's own randomness of the round.
+        `key` and `secure` say how the server draws its own noise of the round.
         """
-        aggregation, model, generator = self._aggregations[arm], self._models[arm], torch_generator(key)
+        aggregation, model = self._aggregations[arm], self._models[arm]
+        draws = generator(key, secure)
         if arm not in self._totals:
-            model.apply(aggregation.idle(model.weights, generator), {})
+            model.apply(aggregation.idle(model.weights, draws), {})
             return self.sent(arm, round + 1)
         total = self._totals.pop(arm)
         aborted = aggregation.aborted(total)
         if aborted is None:
-            model.apply(*aggregation.combine(total, generator))
+            model.apply(*aggregation.combine(total, draws))
             model.memory = aggregation.memory(total)
         sent, kept = self.sent(arm, round + 1)
         return sent, replace(kept, rows=aggregation.rows(total), aborted=aborted)

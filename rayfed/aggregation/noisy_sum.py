@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 
 from rayfed.aggregation.fedavg import FedAvg, WeightedSum, scaled
+from rayfed.privacy.sampling import gaussian, noised
 from rayfed.update import Named
 
 
@@ -40,5 +41,5 @@ class NoisySum(FedAvg):
         return self._noised({name: torch.zeros_like(w) for name, w in weights.items()}, generator)
 
     def _noised(self, sums: Named, generator: torch.Generator) -> Named:
-        noise = {name: self.deviation * torch.randn(s.shape, generator=generator).to(s) for name, s in sums.items()}
-        return {name: (s + noise[name]) / self.clients for name, s in sums.items()}
+        noisy = noised(sums, self.deviation, gaussian, generator)
+        return {name: s / self.clients for name, s in noisy.items()}

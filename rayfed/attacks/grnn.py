@@ -22,6 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from rayfed import seeds
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.generators import LATENT, Generator
 from rayfed.attacks.groups import in_groups
@@ -169,8 +170,7 @@ class Makers:
 
 def _drawn(image_shape: tuple[int, int, int], classes: int, generator: torch.Generator) -> Generator:
     """A generator with PyTorch's initial weights, from the randomness that is handed in."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(torch.randint(2**63 - 1, (), generator=generator)))
+    with seeds.global_stream(seeds.drawn(generator)):
         return Generator(image_shape, classes)
 
 

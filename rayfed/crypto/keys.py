@@ -15,17 +15,14 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from rayfed.errors import ProtectionError
+from rayfed.seeds import encoded
 
 _NONCE = 12
 
 
 def derive(secret: bytes, *purpose: str | int) -> bytes:
-    """32 bytes for one purpose, from which neither the secret nor those for another can be told.
-
-    The parts of a purpose are written with their lengths, so that no two sequences of strings run together.
-    """
-    info = "".join(f"{len(part)}:{part}" for part in map(str, purpose)).encode()
-    return HKDF(SHA256(), length=32, salt=b"rayfed", info=info).derive(secret)
+    """32 bytes for one purpose, from which neither the secret nor those for another can be told."""
+    return HKDF(SHA256(), length=32, salt=b"rayfed", info=encoded(*purpose)).derive(secret)
 
 
 class Stream:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil, log2, sqrt
 from typing import Annotated, ClassVar, Literal
 
@@ -46,6 +47,7 @@ from rayfed.defences.private import Private
 from rayfed.errors import UserError
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import at_least, at_most
+from rayfed.privacy.sampling import gaussian, noised
 from rayfed.privacy.spending import Setting, Spending
 from rayfed.update import Update
 
@@ -81,13 +83,11 @@ class DpFedAvg(Private):
             sent = next(task)
             if self.noise == "server":
                 return replace(sent, tensors=clipped(sent.tensors, self.clip, 2), bits=32)
-            tensors, draw = clipped({n: t.double() for n, t in sent.tensors.items()}, self.clip, 2), task.generator
+            tensors = clipped({n: t.double() for n, t in sent.tensors.items()}, self.clip, 2)
             part = self.deviation / sqrt(task.clients_per_round)
             step = step_of(self.clip, part)
-            noised = {
-                n: t + part * torch.randn(t.shape, generator=draw, dtype=t.dtype).to(t) for n, t in tensors.items()
-            }
-            rounded = {n: (torch.floor(t / step + 0.5) * step).to(sent.tensors[n]) for n, t in noised.items()}
+            noisy = noised(tensors, part, partial(gaussian, dtype=torch.float64), task.generator)
+            rounded = {n: (torch.floor(t / step + 0.5) * step).to(sent.tensors[n]) for n, t in noisy.items()}
             return replace(sent, tensors=rounded, bits=32)
 
         return update
@@ -175,10 +175,10 @@ class DpFedAvg(Private):
 def step_of(clip: float, part: float) -> float:
     """To which values with noise of deviation `part` are rounded.
 
-    A power of two of which 32-bit floats hold all multiples up to the clip bound and ten deviations: draws of 64 bits
-    reach 8.6 of them.
+    A power of two of which 32-bit floats hold all multiples up to the clip bound and 18 deviations: half the sum of four
+    draws by Box and Muller from 53 bits, as secure noise is made, reaches 17.2 of them, others less.
     """
-    return 2.0 ** (ceil(log2(clip + 10 * part)) - 24)
+    return 2.0 ** (ceil(log2(clip + 18 * part)) - 24)
 
 
 def multiplier_of_rounded(multiplier: float, parts: int, honest: int, values: int, step: float) -> float:

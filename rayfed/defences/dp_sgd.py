@@ -21,6 +21,7 @@ from rayfed.errors import UserError
 from rayfed.models.build import uses_batch_statistics
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import at_least
+from rayfed.privacy.sampling import gaussian, noised
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.update import Named
 
@@ -61,12 +62,9 @@ class DpSgd(Private):
                 for name, total in self.clipped_sum(each, task).items():
                     sums[name] += total
                 losses.append(loss)
-            deviation = self.noise(task)
-            noised = {
-                name: (s + deviation * torch.randn(s.shape, generator=task.generator).to(s)) / task.batch_size
-                for name, s in sums.items()
-            }
-            return noised, torch.cat(losses).mean() if losses else torch.tensor(torch.nan, device=batch.images.device)
+            sums = noised(sums, self.noise(task), gaussian, task.generator)
+            mean = {name: s / task.batch_size for name, s in sums.items()}
+            return mean, torch.cat(losses).mean() if losses else torch.tensor(torch.nan, device=batch.images.device)
 
         return gradient
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfed.catalogue import component
 from rayfed.defences.noise import LocalNoise
@@ -34,7 +32,3 @@ class Gaussian(LocalNoise):
     def multiplier(self, epsilon: float) -> float:
         """That of the analytic Gaussian mechanism."""
         return analytic_gaussian(epsilon, self.delta)
-
-    def draw(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Standard normal numbers."""
-        return torch.randn(shape, generator=generator)

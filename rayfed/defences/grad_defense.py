@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 from torch.nn import functional as F
 
+from rayfed import seeds
 from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
@@ -105,7 +106,7 @@ def root_sensitivity(task: Task) -> Named:
     The same for all clients of a round: it hangs on weights and public data alone, its random directions included. The
     network is in evaluation mode. Raises `UserError` where there are no public data.
     """
-    generator = torch.Generator().manual_seed(task.round)
+    generator = seeds.torch_generator("grad_defense", task.round)
     return sensitivity(task.model, task.weights, task.buffers, root_set(task.public_for("grad_defense")), generator)
 
 

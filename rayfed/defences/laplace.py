@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from rayfed.catalogue import component
-from rayfed.defences.noise import LocalNoise, laplace_draws
+from rayfed.defences.noise import LocalNoise
 
 
 @component
@@ -32,7 +30,3 @@ class Laplace(LocalNoise):
     def multiplier(self, epsilon: float) -> float:
         """That of the Laplace mechanism."""
         return 1 / epsilon
-
-    def draw(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Of scale 1."""
-        return laplace_draws(shape, generator)

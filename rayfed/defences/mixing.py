@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rayfed import seeds
 from rayfed.defences.base import Batch, DataMethod, Task
 from rayfed.subsets import subsets
 
@@ -41,7 +42,7 @@ def blend(tensors: Tensor, rows: np.ndarray, coefficients: np.ndarray) -> Tensor
 
 def numpy_draws(task: Task) -> np.random.Generator:
     """Numpy's distributions, seeded from the defences' generator."""
-    return np.random.default_rng(int(torch.randint(2**62, (), generator=task.generator)))
+    return seeds.numpy_generator(seeds.drawn(task.generator))
 
 
 def mixtures(images: Tensor, labels: Tensor) -> Batch:

@@ -13,8 +13,11 @@ from rayfed.catalogue import component
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import at_least
+from rayfed.privacy.sampling import Draw, gaussian, laplace, noised
 from rayfed.privacy.spending import Setting, Spending
 from rayfed.update import Named, Update
+
+_DRAWS: dict[str, Draw] = {"gaussian": gaussian, "laplace": laplace}
 
 
 @component
@@ -59,10 +62,6 @@ class LocalNoise(Defence):
         """The width over the sensitivity that one update needs for an epsilon."""
         raise NotImplementedError
 
-    def draw(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Noise of width 1, on the CPU so that it is the same on every device."""
-        raise NotImplementedError
-
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         """Clip and add noise to what is sent."""
         width = self.width
@@ -70,8 +69,7 @@ class LocalNoise(Defence):
         def update(task: Task) -> Update:
             sent = next(task)
             tensors = sent.tensors if self.clip is None else clipped(sent.tensors, self.clip, self.order)
-            noised = {name: t + width * self.draw(t.shape, task.generator).to(t) for name, t in tensors.items()}
-            return replace(sent, tensors=noised, bits=32)
+            return replace(sent, tensors=noised(tensors, width, _DRAWS[self.family], task.generator), bits=32)
 
         return update
 
@@ -89,12 +87,6 @@ class LocalNoise(Defence):
             mechanism=f"{self.family.capitalize()} noise of {at_least(release.multiplier)} times the sensitivity "
             f"(twice the clip bound) on each of up to {release.count} updates of a client",
         )
-
-
-def laplace_draws(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Laplace noise of scale 1: the difference of two exponentials, which never takes the logarithm of zero."""
-    first, second = (torch.empty(shape).exponential_(generator=generator) for _ in range(2))
-    return first - second
 
 
 def clipped(tensors: Named, bound: float, order: float) -> Named:

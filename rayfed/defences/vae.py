@@ -16,8 +16,8 @@ from rayfed import seeds
 from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
-from rayfed.defences.noise import laplace_draws
 from rayfed.models.vae import Autoencoder
+from rayfed.privacy.sampling import laplace
 
 
 @component
@@ -70,15 +70,14 @@ class Vae(Defence):
 
     def noised(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Images with Laplace noise on every pixel (equations 7 and 8)."""
-        return images + self.sensitivity / self.epsilon * laplace_draws(images.shape, generator).to(images)
+        return images + self.sensitivity / self.epsilon * laplace(images.shape, generator).to(images)
 
     def _network(self, task: Task) -> Autoencoder:
         """The client's autoencoder: out of its memory, or trained now."""
         # Not the round's generator: whatever is observed of the round comes from the same autoencoder.
         generator = seeds.torch_generator(task.order, "vae")
         images = task.data.images
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(generator.initial_seed())
+        with seeds.global_stream(task.order, "vae", "weights"):
             network = Autoencoder(tuple(images.shape[1:]), self.hidden, self.latent).to(images.device)
         if self._memory not in task.state:
             self._fit(network, task.everything.images, generator)

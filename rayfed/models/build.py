@@ -12,7 +12,7 @@ import pydantic
 import torch
 from torch import Tensor, nn
 
-from rayfed import catalogue
+from rayfed import catalogue, seeds
 from rayfed.errors import UserError
 
 Shape = tuple[int, int, int]
@@ -41,7 +41,7 @@ def build_model(
     parameters: Mapping[str, Any],
     image_shape: Shape,
     classes: int,
-    seed: int,
+    seed: int | bytes,
     normalise: tuple[list[float], list[float]] | None = None,
 ) -> nn.Module:
     """The named model for images (N, *image_shape) in [0, 1], with logits (N, classes) or (N, T, classes),
@@ -55,8 +55,7 @@ def build_model(
     Raises `UserError` where the name, the parameters or the shapes do not fit, after a trial forward pass.
     """
     target = catalogue.find("models", name)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with seeds.global_stream(seed, "model"):
         if hasattr(target, "build") and is_dataclass(target):
             model = _from_component(name, parameters, image_shape, classes)
         else:

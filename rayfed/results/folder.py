@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -104,13 +105,16 @@ class RunFolder:
         with _explained("read", self._url(name), "is it a complete run folder, and may you read it?"):
             return bytes(self.fs.cat_file(self._path(name)))
 
-    def write_bytes(self, name: str, data: bytes) -> None:
-        """Write a whole file atomically, replacing an older one; raises `RunError` where it cannot be written."""
+    def write_bytes(self, name: str, data: bytes, private: bool = False) -> None:
+        """Write a whole file atomically, replacing an older one; raises `RunError` where it cannot be written.
+
+        On a local disk a `private` file is never readable for anybody but its owner.
+        """
         path = self._path(name)
         with _explained("write", self._url(name), "is the disk full or read-only?"):
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             if isinstance(self.fs, LocalFileSystem):
-                _replace(Path(path), data)
+                _replace(Path(path), data, 0o600 if private else 0o666)
             else:
                 self.fs.pipe_file(path, data)
 
@@ -254,11 +258,11 @@ def _runs_in(fs: AbstractFileSystem, folder: str) -> list[str]:
     return sorted(path.rpartition("/")[2] for path in folders if fs.exists(f"{path}/{SCENARIO}"))
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Put `data` at a local path in one step that survives a crash and a power cut."""
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    """Put `data` at a local path in one step that survives a crash and a power cut; umask takes from its `mode`."""
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from math import ceil
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from rayfed.results.robustness import VERSUS
 from rayfed.scenario.components import (
@@ -23,6 +24,9 @@ from rayfed.scenario.components import (
     Short,
 )
 from rayfed.scenario.sweep import Sweep
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Training(Section):
@@ -139,6 +143,10 @@ class Privacy(Section):
     """Privacy loss distributions, or Renyi differential privacy; null: the former where it can follow the sampling."""
     budget: Annotated[float, Field(gt=0)] | None = None
     """Epsilon that no arm may exceed: an arm stops before the round that would. Arms without a mechanism play on."""
+    secure: bool = False
+    """Draw noise, keys and who takes part from a key of the operating system's randomness instead of `seed`, noise
+    with ChaCha20 and in double precision. Such a run cannot be repeated; first weights and attacks still follow
+    from the seed."""
 
 
 ImageMetric = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "noise_ratio"]
@@ -201,8 +209,8 @@ class Scenario(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     """Name of the run folder; letters, digits, '-', '_', '.'."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """All randomness follows from it."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """All randomness follows from it, unless `privacy.secure` takes some of it from elsewhere."""
     data: Annotated[DataSpec, Short] = DataSpec(name="digits")
     """The data set."""
     partition: Annotated[PartitionSpec, Short] = PartitionSpec(name="iid")
@@ -231,6 +239,39 @@ class Scenario(Section):
     """Where the run folder is made."""
     sweep: Sweep | None = None
     """Fields that vary: the scenario then stands for many runs."""
+    _run_key: bytes = PrivateAttr(b"")
+    """Of a secure run; never a part of what is written."""
+
+    def model_post_init(self, context: Any) -> None:
+        """Draw the key of a run."""
+        if self.privacy.secure:
+            self._run_key = secrets.token_bytes(32)
+
+    @property
+    def run_key(self) -> bytes:
+        """What a secure run's secrets follow from, 32 bytes; empty where they follow from the seed."""
+        return self._run_key
+
+    def with_run_key(self, key: bytes) -> Scenario:
+        """The same, to go on with the key that a secure run began with."""
+        copy = self.model_copy()
+        copy._run_key = key
+        return copy
+
+    def secret(self, *purpose: int | str) -> bytes:
+        """32 bytes for a purpose that clients know, and nobody else: a server or an attacker is told single ones."""
+        from rayfed.seeds import derived  # takes PyTorch along, and who only reads a scenario does without
+
+        if not self.privacy.secure:
+            return derived(self.seed, *purpose)
+        assert len(self._run_key) == 32, "a secure scenario without a key"
+        return derived(self._run_key, *purpose)
+
+    def generator(self, *purpose: int | str) -> torch.Generator:
+        """What draws the noise of a purpose."""
+        from rayfed.privacy.sampling import generator
+
+        return generator(self.secret(*purpose), self.privacy.secure)
 
     @property
     def played(self) -> dict[str, ArmSpec]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import nn
 
+from rayfed import seeds
 from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.fedboosting import FedBoosting
 from rayfed.aggregation.protected import Protected, Sealing
@@ -100,14 +100,13 @@ class Protecting:
 
 
 def build_arm(
-    model: ModelSpec, stack: Sequence[DefenceSpec], image_shape: tuple[int, int, int], classes: int, seed: int
+    model: ModelSpec, stack: Sequence[DefenceSpec], image_shape: tuple[int, int, int], classes: int, seed: int | bytes
 ) -> Arm:
     """Build an arm; raises `UserError` where the model does not fit data or defences, or has nothing to train."""
     defences = tuple(spec.build() for spec in stack)
     normalise = (model.normalise.mean, model.normalise.std) if model.normalise else None
     net = build_model(model.name, model.parameters, image_shape, classes, seed, normalise)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeds.global_stream(seed, "adapted model"):
         for defence in defences:
             net = defence.adapt_model(net)
     trained = {name for name, p in net.named_parameters() if p.requires_grad}

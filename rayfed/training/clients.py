@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed import seeds
 from rayfed.data.base import Dataset, Images
 from rayfed.data.partitions.base import Parts
 from rayfed.defences.base import Batch, Task
@@ -83,11 +82,10 @@ class Clients:
 
     def order(self, sent: Sent, client: int) -> int:
         """The seed of a client's batches in a round."""
-        return seeds.torch_generator(self.scenario.seed, "client", sent.round, client, "order").initial_seed()
+        return int.from_bytes(self.scenario.secret("client", sent.round, client, "order"))
 
     def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
         """A client's work in a round on some of the training samples."""
-        key = (self.scenario.seed, "client", sent.round, client)
         own = self.parts[client]
         data, rest = self.own_data(arm, client, own), None
         if not np.array_equal(indices, own):  # all of them in a round, and a search for each costs as much as a step
@@ -103,7 +101,7 @@ class Clients:
             weights=weights,
             buffers=buffers,
             data=data,
-            generator=seeds.torch_generator(*key, "defences", arm),
+            generator=self.scenario.generator("client", sent.round, client, "defences", arm),
             order=self.order(sent, client),
             others=rest,
             classes=len(self.data.classes),
@@ -118,13 +116,13 @@ class Clients:
         places = torch.arange(len(labels), device=self.device)
         return self.malicious[arm].data(client, Batch(images, labels, places=places), len(self.data.classes))
 
-    def drawn_privately(self, arm: str, *key: int | str) -> Named:
-        """The private tensors of an arm as they begin: drawn anew from the run's seed and the key, but for those that
+    def drawn_privately(self, arm: str, *purpose: int | str) -> Named:
+        """The private tensors of an arm as they begin: drawn anew for each purpose, but for those that
         begin alike at all clients.
         """
         s, d = self.scenario, self.data
-        seed = seeds.torch_generator(s.seed, "private", *key).initial_seed()
-        drawn = build_arm(s.model_of(arm), s.stacks[arm], d.image_shape, len(d.classes), seed).private_part
+        key = s.secret("private", *purpose)
+        drawn = build_arm(s.model_of(arm), s.stacks[arm], d.image_shape, len(d.classes), key).private_part
         return {name: t.to(self.device) for name, t in (drawn | self.arm(arm).common_start).items()}
 
     def _completed(self, arm: str, sent: Sent, client: int, state: State) -> tuple[Named, Named]:
@@ -145,7 +143,7 @@ class Clients:
                 weights=weights,
                 buffers=buffers,
                 data=self.own_data(arm, client, self.parts[client]),
-                generator=seeds.torch_generator(self.scenario.seed, "private", sent.round, client, "training"),
+                generator=self.scenario.generator("private", sent.round, client, "training"),
                 order=self.order(sent, client),
                 private=built.private,
             )

@@ -62,8 +62,7 @@ def train(
     if len(tiles) < _BATCH:
         raise DataError(f"an evaluation network needs {_BATCH} tiles of {_SIDE} pixels or more, not {len(tiles)}")
     device = device or torch.device("cpu")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeds.global_stream(seed, "evaluator"):
         network = Evaluator().to(device)
     optimiser, draws = Adam(network.parameters(), _LR), seeds.torch_generator(seed, "train-evaluator")
     pixels = torch.from_numpy(tiles)

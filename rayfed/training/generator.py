@@ -59,8 +59,7 @@ def train(
         raise DataError(f"a generator needs {_BATCH} images or more to be trained on, not {len(images)}")
     device = device or torch.device("cpu")
     shape = (images.shape[1], images.shape[2], images.shape[3])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeds.global_stream(seed, "generator"):
         generator = Generator(shape, classes, latent, width).to(device)
         critic = Critic(shape, classes, width).to(device)
     average = AveragedModel(generator, multi_avg_fn=get_ema_multi_avg_fn(_DECAY), use_buffers=True)

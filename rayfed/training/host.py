@@ -193,7 +193,7 @@ class Host(Clients):
 
     def _secret(self, arm: str) -> bytes:
         """What an arm's clients know and nobody else: it stands for what they exchange before the first round."""
-        return derive(str(self.scenario.seed).encode(), "clients", arm)
+        return self.scenario.secret("encryption", arm)
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> tuple[float, int]:
         """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""

@@ -34,6 +34,10 @@ from rayfed.training.malicious import Malicious
 
 _HEAVY = 0.5
 """Share of a round's weight above which a client outweighs all others together."""
+UNREPEATABLE = (
+    "privacy.secure: noise, keys and who takes part come from the operating system's randomness: this run cannot be "
+    "repeated from its scenario"
+)
 
 
 @dataclass(frozen=True)

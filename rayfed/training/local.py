@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from rayfed import gradients
+from rayfed import gradients, seeds
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task, UpdateMethod
 from rayfed.models.build import is_stochastic
 from rayfed.models.private import only, without
+from rayfed.privacy.sampling import SecureGenerator
 from rayfed.scenario import Training
 from rayfed.training.optimiser import LocalOptimiser
 from rayfed.update import LocalTraining, Named, Update
@@ -77,8 +79,7 @@ def _own_stream(task: Task) -> Iterator[None]:
     if not is_stochastic(task.model):
         yield
         return
-    with torch.random.fork_rng():
-        torch.manual_seed(int(torch.randint(2**62, (), generator=task.generator)))
+    with seeds.global_stream(seeds.drawn(task.generator), cuda=True):
         yield
 
 
@@ -140,12 +141,12 @@ def batches(samples: int, training: Training, order: int) -> Iterator[Tensor]:
     `order` seeds the draws; the same value gives the same batches, which is how the truth behind an update is
     known when an attack on it is scored.
     """
-    generator = torch.Generator().manual_seed(order)
+    generator = SecureGenerator(seeds.derived(order))
     size = min(training.batch_size or samples, samples)
     steps = _steps(samples, size, training)
     if training.sampling == "poisson":
         for _ in range(steps):
-            yield (torch.rand(samples, generator=generator, dtype=torch.float64) < size / samples).nonzero().flatten()
+            yield torch.from_numpy(np.flatnonzero(generator.uniform(samples) < size / samples))
         return
     while steps > 0:
         for index in torch.randperm(samples, generator=generator).split(size)[:steps]:

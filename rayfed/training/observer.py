@@ -70,12 +70,12 @@ class Observer:
             draw = seeds.numpy_generator(host.scenario.seed, "victim", sent.round, client)
             indices = draw.choice(indices, attack.batch_size, replace=False)
 
-        noise = (host.scenario.seed, "client", sent.round, client, "defences", arm)
+        noise = ("client", sent.round, client, "defences", arm)
 
         def honest() -> Task:
             fresh = host.task(arm, sent, client, indices, copy.deepcopy(states.get(client, {})))
             if attack.observes == "gradient":  # an answer of its own: the noise of the round's update hides that alone
-                fresh = fresh.replace(generator=seeds.torch_generator(*noise, "gradient"))
+                fresh = fresh.replace(generator=host.scenario.generator(*noise, "gradient"))
             if "lock" in attack.knowledge:  # sent like any other layer
                 fresh = fresh.replace(private=fresh.private & host.arm(arm).keys)
             return fresh
@@ -90,7 +90,7 @@ class Observer:
         answer = update_method(training, defences)
         returned = answer(asked)
         for again in range(1, attack.averages):
-            repeated = answer(task().replace(generator=seeds.torch_generator(*noise, attack.observes, again)))
+            repeated = answer(task().replace(generator=host.scenario.generator(*noise, attack.observes, again)))
             returned = replace(returned, tensors=_running_mean(returned.tensors, repeated.tensors, again))
         seen = None
         if attack.observes == "shown":
@@ -176,8 +176,7 @@ class Observer:
             granted["public"] = host.public
         if "activations" in attack.knowledge:
             state = self._trained(arm, sent, client, states)
-            with torch.no_grad(), torch.random.fork_rng():  # dropout knows the global stream only
-                torch.manual_seed(host.order(sent, client))
+            with torch.no_grad(), seeds.global_stream(host.order(sent, client), "activations", cuda=True):
                 granted["activations"] = self._front(arm, attack)(state, images)
         if "colluder" in attack.knowledge and "cut" in attack.parameters:
             state = self._trained(arm, sent, plan.colluder(host.scenario, sent.round, client), states)

@@ -9,6 +9,7 @@ import numpy as np
 
 from rayfed import seeds
 from rayfed.errors import ScenarioError
+from rayfed.privacy.sampling import SecureGenerator
 from rayfed.scenario import AttackSpec, Scenario
 from rayfed.training.arm import Protecting
 
@@ -16,15 +17,15 @@ from rayfed.training.arm import Protecting
 def drawn_clients(scenario: Scenario, round: int) -> list[int]:
     """The clients of a round, in ascending order, drawn as `federation.sampling` says."""
     f = scenario.federation
-    return list(_drawn(scenario.seed, round, f.clients, scenario.clients_per_round, f.sampling))
+    return list(_drawn(scenario.secret("clients", round), f.clients, scenario.clients_per_round, f.sampling))
 
 
 @lru_cache(maxsize=4)  # a round asks again and again, and a draw takes time that goes with all clients
-def _drawn(seed: int, round: int, everybody: int, expected: int, sampling: str) -> tuple[int, ...]:
-    generator = seeds.numpy_generator(seed, "clients", round)
+def _drawn(key: bytes, everybody: int, expected: int, sampling: str) -> tuple[int, ...]:
+    drawn = SecureGenerator(key).uniform(everybody)
     if sampling == "poisson":
-        return tuple(np.flatnonzero(generator.random(everybody) < expected / everybody).tolist())
-    return tuple(sorted(generator.choice(everybody, expected, replace=False).tolist()))
+        return tuple(np.flatnonzero(drawn < expected / everybody).tolist())
+    return tuple(sorted(np.argpartition(drawn, expected - 1)[:expected].tolist()))
 
 
 def leaving(scenario: Scenario, round: int) -> list[int]:

@@ -60,8 +60,8 @@ def train(
     if missing := people - len(np.unique(labels)):
         raise DataError(f"a recogniser needs an image of every one of {people} classes; {missing} have none")
     device = device or torch.device("cpu")
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)  # of the weights, and of what the dropout leaves out
+    # Of the weights, and of what the dropout leaves out.
+    with seeds.global_stream(seed, "recogniser", cuda=device.type == "cuda"):
         network = Recogniser(people).to(device)
         size = min(_BATCH, len(images))
         batches = len(images) // size

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from rayfed import seeds
 from rayfed.attacks.base import Inference, Metric
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.attacks.probe import buffers_for
@@ -94,6 +95,5 @@ class Gan(OneByOne):
 
 def _initialised(image_shape: tuple[int, int, int], generator: torch.Generator) -> Generator:
     """A generator whose weights come from `generator` alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+    with seeds.global_stream(seeds.drawn(generator)):
         return Generator(image_shape)

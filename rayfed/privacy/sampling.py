@@ -1,0 +1,97 @@
+"""The random numbers that a guarantee rests on: one place for the noise of all mechanisms, and for who is drawn.
+
+Noise comes from PyTorch's generator, which is right for measuring: MT19937 is no cryptographic generator, and its
+numbers are single precision. Under `privacy.secure` it comes from ChaCha20, whose numbers tell nothing of one another,
+and in double precision as a sum of several draws, so that the gaps between floating-point numbers do not give away what
+was added to. Draws of clients and samples come from ChaCha20 in both cases.
+
+Sources: Mironov 2012, 'On significance of the least significant bits for differential privacy'; Holohan and Braghin
+2021, 'Secure random sampling in differential privacy', sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfed import seeds
+from rayfed.crypto.keys import Stream
+from rayfed.update import Named
+
+_AT_ONCE = 1 << 13
+"""Secure draws made in one piece, whose numbers a cache can hold."""
+
+
+class SecureGenerator(torch.Generator):
+    """A generator for PyTorch's own draws with a cryptographic stream beside it, both from one key."""
+
+    def __new__(cls, key: bytes) -> Self:
+        """PyTorch's takes a device here."""
+        return super().__new__(cls)
+
+    def __init__(self, key: bytes) -> None:
+        seeds.filled(self, seeds.derived(key, "words"))
+        self._stream = Stream(seeds.derived(key, "stream"))
+
+    def uniform(self, *shape: int) -> np.ndarray:
+        """Multiples of 2^-53 in [0, 1), each with the same probability, of this shape."""
+        size = int(np.prod(shape))
+        return (np.frombuffer(self._stream.read(8 * size), "<u8") >> 11).reshape(shape) * 2.0**-53
+
+
+def generator(key: bytes, secure: bool) -> torch.Generator:
+    """What draws the noise of a purpose."""
+    return SecureGenerator(key) if secure else seeds.torch_generator(key)
+
+
+Draw = Callable[[torch.Size, torch.Generator], Tensor]
+"""Noise of width 1, on the CPU so that it is the same on every device."""
+
+
+def gaussian(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers of a type; secure ones are (X1 + X2 + X3 + X4) / 2 in float64, each X by Box and Muller's cosine.
+
+    The sine of the same pair is not used: who knows both can tell the pair.
+    """
+    if isinstance(generator, SecureGenerator):
+        return _in_pieces(shape, lambda n: _normal(*generator.uniform(2, 4, n)).sum(0) / 2)
+    return torch.randn(shape, generator=generator, dtype=dtype)
+
+
+def laplace(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Laplace noise of scale 1; secure numbers are sums of two products of normal ones in float64.
+
+    Plain ones are the difference of two exponentials, which never takes the logarithm of zero.
+    """
+    if isinstance(generator, SecureGenerator):
+        return _in_pieces(shape, lambda n: _product(*generator.uniform(2, 2, n)).sum(0))
+    first, second = (torch.empty(shape).exponential_(generator=generator) for _ in range(2))
+    return first - second
+
+
+def noised(values: Named, width: float, draw: Draw, generator: torch.Generator) -> Named:
+    """Values with noise of a width on each, added in the noise's precision and rounded to theirs once."""
+    return {name: (v + width * draw(v.shape, generator).to(v.device)).to(v.dtype) for name, v in values.items()}
+
+
+def _in_pieces(shape: torch.Size, draw: Callable[[int], np.ndarray]) -> Tensor:
+    """Independent numbers, (*shape) float64."""
+    size = shape.numel()
+    drawn = np.empty(size)
+    for start in range(0, size, _AT_ONCE):
+        drawn[start : start + _AT_ONCE] = draw(min(_AT_ONCE, size - start))
+    return torch.from_numpy(drawn).reshape(shape)
+
+
+def _normal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Normal numbers of uniform ones in [0, 1) (Box and Muller 1958)."""
+    return np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
+
+
+def _product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Products of two normal numbers, two of which add up to a Laplace number (Holohan and Braghin 2021)."""
+    return np.log1p(-first) * np.cos(np.pi * second)

@@ -1,0 +1,110 @@
+"""What is claimed of secure runs (`privacy.secure`), seen from outside: only a key that clients know repeats one."""
+
+from __future__ import annotations
+
+import pickle
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors import launch as runs
+from actors.progress import Progress
+from rayfed import scenario as scenarios
+from rayfed.errors import RunError
+from rayfed.results import run_key
+from rayfed.results.folder import RunFolder
+from rayfed.scenario import Scenario
+from tests.run_fixtures import Noting, Spied, assert_same_bits, spied_launch, weights
+
+TEXT = """
+name: secure
+data: {name: digits, size: 8, train_samples: 200, test_samples: 50}
+model: {name: mlp, hidden: [8]}
+training: {batch_size: 8, steps: 2, sampling: poisson}
+federation: {rounds: 2, clients: 8, clients_per_round: 6, sampling: poisson}
+privacy: {secure: true}
+arms:
+  local: [{name: gaussian, sigma: 0.01, clip: 1}]
+  central: [{name: dp_fedavg, noise_multiplier: 0.01}]
+resources: {clients: {actors: 1}, attackers: {actors: 1}}
+attacks:
+  - {name: inverting_gradients, rounds: [1], observes: gradient, iterations: 5}
+"""
+
+
+class Interrupted(Progress):
+    """Ends a run after its first round, as Ctrl-C would."""
+
+    def round_done(self, *tables: Any) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def scenario() -> Scenario:
+    return scenarios.parse(TEXT)
+
+
+@pytest.fixture(scope="module")
+def spied(ray_session: None, scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> Spied:
+    return spied_launch(scenario, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.mark.ray
+def test_the_key_of_a_secure_run_reaches_neither_server_nor_attacker(spied: Spied, scenario: Scenario) -> None:
+    """Nor does what clients derive from it: the server is told the keys of its own noise, an attacker none."""
+    purposes: list[tuple[Any, ...]] = [("encryption", arm) for arm in scenario.stacks]
+    purposes += [("clients", round) for round in (0, 1)]
+    for client in range(8):
+        purposes += [("client", r, client, *of) for r in (0, 1) for of in (["order"], ["defences", "local"])]
+        purposes.append(("private", client))
+    secrets = {"the run's key": scenario.run_key} | {str(p): scenario.secret(*p) for p in purposes}
+    told = [given for name, given in spied.calls if name.startswith(("ServerActor", "AttackerActor"))]
+    assert len(told) > 4
+    message = pickle.dumps([told, spied.put])
+    assert not [name for name, secret in secrets.items() if secret in message or secret.hex().encode() in message]
+    for process, (texts, numbers) in spied.held.items():
+        assert len(texts) > 1000, process
+        for name, secret in secrets.items():
+            assert not any(secret in text for text in texts), f"{process} holds {name}"
+            assert int.from_bytes(secret) not in numbers, f"{process} holds {name}"
+    assert any(scenario.secret("server", 0, "central") in given for _, given in spied.calls if isinstance(given, tuple))
+
+
+@pytest.mark.ray
+def test_a_secure_run_leaves_no_key_and_says_that_it_cannot_be_repeated(spied: Spied, scenario: Scenario) -> None:
+    files = [path for path in Path(spied.folder.root).rglob("*") if path.is_file()]
+    assert len(files) > 10
+    for path in files:
+        content = path.read_bytes()
+        assert scenario.run_key not in content, path
+        assert scenario.run_key.hex().encode() not in content, path
+    assert spied.folder.read_mapping("environment.json")["reproducible"] is False
+    assert "cannot be repeated" in spied.folder.read_text("log.txt")
+    with pytest.raises(RunError, match=r"the key of this run .* is gone"):
+        runs.resume(spied.folder.url, None, Progress())
+
+
+@pytest.mark.ray
+def test_a_resumed_secure_run_ends_with_the_same_bits(spied: Spied, scenario: Scenario, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        runs.launch(scenario, str(tmp_path), None, Interrupted())
+    [path] = tmp_path.iterdir()
+    key = path / run_key.FILE
+    assert key.read_bytes() == scenario.run_key
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    runs.resume(str(path), None, Progress())
+    assert_same_bits(weights(RunFolder.open(str(path))), weights(spied.folder))
+    assert not key.exists()
+
+
+@pytest.mark.ray
+def test_two_secure_launches_differ(spied: Spied, tmp_path: Path) -> None:
+    noting = Noting()
+    again = runs.launch(scenarios.parse(TEXT, changes=["attacks=[]"]), str(tmp_path), None, noting)
+    assert any("cannot be repeated" in note for note in noting.notes)
+    ours, theirs = weights(again), weights(spied.folder)
+    for arm in ours:
+        assert not ours[arm]["weights"].keys() ^ theirs[arm]["weights"].keys()
+        assert any((w != theirs[arm]["weights"][name]).any() for name, w in ours[arm]["weights"].items()), arm

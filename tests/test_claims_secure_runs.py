@@ -51,7 +51,7 @@ def spied(ray_session: None, scenario: Scenario, tmp_path_factory: pytest.TempPa
     return spied_launch(scenario, tmp_path_factory.mktemp("runs"))
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_the_key_of_a_secure_run_reaches_neither_server_nor_attacker(spied: Spied, scenario: Scenario) -> None:
     """Nor does what clients derive from it: the server is told the keys of its own noise, an attacker none."""
     purposes: list[tuple[Any, ...]] = [("encryption", arm) for arm in scenario.stacks]
@@ -72,7 +72,7 @@ def test_the_key_of_a_secure_run_reaches_neither_server_nor_attacker(spied: Spie
     assert any(scenario.secret("server", 0, "central") in given for _, given in spied.calls if isinstance(given, tuple))
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_a_secure_run_leaves_no_key_and_says_that_it_cannot_be_repeated(spied: Spied, scenario: Scenario) -> None:
     files = [path for path in Path(spied.folder.root).rglob("*") if path.is_file()]
     assert len(files) > 10
@@ -86,7 +86,7 @@ def test_a_secure_run_leaves_no_key_and_says_that_it_cannot_be_repeated(spied: S
         runs.resume(spied.folder.url, None, Progress())
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_a_resumed_secure_run_ends_with_the_same_bits(spied: Spied, scenario: Scenario, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         runs.launch(scenario, str(tmp_path), None, Interrupted())
@@ -99,7 +99,7 @@ def test_a_resumed_secure_run_ends_with_the_same_bits(spied: Spied, scenario: Sc
     assert not key.exists()
 
 
-@pytest.mark.ray
+@pytest.mark.engine
 def test_two_secure_launches_differ(spied: Spied, tmp_path: Path) -> None:
     noting = Noting()
     again = runs.launch(scenarios.parse(TEXT, changes=["attacks=[]"]), str(tmp_path), None, noting)

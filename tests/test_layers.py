@@ -41,6 +41,8 @@ ARROWS = {
     "rayfed.gradients": {"rayfed.objective", "rayfed.update"},
     # models and scores of texts and records have to know how these are laid out in an image
     "rayfed.models": {"rayfed.data.forms"},
+    # secure noise is made of a cipher's key stream
+    "rayfed.privacy": {"rayfed.crypto.keys"},
     "rayfed.metrics": {"rayfed.data.forms", "rayfed.models.pretrained"},
     # a defence on the server's side is a rule of aggregation; malicious clients meet both
     "rayfed.defences": {"rayfed.aggregation.base", "rayfed.aggregation.fedavg", "rayfed.aggregation.noisy_sum"},

@@ -175,8 +175,8 @@ class DpFedAvg(Private):
 def step_of(clip: float, part: float) -> float:
     """To which values with noise of deviation `part` are rounded.
 
-    A power of two of which 32-bit floats hold all multiples up to the clip bound and 18 deviations: half the sum of four
-    draws by Box and Muller from 53 bits, as secure noise is made, reaches 17.2 of them, others less.
+    A power of two of which 32-bit floats hold all multiples up to the clip bound and 18 deviations: secure noise, half
+    the sum of four draws by Box and Muller from 53 bits, reaches 17.2 of them, other noise less.
     """
     return 2.0 ** (ceil(log2(clip + 18 * part)) - 24)
 

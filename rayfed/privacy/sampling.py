@@ -53,9 +53,10 @@ Draw = Callable[[torch.Size, torch.Generator], Tensor]
 
 
 def gaussian(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal numbers of a type; secure ones are (X1 + X2 + X3 + X4) / 2 in float64, each X by Box and Muller's cosine.
+    """Standard normal numbers of a type.
 
-    The sine of the same pair is not used: who knows both can tell the pair.
+    Secure ones are (X1 + X2 + X3 + X4) / 2 in float64 whatever the type, each X by the cosine of Box and Muller. The
+    sine of the same pair is not used: who knows both can tell the pair.
     """
     if isinstance(generator, SecureGenerator):
         return _in_pieces(shape, lambda n: _normal(*generator.uniform(2, 4, n)).sum(0) / 2)
@@ -89,9 +90,11 @@ def _in_pieces(shape: torch.Size, draw: Callable[[int], np.ndarray]) -> Tensor:
 
 def _normal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Normal numbers of uniform ones in [0, 1) (Box and Muller 1958)."""
-    return np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
+    normal: np.ndarray = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
+    return normal
 
 
 def _product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Products of two normal numbers, two of which add up to a Laplace number (Holohan and Braghin 2021)."""
-    return np.log1p(-first) * np.cos(np.pi * second)
+    product: np.ndarray = np.log1p(-first) * np.cos(np.pi * second)
+    return product

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, TypeVar, dataclass_transform
@@ -73,14 +74,20 @@ def table(kind: str) -> Mapping[str, str]:
     if kind not in KINDS:
         raise UserError(f"'{kind}' is no kind of component: {nearest(kind, KINDS)}")
     own: dict[str, str] = dict(import_module(f"rayfed.{_ROOMS.get(kind, kind)}").TABLE)
-    for entry in entry_points(group=f"rayfed.{kind}"):
-        if entry.name in own:
+    for name, path in _registered(kind):
+        if name in own:
             raise UserError(
-                f"two {kind} are called '{entry.name}': {own[entry.name]} and {entry.value}; "
+                f"two {kind} are called '{name}': {own[name]} and {path}; "
                 f"name the second by its dotted path instead, or uninstall one"
             )
-        own[entry.name] = entry.value
+        own[name] = path
     return own
+
+
+@cache
+def _registered(kind: str) -> list[tuple[str, str]]:
+    """What other packages register, looked for once: it reads the metadata of all that are installed."""
+    return [(entry.name, entry.value) for entry in entry_points(group=f"rayfed.{kind}")]
 
 
 def search(folder: str, last: bool = False) -> None:

@@ -230,7 +230,6 @@ def test_no_defence_beside_a_mechanism_moves_more_than_is_accounted(
 ) -> None:
     """Every registered defence, one written tomorrow too: where an epsilon is printed, it holds for the pair."""
     monkeypatch.setattr(inputs_module, "load_data", lambda _: tiny)
-    monkeypatch.setattr(catalogue, "entry_points", lambda group: [])  # looked for anew every time, which takes longest
     broken, held = [], 0
     for stack in stacks(mechanism):
         if claim := claiming(stack, mechanism):

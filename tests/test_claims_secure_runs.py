@@ -69,7 +69,7 @@ def test_the_key_of_a_secure_run_reaches_neither_server_nor_attacker(spied: Spie
         for name, secret in secrets.items():
             assert not any(secret in text for text in texts), f"{process} holds {name}"
             assert int.from_bytes(secret) not in numbers, f"{process} holds {name}"
-    assert any(scenario.secret("server", 0, "central") in given for _, given in spied.calls if isinstance(given, tuple))
+    assert scenario.secret("server", 0, "central") in message  # so a key that is sent is found
 
 
 @pytest.mark.engine

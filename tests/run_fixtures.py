@@ -16,6 +16,7 @@ import pytest
 import ray
 import torch
 from ray.actor import ActorClass, ActorMethod
+from ray.exceptions import RayActorError
 
 from actors import launch as runs
 from actors import sweep as sweeps
@@ -128,6 +129,14 @@ def _process_of(actor: str) -> int:
 def _parent(process: int) -> int:
     status = Path(f"/proc/{process}/stat").read_text()
     return int(status.rpartition(")")[2].split()[1])
+
+
+def kill(actor: Any) -> None:
+    """End an actor and return when it is dead: Ray's kill is only a message, which the next call could overtake."""
+    ray.kill(actor)
+    with suppress(RayActorError):
+        while True:
+            ray.get(actor.__ray_ready__.remote())
 
 
 def type_of(actor: Any) -> str:

@@ -194,16 +194,16 @@ def test_a_round_with_a_damaged_ciphertext_is_not_applied(
 def test_attackers_see_nothing_unless_they_break_the_key(tmp_path: Path, ray_session: None) -> None:
     attack = """
 attacks:
-  - {name: inverting_gradients, observes: gradient, knowledge: [labels], iterations: 20, victims: 2}
-  - {name: inverting_gradients, label: factors, factor: true, observes: gradient, knowledge: [labels], iterations: 20,
-     victims: 2}
+  - {name: analytic, observes: gradient, batch_size: 1, victims: 2}
+  - {name: analytic, label: factors, factor: true, observes: gradient, batch_size: 1, victims: 2}
   - {name: membership, observes: gradient, batch_size: 4, knowledge: [candidates]}
 """
     arms = (
         "arms={none: {}, bfv: {protection: bfv}, long: {protection: {name: paillier, key_bits: 512, insecure: true}}, "
         "short: {protection: {name: paillier, key_bits: 128, insecure: true, bits: 32}}}"
     )
-    folder = runs.attack(parsed(arms, extra=attack), None, str(tmp_path), None, Progress())
+    changes = arms, "model={name: mlp, hidden: [16]}"  # whose images analytic finds as they are
+    folder = runs.attack(parsed(*changes, extra=attack), None, str(tmp_path), None, Progress())
     rows = folder.read_table("attacks").to_pylist()
     found = {(row["arm"], row["attack"], row["victim"]): row for row in rows}
     victims = {victim for _, _, victim in found}
@@ -212,8 +212,8 @@ attacks:
         assert row["status"] == ("ok" if seen else "not applicable")
         assert seen or "the update is encrypted" in row["message"]
     for victim in victims:
-        plain, broken = found["none", "factors", victim], found["short", "factors", victim]
-        assert broken["psnr"] == pytest.approx(plain["psnr"], abs=0.5)
+        assert found["none", "factors", victim]["psnr"] > 80
+        assert found["short", "factors", victim]["psnr"] > 60  # less what was lost in encoding
     inferred = {row["arm"]: row["status"] for row in folder.read_table("inferences").to_pylist()}
     assert inferred == {"none": "ok", "bfv": "not applicable", "long": "not applicable", "short": "not applicable"}
 

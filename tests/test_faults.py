@@ -337,11 +337,11 @@ class Full:
         self.writes, self.after, self._replace = 0, after, folders._replace
         monkeypatch.setattr(folders, "_replace", self.replace)
 
-    def replace(self, path: Path, data: bytes) -> None:
+    def replace(self, path: Path, data: bytes, mode: int) -> None:
         self.writes += 1
         if self.writes > self.after:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._replace(path, data)
+        self._replace(path, data, mode)
 
 
 @pytest.mark.engine
@@ -427,7 +427,7 @@ import os, signal, sys
 if "rayfed" in sys.orig_argv:
     from rayfed.results import folder
     replace, step = folder._replace, os.environ["DEADLY"]
-    def deadly(path, data):
+    def deadly(path, data, mode):
         if "clients" in path.parts:
             now = step == "clients" and path.name.split(".")[1] == "2"
         else:
@@ -435,7 +435,7 @@ if "rayfed" in sys.orig_argv:
         if "checkpoint" in path.parts and now:
             path.with_name("." + path.name + ".half.tmp").write_bytes(data[: len(data) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
-        replace(path, data)
+        replace(path, data, mode)
         if step == "tidy" and path.name == "latest.json" and b'"round": 2' in data:
             os.kill(os.getpid(), signal.SIGKILL)
     folder._replace = deadly

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import ray
 import torch
 from pydantic import BaseModel
-from ray.exceptions import ObjectLostError, RayActorError
+from ray.exceptions import ObjectLostError
 
 from actors import launch as runs
 from actors import pool
@@ -31,7 +30,7 @@ from rayfed.scenario import Scenario
 from rayfed.training.inputs import prepare
 from rayfed.training.observer import Truth
 from rayfed.update import Update
-from tests.run_fixtures import Killer, Noting, Spied, assert_same_bits, spied_launch, weights
+from tests.run_fixtures import Killer, Noting, Spied, assert_same_bits, kill, spied_launch, weights
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_session")]
 
@@ -107,10 +106,7 @@ def kill_server_before(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def deadly(self: Federation, asked: str, *arguments: Any) -> Any:
         if asked == method and not killed:
             killed.append(asked)
-            ray.kill(self._server)
-            with suppress(RayActorError):  # a kill is only a message, which the question could overtake
-                while True:
-                    ray.get(self._server.__ray_ready__.remote())
+            kill(self._server)
         return ask(self, asked, *arguments)
 
     monkeypatch.setattr(Federation, "_ask_server", deadly)
@@ -191,7 +187,7 @@ def test_actors_without_a_place_are_waited_for_no_longer_than_said(monkeypatch: 
 def test_the_living_do_the_work_of_an_actor_that_cannot_be_replaced() -> None:
     two = pool.Pool(Workers([0, 0, 100]), 2)
     two.wait()
-    ray.kill(two._actors[1])
+    kill(two._actors[1])
     assert sorted(result for _, result, _ in two.run([pool.Call("work", (i,)) for i in range(9)])) == list(range(9))
     assert two.losses == 1
     two.close()
@@ -204,7 +200,7 @@ def test_what_finds_no_place_gets_that_of_another_pools_actor(monkeypatch: pytes
     small = pool.Pool(Workers([0, half]), 1, make_room=large.give_place)
     for each in (large, small):
         each.wait()
-    ray.kill(small._actors[0])
+    kill(small._actors[0])
     assert [result for _, result, _ in small.run([pool.Call("work", (7,))])] == [7]
     assert small.losses == 1
     assert sorted(result for _, result, _ in large.run([pool.Call("work", (i,)) for i in range(4)])) == list(range(4))
@@ -325,7 +321,7 @@ def test_votes_are_the_same_when_the_server_dies_before_it_hears_them(
         if calls and calls[0].method == "answer":
             answered.append(len(calls))
             if len(answered) == 2:
-                ray.kill(self._server)
+                kill(self._server)
 
     monkeypatch.setattr(Federation, "_run_clients", deadly)
     progress = Noting()

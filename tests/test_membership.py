@@ -103,7 +103,7 @@ def test_the_host_asks_about_as_many_members_as_others() -> None:
     assert truth.members is not None
     assert truth.members.sum() * 2 == len(images) == len(labels)
     own = {image.numpy().tobytes() for image in truth.images}
-    tests, _ = h._tensors(h.data.test_images, h.data.test_labels, np.arange(340))
+    tests, _ = h.test_data()
     others = {image.numpy().tobytes() for image in tests}
     assert all(image.numpy().tobytes() in own for image in images[truth.members])
     assert all(image.numpy().tobytes() in others for image in images[~truth.members])

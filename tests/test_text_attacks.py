@@ -187,11 +187,14 @@ def test_an_update_that_is_not_finite_is_told(attack: Dager | EmbeddingRows) -> 
 
 
 def test_tag_finds_most_tokens_of_a_small_model() -> None:
-    model, (images, labels) = reader(), windows(1)
-    [found] = struck(Tag(iterations=300), model, seen(model, images, labels))
-    assert in_place(images, found.images) >= 0.5
-    assert set(token_numbers(found.images).flatten().tolist()) <= set(token_numbers(images).flatten().tolist())
-    assert found.trace[-1][1] < found.trace[0][1]
+    """In the mean of six texts: of a single one it may find a third, or all but three tokens."""
+    model, shares = reader(), []
+    for images, labels in (windows(1, seed) for seed in range(6)):
+        [found] = struck(Tag(iterations=300), model, seen(model, images, labels))
+        shares.append(in_place(images, found.images))
+        assert set(token_numbers(found.images).flatten().tolist()) <= set(token_numbers(images).flatten().tolist())
+        assert found.trace[-1][1] < found.trace[0][1]
+    assert sum(shares) / len(shares) >= 0.5
 
 
 def test_tag_gives_each_observation_what_it_gets_alone() -> None:

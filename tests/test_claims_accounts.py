@@ -452,7 +452,7 @@ def test_a_printed_noise_is_no_more_than_the_true_one(multiplier: float) -> None
 
 
 @pytest.mark.parametrize("method", ["pld", "rdp"])
-@pytest.mark.parametrize(("multiplier", "count"), [(1.0, 1), (0.5, 60)])
+@pytest.mark.parametrize(("multiplier", "count"), [(1.0, 1), pytest.param(0.5, 60, marks=pytest.mark.slow)])
 def test_the_accountant_errs_on_the_safe_side(method: Method, multiplier: float, count: int) -> None:
     """Of a Gaussian mechanism the exact figure is known: Balle and Wang 2018, theorem 8, with sigma / sqrt(count)."""
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian

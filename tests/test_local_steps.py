@@ -109,6 +109,7 @@ def test_one_step_simulated_is_one_divided() -> None:
     torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_simulation_beats_division_after_many_steps() -> None:
     model = leaky_lenet((1, 8, 8))
     seen = trained(model, digit(4), torch.tensor([4]), LocalTraining(steps=4, batch_size=1, lr=0.2))

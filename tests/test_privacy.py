@@ -230,7 +230,7 @@ def canary_scores(defence: DpSgd, present: bool, batch: Batch, runs: int) -> np.
     return np.array(scores)
 
 
-@pytest.mark.parametrize(("cut", "exceeds"), [(1.0, False), (0.1, True)])
+@pytest.mark.parametrize(("cut", "exceeds"), [pytest.param(1.0, False, marks=pytest.mark.slow), (0.1, True)])
 def test_an_audit_of_dp_sgd_stays_below_the_printed_epsilon(digits: Batch, cut: float, exceeds: bool) -> None:
     """And goes above it when a tenth of the noise is drawn: the audit can fail."""
     claimed = guarantee([Release("gaussian", 1.5, 1)], 1e-5).epsilon

@@ -121,6 +121,7 @@ def test_swept_key_lengths_are_warned_of() -> None:
     assert len(short_keys({}, {512, 1024, 2048, 3072})) == 2
 
 
+@pytest.mark.slow
 def test_two_hundred_settings_stay_under_fifteen_megabytes(tmp_path: Path) -> None:
     sweep = make_sweep(str(tmp_path), sigmas=199, repeats=1, failed=0, stopped=0, pairs=2)
     page = read(sweep)

@@ -186,6 +186,7 @@ def test_an_update_that_is_not_finite_is_told(attack: Dager | EmbeddingRows) -> 
 # ---- tag ----
 
 
+@pytest.mark.slow
 def test_tag_finds_most_tokens_of_a_small_model() -> None:
     """In the mean of six texts: of a single one it may find a third, or all but three tokens."""
     model, shares = reader(), []

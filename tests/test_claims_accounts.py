@@ -269,6 +269,32 @@ def test_a_gradient_that_is_not_finite_moves_no_more_than_the_bound(broken: floa
         assert float(noise.clipped({"w": each["w"][1], "b": torch.ones(2)}, 1.0, order)["w"].norm(order)) <= MOST
 
 
+@pytest.mark.parametrize("value", [0.3, 0.7])
+def test_a_norm_keeps_to_its_bound_however_many_values_are_added(value: float) -> None:
+    """A million values of one size, as 1-bit quantisation sends: a sum in single precision loses a hundredth."""
+    update = {"w": torch.full((10**6,), value)}
+    for order in (1, 2):
+        clipped = noise.clipped(update, 1.0, order)["w"].double()
+        assert float(torch.linalg.vector_norm(clipped, ord=order)) <= 1 + 1e-6
+    for name in ("dp_sgd", "fed_cdp"):
+        defence = catalogue.find("defences", name)(clip=1.0, noise_multiplier=1.0)
+        [total] = defence.clipped_sum({"w": update["w"][None]}, SimpleNamespace(round=0)).values()
+        assert float(total.double().norm()) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize(("value", "bound"), [(1e-24, 1e-30), (1e-20, 1e-22), (3e38, 1.0), (3e38, 1e-3), (1e25, 1.0)])
+def test_a_bound_holds_where_squares_leave_single_precision(value: float, bound: float) -> None:
+    """Far below it or far above."""
+    update = {"w": torch.full((1000,), value)}
+    for order in (1, 2):
+        clipped = noise.clipped(update, bound, order)["w"].double()
+        assert float(torch.linalg.vector_norm(clipped, ord=order)) <= bound * (1 + 1e-6)
+    for name in ("dp_sgd", "fed_cdp"):
+        defence = catalogue.find("defences", name)(clip=bound, noise_multiplier=1.0)
+        [total] = defence.clipped_sum({"w": update["w"][None]}, SimpleNamespace(round=0)).values()
+        assert float(total.double().norm()) <= bound * (1 + 1e-6)
+
+
 # Delta: the probability with which the promise may be void
 
 RUN = """

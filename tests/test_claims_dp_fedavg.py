@@ -13,6 +13,9 @@ import torch
 from scipy import stats
 
 from rayfed import scenario as scenarios
+from rayfed.aggregation.noisy_sum import NoisySum
+from rayfed.aggregation.server import GlobalModel
+from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.crypto import masking
 from rayfed.crypto.masking import Advertised, Transcript
 from rayfed.defences.dp_fedavg import DpFedAvg, multiplier_of_rounded
@@ -25,7 +28,7 @@ from rayfed.training.arm import aggregation_of
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import Inputs, prepare
 from rayfed.training.local import update_method
-from rayfed.update import Named
+from rayfed.update import Named, Update
 
 TEXT = """
 name: x
@@ -314,3 +317,17 @@ def test_no_colluders_see_more_of_a_draw_than_is_printed(clients: int, drawn: in
         for other in (-1.0, 0.0, 1.0):
             known = (other, clients, drawn, colluders, multiplier, grid)
             assert hockey_stick(drawn_sums(1.0, *known), drawn_sums(-1.0, *known), printed) <= delta * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("value", [1.0, 0.1307, -3.7e-5])
+def test_buffers_do_not_tell_how_many_clients_were_drawn(value: float) -> None:
+    """Where each client is drawn for itself, who knows all others' draws learns the last one's from their number."""
+    rule, kept = NoisySum(clients=50, deviation=1.0), torch.tensor([value])
+    for drawn in range(1, 100):
+        sent = [Update(i, 0, {"w": torch.zeros(1)}, {"b": kept}, 1, 0.0) for i in range(drawn)]
+        total = rule.partial(sent[: drawn // 3]) if drawn >= 3 else None
+        rest = rule.partial(sent[drawn // 3 :])
+        model = GlobalModel({"w": torch.zeros(1)}, {"b": kept}, ServerOptimiser("sgd", 1.0))
+        model.apply(*rule.combine(rest if total is None else rule.merge(total, rest), torch.Generator()))
+        assert torch.equal(model.buffers["b"], kept), drawn
+        assert model.buffers["b"].dtype == kept.dtype

@@ -17,7 +17,7 @@ from pydantic import Field
 from rayfed.catalogue import component
 from rayfed.defences.base import Defence, Task
 from rayfed.defences.dp_sgd import DpSgd
-from rayfed.defences.noise import clip_factors, finite
+from rayfed.defences.noise import clip_factors, finite, sample_norms
 from rayfed.privacy.accountant import Method, Release
 from rayfed.privacy.spending import Setting
 from rayfed.update import Named
@@ -46,7 +46,7 @@ class FedCdp(DpSgd):
         """The sum over samples of gradients that are clipped in each layer for itself."""
         bound = self._bound(task.round)
         return {
-            name: torch.tensordot(clip_factors(g.flatten(1).norm(dim=1), bound), finite(g), dims=1)
+            name: torch.tensordot(clip_factors(sample_norms(g), bound).to(g.dtype), finite(g), dims=1)
             for name, g in each.items()
         }
 

@@ -91,15 +91,26 @@ class LocalNoise(Defence):
 
 def clipped(tensors: Named, bound: float, order: float) -> Named:
     """All tensors scaled together so that their joint norm of that order is at most `bound`."""
-    norms = torch.stack([torch.linalg.vector_norm(t, ord=order) for t in tensors.values()])
+    norms = torch.stack([torch.linalg.vector_norm(t, ord=order, dtype=torch.float64) for t in tensors.values()])
     factor = clip_factors(torch.linalg.vector_norm(norms, ord=order), bound)
-    return {name: finite(t) * factor for name, t in tensors.items()}
+    return {name: finite(t) * factor.to(t.dtype) for name, t in tensors.items()}
+
+
+def sample_norms(gradients: Tensor) -> Tensor:
+    """(N,) float64, the L2 norms of N gradients (N, ...) of one tensor."""
+    norms: Tensor = torch.linalg.vector_norm(gradients.flatten(1), dim=1, dtype=torch.float64)
+    return norms
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
-    """What scales vectors of these norms to at most the bound; 0 for a norm that is not finite."""
+    """What scales vectors of these norms to at most the bound; 0 for a norm that is not finite, or so large that single
+    precision has no such factor.
+
+    Norms are taken in double precision: in single precision the sum of a million values loses up to a hundredth, and
+    squares of small ones vanish.
+    """
     factors = torch.clamp(bound / norms.clamp(min=torch.finfo(norms.dtype).tiny), max=1.0)
-    return torch.where(norms.isfinite(), factors, 0.0)
+    return torch.where(norms.isfinite() & (factors >= torch.finfo(torch.float32).tiny), factors, 0.0)
 
 
 def finite(tensor: Tensor) -> Tensor:

@@ -432,16 +432,16 @@ federation:
 
 
 @cache
-def host_and_sent() -> tuple[Host, Sent]:
+def host_and_sent(*changes: str) -> tuple[Host, Sent]:
     """All clients of a run, and what an honest server sends them."""
-    inputs = prepare(scenarios.parse(TEXT))
+    inputs = prepare(scenarios.parse(TEXT, changes=list(changes)))
     host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
     return host, Sent(0, host.arm("none").weights, host.arm("none").buffers)
 
 
-def opened_by(sent: Mapping[int, Sent]) -> np.ndarray:
-    """What a server opens that follows the protocol, and sends each client what it likes."""
-    host, _ = host_and_sent()
+def seen_by(sent: Mapping[int, Sent], *changes: str) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """What a server has that follows the protocol, and sends each client what it likes: masked vectors and the sum."""
+    host, _ = host_and_sent(*changes)
     rule: Any = host.rule("none", sent[0])
     transcripts: dict[int, Transcript] = {c: {} for c in sent}
 
@@ -453,14 +453,14 @@ def opened_by(sent: Mapping[int, Sent]) -> np.ndarray:
 
     session = consulted(rule.opens(list(sent), 0))
     told = rule.told(session)
-    masked = [host.cohort("none", replace(one, told=told), [c], {})[0] for c, one in sent.items()]
-    values: np.ndarray = consulted(rule.joins(session, reduce(rule.merge, masked))).opened
-    return values
+    masked = {c: host.cohort("none", replace(one, told=told), [c], {})[0] for c, one in sent.items()}
+    total = consulted(rule.joins(session, reduce(rule.merge, masked.values())))
+    return {c: one.vector for c, one in masked.items()}, total.opened
 
 
-def update_of(client: int, sent: Sent) -> np.ndarray:
+def update_of(client: int, sent: Sent, *changes: str) -> np.ndarray:
     """What a client adds to the sum, in whole steps."""
-    host, _ = host_and_sent()
+    host, _ = host_and_sent(*changes)
     rule: Any = host.rule("none", sent)
     vector: np.ndarray = rule._vector(host._made("none", sent, [client], {})[0]).view(np.int64)
     return vector
@@ -468,7 +468,7 @@ def update_of(client: int, sent: Sent) -> np.ndarray:
 
 def test_the_sum_is_that_of_all_where_all_are_sent_the_same() -> None:
     _, honest = host_and_sent()
-    assert (opened_by(dict.fromkeys(range(4), honest)) == sum(update_of(c, honest) for c in range(4))).all()
+    assert (seen_by(dict.fromkeys(range(4), honest))[1] == sum(update_of(c, honest) for c in range(4))).all()
 
 
 def test_buffers_named_like_weights_are_another_model() -> None:
@@ -478,7 +478,7 @@ def test_buffers_named_like_weights_are_another_model() -> None:
     lying = replace(honest, buffers={**honest.buffers, **frozen})
     assert not update_of(1, lying)[:-11].any()
     with pytest.raises(ProtectionError, match="was told of other clients or sent another model"):
-        opened_by({0: honest, 1: lying, 2: lying, 3: lying})
+        seen_by({0: honest, 1: lying, 2: lying, 3: lying})
 
 
 def test_weights_in_another_order_are_another_model() -> None:
@@ -491,4 +491,17 @@ def test_weights_in_another_order_are_another_model() -> None:
     assert own[:110].any()
     assert not update_of(1, one)[:110].any()
     with pytest.raises(ProtectionError, match="was told of other clients or sent another model"):
-        opened_by({0: other, 1: one, 2: one, 3: one})
+        seen_by({0: other, 1: one, 2: one, 3: one})
+
+
+def test_two_runs_of_one_seed_have_the_same_masks() -> None:
+    """What remains, as docs/threat-models.md says: in the other run clients train with a learning rate of next to 0."""
+    vectors = []
+    for lr in ("0.1", "1.0e-15"):
+        change = f"training={{algorithm: fedavg, epochs: 1, lr: {lr}}}"
+        _, sent = host_and_sent(change)
+        vectors.append(seen_by(dict.fromkeys(range(4), sent), change)[0][1])
+    change = "training={algorithm: fedavg, epochs: 1, lr: 0.1}"
+    own = update_of(1, host_and_sent(change)[1], change)
+    assert np.abs(own[:-1]).max() > 1e6
+    assert np.abs((vectors[0] - vectors[1]).view(np.int64) - own)[:-1].max() <= 1

@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property, reduce
 from itertools import product
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.secure_sum import Hosted, SecureSum
 from rayfed.crypto import shamir
@@ -33,6 +34,9 @@ from rayfed.crypto.masking import (
 from rayfed.crypto.session import Agree, Confirm, Reveal, Share, Told
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.secure_aggregation import SecureAggregation
+from rayfed.training.clients import Sent
+from rayfed.training.host import Host
+from rayfed.training.inputs import prepare
 from rayfed.update import Named, Update
 
 ROUND, CLIENTS, VICTIM, SIZE = 4, 7, 3, 4
@@ -368,3 +372,136 @@ def test_the_graph_is_not_known_before_the_keys() -> None:
     one, other = (Lying(secret, clients=20, neighbours=4).session for secret in (b"a" * 32, b"b" * 32))
     assert one.near != other.near
     assert one.near == Lying(b"a" * 32, clients=20, neighbours=4).session.near == neighbours(one.advertised, 4)
+
+
+def written_otherwise(key: bytes) -> bytes:
+    """The same public key for X25519, which looks at 255 bits."""
+    return key[:-1] + bytes([key[-1] ^ 0x80])
+
+
+def plus_a_point_of_order_two(key: bytes) -> bytes:
+    """Another public key with the same in common with everybody: private keys are multiples of 8."""
+    return pow(int.from_bytes(key, "little"), -1, 2**255 - 19).to_bytes(32, "little")
+
+
+@pytest.mark.parametrize("alike", [written_otherwise, plus_a_point_of_order_two])
+def test_colluders_do_not_take_masks_off_by_keys_like_those_of_others(alike: Callable[[bytes], bytes]) -> None:
+    """Clients 0 and 1 advertise what 3 and 4 have, so that 2 would add and subtract the same for each.
+
+    All that is left is its own mask, which is opened with the sum. Of 5 with threshold 4, two colluders are few enough.
+    """
+
+    class Colluder(Participant):
+        def advertise(self) -> Advertised:
+            return replace(super().advertise(), mask=alike(honest[self.client + 3].advertise().mask))
+
+    everybody, setting, victim = range(5), Setting(b"run", ROUND, 4, 5), 2
+    honest = {c: Participant(c, bytes([c]) * 32, setting, {}) for c in (2, 3, 4)}
+    clients = honest | {c: Colluder(c, bytes([c]) * 32, setting, {}) for c in (0, 1)}
+    keys: Directory = {c: clients[c].advertise() for c in everybody}
+    boxes = {c: p.share(keys) for c, p in clients.items()}
+    agreed = {c: p.agree(keys, everybody, b"") for c, p in clients.items()}
+    sent = clients[victim].mask(OWN, keys, everybody, b"", agreed[victim][victim])
+    confirmed = {c: p.confirm(keys, everybody, everybody, to(c, agreed)) for c, p in clients.items()}
+    seeds = {
+        c: p.reveal(keys, everybody, everybody, to(c, confirmed), to(c, boxes)).selves[victim]
+        for c, p in clients.items()
+    }
+    assert not (sent - expand(shamir.join(seeds, 4, 32), SIZE) == OWN).any()
+
+
+@pytest.mark.parametrize("number", [-1, shamir.PRIME - 1, -1.0])
+def test_no_share_is_the_secret_itself(number: Any) -> None:
+    """One client of the server's own has a number for which the polynomial would be looked at in 0."""
+    setting = Setting(b"run", ROUND, 4, 5)
+    clients = {c: Participant(c, bytes([i]) * 32, setting, {}) for i, c in enumerate((*range(5), number))}
+    keys: Directory = {c: p.advertise() for c, p in clients.items()}
+    with pytest.raises(ProtectionError):
+        clients[2].share(keys)
+
+
+TEXT = """
+name: t
+seed: 31
+data: {name: digits, size: 8, train_samples: 200, test_samples: 50}
+model: {name: mlp, hidden: [10]}
+training: {algorithm: fedsgd}
+federation:
+  {rounds: 1, clients: 4, aggregation: {name: fedavg, weights: uniform}, protection: secure_aggregation}
+"""
+
+
+@cache
+def host_and_sent(*changes: str) -> tuple[Host, Sent]:
+    """All clients of a run, and what an honest server sends them."""
+    inputs = prepare(scenarios.parse(TEXT, changes=list(changes)))
+    host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    return host, Sent(0, host.arm("none").weights, host.arm("none").buffers)
+
+
+def seen_by(sent: Mapping[int, Sent], *changes: str) -> tuple[dict[int, np.ndarray], np.ndarray]:
+    """What a server has that follows the protocol, and sends each client what it likes: masked vectors and the sum."""
+    host, _ = host_and_sent(*changes)
+    rule: Any = host.rule("none", sent[0])
+    transcripts: dict[int, Transcript] = {c: {} for c in sent}
+
+    def consulted(session: Any) -> Any:
+        while question := rule.asks(session):
+            said = {c: host.answer("none", sent[c], question.payload, c, {}, transcripts[c]) for c in sent}
+            session = rule.hears(session, said)
+        return session
+
+    session = consulted(rule.opens(list(sent), 0))
+    told = rule.told(session)
+    masked = {c: host.cohort("none", replace(one, told=told), [c], {})[0] for c, one in sent.items()}
+    total = consulted(rule.joins(session, reduce(rule.merge, masked.values())))
+    return {c: one.vector for c, one in masked.items()}, total.opened
+
+
+def update_of(client: int, sent: Sent, *changes: str) -> np.ndarray:
+    """What a client adds to the sum, in whole steps."""
+    host, _ = host_and_sent(*changes)
+    rule: Any = host.rule("none", sent)
+    vector: np.ndarray = rule._vector(host._made("none", sent, [client], {})[0]).view(np.int64)
+    return vector
+
+
+def test_the_sum_is_that_of_all_where_all_are_sent_the_same() -> None:
+    _, honest = host_and_sent()
+    assert (seen_by(dict.fromkeys(range(4), honest))[1] == sum(update_of(c, honest) for c in range(4))).all()
+
+
+def test_buffers_named_like_weights_are_another_model() -> None:
+    """They go before these in the forward pass: the others' updates are 0 but for the last bias."""
+    _, honest = host_and_sent()
+    frozen = {name: w for name, w in honest.weights.items() if name != "fc2.bias"}
+    lying = replace(honest, buffers={**honest.buffers, **frozen})
+    assert not update_of(1, lying)[:-11].any()
+    with pytest.raises(ProtectionError, match="was told of other clients or sent another model"):
+        seen_by({0: honest, 1: lying, 2: lying, 3: lying})
+
+
+def test_weights_in_another_order_are_another_model() -> None:
+    """The last layer's weights are 0, so that the first has no gradient: the victim's values meet zeros."""
+    _, honest = host_and_sent()
+    weights = honest.weights | {"fc2.weight": torch.zeros_like(honest.weights["fc2.weight"])}
+    one = replace(honest, weights=weights)
+    other = replace(honest, weights=dict(reversed(weights.items())))
+    own = update_of(0, other)
+    assert own[:110].any()
+    assert not update_of(1, one)[:110].any()
+    with pytest.raises(ProtectionError, match="was told of other clients or sent another model"):
+        seen_by({0: other, 1: one, 2: one, 3: one})
+
+
+def test_two_runs_of_one_seed_have_the_same_masks() -> None:
+    """What remains, as docs/threat-models.md says: in the other run clients train with a learning rate of next to 0."""
+    vectors = []
+    for lr in ("0.1", "1.0e-15"):
+        change = f"training={{algorithm: fedavg, epochs: 1, lr: {lr}}}"
+        _, sent = host_and_sent(change)
+        vectors.append(seen_by(dict.fromkeys(range(4), sent), change)[0][1])
+    change = "training={algorithm: fedavg, epochs: 1, lr: 0.1}"
+    own = update_of(1, host_and_sent(change)[1], change)
+    assert np.abs(own[:-1]).max() > 1e6
+    assert np.abs((vectors[0] - vectors[1]).view(np.int64) - own)[:-1].max() <= 1

@@ -242,6 +242,36 @@ def test_the_noise_of_every_mechanism_is_secure(name: str, monkeypatch: pytest.M
     assert float((noisy - released()).std()) > 1e-3
 
 
+LOUD = {
+    "gaussian": "{name: gaussian, sigma: 100, clip: 1}",
+    "laplace": "{name: laplace, scale: 100, clip: 1}",
+    "dp_sgd": "{name: dp_sgd, noise_multiplier: 100}",
+    "fed_cdp": "{name: fed_cdp, noise_multiplier: 100}",
+}
+
+
+@pytest.mark.parametrize("name", LOUD)
+@pytest.mark.parametrize("secure", [True, False])
+def test_no_noise_is_added_to_two_answers_of_a_secure_run(name: str, secure: bool) -> None:
+    """A server that asks again in the same round, at other weights, has their difference without noise otherwise."""
+    s = scenarios.parse(
+        f"name: t\nfederation: {{rounds: 1, clients: 3}}\ntraining: {{batch_size: 4, steps: 1}}\n"
+        f"privacy: {{secure: {str(secure).lower()}}}\nmodel: {{name: mlp, hidden: [8]}}\ndefences: [{LOUD[name]}]"
+    )
+    inputs = prepare(s)
+    host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    weights = weights_of(host.arm(name).model)
+
+    def answer(factor: float) -> torch.Tensor:
+        sent = Sent(0, {n: factor * w for n, w in weights.items()}, {}, b"box")
+        [update] = host._made(name, sent, [1], {})
+        return torch.cat([t.flatten() for t in update.tensors.values()])
+
+    first, again, other = answer(1.0), answer(1.0), answer(0.5)
+    assert torch.equal(first, again)
+    assert (float((first - other).std()) > float(first.std())) is secure
+
+
 def test_the_key_of_a_run_is_readable_for_its_owner_alone(tmp_path: Path) -> None:
     folder = RunFolder.create(str(tmp_path), "run")
     before = os.umask(0)

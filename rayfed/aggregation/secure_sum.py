@@ -44,15 +44,18 @@ class Hosted:
     leaving: Sequence[int]
     """The round's clients in the order in which simulated drop-outs take them."""
     model: Named = field(default_factory=dict)
-    """The weights and buffers that they were sent."""
+    """The weights and buffers that they were sent, by names of which none stands for both."""
     transcripts: dict[int, Transcript] = field(default_factory=dict)
     """What each of them remembers of the round; what a client answers is added to its own."""
 
     @cached_property
     def digest(self) -> bytes:
-        """Of the model: clients mask for the same one, or not together."""
+        """Of the model: clients mask for the same one, or not together.
+
+        In the order in which it was sent, in which their values stand in what they mask.
+        """
         digest = sha256()
-        for name, tensor in sorted(self.model.items()):
+        for name, tensor in self.model.items():
             digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.digest()

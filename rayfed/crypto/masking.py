@@ -29,6 +29,8 @@ from rayfed.errors import ProtectionError
 
 TAG_BYTES = 32
 _SECRET = 32
+_NUMBERS = 1 << 63
+"""Clients have numbers from 0 and below this: a share for -1 would be the secret itself."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ class Participant:
         keys = [key for each in directory.values() for key in (each.box, each.mask)]
         if directory.get(self.client) != self.advertise() or len(set(keys)) < len(keys):
             raise self._refusal("is sent a directory in which its keys are others, or one key stands twice")
+        if not all(type(client) is int and 0 <= client < _NUMBERS for client in directory):
+            raise self._refusal("is sent a directory with numbers that no client has")
         holders, needed = self._around(directory, directory), self.setting.threshold
         if not needed <= len(holders) < 2 * needed:
             raise self._refusal(
@@ -334,8 +338,11 @@ def expand(seed: bytes, size: int) -> np.ndarray:
 
 
 def _pairwise(client: int, other: int, own: X25519PrivateKey, public: bytes, size: int) -> np.ndarray:
-    """What a client adds for its pair with another, who adds the negative."""
-    mask = expand(derive(_exchanged(own, public), "mask"), size)
+    """What a client adds for its pair with another, who adds the negative.
+
+    It is of their numbers, too: who advertises a key like somebody else's would take that one's masks off others.
+    """
+    mask = expand(derive(_exchanged(own, public), "mask", *sorted((client, other))), size)
     return mask if client < other else -mask
 
 

@@ -15,7 +15,12 @@ SHARE_BYTES = 66
 
 
 def split(secret: bytes, threshold: int, holders: Sequence[int], stream: Stream) -> dict[int, int]:
-    """A share for each holder (numbers from 0), of a secret of at most 64 bytes; `stream` draws the polynomial."""
+    """A share for each holder, of a secret of at most 64 bytes; `stream` draws the polynomial.
+
+    Raises `ProtectionError` for holders that are no numbers from 0 on: the share for -1 would be the secret.
+    """
+    if not all(type(holder) is int and 0 <= holder < PRIME - 1 for holder in holders):
+        raise ProtectionError("a secret is shared among holders with numbers from 0 on")
     drawn = [int.from_bytes(stream.read(SHARE_BYTES + 16)) % PRIME for _ in range(threshold - 1)]
     coefficients = [int.from_bytes(secret), *drawn]
     return {holder: _at(holder + 1, coefficients) for holder in holders}

@@ -101,7 +101,7 @@ class Clients:
             weights=weights,
             buffers=buffers,
             data=data,
-            generator=self.scenario.generator("client", sent.round, client, "defences", arm),
+            generator=self.scenario.generator("client", sent.round, client, "defences", arm, *self._asked(sent)),
             order=self.order(sent, client),
             others=rest,
             classes=len(self.data.classes),
@@ -109,6 +109,12 @@ class Clients:
             public=Batch(*self.public) if self.scenario.data.public else None,
             state=state,
         )
+
+    def _asked(self, sent: Sent) -> tuple[str, ...]:
+        """In a secure run what a client is asked about: with the same noise at other weights, answers would be told
+        apart without any. Otherwise nothing, for there noise follows from the seed alone.
+        """
+        return (replace(sent, keys=b"").digest,) if self.scenario.privacy.secure else ()
 
     def own_data(self, arm: str, client: int, rows: np.ndarray) -> Batch:
         """Some of a client's samples as it uses them in an arm: a malicious one may have poisoned them."""

@@ -173,7 +173,8 @@ class Host(Clients):
         """The arm's aggregation as a client of the round works with it; `transcripts` are by client."""
         rule, secret = self._aggregations[arm], self._secret(arm)
         if isinstance(rule, SecureSum):
-            leaving, model = plan.leaving(self.scenario, sent.round), {**sent.weights, **sent.buffers}
+            leaving, parts = plan.leaving(self.scenario, sent.round), {"weights": sent.weights, "buffers": sent.buffers}
+            model = {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
             return rule.at_clients(Hosted(derive(secret, "own"), sent.told, leaving, model, transcripts or {}))
         if isinstance(rule, Sealing):
             keys = Keys(derive(secret, "session", sent.digest), self._pair(arm, sent))

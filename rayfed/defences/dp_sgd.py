@@ -15,7 +15,7 @@ from torch.func import vmap
 
 from rayfed.catalogue import component
 from rayfed.defences.base import Batch, GradientMethod, Task
-from rayfed.defences.noise import clip_factors, finite, sample_norms
+from rayfed.defences.noise import clip_factors, sample_norms, scaled_sum
 from rayfed.defences.private import Private
 from rayfed.errors import UserError
 from rayfed.models.build import uses_batch_statistics
@@ -71,7 +71,7 @@ class DpSgd(Private):
     def clipped_sum(self, each: Named, task: Task) -> Named:
         """The sum over samples (the first dimension) of gradients that are clipped over all layers together."""
         factors = clip_factors(torch.stack([sample_norms(g) for g in each.values()]).norm(dim=0), self.clip)
-        return {name: torch.tensordot(factors.to(g.dtype), finite(g), dims=1) for name, g in each.items()}
+        return {name: scaled_sum(g, factors) for name, g in each.items()}
 
     def noise(self, task: Task) -> float:
         """Deviation of the noise on the sum."""

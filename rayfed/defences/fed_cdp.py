@@ -11,13 +11,12 @@ from dataclasses import replace
 from math import sqrt
 from typing import Annotated, ClassVar
 
-import torch
 from pydantic import Field
 
 from rayfed.catalogue import component
 from rayfed.defences.base import Defence, Task
 from rayfed.defences.dp_sgd import DpSgd
-from rayfed.defences.noise import clip_factors, finite, sample_norms
+from rayfed.defences.noise import clip_factors, sample_norms, scaled_sum
 from rayfed.privacy.accountant import Method, Release
 from rayfed.privacy.spending import Setting
 from rayfed.update import Named
@@ -45,10 +44,7 @@ class FedCdp(DpSgd):
     def clipped_sum(self, each: Named, task: Task) -> Named:
         """The sum over samples of gradients that are clipped in each layer for itself."""
         bound = self._bound(task.round)
-        return {
-            name: torch.tensordot(clip_factors(sample_norms(g), bound).to(g.dtype), finite(g), dims=1)
-            for name, g in each.items()
-        }
+        return {name: scaled_sum(g, clip_factors(sample_norms(g), bound)) for name, g in each.items()}
 
     def noise(self, task: Task) -> float:
         """Deviation of the noise on the sum, which falls with the bound."""

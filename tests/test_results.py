@@ -197,6 +197,23 @@ def test_infinity_and_nan_survive(folder: RunFolder) -> None:
     assert math.isnan(row["mse"])
 
 
+def rewrite(folder: RunFolder, without: str) -> None:
+    """The first part of secure_sums without a column."""
+    name, buffer = "secure_sums/part-00000.parquet", io.BytesIO()
+    pq.write_table(pq.read_table(io.BytesIO(folder.read_bytes(name))).drop_columns([without]), buffer)
+    folder.write_bytes(name, buffer.getvalue())
+
+
+def test_columns_that_came_later_are_null_in_older_tables(folder: RunFolder) -> None:
+    folder.write_part("secure_sums", 0, [{"arm": "a", "round": 0, "clients": 5, "sent": 4}])
+    rewrite(folder, "confirmed")
+    [row] = folder.read_table("secure_sums").to_pylist()
+    assert (row["clients"], row["sent"], row["confirmed"]) == (5, 4, None)
+    rewrite(folder, "round")
+    with pytest.raises(RunError, match="part-00000"):
+        folder.read_table("secure_sums")
+
+
 def test_unknown_column_and_missing_key_are_errors(folder: RunFolder) -> None:
     with pytest.raises(ValueError, match=r"no column 'psrn'.*did you mean 'psnr'"):
         folder.write_part("attacks", 0, [full_row("attacks", psrn=1.0)])

@@ -207,7 +207,7 @@ class RunFolder:
 
     def _read_part(self, name: str, schema: pa.Schema) -> pa.Table:
         try:
-            return checked(pq.read_table(BytesIO(self.read_bytes(name))).cast(schema))
+            return checked(completed(pq.read_table(BytesIO(self.read_bytes(name))), schema).cast(schema))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise RunError(
                 f"cannot read '{self._url(name)}': {error}; it is damaged or of another version of rayfed: "
@@ -224,6 +224,14 @@ class RunFolder:
 
     def _url(self, name: str) -> str:
         return f"{self.url}/{name}"
+
+
+def completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table with nulls for columns that the schema did not have when it was written, in the schema's order."""
+    for field in schema:
+        if field.nullable and field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(len(table), field.type))
+    return table.select(schema.names) if set(table.column_names) == set(schema.names) else table
 
 
 def checked(table: pa.Table) -> pa.Table:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayfed.errors import RunError
-from rayfed.results.folder import SCENARIO, RunFolder, checked
+from rayfed.results.folder import SCENARIO, RunFolder, checked, completed
 from rayfed.results.outcomes import table
 
 OUTCOMES = "outcomes.parquet"
@@ -77,7 +77,9 @@ class SweepFolder:
     def _as_written(self, found: pa.Table) -> pa.Table:
         """The columns that `write_outcomes` writes; the types of swept fields are those of their values."""
         columns = []
-        for field in table([], self.fields, trials=True).schema:
+        expected = table([], self.fields, trials=True).schema
+        found = completed(found, pa.schema([field for field in expected if field.name not in self.fields]))
+        for field in expected:
             own = found.schema.field(field.name).type if field.name in self.fields else field.type
             if not (pa.types.is_primitive(own) or pa.types.is_string(own)):
                 raise ValueError(f"column '{field.name}' is {own}")

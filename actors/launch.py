@@ -26,7 +26,7 @@ from actors.crew import Crew
 from actors.federation import Federation, count_calls
 from actors.progress import Progress
 from actors.tables import RoundTables
-from rayfed import catalogue
+from rayfed import catalogue, seeds
 from rayfed import scenario as scenarios
 from rayfed.data.partitions.base import label_mix
 from rayfed.errors import ClientError, RunError, UserError
@@ -80,6 +80,7 @@ def launch_in(folder: RunFolder, scenario: Scenario, trial: Staff, progress: Pro
             return
         if status["state"] == "failed":
             raise RunError(status["error"])
+        check_streams(folder)
     saved = checkpoint.load(folder)
     inputs = prepare(_continued(scenario, folder, saved))
     _drop_after(folder, saved)
@@ -97,6 +98,7 @@ def resume(path: str, address: str | None, progress: Progress) -> RunFolder:
         raise RunError(
             f"{folder.url}: it attacked without training; nothing to resume: attack again with `rayfed attack`"
         )
+    check_streams(folder)
     scenario = scenarios.parse(folder.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
     saved = checkpoint.load(folder)
     inputs = prepare(_continued(scenario, folder, saved))
@@ -107,6 +109,15 @@ def resume(path: str, address: str | None, progress: Progress) -> RunFolder:
     folder.write_part("partition", 0, _partition_table(inputs))
     _play(inputs, folder, address, progress, saved)
     return folder
+
+
+def check_streams(folder: RunFolder) -> None:
+    """Raise `RunError` for a run or sweep that was begun by a rayfed whose seeds give other random numbers."""
+    if folder.exists("environment.json") and folder.read_mapping("environment.json").get("streams") != seeds.STREAMS:
+        raise RunError(
+            f"{folder.url}: it was begun by another version of rayfed, whose seeds give other random numbers, so its "
+            f"clients had other data and noise: go on with that version, or launch its scenario anew"
+        )
 
 
 def _continued(scenario: Scenario, folder: RunFolder, saved: checkpoint.Checkpoint | None) -> Scenario:
@@ -164,7 +175,9 @@ def attack(scenario: Scenario, run: str | None, out: str | None, address: str | 
 
 
 def _trained(run: str) -> checkpoint.Checkpoint:
-    saved = checkpoint.load(RunFolder.open(run))
+    folder = RunFolder.open(run)
+    check_streams(folder)
+    saved = checkpoint.load(folder)
     if saved is None:
         raise RunError(
             f"{run}: none of its rounds is complete, so it has no weights to attack; `rayfed resume` it first"
@@ -396,6 +409,7 @@ def environment(scenario: Scenario, a: Allotment) -> dict[str, object]:
         "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
         "search_path": catalogue.SEARCHED,
         "seed": scenario.seed,
+        "streams": seeds.STREAMS,
         "reproducible": not scenario.privacy.secure,
         "python": platform.python_version(),
         "platform": platform.platform(),

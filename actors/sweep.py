@@ -57,6 +57,7 @@ def resume(path: str, failed: bool, address: str | None, progress: SweepProgress
     Raises `RunError` where there is nothing to play.
     """
     folder = SweepFolder.open(path)
+    launch.check_streams(folder.files)
     scenario = scenarios.parse(folder.files.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
     trials, rows = _planned(scenario), folder.outcomes().to_pylist()
     again = [row for row in rows if row["status"] == "failed"] if failed else []

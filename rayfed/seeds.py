@@ -36,6 +36,10 @@ _FRESH = np.zeros(1, _TORCH_STATE)
 _FRESH["left"] = _FRESH["seeded"] = 1
 
 
+STREAMS = 2
+"""Which random numbers a seed gives. A run that was begun with others is not continued: its clients had other data."""
+
+
 def encoded(*parts: KeyPart) -> bytes:
     """The parts as one string of bytes that no others have: each with its type and its length."""
     return b"".join(_encoded(part) for part in parts)

@@ -15,6 +15,9 @@ import torch
 from scipy import stats
 from torch.nn.utils import parameters_to_vector
 
+from actors import launch as runs
+from actors import sweep as sweeps
+from actors.progress import Progress, SweepProgress
 from rayfed import scenario as scenarios
 from rayfed import seeds
 from rayfed.crypto.keys import derive
@@ -287,3 +290,20 @@ def test_the_key_of_a_run_is_readable_for_its_owner_alone(tmp_path: Path) -> Non
         run_key.load(folder)
     run_key.remove(folder)
     assert run_key.load(folder) is None
+
+
+@pytest.mark.parametrize("begun", ["{}", '{"streams": 1}'])
+def test_a_run_that_began_with_other_random_numbers_is_not_continued(begun: str, tmp_path: Path) -> None:
+    """Its clients had other data, and its account would be of draws that were not made."""
+    folder = RunFolder.create(str(tmp_path), "run")
+    folder.write_text("environment.json", begun)
+    text = "name: t\nfederation: {rounds: 2, clients: 2}\n"
+    folder.write_text("scenario.yaml", text)
+    folder.write_text("status.json", '{"kind": "training", "state": "interrupted"}')
+    with pytest.raises(RunError, match="other random numbers"):
+        runs.resume(folder.url, None, Progress())
+    with pytest.raises(RunError, match="other random numbers"):
+        runs.attack(scenarios.parse(text), folder.url, None, None, Progress())
+    folder.write_text("scenario.yaml", text + "sweep: {fields: {training.lr: [0.1, 0.2]}}\n")
+    with pytest.raises(RunError, match="other random numbers"):
+        sweeps.resume(folder.url, False, None, SweepProgress())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +46,7 @@ from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import Inputs, load_data, prepare
 from rayfed.training.local import update_method
 from rayfed.update import Named, Update
+from tests.conftest import REPOSITORY
 from tests.result_fixtures import outcome
 
 CPU = torch.device("cpu")
@@ -457,7 +457,9 @@ def test_exported_tables_keep_bounds() -> None:
 
 
 def test_the_reports_templates_print_bounds_through_one_filter() -> None:
-    for template in Path("rayfed/report").glob("*.j2"):
+    templates = list((REPOSITORY / "rayfed" / "report").glob("*.j2"))
+    assert templates
+    for template in templates:
         for shown in re.findall(r"\{\{[^{}]*\b(?:epsilon|delta)\b[^{}]*\}\}", template.read_text()):
             assert "| at_most" in shown, f"{template}: {shown}"
 

@@ -3,7 +3,7 @@
 Noise comes from PyTorch's generator, which is right for measuring: MT19937 is no cryptographic generator, and its
 numbers are single precision. Under `privacy.secure` it comes from ChaCha20, whose numbers tell nothing of one another,
 and in double precision as a sum of several draws, so that the gaps between floating-point numbers do not give away what
-was added to. Draws of clients and samples come from ChaCha20 in both cases.
+was added to. Draws of clients, and Poisson draws of samples, come from ChaCha20 in both cases.
 
 Sources: Mironov 2012, 'On significance of the least significant bits for differential privacy'; Holohan and Braghin
 2021, 'Secure random sampling in differential privacy', sections 4 and 5.

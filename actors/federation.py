@@ -197,7 +197,9 @@ class Federation:
         failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] != "ok"}
         self._consult(round, before, {arm: known[arm] | states[arm] for arm in arms}, failed)
         secure = self._scenario.privacy.secure
-        served = {arm: self._ask_server("finish", arm, round, self._server_key(arm, round), secure) for arm in arms}
+        without = {arm: [client for its, client in failed if its == arm] for arm in arms}
+        keys = {arm: plan.server_key(self._scenario, arm, round, without[arm]) for arm in arms}
+        served = {arm: self._ask_server("finish", arm, round, keys[arm], secure) for arm in arms}
         every = self._scenario.federation.evaluate_every
         due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]
         evaluations = self._evaluate({arm: served[arm][0] for arm in due}, states, tables)
@@ -215,10 +217,6 @@ class Federation:
             row["bytes_down"] = _bytes_of(self._saved[row["arm"]]) * sum(r["arm"] == row["arm"] for r in tables.clients)
         self.changed = states
         return tables
-
-    def _server_key(self, arm: str, round: int) -> bytes:
-        """Of the server's own randomness; another in each arm, for the difference of two arms would cancel noise."""
-        return self._scenario.secret("server", round, arm)
 
     def _ask_server(self, method: str, *arguments: Any) -> Served:
         sent, kept = getattr(self._server, method).options(num_returns=2).remote(*arguments)

@@ -28,6 +28,7 @@ from rayfed.privacy.sampling import Draw, SecureGenerator, gaussian, generator, 
 from rayfed.results import run_key
 from rayfed.results.folder import RunFolder
 from rayfed.scenario import Training
+from rayfed.training import plan
 from rayfed.training.arm import aggregation_of
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
@@ -141,6 +142,21 @@ def test_the_key_of_a_secure_run_stays_with_its_scenario_and_is_written_nowhere(
     assert scenarios.parse(secure.dump()).run_key != secure.run_key
     with pytest.raises(AssertionError, match="without a key"):
         secure.with_run_key(b"").secret("x")
+
+
+def test_a_round_that_is_played_again_without_a_client_has_other_noise() -> None:
+    """After a server's death, or resumed, others may fail (`failures: {then: drop}`) than before: under the same noise
+    the two sums would differ by their updates alone.
+    """
+    secure = scenarios.parse(SECURE)
+
+    def noise(*failed: int) -> torch.Tensor:
+        return gaussian(torch.Size([5]), generator(plan.server_key(secure, "a", 1, failed), True))
+
+    assert torch.equal(noise(), noise())
+    assert torch.equal(noise(7, 30), noise(30, 7))
+    assert len({tuple(noise(*failed).tolist()) for failed in ((), (7,), (30,), (7, 30))}) == 4
+    assert plan.server_key(secure, "a", 1, ()) == secure.secret("server", 1, "a")
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "poisson"])

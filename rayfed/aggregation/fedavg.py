@@ -36,12 +36,16 @@ class FedAvg(Aggregation):
         """A client's weight in the mean."""
         return update.samples if self.weights == "samples" else 1
 
+    def buffers(self, update: Update) -> Named:
+        """A client's buffers as they are added."""
+        return update.buffers
+
     def partial(self, updates: Iterable[Update]) -> WeightedSum:
         """The weighted sum over one cohort, in the order of its clients; added up in place, for it may be large."""
         total: WeightedSum | None = None
         for update in updates:
             weight = float(self.weight(update))
-            term = WeightedSum(scaled(update.tensors, weight), scaled(update.buffers, weight), weight)
+            term = WeightedSum(scaled(update.tensors, weight), scaled(self.buffers(update), weight), weight)
             if total is None:
                 total = term
                 continue

@@ -11,9 +11,9 @@ from typing import Literal
 
 import torch
 
-from rayfed.aggregation.fedavg import FedAvg, WeightedSum, scaled
+from rayfed.aggregation.fedavg import FedAvg, WeightedSum
 from rayfed.privacy.sampling import gaussian, noised
-from rayfed.update import Named
+from rayfed.update import Named, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,16 @@ class NoisySum(FedAvg):
     """Of which all values of updates are whole multiples, where clients have added the noise and rounded to it; None
     where they have not. Nothing may round or clip such values again, for the sum would lose noise."""
 
+    def buffers(self, update: Update) -> Named:
+        """In double precision, of which the mean of equal ones in single precision is what they are."""
+        return {name: b.double() for name, b in update.buffers.items()}
+
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
-        """The noisy mean of the updates, and the mean of the buffers."""
-        return self._noised(total.tensors, generator), scaled(total.buffers, 1 / total.weight)
+        """The noisy mean of the updates, and the mean of the buffers.
+
+        That of equal ones is what they are: rounded otherwise, it would tell how many clients were drawn.
+        """
+        return self._noised(total.tensors, generator), {n: b / total.weight for n, b in total.buffers.items()}
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:
         """Noise alone: that nobody was drawn is as secret as who was."""

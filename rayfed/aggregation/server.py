@@ -65,6 +65,6 @@ class GlobalModel:
     """The aggregation's own."""
 
     def apply(self, step: Named, buffers: Named) -> None:
-        """Take one step; `buffers` replaces those that clients average (others stay)."""
+        """Take one step; `buffers` replaces those that clients average (others stay), as precise as those were."""
         self.weights, self.state = self.optimiser.step(self.weights, step, self.state)
-        self.buffers = {**self.buffers, **buffers}
+        self.buffers = {**self.buffers, **{n: b.to(self.buffers[n].dtype) for n, b in buffers.items()}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -32,6 +32,15 @@ def leaving(scenario: Scenario, round: int) -> list[int]:
     """The clients of a round in the order in which simulated drop-outs take them, alike in all arms."""
     drawn = drawn_clients(scenario, round)
     return [drawn[i] for i in seeds.numpy_generator(scenario.seed, "leaving", round).permutation(len(drawn))]
+
+
+def server_key(scenario: Scenario, arm: str, round: int, failed: Iterable[int]) -> bytes:
+    """Of the server's own randomness in a round without those clients that failed.
+
+    Another in each arm, for the difference of two arms would cancel noise; and another without other clients, where a
+    round is played again.
+    """
+    return scenario.secret("server", round, arm, *sorted(failed))
 
 
 def malicious_clients(scenario: Scenario, arm: str) -> frozenset[int]:

@@ -22,7 +22,7 @@ from rayfed.aggregation.fedavg import WeightedSum
 from rayfed.aggregation.fedboosting import Judgement
 from rayfed.crypto.keys import derive
 from rayfed.crypto.tags import PRIME
-from rayfed.errors import ProtectionError
+from rayfed.errors import ProtectionError, ScenarioError
 from rayfed.training.host import Host, Sent
 from rayfed.training.inputs import prepare
 from rayfed.training.plan import drawn_clients
@@ -531,3 +531,11 @@ def test_whatever_is_tampered_with_is_refused_or_the_true_sum(arm: str) -> None:
 
     tried()
     assert outcomes.count(False) > 30
+
+
+@pytest.mark.parametrize("name", ["paillier, encoding: fedboosting", "paillier", "bfv", "ckks", "secure_aggregation"])
+@pytest.mark.parametrize("field", ["clip", "clip_buffers"])
+def test_a_clip_bound_is_finite(name: str, field: str) -> None:
+    """Steps would be infinite, and 0 times those no number: the sum would say nothing."""
+    with pytest.raises(ScenarioError, match=rf"{field}: found inf"):
+        scenarios.parse(TEXT, changes=[f"arms={{one: {{protection: {{name: {name}, {field}: .inf}}}}}}"])

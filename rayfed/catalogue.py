@@ -55,7 +55,9 @@ def component(cls: type[T]) -> type[T]:
     Ranges are written as `Annotated[float, Field(gt=0)]`; a string under a field describes it. Building it with an
     unknown name or a value out of range raises `pydantic.ValidationError`.
     """
-    config = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
+    config = ConfigDict(
+        extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True, allow_inf_nan=False
+    )
     return pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=config)(cls)  # type: ignore[return-value]
 
 

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as settings_of
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from rich.console import Console
 
 from rayfed import catalogue, gradients
@@ -477,6 +478,17 @@ def test_a_printed_noise_is_no_more_than_the_true_one(multiplier: float) -> None
                 assert read(spent.mechanism, "probability ") >= 3 / 7
         spent = catalogue.find("defences", "gaussian")(sigma=multiplier, clip=0.7).spends(setting)
         assert read(spent.mechanism, "noise of ") <= spent.releases[0].multiplier
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("gaussian", "sigma"), ("gaussian", "clip"), ("laplace", "scale"), ("dp_sgd", "clip"), ("dp_fedavg", "clip")],
+)
+def test_bounds_and_noise_are_finite(name: str, field: str, bad: float) -> None:
+    """Infinite noise printed an epsilon of 0, and an infinite bound is none."""
+    with pytest.raises(ValidationError, match="finite"):
+        catalogue.build("defences", name, {"noise_multiplier": 1.0} | {field: bad} if "dp" in name else {field: bad})
 
 
 @pytest.mark.parametrize("method", ["pld", "rdp"])

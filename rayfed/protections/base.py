@@ -14,9 +14,9 @@ from rayfed.crypto.sealing import Load, Sealer
 class Protection:
     """Base of every protection."""
 
-    clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    clip: Annotated[float, Field(gt=0)] = 1.0
     """Every value of an update is clipped to [-clip, clip]; how many lose by it stands in the table `clients`."""
-    clip_buffers: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 100.0
+    clip_buffers: Annotated[float, Field(gt=0)] = 100.0
     """The same for buffers, the statistics of batch norm, which are sent as they are and not as differences."""
 
     def warning(self) -> str | None:

@@ -23,7 +23,7 @@ class Dirichlet:
     what there is by lot, and draw the rest from the classes that are left, still in the proportions of their q.
     """
 
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    alpha: Annotated[float, Field(gt=0)]
     """Concentration for each class: near 0 a client has one class for the most part, above about 100 it has the
     data's own mix."""
     min_samples: Annotated[int, Field(ge=1)] = 1

@@ -18,7 +18,7 @@ from rayfed.data.partitions.base import require
 class Quantity:
     """Every client gets one sample; shares of all others ~ Dir(alpha, ..., alpha), whatever their labels."""
 
-    alpha: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    alpha: Annotated[float, Field(gt=0)]
     """Concentration: near 0 one client has nearly all samples, above about 100 all have about equally many."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:

@@ -77,6 +77,7 @@ def launch_in(folder: RunFolder, scenario: Scenario, trial: Staff, progress: Pro
     if folder.exists("status.json"):
         status = folder.read_mapping("status.json")
         if status["state"] == "finished":
+            run_key.remove(folder)  # its process may have died before it did
             return
         if status["state"] == "failed":
             raise RunError(status["error"])
@@ -104,6 +105,7 @@ def resume(path: str, address: str | None, progress: Progress) -> RunFolder:
     inputs = prepare(_continued(scenario, folder, saved))
     rounds = max(inputs.limits.values())
     if saved and saved.round + 1 >= rounds and _finished(folder):
+        run_key.remove(folder)  # its process may have died before it did
         raise RunError(f"{folder.url}: all {rounds} rounds are played; nothing to resume")
     _drop_after(folder, saved)
     folder.write_part("partition", 0, _partition_table(inputs))
@@ -129,10 +131,15 @@ def _continued(scenario: Scenario, folder: RunFolder, saved: checkpoint.Checkpoi
         return scenario
     if key := run_key.load(folder):
         return scenario.with_run_key(key)
+    if saved and _finished(folder):
+        raise RunError(
+            f"{folder.url}: all {saved.round + 1} rounds are played; nothing to resume, and no more rounds can follow: "
+            f"the key of this run (privacy.secure) went when it ended"
+        )
     if saved:
         raise RunError(
-            f"{folder.url}: the key of this run (privacy.secure) is gone, as it is when a run has ended, so it cannot "
-            f"go on; launch its scenario anew"
+            f"{folder.url}: the key of this run (privacy.secure) is gone, as it is when a run has ended or a sweep has "
+            f"stopped it, so it cannot go on; launch its scenario anew"
         )
     return scenario
 

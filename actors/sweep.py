@@ -23,7 +23,7 @@ from actors.trackers import trackers
 from actors.trial import Reporter, own_crew, prepare_process, search_places, with_actors
 from rayfed import scenario as scenarios
 from rayfed.errors import RunError
-from rayfed.results import outcomes
+from rayfed.results import outcomes, run_key
 from rayfed.results.folder import RunFolder
 from rayfed.results.robustness import VERSUS
 from rayfed.results.settings import estimate
@@ -224,6 +224,8 @@ class _Table(tune.Callback):
     def _ended(self, repeats: Sequence[Trial], error: str | None) -> None:
         for one in repeats:
             rows = self._outcome(one, error)
+            if rows[0]["status"] != "failed":  # it will not go on; what has failed may be played again
+                run_key.remove(self._folder.trial(rows[0]["run"]))
             self.rows = [row for row in self.rows if row["trial"] != one.name] + rows
             self._progress.trial_done(one, rows)
         self.rows.sort(key=lambda row: (*map(int, row["trial"].split("-")), row["attack"] or ""))

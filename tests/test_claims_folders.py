@@ -11,13 +11,15 @@ import fsspec
 import pytest
 import torch
 
+from rayfed.errors import RunError
 from rayfed.report.run import write_report
-from rayfed.results import checkpoint
+from rayfed.results import checkpoint, run_key
 from rayfed.results.checkpoint import Checkpoint
 from rayfed.results.export import FORMATS, export
 from rayfed.results.folder import RunFolder
 from rayfed.results.loading import load
 from rayfed.results.schemas import TABLES
+from rayfed.results.share import has_private_states
 from tests.report_fixtures import make_run, make_sweep
 from tests.test_cli import run
 
@@ -129,3 +131,44 @@ def test_export_warns_where_the_run_holds_private_states(private: bool, tmp_path
         with_private_state(folder)
     code, output = run("export", folder.url, "--out", str(tmp_path / "t.csv"))
     assert (code, "--format folder" in output) == (0, private), output
+
+
+@pytest.mark.parametrize("of", ["run", "trial"])
+def test_a_secure_run_holds_something_private_until_its_key_is_gone(of: str, tmp_path: Path) -> None:
+    sweep = make_sweep(str(tmp_path), 2, 1)
+    folder = sweep.trial("trials/0000-0")
+    results = load(sweep.url if of == "trial" else folder.url)
+    assert not has_private_states(results)
+    run_key.save(folder, bytes(32))
+    assert has_private_states(results)
+    run_key.remove(folder)
+    assert folder.exists("checkpoint/clients/README.txt")
+    assert not has_private_states(results)
+    with_private_state(folder)
+    assert has_private_states(results)
+
+
+@pytest.mark.parametrize("fails", ["copy", "report"])
+def test_a_copy_that_fails_leaves_nothing_and_can_be_made_again(
+    fails: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_run(str(tmp_path), {"none": []}, {"dlg": 1.0})
+    write = RunFolder.write_bytes
+
+    def broken(copy: RunFolder, name: str, data: bytes) -> None:
+        if name == {"copy": "scenario.yaml", "report": "report.html"}[fails]:
+            raise RunError("the disk is gone")
+        write(copy, name, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "write_bytes", broken)
+        code, output = run("export", folder.url, "--format", "folder", "--out", f"{out}/copy")
+    assert (code, "the disk is gone" in output) == (2, True), output
+    assert not RunFolder.at(f"{out}/copy").exists("")
+    assert shared(folder, f"{out}/copy").exists("report.html")
+
+
+def test_an_exported_folder_says_what_the_table_private_is(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path), {"none": []}, {"dlg": 1.0})
+    code, output = run("export", folder.url, "--format", "folder", "--out", str(tmp_path / "copy"))
+    assert (code, "figures about clients' private layers, not the layers" in output) == (0, True), output

@@ -300,6 +300,8 @@ def test_the_key_of_a_run_is_readable_for_its_owner_alone(tmp_path: Path) -> Non
         os.umask(before)
     path = Path(folder.root) / run_key.FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert "run.key" in (path.parent / "README.txt").read_text()
     assert run_key.load(folder) == bytes(range(32))
     path.write_bytes(b"short")
     with pytest.raises(RunError, match="has 5 bytes, not 32"):

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import stat
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from ray.tune.experiment import Trial as TuneTrial
 
 from actors import launch as runs
-from actors.progress import Progress
+from actors import sweep as sweeps
+from actors.cluster import Allotment
+from actors.crew import Crew
+from actors.progress import Progress, SweepProgress
 from rayfed import scenario as scenarios
 from rayfed.errors import RunError
-from rayfed.results import run_key
+from rayfed.results import checkpoint, run_key
+from rayfed.results.checkpoint import Checkpoint
 from rayfed.results.folder import RunFolder
+from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import Scenario
 from tests.run_fixtures import Noting, Spied, assert_same_bits, spied_launch, weights
 
@@ -39,6 +47,19 @@ class Interrupted(Progress):
 
     def round_done(self, *tables: Any) -> None:
         raise KeyboardInterrupt
+
+
+def left_by(scenario: Scenario, out: Path, state: str, key: bool) -> RunFolder:
+    """A folder as a run of two rounds leaves it that came to this state, with its key or without."""
+    folder = RunFolder.create(str(out), "t")
+    folder.write_text("scenario.yaml", scenario.dump())
+    status = {"kind": "training", "state": state, "rounds_done": 2, "rounds": 2, "error": state}
+    folder.write_text("status.json", json.dumps(status))
+    folder.write_text("report.html", "")
+    checkpoint.save(folder, Checkpoint(1, {"local": {}, "central": {}}, {}))
+    if key:
+        run_key.save(folder, scenario.run_key)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +103,7 @@ def test_a_secure_run_leaves_no_key_and_says_that_it_cannot_be_repeated(spied: S
         assert scenario.run_key.hex().encode() not in content, path
     assert spied.folder.read_mapping("environment.json")["reproducible"] is False
     assert "cannot be repeated" in spied.folder.read_text("log.txt")
-    with pytest.raises(RunError, match=r"the key of this run .* is gone"):
+    with pytest.raises(RunError, match="all 2 rounds are played; nothing to resume"):
         runs.resume(spied.folder.url, None, Progress())
 
 
@@ -94,6 +115,7 @@ def test_a_resumed_secure_run_ends_with_the_same_bits(spied: Spied, scenario: Sc
     key = path / run_key.FILE
     assert key.read_bytes() == scenario.run_key
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
     runs.resume(str(path), None, Progress())
     assert_same_bits(weights(RunFolder.open(str(path))), weights(spied.folder))
     assert not key.exists()
@@ -103,8 +125,52 @@ def test_a_resumed_secure_run_ends_with_the_same_bits(spied: Spied, scenario: Sc
 def test_two_secure_launches_differ(spied: Spied, tmp_path: Path) -> None:
     noting = Noting()
     again = runs.launch(scenarios.parse(TEXT, changes=["attacks=[]"]), str(tmp_path), None, noting)
-    assert any("cannot be repeated" in note for note in noting.notes)
+    assert any("cannot be repeated" in note and "run.key" in note for note in noting.notes)
     ours, theirs = weights(again), weights(spied.folder)
     for arm in ours:
         assert not ours[arm]["weights"].keys() ^ theirs[arm]["weights"].keys()
         assert any((w != theirs[arm]["weights"][name]).any() for name, w in ours[arm]["weights"].items()), arm
+
+
+@pytest.mark.parametrize("key", [False, True])
+def test_a_finished_secure_run_has_nothing_to_resume_and_no_key(key: bool, scenario: Scenario, tmp_path: Path) -> None:
+    """A key is there where the process died between its last two steps."""
+    folder = left_by(scenario, tmp_path, "finished", key)
+    with pytest.raises(RunError, match="all 2 rounds are played; nothing to resume"):
+        runs.resume(folder.url, None, Progress())
+    assert not folder.exists(run_key.FILE)
+
+
+def test_a_secure_run_that_has_lost_its_key_cannot_go_on(scenario: Scenario, tmp_path: Path) -> None:
+    folder = left_by(scenario, tmp_path, "interrupted", key=False)
+    with pytest.raises(RunError, match=r"the key of this run .* is gone"):
+        runs.resume(folder.url, None, Progress())
+
+
+@pytest.mark.parametrize("state", ["finished", "failed"])
+def test_a_trial_that_is_not_played_again_has_no_key(state: str, scenario: Scenario, tmp_path: Path) -> None:
+    """One that failed keeps it: `resume --failed` plays it on."""
+    folder = left_by(scenario, tmp_path, state, key=True)
+    staff = runs.Staff(cast(Allotment, None), Crew())
+    if state == "failed":
+        with pytest.raises(RunError, match="failed"):
+            runs.launch_in(folder, scenario, staff, Progress())
+    else:
+        runs.launch_in(folder, scenario, staff, Progress())
+    assert folder.exists(run_key.FILE) is (state == "failed")
+
+
+@pytest.mark.parametrize("error", [None, "DataError: no images"])
+def test_a_sweep_removes_the_key_of_a_trial_that_will_not_go_on(error: str | None, tmp_path: Path) -> None:
+    swept = scenarios.parse(TEXT + "sweep: {fields: {training.lr: [0.1, 0.2]}, scheduler: asha}\n")
+    files = RunFolder.create(str(tmp_path), "t")
+    files.write_text("scenario.yaml", swept.dump())
+    sweep = SweepFolder(files)
+    trial = sweep.trial("trials/0000-0")
+    run_key.save(trial, bytes(32))
+    table = sweeps._Table(swept, sweep, [], SweepProgress())
+    values = {"index": 0, "arm": "local", "values": {"training.lr": 0.1}, "repeats": [0]}
+    ended = SimpleNamespace(config={"trial": values}, last_result={"error": error})
+    table.on_trial_complete(1, [], cast(TuneTrial, ended))
+    assert [row["status"] for row in table.rows] == ["failed" if error else "stopped"]
+    assert trial.exists(run_key.FILE) is (error is not None)

@@ -454,3 +454,15 @@ def test_what_clients_weighed_and_how_they_scored_stands_in_the_report(tmp_path:
         assert re.search(rf"<text[^>]*>{share}</text>", maps[0])
     assert "the others" in text
     assert "what clients' updates weighed" not in html(make_run(str(tmp_path)))
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_secure_run_does_not_promise_its_result_again(secure: bool, tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path))
+    folder.write_text(
+        "scenario.yaml", folder.read_text("scenario.yaml") + f"privacy: {{secure: {str(secure).lower()}}}\n"
+    )
+    write_report(folder)
+    html = folder.read_text("report.html")
+    assert ("the same key" in html) is secure
+    assert ("give the same result" in html) is not secure

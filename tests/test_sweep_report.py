@@ -131,3 +131,12 @@ def test_two_hundred_settings_stay_under_fifteen_megabytes(tmp_path: Path) -> No
     print(f"{size / 1e6:.2f} MB with {images / 1e6:.2f} MB of images")
     assert len(page.data()["entries"]) == 200
     assert text + IMAGES < 15e6  # however many and large the images are
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_secure_sweep_does_not_promise_its_trials_again(secure: bool, tmp_path: Path) -> None:
+    sweep = make_sweep(str(tmp_path), 2, 1)
+    text = sweep.files.read_text("scenario.yaml")
+    sweep.files.write_text("scenario.yaml", f"{text}privacy: {{secure: {str(secure).lower()}}}\n")
+    write_sweep_report(sweep)
+    assert ("give the same trials" in sweep.files.read_text("report.html")) is not secure

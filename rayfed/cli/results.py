@@ -131,8 +131,8 @@ def export(
         text = exported(results, format, table)
         if has_private_states(results):
             typer.echo(
-                f"note: {run} holds clients' private states in clear (checkpoint/clients): do not share the folder, "
-                f"but a copy of it, which --format folder --out COPY makes",
+                f"note: {run} holds in clear what clients keep to themselves (checkpoint/clients): do not share the "
+                f"folder, but a copy of it, which --format folder --out COPY makes",
                 err=True,
             )
         if out is None:
@@ -148,14 +148,15 @@ def export(
 def _share(results: Results, out: str | None) -> None:
     from rayfed.report.run import write_report
     from rayfed.report.sweep import write_sweep_report
-    from rayfed.results.share import SAMPLES, share
+    from rayfed.results.share import SAMPLES, sharing
     from rayfed.results.sweep_folder import SweepFolder, is_sweep
 
     if out is None:
         raise UserError("export --format folder needs a place for the copy: name a new folder with --out")
-    copy = share(results, out)
-    if is_sweep(copy):
-        write_sweep_report(SweepFolder(copy))
-    else:
-        write_report(copy)
+    with sharing(results, out) as copy:
+        if is_sweep(copy):
+            write_sweep_report(SweepFolder(copy))
+        else:
+            write_report(copy)
     print(f"wrote {copy.url}, without the checkpoint, {', '.join(SAMPLES)}; scenario.yaml has the seed and your paths")
+    print("a table `private` holds figures about clients' private layers, not the layers")

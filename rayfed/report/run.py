@@ -90,6 +90,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     return {
         "name": str(scenario.get("name", folder.name)),
         "status": read_json(folder, "status.json"),
+        "secure": words.secure(scenario),
         "arms": arms,
         "arm_names": names,
         "statements": words.of_run(arms, worst, privacy, classes),

@@ -70,6 +70,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "states": {state: _trials(row for row in rows if row["status"] == state) for state in _STATES},
         "arm_names": arms,
         "statements": words.of_sweep(found, told, classes, arms),
+        "secure": words.secure(scenario),
         "warnings": words.short_keys(scenario, _key_lengths(rows, fields)),
         "worst": worst,
         "strips": strips(sweep.trial(near.run)) if near else [],

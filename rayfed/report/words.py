@@ -76,6 +76,11 @@ def guarantees(privacy: Iterable[Row]) -> Statement:
     )
 
 
+def secure(scenario: Row) -> bool:
+    """Whether a scenario draws its noise and keys anew in every run."""
+    return bool((scenario.get("privacy") or {}).get("secure"))
+
+
 def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
     """Warnings of encryption keys that can be broken; `values` are those that a sweep gives to `key_bits`."""
     specs = {"federation": (scenario.get("federation") or {}).get("protection")}

@@ -28,6 +28,8 @@ passports and layers trained on their own samples, and what their defences remem
 scenario's threat models hide from the server and from attackers. Only its owner may enter it on a local disk; a copy
 elsewhere may be open to others.
 
+`run.key`, which a secure run (privacy.secure) has until it ends, draws all noise of the run again.
+
     rayfed export RUN --format folder --out COPY
 
 makes a copy of the run without it. A finished run does not need it: delete it.
@@ -101,9 +103,7 @@ def write(
 
     Raises `TypeError` for a state that could not be loaded again.
     """
-    if not folder.exists(_WARNING):
-        folder.make_private(FOLDER)
-        folder.write_text(_WARNING, _PRIVATE)
+    make_private(folder)
     olds = [version for of in _versions(folder, arm, states, round).values() for version in of]
     files = {client: packed(state, f"clients[{arm!r}][{client}]") for client, state in states.items()}
     news = [Version(client, round, sha256(data).hexdigest()) for client, data in files.items()]
@@ -114,6 +114,20 @@ def write(
         _all(lambda v: folder.remove(f"{_bucket(arm, v.client)}/{v.name}"), olds)
 
     return seal.without(*counted.values()).with_(*news), tidy
+
+
+def make_private(folder: RunFolder) -> None:
+    """Make the folder of what clients keep to themselves, with the file that says what it is."""
+    if not folder.exists(_WARNING):
+        folder.make_private(FOLDER)
+        folder.write_text(_WARNING, _PRIVATE)
+
+
+def holds_any(folder: RunFolder) -> bool:
+    """Whether a run has something that clients keep to themselves: states, or the key of a secure run."""
+    if any(f"{FOLDER}/{name}" != _WARNING for name in folder.files(FOLDER)):
+        return True
+    return any(folder.files(f"{FOLDER}/{bucket}") for bucket in folder.folders(FOLDER))
 
 
 def check(folder: RunFolder, seals: Mapping[str, Seal], before: int) -> None:

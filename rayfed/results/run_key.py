@@ -6,14 +6,16 @@ It lies with the clients' states, whose side alone may know it; on a local disk 
 from __future__ import annotations
 
 from rayfed.errors import RunError
+from rayfed.results import memories
 from rayfed.results.folder import RunFolder
 
-FILE = "checkpoint/clients/run.key"
+FILE = f"{memories.FOLDER}/run.key"
 _BYTES = 32
 
 
 def save(folder: RunFolder, key: bytes) -> None:
-    """Keep the key of a run."""
+    """Keep the key of a run, in a folder that is private before it comes."""
+    memories.make_private(folder)
     folder.write_bytes(FILE, key, private=True)
 
 

@@ -6,10 +6,13 @@ server's), the tables with true samples or reconstructions of them, the machine'
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
 from rayfed.errors import UserError
+from rayfed.results import memories
 from rayfed.results.folder import SCENARIO, RunFolder
 from rayfed.results.loading import Results, Sweep
-from rayfed.results.memories import FOLDER as PRIVATE
 from rayfed.results.schemas import TABLES
 from rayfed.results.sweep_folder import OUTCOMES, TRIALS, SweepFolder
 
@@ -17,27 +20,34 @@ SAMPLES = ("images", "texts", "snapshots")
 """Tables with the victims' samples, as they are or as they were reconstructed."""
 
 
-def share(results: Results, out: str) -> RunFolder:
-    """Copy what can be shared of a run or sweep to a new folder, a local path or fsspec URL.
+@contextmanager
+def sharing(results: Results, out: str) -> Iterator[RunFolder]:
+    """Copy what can be shared of a run or sweep to a new folder, a local path or fsspec URL, for more to be added.
 
-    Raises `UserError` where there is something already, `RunError` for what cannot be read or written.
+    The copy is removed again where that fails, or what is done with it. Raises `UserError` where there is something
+    already, `RunError` for what cannot be read or written.
     """
     target = RunFolder.at(out)
     if target.exists(""):
         raise UserError(f"'{out}' exists already: name a new folder with --out")
-    if isinstance(results, Sweep):
-        sweep = SweepFolder(results.folder)
-        for trial in (f"{TRIALS}/{name}" for name in sweep.trial_names()):
-            _copy(sweep.trial(trial), RunFolder(target.fs, f"{target.root}/{trial}"))
-    _copy(results.folder, target)
-    return target
+    try:
+        if isinstance(results, Sweep):
+            sweep = SweepFolder(results.folder)
+            for trial in (f"{TRIALS}/{name}" for name in sweep.trial_names()):
+                _copy(sweep.trial(trial), RunFolder(target.fs, f"{target.root}/{trial}"))
+        _copy(results.folder, target)
+        yield target
+    except BaseException:
+        with suppress(Exception):  # there may be nothing yet, and what failed is what to tell of
+            target.fs.rm(target.root, recursive=True)
+        raise
 
 
 def has_private_states(results: Results) -> bool:
     """Whether the folder holds what clients of the run, or of a trial, keep to themselves."""
     sweep = SweepFolder(results.folder)
     trials = [sweep.trial(f"{TRIALS}/{name}") for name in sweep.trial_names()] if isinstance(results, Sweep) else []
-    return any(folder.exists(PRIVATE) for folder in (results.folder, *trials))
+    return any(memories.holds_any(folder) for folder in (results.folder, *trials))
 
 
 def _copy(source: RunFolder, target: RunFolder) -> None:

@@ -36,7 +36,8 @@ _HEAVY = 0.5
 """Share of a round's weight above which a client outweighs all others together."""
 UNREPEATABLE = (
     "privacy.secure: noise, keys and who takes part come from the operating system's randomness: this run cannot be "
-    "repeated from its scenario"
+    "repeated from its scenario, but resumed while its checkpoint/clients/run.key is there, which is deleted when the "
+    "run ends"
 )
 
 

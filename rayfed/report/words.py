@@ -68,8 +68,8 @@ def guarantees(privacy: Iterable[Row]) -> Statement:
     """Which (epsilon, delta) holds for whom."""
     return _held(
         [
-            f"{row['arm']}: (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) for {row['adjacency']}, "
-            f"against {row['against']}, by {row['defence']}." + (f" But {row['note']}." if row["note"] else "")
+            f"{row['arm']}: by {row['defence']}, (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) for "
+            f"{row['adjacency']}, against {row['against']}." + (f" But {row['note']}." if row["note"] else "")
             for row in privacy
             if row["epsilon"] is not None
         ]

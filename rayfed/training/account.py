@@ -60,6 +60,7 @@ class Account:
             layers=len(gradients.weights_of(self.arm.model)),
             values=sum(w.numel() for w in self.arm.weights.values()),
             missing=masks.dropouts.until("mask") if isinstance(masks, SecureAggregation) else 0,
+            masked=isinstance(masks, SecureAggregation),
         )
 
     def calibrated(self, rounds: int) -> Account:

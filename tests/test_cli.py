@@ -282,6 +282,10 @@ def test_new_validate_list_describe_schema(tmp_path: Path, monkeypatch: pytest.M
     arm = "[{name: dp_fedavg, noise_multiplier: 2, clip: 1}]"
     code, output = run("validate", "mine.yaml", "--set", f"arms.private={arm}")
     assert "privacy of private after" in output, output
+    assert output.count("noise follows from the seed: for measuring, not for protecting") == 1
+    sealed = ("--set", "federation.protection=ckks", "--set", "federation.failures={then: drop}")
+    code, output = run("validate", "mine.yaml", *sealed)
+    assert "its clients have to believe the server who has failed" in output, output
     for kind in (
         "attacks",
         "defences",

@@ -38,6 +38,7 @@ UNREPEATABLE = (
     "privacy.secure: noise, keys and who takes part come from the operating system's randomness: this run cannot be "
     "repeated from its scenario"
 )
+PREDICTABLE = "noise follows from the seed: for measuring, not for protecting (privacy.secure)"
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,13 @@ class Inputs:
     def privacy(self) -> list[dict[str, Any]]:
         """The rows of the table `privacy`: what every arm guarantees over its rounds."""
         return [row for account in self.accounts for row in account.rows(self.limits[account.name])]
+
+    @property
+    def randomness(self) -> str | None:
+        """What noise is worth beside the guarantees, and that a secure run cannot be repeated; None without either."""
+        if self.scenario.privacy.secure:
+            return UNREPEATABLE
+        return PREDICTABLE if any(row.get("epsilon") is not None for row in self.privacy) else None
 
     @cached_property
     def encryption(self) -> list[str]:

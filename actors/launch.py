@@ -28,6 +28,7 @@ from actors.progress import Progress
 from actors.tables import RoundTables
 from rayfed import catalogue, seeds
 from rayfed import scenario as scenarios
+from rayfed.console import guarantees
 from rayfed.data.partitions.base import label_mix
 from rayfed.errors import ClientError, RunError, UserError
 from rayfed.results import checkpoint, memories, run_key
@@ -35,7 +36,7 @@ from rayfed.results.folder import RunFolder
 from rayfed.results.schemas import TABLES
 from rayfed.scenario import Scenario
 from rayfed.training.arm import build_arm
-from rayfed.training.inputs import UNREPEATABLE, Inputs, prepare, scorer
+from rayfed.training.inputs import Inputs, prepare, scorer
 
 _PACKAGES = (
     *("rayfed", "torch", "torchvision", "ray", "numpy", "pyarrow", "scikit-learn", "scikit-image", "lpips"),
@@ -232,9 +233,11 @@ def _play(
     ):
         folder.write_part("privacy", 0, privacy)
         progress.accounted(privacy)
-        if secure:
-            log.line(UNREPEATABLE)
-            progress.note(UNREPEATABLE)
+        for line in guarantees(privacy):
+            log.line(line)
+        if message := inputs.randomness:
+            log.line(message)
+            progress.note(message)
         for message in inputs.encryption:
             log.line(message)
         for arm, limit in limits.items():

@@ -282,6 +282,10 @@ def test_new_validate_list_describe_schema(tmp_path: Path, monkeypatch: pytest.M
     arm = "[{name: dp_fedavg, noise_multiplier: 2, clip: 1}]"
     code, output = run("validate", "mine.yaml", "--set", f"arms.private={arm}")
     assert "privacy of private after" in output, output
+    assert output.count("noise follows from the seed: for measuring, not for protecting") == 1
+    sealed = ("--set", "federation.protection=ckks", "--set", "federation.failures={then: drop}")
+    code, output = run("validate", "mine.yaml", *sealed)
+    assert "its clients have to believe the server who has failed" in output, output
     for kind in (
         "attacks",
         "defences",
@@ -297,6 +301,8 @@ def test_new_validate_list_describe_schema(tmp_path: Path, monkeypatch: pytest.M
     code, output = run("describe", "defence", "gaussian")
     assert code == 0
     assert "Standard deviation" in output
+    said = " ".join(run("describe", "defences", "dp_fedavg")[1].split())
+    assert "unless `noise: clients` stands under `protection: secure_aggregation`" in said
     assert run("describe", "defence", "gausian")[0] == 2
     assert json.loads(CliRunner().invoke(app, ["schema"]).output)["title"] == "Scenario"
 

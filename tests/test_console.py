@@ -69,15 +69,19 @@ def test_what_is_guaranteed_is_told_before_and_after(view: RunView) -> None:
         "adjacency": "one more",
         "against": "all",
     }
-    view.accounted([guaranteed, {"arm": "prune", "rounds": 1, "note": "empirical: no"}, {"arm": "none", "rounds": 1}])
+    broken = {"arm": "split", "rounds": 1, "defence": "dp_sgd", "note": "no guarantee: private"}
+    empirical = {"arm": "prune", "rounds": 1, "note": "empirical: no"}
+    view.accounted([guaranteed, broken, empirical, {"arm": "none", "rounds": 1}])
     assert "privacy of dp after 1 round: epsilon 2.96 at delta 1e-05 for one more, against all" in printed(view)
     assert "privacy of prune: empirical: no" in printed(view)
     assert "privacy of none" not in printed(view)
-    view.round_done([{**trained(0.5), "train_loss": None}], [attacked(20, arm) for arm in ("dp", "prune", "none")], [])
+    arms = ("dp", "split", "prune", "none")
+    view.round_done([{**trained(0.5), "train_loss": None}], [attacked(20, arm) for arm in arms], [])
     assert "no client" in printed(view)
     view.finished("report.html")
-    words = [line.split() for line in printed(view).splitlines()[-7:]]
-    assert [w[-1] for w in words if w and w[0] in ("dp", "prune", "none")] == ["sample", "none", "-"]
+    words = [line.split() for line in printed(view).splitlines()[-9:]]
+    assert [w[-1] for w in words if w and w[0] in arms] == ["sample", "withdrawn", "none", "-"]
+    assert printed(view).splitlines()[-2] == "privacy of split: no guarantee: private"
 
 
 def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:

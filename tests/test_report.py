@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from rayfed.errors import RunError
-from rayfed.report import plots
+from rayfed.report import plots, words
 from rayfed.report.pictures import SHOWN, STRIPS
 from rayfed.report.run import write_report
 from rayfed.results import formats, summary
@@ -42,10 +42,21 @@ def test_guarantees_stand_beside_what_is_empirical(tmp_path: Path) -> None:
     note = "empirical: no defence of this arm has a guarantee"
     folder.write_part("privacy", 0, [{"arm": "gaussian", **PRIVATE}, {"arm": "prune", "rounds": 5, "note": note}])
     text = html(folder)
-    for words in ("2.96", "1e-05", "one sample added", "the server", "PLD", note, "holds against every attack"):
-        assert words in text
+    for said in ("2.96", "1e-05", "one sample added", "the server", "PLD", note, "holds against every attack"):
+        assert said in text
     assert "carry no (ε, δ) guarantee" not in text
+    assert "Noise follows from the seed" in text
     assert "carry no (ε, δ) guarantee" in html(make_run(str(tmp_path)))
+
+
+def test_what_is_guaranteed_names_what_is_withdrawn_and_whether_noise_is_secure() -> None:
+    held = {"arm": "dp", "note": None, **PRIVATE}
+    broken = {"arm": "split", "defence": "dp_sgd", "epsilon": None, "note": "no guarantee: private layers"}
+    said = words.guarantees([held, broken], secure=False).lines
+    assert "split: withdrawn for dp_sgd: no guarantee: private layers." in said
+    assert any("follows from the seed" in line for line in said)
+    assert not any("follows from the seed" in line for line in words.guarantees([held], secure=True).lines)
+    assert not any("follows from the seed" in line for line in words.guarantees([broken], secure=False).lines)
 
 
 def test_an_arm_with_training_of_its_own_says_so(tmp_path: Path) -> None:

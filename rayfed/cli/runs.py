@@ -124,7 +124,7 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         loaded = load(scenario, changes)
         from rayfed.console import guarantees
         from rayfed.scenario.trials import planned
-        from rayfed.training.inputs import UNREPEATABLE, prepare
+        from rayfed.training.inputs import prepare
 
         inputs = prepare(loaded)
         trials = planned(loaded) if loaded.sweep and loaded.sweep.search != "optuna" else []
@@ -139,8 +139,8 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         print(f"  arms: {', '.join(loaded.stacks)}")
         for line in guarantees(inputs.privacy):
             print(f"  {line}")
-        if loaded.privacy.secure:
-            print(f"  {UNREPEATABLE}")
+        for line in filter(None, [inputs.randomness, *inputs.encryption]):
+            print(f"  {line}")
         if loaded.sweep:
             settings = loaded.sweep.samples or len(trials) // loaded.sweep.repeats
             print(f"  sweep: {settings} settings ({loaded.sweep.search}), {loaded.sweep.repeats} repeats of each")

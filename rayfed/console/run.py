@@ -47,6 +47,7 @@ class RunView:
         self._attacks: list[dict[str, Any]] = []
         self._last: dict[str, dict[str, Any]] = {}
         self._privacy: dict[str, str] = {}
+        self._withdrawn: list[str] = []
         self._success: dict[str, float] = {}
 
     def starting(self, scenario: Any, folder: Any, allotment: Any) -> None:
@@ -71,11 +72,14 @@ class RunView:
     def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
         """Say what is guaranteed, and what is not; nothing of arms without a defence."""
         for row in rows:
-            said = (
-                f"{at_most(row['epsilon'])} {row['unit']}"
-                if row.get("epsilon") is not None
-                else row.get("note") and "none"
-            )
+            said: str | None
+            if row.get("epsilon") is not None:
+                said = f"{at_most(row['epsilon'])} {row['unit']}"
+            elif row.get("defence"):  # it has a mechanism
+                said = "withdrawn"
+                self._withdrawn += guarantees([row])
+            else:
+                said = row.get("note") and "none"
             if said:
                 self._privacy[row["arm"]] = ", ".join(filter(None, [self._privacy.get(row["arm"]), said]))
         for line in guarantees(rows):
@@ -132,6 +136,8 @@ class RunView:
         self.close()
         if self._attacks and not self._quiet:
             self._console.print(self._table())
+            for line in self._withdrawn:
+                self._say(line)
         if (found := matrix(self._last.values())).outcomes and not self._quiet:
             self._console.print(_who_stands_whom(found))
         self._say(f"report: {report}")

@@ -57,16 +57,17 @@ class DpFedAvg(Private):
     """Hide whole clients from everybody who sees the global weights.
 
     Clients clip their updates to an L2 norm; the sum, in which all clients weigh alike, gets Gaussian noise of
-    deviation `noise_multiplier * clip` and is divided by the expected number of clients. An attacker who sees single
-    updates, as the server does, is not kept off. It is the last defence of its stack, for what comes after could undo
-    the bound.
+    deviation `noise_multiplier * clip` and is divided by the expected number of clients. Who sees single updates is not
+    kept off: that is the server, unless `noise: clients` stands under `protection: secure_aggregation`. It is the last
+    defence of its stack, for what comes after could undo the bound.
     """
 
     post_processes: ClassVar[bool] = True
 
     noise: Literal["server", "clients"] = "server"
-    """Who adds the noise: the server to the sum, or every client of a fixed number its part of it. In both cases the
-    guarantee is for who sees sums only: whoever sees one client's update meets a part of the noise, or none."""
+    """Who adds the noise: the server to the sum, or every client of a fixed number its part of it, which is meant for
+    `protection: secure_aggregation`: without these masks the server sees single updates. In both cases the guarantee is
+    for who sees sums only: whoever sees one client's update meets a part of the noise, or none."""
     colluders: Annotated[int, Field(ge=1)] = 1
     """Clients that pool what they know with whoever the guarantee is against: which of them were drawn, and their parts
     of the noise. The guarantee is for the others, and holds against so many."""
@@ -143,10 +144,17 @@ class DpFedAvg(Private):
             f"of the {drawn} parts of which {honest} count: {self.colluders} known to colluders, {setting.missing} of "
             f"drop-outs; {setting.values} values, each rounded to steps of {at_most(step)}, which is counted"
         )
-        against = (
-            f"whoever sees sums of updates (secure aggregation), with up to {counted(self.colluders)} that take part"
+        return Release("gaussian", rest, setting.most_rounds), _ZEROED, self._who_sees_sums(setting.masked), how
+
+    def _who_sees_sums(self, masked: bool) -> str:
+        """Against whom noise of clients is, and whether the arm's own server is among them."""
+        known = f"up to {counted(self.colluders)} that {'takes' if self.colluders == 1 else 'take'} part"
+        server = (
+            "the server is one of these under secure aggregation if it follows the protocol (honest but curious)"
+            if masked
+            else "NOT this arm's server, which sees single updates (no `protection: secure_aggregation`)"
         )
-        return Release("gaussian", rest, setting.most_rounds), _ZEROED, f"{against}, but no single update", how
+        return f"whoever sees sums of updates but no single update, with {known}; {server}"
 
     def _of_server(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
         """The account of noise that the server adds."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rayfed.catalogue import component
 from rayfed.defences.base import Defence
@@ -25,6 +25,13 @@ class Private(Defence):
     """What the whole run may spend: the smallest noise that keeps to it is found before the run."""
     delta: Annotated[float, Field(gt=0, lt=0.1)] = 1e-5
     """The probability with which the guarantee may fail; well below one over the samples or clients that are hidden."""
+
+    @field_validator("delta", mode="before")
+    @classmethod
+    def _may_seldom_fail(cls, delta: Any) -> Any:
+        if isinstance(delta, int | float) and delta >= 0.1:
+            raise ValueError("should be less than 0.1 (the probability with which the guarantee may fail)")
+        return delta
 
     @model_validator(mode="after")
     def _one_measure_of_noise(self) -> Self:

@@ -39,6 +39,8 @@ class Setting:
     """Parameters of one update."""
     missing: int = 0
     """Clients of a round that drop out before their updates are added."""
+    masked: bool = False
+    """Whether secure aggregation shows the server sums of updates, and no single one."""
 
     @property
     def works(self) -> tuple[Work, ...]:

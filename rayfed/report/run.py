@@ -93,7 +93,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "secure": words.secure(scenario),
         "arms": arms,
         "arm_names": names,
-        "statements": words.of_run(arms, worst, privacy, classes),
+        "statements": words.of_run(arms, worst, privacy, classes, bool((scenario.get("privacy") or {}).get("secure"))),
         "warnings": words.short_keys(scenario),
         "explorer": explorer,
         "pairs": pairs,

@@ -33,7 +33,7 @@ class Statement:
 
 
 def of_run(
-    arms: Sequence[Arm], worst: Row | None, privacy: Iterable[Row], classes: Mapping[int, str]
+    arms: Sequence[Arm], worst: Row | None, privacy: Sequence[Row], classes: Mapping[int, str], secure: bool
 ) -> list[Statement]:
     """The summary of a run; `worst` is the row of `attacks` with the highest PSNR, None where nothing was scored."""
     told = _worst(worst, f"under arm {worst['arm']}" if len(arms) > 1 else "", classes) if worst else []
@@ -43,7 +43,7 @@ def of_run(
             costs.append(f"The {len(arms) - 1 - MOST} other arms stand in the tables below.")
         costs.append("One training each: how much of a difference is chance, only repeats can say.")
         told.append(Statement(f"What the defences cost and bought, against {arms[0].name}", costs))
-    return [*told, guarantees(privacy)]
+    return [*told, guarantees(privacy, secure)]
 
 
 def of_sweep(
@@ -64,16 +64,24 @@ def of_sweep(
     return [one for one in told if one.lines]
 
 
-def guarantees(privacy: Iterable[Row]) -> Statement:
-    """Which (epsilon, delta) holds for whom."""
-    return _held(
+def guarantees(privacy: Sequence[Row], secure: bool = True) -> Statement:
+    """Which (epsilon, delta) holds for whom, which one is withdrawn, and whether the noise is `secure`."""
+    held = _held(
         [
-            f"{row['arm']}: (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) for {row['adjacency']}, "
-            f"against {row['against']}, by {row['defence']}." + (f" But {row['note']}." if row["note"] else "")
+            f"{row['arm']}: by {row['defence']}, (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) for "
+            f"{row['adjacency']}, against {row['against']}." + (f" But {row['note']}." if row["note"] else "")
             for row in privacy
             if row["epsilon"] is not None
         ]
     )
+    withdrawn = [
+        f"{row['arm']}: withdrawn for {row['defence']}: {row['note']}."
+        for row in privacy
+        if row["epsilon"] is None and row["defence"] is not None
+    ]
+    seeded = any(row["epsilon"] is not None for row in privacy) and not secure
+    noise = ["Noise follows from the seed: for measuring, not for protecting (privacy.secure)."] if seeded else []
+    return Statement(held.heading, [*withdrawn, *held.lines, *noise])
 
 
 def secure(scenario: Row) -> bool:

@@ -60,6 +60,7 @@ class Account:
             layers=len(gradients.weights_of(self.arm.model)),
             values=sum(w.numel() for w in self.arm.weights.values()),
             missing=masks.dropouts.until("mask") if isinstance(masks, SecureAggregation) else 0,
+            masked=isinstance(masks, SecureAggregation),
         )
 
     def calibrated(self, rounds: int) -> Account:
@@ -114,8 +115,9 @@ class Account:
         if spent.delta * units < 1:
             return None
         return (
-            f"delta {at_most(spent.delta)} is not below one over the {units} {spent.unit}s: to publish each of them "
-            f"with that probability would keep to it; set delta well below {at_least(1 / units, 2)}"
+            f"delta {at_most(spent.delta)} is not below one over the {units} {spent.unit}s: a mechanism that "
+            "publishes each of them with that probability would satisfy it; set delta well below "
+            f"{at_least(1 / units, 2)}"
         )
 
     def check(self) -> None:

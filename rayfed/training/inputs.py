@@ -39,6 +39,7 @@ UNREPEATABLE = (
     "repeated from its scenario, but resumed while its checkpoint/clients/run.key is there, which is deleted when the "
     "run ends"
 )
+PREDICTABLE = "noise follows from the seed: for measuring, not for protecting (privacy.secure)"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,13 @@ class Inputs:
     def privacy(self) -> list[dict[str, Any]]:
         """The rows of the table `privacy`: what every arm guarantees over its rounds."""
         return [row for account in self.accounts for row in account.rows(self.limits[account.name])]
+
+    @property
+    def randomness(self) -> str | None:
+        """What noise is worth beside the guarantees, and that a secure run cannot be repeated; None without either."""
+        if self.scenario.privacy.secure:
+            return UNREPEATABLE
+        return PREDICTABLE if any(row.get("epsilon") is not None for row in self.privacy) else None
 
     @cached_property
     def encryption(self) -> list[str]:

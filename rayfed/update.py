@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,15 @@ from torch import Tensor
 
 Named = dict[str, Tensor]
 """Tensors by the name that they have in the model's `named_parameters()` (or `named_buffers()`)."""
+
+
+def digest_of(tensors: Named) -> bytes:
+    """SHA-256 of names, types, shapes and values, in the order in which the tensors stand."""
+    digest = sha256()
+    for name, tensor in tensors.items():
+        digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.digest()
 
 
 @dataclass(frozen=True)

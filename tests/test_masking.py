@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
+from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from rayfed.crypto import shamir
+from rayfed.crypto import masking, shamir
 from rayfed.crypto.keys import Stream, derive
-from rayfed.crypto.masking import Advertised, Participant, Revealed, Setting, expand, neighbours, unmasked
+from rayfed.crypto.masking import Advertised, KeyList, Participant, Revealed, Setting, expand, neighbours, unmasked
 from rayfed.errors import ProtectionError
 
 SIZE, MODEL = 50, b"digest of a model"
@@ -124,3 +128,56 @@ def test_masks_are_uniform() -> None:
     drawn = expand(bytes(32), 100_000)
     counts = np.bincount((drawn >> np.uint64(56)).astype(int), minlength=256)
     assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 350  # chi squared, 255 degrees: p < 1e-4
+
+
+def test_clients_of_a_process_hash_the_list_of_keys_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed, digest = Counter[object](), masking._digest
+
+    def counted(*parts: object) -> bytes:
+        hashed[parts[0]] += 1
+        return digest(*parts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(masking, "_digest", counted)
+    masking._graph.cache_clear()
+    everybody = participants(20, threshold=5, degree=4)
+    keys = KeyList({c: p.advertise() for c, p in everybody.items()})
+    for participant in everybody.values():
+        participant.share(keys)
+        participant.agree(keys, range(20), MODEL)
+    assert (hashed["directory"], hashed["ring"]) == (1, 20)
+
+
+def test_what_is_remembered_of_a_list_of_keys_is_of_its_contents() -> None:
+    draw = np.random.default_rng(0)
+    keys = {c: Advertised(draw.bytes(32), draw.bytes(32)) for c in range(20)}
+    known = KeyList(keys)
+    before, digest = neighbours(known, 4), known.digest
+    keys[0] = replace(keys[0], box=draw.bytes(32))  # whoever made the list of this has not changed the list
+    assert (KeyList(dict(known)).digest, neighbours(known, 4)) == (digest, before)
+    assert KeyList(keys) != known
+    assert neighbours(keys, 4) != before
+    before.clear()
+    assert neighbours(known, 4)
+
+
+def test_a_list_of_keys_is_sent_without_its_digest() -> None:
+    known = KeyList({c: Advertised(bytes([c]) * 32, b"") for c in range(3)})
+    vars(known)["digest"] = b"a lie"
+    assert pickle.loads(pickle.dumps(known)).digest == KeyList(dict(known)).digest
+
+
+def test_two_clients_agree_on_a_key_once_for_each_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchanged, exchange = list[bytes](), masking._exchanged
+
+    def counted(own: X25519PrivateKey, public: bytes) -> bytes:
+        exchanged.append(public)
+        return exchange(own, public)
+
+    monkeypatch.setattr(masking, "_exchanged", counted)
+    everybody = participants(3, threshold=2)
+    keys = {c: p.advertise() for c, p in everybody.items()}
+    first = [everybody[0]._common(keys, 1, purpose) for purpose in ("tags", "shares", "tags")]
+    assert first[0] == first[2] != first[1]
+    assert first[0] == everybody[1]._common(keys, 0, "tags")
+    assert everybody[0]._common({**keys, 1: keys[2]}, 1, "tags") != first[0]  # of the key, not of who has it
+    assert exchanged.count(keys[1].box) == 2

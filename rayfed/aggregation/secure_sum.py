@@ -13,7 +13,6 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from hashlib import sha256
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +29,7 @@ from rayfed.crypto.sealing import beyond, in_steps
 from rayfed.crypto.session import Advertise, Agree, Confirm, Reveal, Session, Share, Told
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.secure_aggregation import Phase, SecureAggregation
-from rayfed.update import Masked, Named, Update
+from rayfed.update import Masked, Named, Update, digest_of
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,7 @@ class Hosted:
 
         In the order in which it was sent, in which their values stand in what they mask.
         """
-        digest = sha256()
-        for name, tensor in self.model.items():
-            digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        return digest.digest()
+        return digest_of(self.model)
 
 
 @dataclass(frozen=True)

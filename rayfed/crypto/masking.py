@@ -13,8 +13,9 @@ masked vectors; confirm whose vectors came; reveal what unmasks the sum.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from hashlib import sha256
 
 import numpy as np
@@ -72,24 +73,70 @@ class Setting:
     """Neighbours of a client where so many are there; even, or at least that of the complete graph."""
 
 
-def neighbours(directory: Directory, degree: int) -> dict[int, list[int]]:
+class KeyList(Mapping[int, Advertised]):
+    """A directory that does not change, hashed once.
+
+    What was found of it is not pickled: a client hashes what it is sent, and believes nobody's digest of it.
+    """
+
+    def __init__(self, keys: Directory) -> None:
+        self._keys = dict(keys)
+
+    @classmethod
+    def of(cls, directory: Directory) -> KeyList:
+        """The directory itself where it is one already."""
+        return directory if type(directory) is cls else cls(directory)
+
+    def __getitem__(self, client: int) -> Advertised:
+        return self._keys[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._keys
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, KeyList) else self._keys == other
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __reduce__(self) -> tuple[type[KeyList], tuple[dict[int, Advertised]]]:
+        return KeyList, (self._keys,)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that no other directory has."""
+        return _digest("directory", *((c, keys.box, keys.mask) for c, keys in sorted(self._keys.items())))
+
+
+def neighbours(directory: Directory, degree: int) -> dict[int, tuple[int, ...]]:
     """Each client's neighbours in a ring, half of them on either side; all others where so few are.
 
     The order of the ring follows from all public keys, so that nobody knows it before they are advertised, and who has
     the directory can check it.
     """
+    return dict(_graph(KeyList.of(directory), degree))
+
+
+@lru_cache(maxsize=8)
+def _graph(directory: KeyList, degree: int) -> dict[int, tuple[int, ...]]:
+    """`neighbours`, found once for all clients of a process: it is public, and of the directory's digest alone."""
     clients = sorted(directory)
     if len(clients) <= degree + 1:
-        return {c: [other for other in clients if other != c] for c in clients}
-    root = digest_of(directory)
-    ring = sorted(clients, key=lambda client: _digest("ring", root, client))
+        return {c: tuple(other for other in clients if other != c) for c in clients}
+    ring = sorted(clients, key=lambda client: _digest("ring", directory.digest, client))
     near = range(1, degree // 2 + 1)
-    return {c: sorted(ring[(i + s * d) % len(ring)] for d in near for s in (1, -1)) for i, c in enumerate(ring)}
+    return {c: tuple(sorted(ring[(i + s * d) % len(ring)] for d in near for s in (1, -1))) for i, c in enumerate(ring)}
 
 
 def digest_of(directory: Directory) -> bytes:
     """32 bytes that no other directory has."""
-    return _digest("directory", *((c, keys.box, keys.mask) for c, keys in sorted(directory.items())))
+    return KeyList.of(directory).digest
 
 
 @dataclass(frozen=True)
@@ -108,10 +155,11 @@ class Participant:
 
     def advertise(self) -> Advertised:
         """Phase 0."""
-        return Advertised(_public(self._key("box")), _public(self._key("mask")))
+        return Advertised(_public(self._box_key), _public(self._mask_key))
 
     def share(self, directory: Directory) -> dict[int, bytes]:
         """Phase 1: for itself and each neighbour, a share of both secrets in a box that it alone can open."""
+        directory = KeyList.of(directory)
         keys = [key for each in directory.values() for key in (each.box, each.mask)]
         if directory.get(self.client) != self.advertise() or len(set(keys)) < len(keys):
             raise self._refusal("is sent a directory in which its keys are others, or one key stands twice")
@@ -143,7 +191,8 @@ class Participant:
         """Phase 2, before it trains: for itself and each neighbour that has shared, a tag by which that one knows with
         whom this client masks, and for which model (a digest).
         """
-        self._goes_on("share", digest_of(directory))
+        directory = KeyList.of(directory)
+        self._goes_on("share", directory.digest)
         around = self._around(directory, shared)
         self._check_among(shared, directory, around)
         statement = self._shared(directory, shared, model)
@@ -158,13 +207,14 @@ class Participant:
 
         `agreed` is the tag that the client made for itself: it masks for this model, with these and no others.
         """
+        directory = KeyList.of(directory)
         statement = self._shared(directory, shared, model)
         if self.client not in directory or not self._holds("agree", directory, self.client, agreed, statement):
             raise self._refusal("is told of other clients or of another model than it has agreed to mask with")
         masked: np.ndarray = vector + expand(self._seed, len(vector))
         for other in self._around(directory, shared):
             if other != self.client:
-                masked += _pairwise(self.client, other, self._key("mask"), directory[other].mask, len(vector))
+                masked += _pairwise(self.client, other, self._mask_key, directory[other].mask, len(vector))
         return masked
 
     def confirm(
@@ -175,6 +225,7 @@ class Participant:
         `agreed` has the tags that others made for this client in phase 2, by sender: all survivors around it must have
         masked with the same clients, and for the same model.
         """
+        directory = KeyList.of(directory)
         around, statement = self._around(directory, survivors), self._agreed(directory, shared)
         self._check_among(survivors, shared, around)
         for other in around:
@@ -200,6 +251,7 @@ class Participant:
         `confirmed` has the tags that others made for this client in phase 3: a threshold of those around it, itself
         among them, must have confirmed the same survivors.
         """
+        directory = KeyList.of(directory)
         statement = _digest("survivors", self._agreed(directory, shared), *sorted(survivors))
         self._goes_on("confirm", statement)
         around = self._around(directory, survivors)
@@ -219,7 +271,7 @@ class Participant:
 
     def _around(self, directory: Directory, present: Collection[int]) -> list[int]:
         """Those present of this client and its neighbours."""
-        near = neighbours(directory, self.setting.degree)[self.client]
+        near = _graph(KeyList.of(directory), self.setting.degree)[self.client]
         return sorted({self.client, *near}.intersection(present))
 
     def _check_among(self, present: Collection[int], known: Collection[int], around: Sequence[int]) -> None:
@@ -288,14 +340,27 @@ class Participant:
     def _secret(self, purpose: str) -> bytes:
         return derive(self.secret, purpose)
 
-    def _key(self, purpose: str) -> X25519PrivateKey:
-        return X25519PrivateKey.from_private_bytes(self._secret(purpose))
+    @cached_property
+    def _box_key(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(self._secret("box"))
+
+    @cached_property
+    def _mask_key(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(self._secret("mask"))
+
+    @cached_property
+    def _agreements(self) -> dict[tuple[bytes, str], bytes]:
+        """What `_common` has found, by the other's public key and the purpose."""
+        return {}
 
     def _common(self, directory: Directory, other: int, purpose: str) -> bytes:
         """A key that this client has in common with another (or with itself) alone."""
         if other == self.client:  # not by the directory, in which the server may have put a key of its own
             return derive(self.secret, "own", purpose)
-        return derive(_exchanged(self._key("box"), directory[other].box), purpose)
+        about = directory[other].box, purpose
+        if about not in self._agreements:
+            self._agreements[about] = derive(_exchanged(self._box_key, about[0]), purpose)
+        return self._agreements[about]
 
 
 def unmasked(

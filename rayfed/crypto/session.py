@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.crypto.masking import TAG_BYTES, Directory, Revealed, neighbours, unmasked
+from rayfed.crypto.masking import TAG_BYTES, Directory, KeyList, Revealed, neighbours, unmasked
 from rayfed.crypto.shamir import SHARE_BYTES
 from rayfed.update import Masked
 
@@ -128,7 +128,8 @@ class Session:
         Raises `ProtectionError` where shares do not fit together.
         """
         if not self.advertised:
-            new = replace(self, advertised=said, near=neighbours(said, self.degree))
+            keys = KeyList(said)
+            new = replace(self, advertised=keys, near=neighbours(keys, self.degree))
             return new._checked(said, said, "advertised keys")
         if not self.boxes:
             return replace(self, boxes=said)._checked(said, said, "shared secrets")

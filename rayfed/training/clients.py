@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from rayfed.scenario import Scenario
 from rayfed.training.arm import Arm, build_arm
 from rayfed.training.local import PRIVATE, privately_trained
 from rayfed.training.malicious import Malicious
-from rayfed.update import Named
+from rayfed.update import Named, digest_of
 
 State = dict[str, Any]
 Split = Literal["test", "train"]
@@ -38,7 +38,17 @@ class Sent:
     told: Any = None
     """Of the session of the arm's aggregation (`Aggregation.told`); None where it has none."""
 
-    @property
+    def __getstate__(self) -> dict[str, Any]:
+        """Without digests: a client hashes what it is sent, and believes nobody's digest of it."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
+    def content(self) -> str:
+        """SHA-256 of what clients are asked about: round, weights and buffers."""
+        parts = (digest_of(dict(sorted(tensors.items()))) for tensors in (self.weights, self.buffers))
+        return hashlib.sha256(repr((self.round, *parts)).encode()).hexdigest()
+
+    @cached_property
     def digest(self) -> str:
         """SHA-256 of all that clients have to have in common for their updates to be added: round, weights, buffers and
         the box of their keys, which is another in every run.
@@ -47,12 +57,7 @@ class Sent:
         that sends clients different weights gets single updates out of sums, unless what hides an update depends
         on the weights.
         """
-        found = hashlib.sha256(repr((self.round, self.keys)).encode())
-        for tensors in (self.weights, self.buffers):
-            found.update(repr([(name, t.dtype, tuple(t.shape)) for name, t in sorted(tensors.items())]).encode())
-            for _, tensor in sorted(tensors.items()):
-                found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return found.hexdigest()
+        return hashlib.sha256(repr((self.content, self.keys)).encode()).hexdigest()
 
 
 class Clients:
@@ -114,7 +119,7 @@ class Clients:
         """In a secure run what a client is asked about: with the same noise at other weights, answers would be told
         apart without any. Otherwise nothing, for there noise follows from the seed alone.
         """
-        return (replace(sent, keys=b"").digest,) if self.scenario.privacy.secure else ()
+        return (sent.content,) if self.scenario.privacy.secure else ()
 
     def own_data(self, arm: str, client: int, rows: np.ndarray) -> Batch:
         """Some of a client's samples as it uses them in an arm: a malicious one may have poisoned them."""

@@ -76,11 +76,11 @@ class SweepFolder:
 
     def _as_written(self, found: pa.Table) -> pa.Table:
         """The columns that `write_outcomes` writes; the types of swept fields are those of their values."""
-        columns = []
-        expected = table([], self.fields, trials=True).schema
-        found = completed(found, pa.schema([field for field in expected if field.name not in self.fields]))
+        columns, swept = [], self.fields  # a list that is read from the scenario's file
+        expected = table([], swept, trials=True).schema
+        found = completed(found, pa.schema([field for field in expected if field.name not in swept]))
         for field in expected:
-            own = found.schema.field(field.name).type if field.name in self.fields else field.type
+            own = found.schema.field(field.name).type if field.name in swept else field.type
             if not (pa.types.is_primitive(own) or pa.types.is_string(own)):
                 raise ValueError(f"column '{field.name}' is {own}")
             columns.append(pa.field(field.name, own, nullable=field.name not in _ALWAYS))

@@ -8,10 +8,10 @@ from dataclasses import replace
 from actors.process import Renewable, Share, set_up
 from rayfed.attacks.base import Attack, Guess, InferenceAttack, Reconstruction
 from rayfed.attacks.sealed import attempt
+from rayfed.client.arm import build_arm
 from rayfed.models.private import freeze
 from rayfed.scenario import AttackSpec, DefenceSpec, ModelSpec
 from rayfed.seeds import torch_generator
-from rayfed.training.arm import build_arm
 from rayfed.update import Observation
 
 

@@ -15,9 +15,9 @@ from actors.progress import Progress
 from actors.tables import RoundTables, Scored
 from rayfed import seeds
 from rayfed.attacks.base import Guess, Inference
+from rayfed.client import plan
+from rayfed.client.clients import State
 from rayfed.scenario import AttackSpec, Scenario
-from rayfed.training import plan
-from rayfed.training.clients import State
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,16 @@ from torch import Tensor
 from actors.process import Renewable, Share, set_up
 from actors.tables import Rows, Scored
 from rayfed.attacks.base import Guess, Inference, Reconstruction
+from rayfed.client.clients import Sent, Split, State
+from rayfed.client.observations import ObservationBuilder, Truth
+from rayfed.client.runtime import ClientRuntime, CohortReport
 from rayfed.crypto.masking import Transcript
 from rayfed.data.base import Dataset
 from rayfed.data.forms import Pixels, Records, Tokens
+from rayfed.engine.inputs import scorer
 from rayfed.metrics.score import Scorer
-from rayfed.results.images import encode_png
 from rayfed.scenario import AttackSpec, Scenario
-from rayfed.training.clients import Sent, Split, State
-from rayfed.training.host import CohortReport, Host
-from rayfed.training.inputs import scorer
-from rayfed.training.observer import Observer, Truth
+from rayfed.store.images import encode_png
 from rayfed.update import Observation
 
 
@@ -36,23 +36,23 @@ class ClientActor(Renewable):
         share: Share,
         validation: Sequence[np.ndarray] = (),
     ) -> None:
-        self._host = Host(scenario, data, parts, set_up(share), validation)
-        self._observer = Observer(self._host)
+        self._runtime = ClientRuntime(scenario, data, parts, set_up(share), validation)
+        self._observer = ObservationBuilder(self._runtime)
 
     @cached_property
     def _scorer(self) -> Scorer:
-        return scorer(self._host.scenario, self._host.data)
+        return scorer(self._runtime.scenario, self._runtime.data)
 
     def cohorts(
         self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]
     ) -> tuple[CohortReport, Any]:
         """The report for the driver on consecutive cohorts, and their partial results for the server."""
-        partials, report = self._host.cohorts(arm, sent, first, cohorts, states)
+        partials, report = self._runtime.cohorts(arm, sent, first, cohorts, states)
         return report, partials
 
     def make_keys(self, arm: str) -> bytes:
         """A key pair for the arm's clients, locked for them."""
-        return self._host.make_keys(arm)
+        return self._runtime.make_keys(arm)
 
     def observe(
         self, arm: str, sent: Sent, victims: Sequence[int], attack: AttackSpec, states: Mapping[int, State], repeat: int
@@ -67,30 +67,30 @@ class ClientActor(Renewable):
         """What the client remembers of the round now, and its answer to what the server's rule asks, which goes to the
         server.
         """
-        answer = self._host.answer(arm, sent, payload, client, state, transcript)
+        answer = self._runtime.answer(arm, sent, payload, client, state, transcript)
         return transcript, answer
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split) -> tuple[float, int]:
         """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
-        return self._host.evaluate(arm, sent, start, stop, split)
+        return self._runtime.evaluate(arm, sent, start, stop, split)
 
     def evaluate_backdoor(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[int, int]:
         """Test images of a slice that are taken for a backdoor's target, and those that were tried."""
-        return self._host.evaluate_backdoor(arm, sent, start, stop)
+        return self._runtime.evaluate_backdoor(arm, sent, start, stop)
 
     def evaluate_member(
         self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
     ) -> dict[Split, tuple[float, float]]:
         """Mean loss and accuracy of the weights with one client's private part."""
-        return self._host.evaluate_member(arm, sent, client, state, splits)
+        return self._runtime.evaluate_member(arm, sent, client, state, splits)
 
     def evaluate_stranger(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
         """Test accuracy with random private parts; with random keys and the mean of all else that is private."""
-        return self._host.evaluate_stranger(arm, sent, states)
+        return self._runtime.evaluate_stranger(arm, sent, states)
 
     def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
         """The rows of the table `private` for an arm's clients, less arm and round."""
-        return self._host.private_layers(arm, states)
+        return self._runtime.private_layers(arm, states)
 
     def score(self, truths: Sequence[Truth], guesses: Sequence[Guess], strip: bool) -> list[Scored]:
         """For each victim, its rows for the tables of attacks (or inferences), of images (or texts) and, where a
@@ -116,7 +116,7 @@ class ClientActor(Renewable):
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
         orders = [row.pop("order") for row in rows]
         rows = [row | {"distortion": truth.distortion} for row in rows]
-        form = self._host.data.form
+        form = self._runtime.data.form
         if not isinstance(form, Pixels):
             return Scored(rows, texts=self._in_words(form, rows, true, guess.images[orders]))
         images = [

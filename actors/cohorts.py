@@ -17,12 +17,12 @@ import ray
 from actors.calls import Call, Overdue
 from actors.evaluation import Run
 from actors.tables import Rows
+from rayfed.client import plan
+from rayfed.client.clients import State
+from rayfed.client.failures import Failed
+from rayfed.client.runtime import CohortReport
 from rayfed.errors import ClientError
 from rayfed.scenario import Failures, Scenario
-from rayfed.training import plan
-from rayfed.training.clients import State
-from rayfed.training.failures import Failed
-from rayfed.training.host import CohortReport
 
 _SAID = 5
 """Clients whose reasons are told; the table has all."""

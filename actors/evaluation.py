@@ -9,7 +9,7 @@ import numpy as np
 import ray
 
 from actors.calls import Call
-from rayfed.training.clients import Split, State
+from rayfed.client.clients import Split, State
 
 EVALUATION_SLICE = 1000
 """Samples in one call; fixed, so that the sum of losses does not depend on the cluster."""

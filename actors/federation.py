@@ -24,15 +24,15 @@ from actors.progress import Progress
 from actors.server import ArmState, Kept, ServerActor, ServerRole
 from actors.tables import RoundTables, Rows
 from rayfed.aggregation.server_optimiser import ServerOptimiser
+from rayfed.client import plan
+from rayfed.client.arm import Arm, build_arm
+from rayfed.client.clients import Sent, Split, State
+from rayfed.client.failures import check_left
+from rayfed.client.malicious import Malicious
 from rayfed.crypto.masking import Transcript
 from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts
 from rayfed.scenario import Scenario
-from rayfed.training import plan
-from rayfed.training.arm import Arm, build_arm
-from rayfed.training.clients import Sent, Split, State
-from rayfed.training.failures import check_left
-from rayfed.training.malicious import Malicious
 
 _CALLS = 2
 """Calls for each actor in a round's training: more even out better, but each costs its way there and back."""

@@ -26,17 +26,17 @@ from actors.crew import Crew
 from actors.federation import Federation, count_calls
 from actors.progress import Progress
 from actors.tables import RoundTables
-from rayfed import catalogue, seeds
+from rayfed import registry, seeds
 from rayfed import scenario as scenarios
+from rayfed.client.arm import build_arm
 from rayfed.console import guarantees
 from rayfed.data.partitions.base import label_mix
+from rayfed.engine.inputs import Inputs, prepare, scorer
 from rayfed.errors import ClientError, RunError, UserError
-from rayfed.results import checkpoint, memories, run_key
-from rayfed.results.folder import RunFolder
-from rayfed.results.schemas import TABLES
 from rayfed.scenario import Scenario
-from rayfed.training.arm import build_arm
-from rayfed.training.inputs import Inputs, prepare, scorer
+from rayfed.store import checkpoint, client_states, run_key
+from rayfed.store.folder import RunFolder
+from rayfed.store.schemas import TABLES
 
 _PACKAGES = (
     *("rayfed", "torch", "torchvision", "ray", "numpy", "pyarrow", "scikit-learn", "scikit-image", "lpips"),
@@ -153,7 +153,7 @@ def _drop_after(folder: RunFolder, saved: checkpoint.Checkpoint | None) -> None:
     """Remove what a round has left that did not end."""
     round = saved.round if saved else -1
     folder.drop_after(round)
-    memories.tidy(folder, round + 1)
+    client_states.tidy(folder, round + 1)
 
 
 def attack(scenario: Scenario, run: str | None, out: str | None, address: str | None, progress: Progress) -> RunFolder:
@@ -417,7 +417,7 @@ def environment(scenario: Scenario, a: Allotment) -> dict[str, object]:
     return {
         "started": f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}",
         "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
-        "search_path": catalogue.SEARCHED,
+        "search_path": registry.SEARCHED,
         "seed": scenario.seed,
         "streams": seeds.STREAMS,
         "reproducible": not scenario.privacy.secure,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.cluster import Allotment
-from rayfed.results.folder import RunFolder
-from rayfed.results.sweep_folder import SweepFolder
+from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import Trial
+from rayfed.store.folder import RunFolder
 
 
 class Progress:

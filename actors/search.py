@@ -13,7 +13,7 @@ from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialSchedule
 from ray.tune.search.optuna import OptunaSearch
 
 from rayfed import seeds
-from rayfed.results.outcomes import MEASURES, held
+from rayfed.analysis.outcomes import MEASURES, held
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.sweep import Range
 from rayfed.scenario.trials import fields_of

@@ -10,10 +10,10 @@ from actors.process import Renewable, Share, set_up
 from rayfed.aggregation.base import Memory
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
+from rayfed.client.arm import Protecting, aggregation_of
+from rayfed.client.clients import Sent
 from rayfed.privacy.sampling import generator
 from rayfed.scenario import AggregationSpec, DefenceSpec
-from rayfed.training.arm import Protecting, aggregation_of
-from rayfed.training.clients import Sent
 from rayfed.update import Named
 
 ArmState = dict[str, Any]

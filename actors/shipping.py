@@ -8,7 +8,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
-from rayfed import catalogue
+from rayfed import registry
 from rayfed.scenario import Scenario, dotted_paths
 
 
@@ -28,7 +28,7 @@ def runtime_env(scenario: Scenario) -> dict[str, Any]:
 
 
 def _users_folders() -> list[str]:
-    return [*catalogue.SEARCHED, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return [*registry.SEARCHED, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 def _source(name: str) -> Path | None:

@@ -22,14 +22,15 @@ from actors.search import Tried, scheduler, search
 from actors.trackers import trackers
 from actors.trial import Reporter, own_crew, prepare_process, search_places, with_actors
 from rayfed import scenario as scenarios
+from rayfed.analysis import outcomes
+from rayfed.analysis.robustness import VERSUS
+from rayfed.analysis.settings import estimate
+from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.errors import RunError
-from rayfed.results import outcomes, run_key
-from rayfed.results.folder import RunFolder
-from rayfed.results.robustness import VERSUS
-from rayfed.results.settings import estimate
-from rayfed.results.sweep_folder import TRIALS, SweepFolder
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, check_values, fields_of, planned, scenario_of
+from rayfed.store import run_key
+from rayfed.store.folder import RunFolder
 
 _LOST_PROCESSES = 3
 """Times that a trial goes on after its process has died."""

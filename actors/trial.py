@@ -16,11 +16,11 @@ from actors import launch
 from actors.cluster import Allotment, allot_trial
 from actors.crew import Crew
 from actors.progress import Progress
-from rayfed import catalogue
-from rayfed.results.folder import RunFolder
-from rayfed.results.summary import PSNR_CEILING, spread
+from rayfed import registry
+from rayfed.analysis.summary import PSNR_CEILING, spread
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import Trial, scenario_of
+from rayfed.store.folder import RunFolder
 
 Trainable = Callable[[dict[str, Any]], None]
 
@@ -62,7 +62,7 @@ Places = tuple[list[str], list[str], str]
 
 def search_places() -> Places:
     """Where this process finds modules and files, for those of the trials."""
-    return list(sys.path), list(catalogue.SEARCHED), str(Path.cwd())
+    return list(sys.path), list(registry.SEARCHED), str(Path.cwd())
 
 
 def prepare_process(places: Places) -> None:
@@ -75,7 +75,7 @@ def prepare_process(places: Places) -> None:
         os.chdir(directory)
     sys.path += [folder for folder in path if folder not in sys.path]
     for folder in reversed(searched):  # each goes before those that were there
-        catalogue.search(folder)
+        registry.search(folder)
     torch.set_num_threads(1)
 
 

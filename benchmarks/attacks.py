@@ -33,10 +33,10 @@ from rayfed.attacks.base import Attack
 from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.gradinversion import GradInversion
 from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.catalogue import build
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.metrics.images import psnr
 from rayfed.models.build import build_model
+from rayfed.registry import build
 from rayfed.update import Observation
 
 TV, LR = 1e-3, 0.1

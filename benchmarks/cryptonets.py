@@ -17,9 +17,9 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
-from rayfed.catalogue import build
 from rayfed.crypto.inference import Client, Server
 from rayfed.models.build import build_model
+from rayfed.registry import build
 
 
 def trained(images: Tensor, labels: Tensor, epochs: int) -> nn.Sequential:

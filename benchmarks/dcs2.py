@@ -30,7 +30,7 @@ from torch.func import functional_call
 
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.two_images import TwoImages
-from rayfed.catalogue import build
+from rayfed.client.local import gradient_method, update_method
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.dcs2 import Dcs2
 from rayfed.defences.gaussian import Gaussian
@@ -39,8 +39,8 @@ from rayfed.defences.soteria import Soteria
 from rayfed.gradients import buffers_of, flatten, norm, per_sample_gradients, weights_of
 from rayfed.metrics.images import psnr, ssim
 from rayfed.models.build import build_model
+from rayfed.registry import build
 from rayfed.scenario import Training
-from rayfed.training.local import gradient_method, update_method
 from rayfed.update import Named, Observation
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -20,14 +20,14 @@ from time import process_time
 import torch
 from torch import Tensor
 
-from rayfed.catalogue import build
+from rayfed.client.local import update_method
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.soteria import displacement, estimated_norms, jacobian_norms
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.front import Front
+from rayfed.registry import build
 from rayfed.scenario import Training
-from rayfed.training.local import update_method
 from rayfed.update import Update
 
 SHAPE, CLASSES = (3, 32, 32), 10

@@ -34,9 +34,9 @@ from actors.federation import Federation, count_calls
 from actors.progress import Progress
 from benchmarks.work import BATCH, LR, SAMPLES, PlainLoop, Work, data
 from rayfed import scenario as scenarios
+from rayfed.client.plan import drawn_clients
 from rayfed.data.base import Dataset
 from rayfed.scenario import Scenario
-from rayfed.training.plan import drawn_clients
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROCESSES = 2

@@ -30,11 +30,11 @@ from uuid import uuid4
 
 import torch
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.results import checkpoint
-from rayfed.results.folder import RunFolder
-from rayfed.results.schemas import TABLES
+from rayfed.registry import component
+from rayfed.store import checkpoint
+from rayfed.store.folder import RunFolder
+from rayfed.store.schemas import TABLES
 from rayfed.update import Update
 
 CLIENTS = 8

@@ -31,15 +31,15 @@ from rayfed import scenario as scenarios
 from rayfed import seeds
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.catalogue import component
+from rayfed.client import plan
+from rayfed.client.arm import aggregation_of
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.data.base import Dataset
 from rayfed.data.sets.digits import Digits
 from rayfed.data.sets.gaussian_toy import EXTENT
 from rayfed.data.sets.mnist import MNIST
-from rayfed.training import plan
-from rayfed.training.arm import aggregation_of
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import Inputs, prepare
+from rayfed.engine.inputs import Inputs, prepare
+from rayfed.registry import component
 
 FLIPPERS, CLIENTS = 3, 10
 TOY = Path(__file__).parent.parent / "scenarios" / "toy.yaml"
@@ -127,25 +127,25 @@ class Played:
 def play(inputs: Inputs, arm: str) -> Iterator[Played]:
     """The rounds of one arm, as the actors play them."""
     s, samples = inputs.scenario, len(inputs.data.test_labels)
-    host = Host(s, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     rule = aggregation_of(s.aggregation_of(arm), s.stacks[arm], s.clients_per_round)
     keys = b""
     if protecting := plan.protecting(s, arm, [len(part) for part in inputs.parts]):
-        rule, keys = protecting.wrap(rule), host.make_keys(arm)
-    model = GlobalModel(host.arm(arm).weights, host.arm(arm).buffers, ServerOptimiser("sgd", s.server_lr(arm)))
+        rule, keys = protecting.wrap(rule), runtime.make_keys(arm)
+    model = GlobalModel(runtime.arm(arm).weights, runtime.arm(arm).buffers, ServerOptimiser("sgd", s.server_lr(arm)))
     for round in range(s.federation.rounds):
         sent, cohorts = Sent(round, model.weights, model.buffers, keys), plan.cohorts(s, round)
         fold = TreeFold(rule, len(cohorts))
         for index, clients in enumerate(cohorts):
-            fold.add(index, host.cohort(arm, sent, clients, {})[0])
+            fold.add(index, runtime.cohort(arm, sent, clients, {})[0])
         total = rule.recall(fold.total(), model.memory)
         while question := rule.asks(total):
             asked = plan.drawn_clients(s, round)[: 1 if question.of == "one" else None]
-            total = rule.hears(total, {c: host.answer(arm, sent, question.payload, c, {}) for c in asked})
+            total = rule.hears(total, {c: runtime.answer(arm, sent, question.payload, c, {}) for c in asked})
         model.apply(*rule.combine(total, seeds.torch_generator(s.seed, "server", round, arm)))
         model.memory = rule.memory(total)
         weights = {row["client"]: row["weight"] for row in rule.rows(total).get("weights", [])}
-        right = host.evaluate(arm, Sent(round + 1, model.weights, model.buffers), 0, samples)[1]
+        right = runtime.evaluate(arm, Sent(round + 1, model.weights, model.buffers), 0, samples)[1]
         yield Played(right / samples, weights, model)
 
 
@@ -195,9 +195,9 @@ def encrypted(chosen: argparse.Namespace) -> None:
 
 def least_cosine(inputs: Inputs, arm: str) -> float:
     """Between a client's update of the first round and what stands for it."""
-    host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
-    keys = host.make_keys(arm) if inputs.scenario.protection_of(arm) else b""
-    seen = host.seen(arm, Sent(0, host.arm(arm).weights, host.arm(arm).buffers, keys), {})
+    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    keys = runtime.make_keys(arm) if inputs.scenario.protection_of(arm) else b""
+    seen = runtime.seen(arm, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers, keys), {})
     assert seen is not None
     shown = torch.stack([torch.cat([t.ravel() for t in update.values()]) for update in seen.updates.values()]).double()
     return float(torch.cosine_similarity(torch.linalg.solve(seen.shares, shown), shown).min())
@@ -226,10 +226,10 @@ def toy(chosen: argparse.Namespace) -> None:
 @torch.no_grad()
 def plane(inputs: Inputs, model: GlobalModel) -> Tensor:
     """(256, 256) the class of every point of the grid, rows from below."""
-    host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
     axis = torch.linspace(0, 1, 256)
     points = torch.cartesian_prod(axis, axis).flip(1).reshape(-1, 1, 1, 2)
-    logits = functional_call(host.arm("centralised").model, {**model.weights, **model.buffers}, (points,))
+    logits = functional_call(runtime.arm("centralised").model, {**model.weights, **model.buffers}, (points,))
     return logits.argmax(1).reshape(256, 256)
 
 

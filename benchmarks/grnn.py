@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from rayfed import seeds
 from rayfed.attacks.grnn import Grnn
-from rayfed.catalogue import build
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import build_model
+from rayfed.registry import build
 from rayfed.update import Observation
 
 DATA = Path(os.environ.get("RAYFED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))

@@ -25,7 +25,12 @@ import yaml
 from rayfed.aggregation.server import GlobalModel
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.attacks.base import Reconstruction
+from rayfed.client.arm import Arm, aggregation_of, build_arm
+from rayfed.client.local import update_method
+from rayfed.client.observations import ObservationBuilder, Truth
+from rayfed.client.runtime import ClientRuntime, Sent, State
 from rayfed.defences.base import Batch, Task
+from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.bayesian import knowledge_increment
 from rayfed.metrics.images import mse
@@ -33,11 +38,6 @@ from rayfed.models.build import build_model
 from rayfed.models.private import freeze
 from rayfed.scenario import AttackSpec, DefenceSpec, ModelSpec, Scenario, Training, parse
 from rayfed.seeds import torch_generator
-from rayfed.training.arm import Arm, aggregation_of, build_arm
-from rayfed.training.host import Host, Sent, State
-from rayfed.training.inputs import prepare
-from rayfed.training.local import update_method
-from rayfed.training.observer import Observer, Truth
 from rayfed.update import Observation
 
 ARMS = {
@@ -90,7 +90,7 @@ class Run:
     """A federation in this process: what the actors do, one after the other."""
 
     scenario: Scenario
-    host: Host
+    runtime: ClientRuntime
     arm: str
     model: GlobalModel
     states: dict[int, State] = field(default_factory=dict)
@@ -98,10 +98,10 @@ class Run:
     """Wall time of each round's training, private stage included."""
 
     @classmethod
-    def of(cls, scenario: Scenario, host: Host, arm: str) -> Run:
-        built, lr = host.arm(arm), scenario.server_lr(arm)
+    def of(cls, scenario: Scenario, runtime: ClientRuntime, arm: str) -> Run:
+        built, lr = runtime.arm(arm), scenario.server_lr(arm)
         return cls(
-            scenario, host, arm, GlobalModel(built.weights, built.buffers, optimiser=ServerOptimiser("sgd", lr, 0.0))
+            scenario, runtime, arm, GlobalModel(built.weights, built.buffers, optimiser=ServerOptimiser("sgd", lr, 0.0))
         )
 
     def play(self) -> Iterator[Sent]:
@@ -111,7 +111,7 @@ class Run:
         for round in range(self.scenario.federation.rounds):
             sent = Sent(round, self.model.weights, self.model.buffers)
             yield sent
-            partial, report = self.host.cohort(self.arm, sent, clients, self.states)
+            partial, report = self.runtime.cohort(self.arm, sent, clients, self.states)
             self.states |= report.states
             self.seconds.append(report.seconds)
             self.model.apply(*rule.combine(partial, torch_generator(round)))
@@ -119,11 +119,11 @@ class Run:
 
     def accuracy(self, sent: Sent) -> float:
         """On the test set; the mean over the clients, each with its own private part, where they have one."""
-        if not self.host.arm(self.arm).private:
-            size = len(self.host.data.test_labels)
-            return self.host.evaluate(self.arm, sent, 0, size)[1] / size
+        if not self.runtime.arm(self.arm).private:
+            size = len(self.runtime.data.test_labels)
+            return self.runtime.evaluate(self.arm, sent, 0, size)[1] / size
         return mean(
-            self.host.evaluate_member(self.arm, sent, client, state, ["test"])["test"][1]
+            self.runtime.evaluate_member(self.arm, sent, client, state, ["test"])["test"][1]
             for client, state in self.states.items()
         )
 
@@ -133,17 +133,17 @@ class Run:
         truths: list[Truth] = []
         assert isinstance(spec.victims, int)
         for victim in range(spec.victims):
-            observation, truth = Observer(self.host).observe(self.arm, sent, victim, spec, self.states)
+            observation, truth = ObservationBuilder(self.runtime).observe(self.arm, sent, victim, spec, self.states)
             seen.append(observation)
             truths.append(truth)
-        arm = attackers_view(self.scenario, self.arm, self.host)
+        arm = attackers_view(self.scenario, self.arm, self.runtime)
         freeze(arm.model, arm.private - seen[0].weights.keys())
         generators = [torch.Generator().manual_seed(victim) for victim in range(len(seen))]
         return list(zip(truths, spec.build().reconstruct(seen, arm.model, generators), strict=True))
 
 
-def attackers_view(scenario: Scenario, arm: str, host: Host) -> Arm:
-    data = host.data
+def attackers_view(scenario: Scenario, arm: str, runtime: ClientRuntime) -> Arm:
+    data = runtime.data
     return build_arm(scenario.model_of(arm), scenario.stacks[arm], data.image_shape, len(data.classes), seed=0)
 
 
@@ -161,12 +161,12 @@ def table(chosen: argparse.Namespace) -> None:
     inputs = prepare(s)
     attacks = [attack for attack in s.attacks if attack.name in chosen.attacks]
     for arm in chosen.arms:
-        host = Host(s, inputs.data, inputs.parts, torch.device("cpu"))
-        run = Run.of(s, host, arm)
+        runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
+        run = Run.of(s, runtime, arm)
         layers: list[str] = []
         for sent in run.play():
-            if sent.round in (1, s.federation.rounds) and host.arm(arm).private:
-                [row] = host.private_layers(arm, list(run.states.values()))
+            if sent.round in (1, s.federation.rounds) and runtime.arm(arm).private:
+                [row] = runtime.private_layers(arm, list(run.states.values()))
                 layers.append(", ".join(f"{name} {row[name]:.3g}" for name in ("distance", "rank", "scale")))
             if sent.round in (0, s.federation.rounds):
                 for attack in attacks:

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from rayfed import seeds
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.catalogue import build
+from rayfed.client.local import gradient_method, update_method
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.gaussian import Gaussian
@@ -48,8 +48,8 @@ from rayfed.metrics.images import psnr, ssim
 from rayfed.metrics.noise import NoiseRatio
 from rayfed.models.build import build_model
 from rayfed.models.pretrained import load_evaluator
+from rayfed.registry import build
 from rayfed.scenario import Training
-from rayfed.training.local import gradient_method, update_method
 from rayfed.update import Named, Observation
 
 CPU = torch.device("cpu")

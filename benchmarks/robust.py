@@ -18,14 +18,14 @@ import torch
 
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
+from rayfed.analysis.robustness import VERSUS
+from rayfed.client import plan
+from rayfed.client.arm import aggregation_of
+from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
-from rayfed.results.robustness import VERSUS
 from rayfed.scenario import Scenario, load
 from rayfed.seeds import torch_generator
-from rayfed.training import plan
-from rayfed.training.arm import aggregation_of
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
 
 SCENARIO = Path(__file__).parent.parent / "scenarios" / "robust.yaml"
 
@@ -42,36 +42,36 @@ def main() -> None:
     for seed in chosen.seeds:
         scenario = load(chosen.scenario, [*chosen.changes, f"seed={seed}"])
         inputs = prepare(scenario)
-        host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
+        runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
         for name in scenario.stacks:
             arm, _, opponent = name.partition(VERSUS)
             if chosen.arms is None or arm in chosen.arms:
-                found.setdefault((arm, opponent), []).append(played(scenario, host, name))
+                found.setdefault((arm, opponent), []).append(played(scenario, runtime, name))
                 print(seed, name, *found[arm, opponent][-1], file=sys.stderr)
     print(table(found))
 
 
-def played(scenario: Scenario, host: Host, arm: str) -> tuple[float, float | None]:
+def played(scenario: Scenario, runtime: ClientRuntime, arm: str) -> tuple[float, float | None]:
     """Test accuracy after the last round, and the backdoor's if there is one; who diverges has learnt nothing."""
-    built = host.arm(arm)
+    built = runtime.arm(arm)
     model = GlobalModel(built.weights, built.buffers, ServerOptimiser("sgd", scenario.server_lr(arm), 0.0))
     rule = aggregation_of(scenario.aggregation_of(arm), scenario.stacks[arm], scenario.clients_per_round)
-    tests = len(host.data.test_labels)
+    tests = len(runtime.data.test_labels)
     for round in range(scenario.federation.rounds):
         cohorts = plan.cohorts(scenario, round)
         fold = TreeFold(rule, len(cohorts))
         for index, clients in enumerate(cohorts):
             try:
-                partial, _ = host.cohort(arm, Sent(round, model.weights, model.buffers), clients, {})
+                partial, _ = runtime.cohort(arm, Sent(round, model.weights, model.buffers), clients, {})
             except UserError:
-                return 1 / len(host.data.classes), None
+                return 1 / len(runtime.data.classes), None
             fold.add(index, partial)
         model.apply(*rule.combine(fold.total(), torch_generator(round)))
     last = Sent(scenario.federation.rounds, model.weights, model.buffers)
-    accuracy = host.evaluate(arm, last, 0, tests)[1] / tests
-    if not host.malicious[arm].poisoning.has_trigger:
+    accuracy = runtime.evaluate(arm, last, 0, tests)[1] / tests
+    if not runtime.malicious[arm].poisoning.has_trigger:
         return accuracy, None
-    taken, tried = host.evaluate_backdoor(arm, last, 0, tests)
+    taken, tried = runtime.evaluate_backdoor(arm, last, 0, tests)
     return accuracy, taken / tried
 
 

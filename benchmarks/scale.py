@@ -32,9 +32,9 @@ from actors.federation import Federation, count_calls
 from actors.progress import Progress
 from benchmarks.memory import Watch, family
 from rayfed import scenario as scenarios
-from rayfed.results import checkpoint
-from rayfed.results.folder import RunFolder
-from rayfed.training.inputs import prepare
+from rayfed.engine.inputs import prepare
+from rayfed.store import checkpoint
+from rayfed.store.folder import RunFolder
 
 TOTAL, PER_ROUND = 100_000, 100
 """What stays the same while the other varies."""

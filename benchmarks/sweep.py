@@ -24,9 +24,9 @@ from actors.crew import Crew
 from actors.progress import Progress, SweepProgress
 from actors.sweep import sweep
 from rayfed import scenario as scenarios
-from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
+from rayfed.store.folder import RunFolder
 
 
 class Watch(SweepProgress):

@@ -28,14 +28,14 @@ from rayfed import seeds
 from rayfed.attacks.base import Attack
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.catalogue import build
+from rayfed.client.local import update_method
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.vae import Vae
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.images import psnr, ssim
 from rayfed.models.build import build_model
+from rayfed.registry import build
 from rayfed.scenario import Training
-from rayfed.training.local import update_method
 from rayfed.update import Named, Observation
 
 MODELS: dict[str, dict[str, Any]] = {"small_cnn": {}, "lenet": {"activation": "sigmoid", "init": "uniform"}}

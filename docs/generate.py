@@ -1,4 +1,4 @@
-"""Write `docs/scenario.md`, the scenario's reference, from the schema and the catalogue.
+"""Write `docs/scenario.md`, the scenario's reference, from the schema and the registry.
 
     python docs/generate.py
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rayfed import catalogue
+from rayfed import registry
 from rayfed.scenario import ArmSpec, AttackSpec, ComponentSpec, DataSpec, ModelSpec, Normalise, Scenario
 
 HEADER = """\
@@ -70,13 +70,13 @@ def _default(field: FieldInfo) -> str:
 
 
 def _components() -> Iterator[str]:
-    for kind in catalogue.KINDS:
+    for kind in registry.KINDS:
         yield f"## {kind.capitalize()}\n"
-        for name in sorted(catalogue.table(kind)):
-            target = catalogue.find(kind, name)
+        for name in sorted(registry.table(kind)):
+            target = registry.find(kind, name)
             yield f"### `{name}`\n"
             yield f"{inspect.getdoc(target)}\n"
-            parameters = catalogue.parameters(target)
+            parameters = registry.parameters(target)
             if parameters:
                 yield "| field | type | default | meaning |"
                 yield "| --- | --- | --- | --- |"

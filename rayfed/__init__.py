@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rayfed.results.loading import Run, Sweep
+    from rayfed.analysis.loading import Run, Sweep
 
 __all__ = ["__version__", "load"]
 __version__ = "0.2.0.dev0"
@@ -20,6 +20,6 @@ def load(path: str | PathLike[str]) -> Run | Sweep:
 
     Raises `rayfed.errors.RunError` where there is none.
     """
-    from rayfed.results import loading  # `import rayfed` stays light
+    from rayfed.analysis import loading  # `import rayfed` stays light
 
     return loading.load(fspath(path))

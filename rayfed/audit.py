@@ -1,7 +1,7 @@
 """How much one gradient of a model gives away: the scenario that asks it, and the answer in a few figures.
 
 For whoever has a model and images and no scenario yet. The attacks are those that need nothing but a gradient; the
-defences are the catalogue's noise, pruning and quantisation in a few strengths each.
+defences are the registry's noise, pruning and quantisation in a few strengths each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from rayfed.results.summary import Row, measured, worst
+from rayfed.analysis.summary import Row, measured, worst
 
 UNDEFENDED = "none"
 DEFENCES: dict[str, list[dict[str, Any]]] = {

@@ -33,7 +33,7 @@ def write_parquet(path: str) -> None:
     import pyarrow.parquet as pq
     from PIL import Image
 
-    from rayfed.catalogue import build
+    from rayfed.registry import build
 
     data = build("datasets", "photos", {"size": 32, "train_samples": 160}).load()
     encoded = []

@@ -9,12 +9,12 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from rayfed.catalogue import build
+from rayfed.client.local import update_method
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.lenet import LeNet
+from rayfed.registry import build
 from rayfed.scenario import Training
-from rayfed.training.local import update_method
 from rayfed.update import Observation
 
 LENET = ("lenet", {"activation": "sigmoid", "init": "uniform"})

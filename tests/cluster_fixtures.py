@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults import Command
-from rayfed.results.folder import RunFolder
+from rayfed.store.folder import RunFolder
 from tests.conftest import REPOSITORY
 
 NODES = """

@@ -21,10 +21,10 @@ import yaml
 from sklearn.datasets import load_digits
 from torch.nn import functional as F
 
-from rayfed.results.folder import RunFolder
-from rayfed.results.images import encode_png
-from rayfed.results.outcomes import outcomes, with_pmm
-from rayfed.results.sweep_folder import SweepFolder
+from rayfed.analysis.outcomes import outcomes, with_pmm
+from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.store.folder import RunFolder
+from rayfed.store.images import encode_png
 
 ARMS = {"none": [], "gaussian": [{"name": "gaussian", "sigma": 0.01}], "prune": ["prune"]}
 NOISE = {"none": 0.02, "gaussian": 0.18, "prune": 0.08}

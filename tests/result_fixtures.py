@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from rayfed.results.folder import RunFolder
-from rayfed.results.settings import Estimate, Setting
-from rayfed.results.sweep_folder import SweepFolder
+from rayfed.analysis.settings import Estimate, Setting
+from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.store.folder import RunFolder
 
 NOON = datetime(2025, 3, 1, 12)
 SIGMA = "arms.noise.defences.gaussian.sigma"

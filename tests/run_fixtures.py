@@ -24,9 +24,9 @@ from actors.crew import Crew, Hired
 from actors.federation import Federation
 from actors.process import Share
 from actors.progress import Progress
-from rayfed.results import checkpoint
-from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
+from rayfed.store import checkpoint
+from rayfed.store.folder import RunFolder
 
 CPUS = 4
 """That the tests' Ray pretends to have."""

@@ -18,8 +18,8 @@ from rayfed import scenario as scenarios
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.errors import ResourceError, RunError
 from rayfed.report import run as report
-from rayfed.results.folder import RunFolder
 from rayfed.scenario import AggregationSpec, Scenario
+from rayfed.store.folder import RunFolder
 
 TEXT = """
 name: t

@@ -17,14 +17,14 @@ from typer.testing import CliRunner
 from rayfed import scenario as scenarios
 from rayfed import seeds
 from rayfed.cli import app
+from rayfed.client.local import data_method
 from rayfed.data.packing import pack
 from rayfed.data.sets.digits import Digits
 from rayfed.defences.ats import Ats
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.transformations import NAMES, transform
 from rayfed.errors import UserError
-from rayfed.training.local import data_method
-from rayfed.training.policy_search import Examiner, examiner_of, random_policies
+from rayfed.pretraining.policy_search import Examiner, examiner_of, random_policies
 from tests.attack_fixtures import digit, photo, seeded
 
 SCENARIO = """

@@ -22,10 +22,10 @@ from rayfed.attacks.matching.lbfgs import minimise
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import Matching, matched_layers, one_minus_cosine, squared_l2
 from rayfed.attacks.probe import without_tracking
-from rayfed.catalogue import build
 from rayfed.errors import UserError
 from rayfed.models.convnet import ConvNet
 from rayfed.models.mlp import Mlp
+from rayfed.registry import build
 from rayfed.update import Named
 from tests.attack_fixtures import digit, leaky_lenet, observe, photo, psnr, seeded, two_digits
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rayfed import audit, scenario
-from rayfed.training.inputs import prepare
+from rayfed.engine.inputs import prepare
 from tests.conftest import REPOSITORY
 from tests.test_cli import run
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rayfed.results.labels import by_batch_size
-from rayfed.results.settings import settings
+from rayfed.analysis.labels import by_batch_size
+from rayfed.analysis.settings import settings
 from tests.result_fixtures import BATCH, outcome
 
 SHARES = (

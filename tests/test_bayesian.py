@@ -11,11 +11,11 @@ from torch import Tensor
 from actors.attacking import AttackCall, _note_attack
 from actors.tables import RoundTables
 from rayfed import seeds
+from rayfed.analysis import summary
+from rayfed.analysis.criteria import verdicts
 from rayfed.attacks.base import Reconstruction
 from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
 from rayfed.metrics.score import Scorer
-from rayfed.results import summary
-from rayfed.results.verdicts import verdicts
 from rayfed.scenario import AttackSpec
 from tests.attack_fixtures import digit, photo
 

@@ -18,13 +18,23 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from rayfed import catalogue, gradients
+from rayfed import gradients, registry
+from rayfed.analysis import advice
+from rayfed.analysis.export import export
+from rayfed.analysis.figures import grid, said
+from rayfed.analysis.formats import in_words
+from rayfed.analysis.pareto import front
+from rayfed.analysis.recommend import bound, recommend
+from rayfed.analysis.settings import settings
+from rayfed.client.local import update_method
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.console.run import RunView, guarantees
 from rayfed.console.sweep import SweepView
 from rayfed.defences import dp_fedavg, dp_sgd, noise
 from rayfed.defences.base import Batch, Defence
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.noise import LocalNoise
+from rayfed.engine.inputs import Inputs, prepare
 from rayfed.errors import UserError
 from rayfed.gradients import weights_of
 from rayfed.models.private import without
@@ -33,19 +43,8 @@ from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.report import words
 from rayfed.report.explorer import explore
-from rayfed.results import advice
-from rayfed.results.export import export
-from rayfed.results.figures import grid, said
-from rayfed.results.formats import in_words
-from rayfed.results.pareto import front
-from rayfed.results.recommend import bound, recommend
-from rayfed.results.schemas import TABLES
-from rayfed.results.settings import settings
-from rayfed.scenario import parse
-from rayfed.training import inputs as inputs_module
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import Inputs, load_data, prepare
-from rayfed.training.local import update_method
+from rayfed.scenario import DataSpec, parse
+from rayfed.store.schemas import TABLES
 from rayfed.update import Named, Update
 from tests.conftest import REPOSITORY
 from tests.result_fixtures import outcome
@@ -117,7 +116,7 @@ def stacks(mechanism: str) -> Iterator[list[dict[str, Any]]]:
     """The mechanism with every registered defence, before and behind it."""
     accounted = {"name": mechanism, **MECHANISMS[mechanism]}
     yield [accounted]
-    for name in catalogue.table("defences"):
+    for name in registry.table("defences"):
         for parameters in FILLED.get(name, [{}]):
             other = {"name": name, **parameters}
             yield from ([accounted, other], [other, accounted])
@@ -125,7 +124,7 @@ def stacks(mechanism: str) -> Iterator[list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def tiny() -> Any:
-    return load_data(parse(TINY).data)
+    return parse(TINY).data.load()
 
 
 def claiming(stack: list[dict[str, Any]], mechanism: str) -> tuple[Inputs, Defence, Spending] | None:
@@ -203,8 +202,8 @@ def _without_marked(next: Any, task: Any, weights: Named, batch: Batch) -> tuple
 def _rounds(found: Inputs, tape: Tape, unit: str, back: bool) -> list[Update]:
     """What client 0 sends in two rounds, of its data (`back` false) or of neighbouring ones."""
     tape.back = back
-    host = Host(found.scenario, found.data, found.parts, CPU)
-    own = host.own_data
+    runtime = ClientRuntime(found.scenario, found.data, found.parts, CPU)
+    own = runtime.own_data
 
     def given(arm: str, client: int, rows: np.ndarray) -> Batch:
         batch = own(arm, client, rows)
@@ -215,11 +214,11 @@ def _rounds(found: Inputs, tape: Tape, unit: str, back: bool) -> list[Update]:
         labels[0] *= not back
         return batch._replace(labels=labels)
 
-    host.own_data = given  # type: ignore[method-assign]
-    arm, state, sent = host.arm("a"), {}, []  # type: ignore[var-annotated]
+    runtime.own_data = given  # type: ignore[method-assign]
+    arm, state, sent = runtime.arm("a"), {}, []  # type: ignore[var-annotated]
     weights = without(weights_of(arm.model), arm.private)
     for round in range(2):
-        task = host.task("a", Sent(round, weights, arm.buffers), 0, found.parts[0], state)
+        task = runtime.task("a", Sent(round, weights, arm.buffers), 0, found.parts[0], state)
         sent.append(update_method(found.scenario.training_of("a"), arm.defences)(task))
         state = task.state
     return sent
@@ -230,7 +229,7 @@ def test_no_defence_beside_a_mechanism_moves_more_than_is_accounted(
     mechanism: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every registered defence, one written tomorrow too: where an epsilon is printed, it holds for the pair."""
-    monkeypatch.setattr(inputs_module, "load_data", lambda _: tiny)
+    monkeypatch.setattr(DataSpec, "load", lambda _: tiny)
     broken, held = [], 0
     for stack in stacks(mechanism):
         if claim := claiming(stack, mechanism):
@@ -262,7 +261,7 @@ def test_a_gradient_that_is_not_finite_moves_no_more_than_the_bound(broken: floa
     each = {"w": torch.tensor([[0.1, 0.2], [broken, 1.0], [3.0, 4.0]])}
     rest = {"w": each["w"][[0, 2]]}
     for name in ("dp_sgd", "fed_cdp"):
-        defence = catalogue.find("defences", name)(clip=1.0, noise_multiplier=1.0)
+        defence = registry.find("defences", name)(clip=1.0, noise_multiplier=1.0)
         work: Any = SimpleNamespace(round=0)
         apart = defence.clipped_sum(each, work)["w"] - defence.clipped_sum(rest, work)["w"]
         assert float(apart.norm()) <= 1
@@ -278,7 +277,7 @@ def test_a_norm_keeps_to_its_bound_however_many_values_are_added(value: float) -
         clipped = noise.clipped(update, 1.0, order)["w"].double()
         assert float(torch.linalg.vector_norm(clipped, ord=order)) <= 1 + 1e-6
     for name in ("dp_sgd", "fed_cdp"):
-        defence = catalogue.find("defences", name)(clip=1.0, noise_multiplier=1.0)
+        defence = registry.find("defences", name)(clip=1.0, noise_multiplier=1.0)
         [total] = defence.clipped_sum({"w": update["w"][None]}, SimpleNamespace(round=0)).values()
         assert float(total.double().norm()) <= 1 + 1e-6
 
@@ -291,7 +290,7 @@ def test_a_bound_holds_where_squares_leave_single_precision(value: float, bound:
         clipped = noise.clipped(update, bound, order)["w"].double()
         assert float(torch.linalg.vector_norm(clipped, ord=order)) <= bound * (1 + 1e-6)
     for name in ("dp_sgd", "fed_cdp"):
-        defence = catalogue.find("defences", name)(clip=bound, noise_multiplier=1.0)
+        defence = registry.find("defences", name)(clip=bound, noise_multiplier=1.0)
         [total] = defence.clipped_sum({"w": update["w"][None]}, SimpleNamespace(round=0)).values()
         assert float(total.double().norm()) <= bound * (1 + 1e-6)
 
@@ -472,11 +471,11 @@ def test_a_printed_noise_is_no_more_than_the_true_one(multiplier: float) -> None
     for sampling in ("fixed", "poisson"):
         setting = Setting((work,) * 7, 3, 5, sampling, "poisson", 4)  # type: ignore[arg-type]
         for name in ("dp_sgd", "fed_cdp", "dp_fedavg"):
-            spent = catalogue.find("defences", name)(noise_multiplier=multiplier).spends(setting)
+            spent = registry.find("defences", name)(noise_multiplier=multiplier).spends(setting)
             assert read(spent.mechanism, "noise of ") <= multiplier
             if name == "dp_fedavg" and sampling == "poisson":
                 assert read(spent.mechanism, "probability ") >= 3 / 7
-        spent = catalogue.find("defences", "gaussian")(sigma=multiplier, clip=0.7).spends(setting)
+        spent = registry.find("defences", "gaussian")(sigma=multiplier, clip=0.7).spends(setting)
         assert read(spent.mechanism, "noise of ") <= spent.releases[0].multiplier
 
 
@@ -488,7 +487,7 @@ def test_a_printed_noise_is_no_more_than_the_true_one(multiplier: float) -> None
 def test_bounds_and_noise_are_finite(name: str, field: str, bad: float) -> None:
     """Infinite noise printed an epsilon of 0, and an infinite bound is none."""
     with pytest.raises(ValidationError, match="finite"):
-        catalogue.build("defences", name, {"noise_multiplier": 1.0} | {field: bad} if "dp" in name else {field: bad})
+        registry.build("defences", name, {"noise_multiplier": 1.0} | {field: bad} if "dp" in name else {field: bad})
 
 
 @pytest.mark.parametrize("method", ["pld", "rdp"])

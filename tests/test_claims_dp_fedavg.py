@@ -16,18 +16,18 @@ from rayfed import scenario as scenarios
 from rayfed.aggregation.noisy_sum import NoisySum
 from rayfed.aggregation.server import GlobalModel
 from rayfed.aggregation.server_optimiser import ServerOptimiser
+from rayfed.client import plan
+from rayfed.client.arm import aggregation_of
+from rayfed.client.local import update_method
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto import masking
 from rayfed.crypto.masking import Advertised, Transcript
 from rayfed.defences.dp_fedavg import DpFedAvg, multiplier_of_rounded
+from rayfed.engine.inputs import Inputs, prepare
 from rayfed.errors import UserError
 from rayfed.privacy.accountant import Release, guarantee
 from rayfed.privacy.spending import Setting, Work
 from rayfed.protections.secure_aggregation import Dropouts, SecureAggregation
-from rayfed.training import plan
-from rayfed.training.arm import aggregation_of
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import Inputs, prepare
-from rayfed.training.local import update_method
 from rayfed.update import Named, Update
 
 TEXT = """
@@ -166,24 +166,24 @@ def test_rounding_that_is_not_accounted_breaks_a_promise() -> None:
 def sums(found: Inputs, chosen: str = "dp") -> tuple[Named, Any, Any]:
     """A round without Ray, at a server that has no secrets: its step, the session, and the rule."""
     s = found.scenario
-    host = Host(s, found.data, found.parts, torch.device("cpu"))
+    runtime = ClientRuntime(s, found.data, found.parts, torch.device("cpu"))
     rule = aggregation_of(s.aggregation_of(chosen), s.stacks[chosen], s.clients_per_round)
-    members, sent = plan.drawn_clients(s, 0), Sent(0, host.arm(chosen).weights, host.arm(chosen).buffers)
+    members, sent = plan.drawn_clients(s, 0), Sent(0, runtime.arm(chosen).weights, runtime.arm(chosen).buffers)
     protecting = plan.protecting(s, chosen, found.parts.sizes)
     if protecting is None:
-        total, _ = host.cohort(chosen, sent, members, {})
+        total, _ = runtime.cohort(chosen, sent, members, {})
         return rule.combine(total, torch.Generator())[0], total, rule
     server = protecting.wrap(rule)
     transcripts: dict[int, Transcript] = {c: {} for c in members}
 
     def consulted(known: Any) -> Any:
         while question := server.asks(known):
-            said = {c: host.answer(chosen, sent, question.payload, c, {}, transcripts[c]) for c in members}
+            said = {c: runtime.answer(chosen, sent, question.payload, c, {}, transcripts[c]) for c in members}
             known = server.hears(known, said)
         return known
 
     session = consulted(server.opens(members, 0))
-    partial, report = host.cohort(chosen, replace(sent, told=server.told(session)), members, {})
+    partial, report = runtime.cohort(chosen, replace(sent, told=server.told(session)), members, {})
     assert {row["clipped"] for row in report.rows} == {0}
     total = consulted(server.joins(session, partial))
     return server.combine(total, torch.Generator())[0], total, server
@@ -208,9 +208,9 @@ def test_what_is_sent_is_whole_multiples_of_the_step() -> None:
     """In 32-bit floats without a loss, the noise drawn more finely."""
     found = inputs()
     s = found.scenario
-    host = Host(s, found.data, found.parts, torch.device("cpu"))
-    task = host.task("dp", Sent(0, host.arm("dp").weights, {}), 0, found.parts[0], {})
-    sent = vector(update_method(s.training, host.arm("dp").defences)(task).tensors)
+    runtime = ClientRuntime(s, found.data, found.parts, torch.device("cpu"))
+    task = runtime.task("dp", Sent(0, runtime.arm("dp").weights, {}), 0, found.parts[0], {})
+    sent = vector(update_method(s.training, runtime.arm("dp").defences)(task).tensors)
     rule = aggregation_of(s.federation.aggregation, s.stacks["dp"], 6)
     assert rule.step == 2.0**-20  # type: ignore[attr-defined]
     steps = sent * 2**20

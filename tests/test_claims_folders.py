@@ -11,15 +11,15 @@ import fsspec
 import pytest
 import torch
 
+from rayfed.analysis.export import FORMATS, export
+from rayfed.analysis.loading import load
+from rayfed.analysis.share import has_private_states
 from rayfed.errors import RunError
 from rayfed.report.run import write_report
-from rayfed.results import checkpoint, run_key
-from rayfed.results.checkpoint import Checkpoint
-from rayfed.results.export import FORMATS, export
-from rayfed.results.folder import RunFolder
-from rayfed.results.loading import load
-from rayfed.results.schemas import TABLES
-from rayfed.results.share import has_private_states
+from rayfed.store import checkpoint, run_key
+from rayfed.store.checkpoint import Checkpoint
+from rayfed.store.folder import RunFolder
+from rayfed.store.schemas import TABLES
 from tests.report_fixtures import make_run, make_sweep
 from tests.test_cli import run
 

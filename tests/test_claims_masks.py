@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.secure_sum import Hosted, SecureSum
+from rayfed.client.clients import Sent
+from rayfed.client.runtime import ClientRuntime
 from rayfed.crypto import shamir
 from rayfed.crypto.keys import derive
 from rayfed.crypto.masking import (
@@ -32,11 +34,9 @@ from rayfed.crypto.masking import (
     neighbours,
 )
 from rayfed.crypto.session import Agree, Confirm, Reveal, Share, Told
+from rayfed.engine.inputs import prepare
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.secure_aggregation import SecureAggregation
-from rayfed.training.clients import Sent
-from rayfed.training.host import Host
-from rayfed.training.inputs import prepare
 from rayfed.update import Named, Update
 
 ROUND, CLIENTS, VICTIM, SIZE = 4, 7, 3, 4
@@ -432,48 +432,48 @@ federation:
 
 
 @cache
-def host_and_sent(*changes: str) -> tuple[Host, Sent]:
+def runtime_and_sent(*changes: str) -> tuple[ClientRuntime, Sent]:
     """All clients of a run, and what an honest server sends them."""
     inputs = prepare(scenarios.parse(TEXT, changes=list(changes)))
-    host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    return host, Sent(0, host.arm("none").weights, host.arm("none").buffers)
+    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    return runtime, Sent(0, runtime.arm("none").weights, runtime.arm("none").buffers)
 
 
 def seen_by(sent: Mapping[int, Sent], *changes: str) -> tuple[dict[int, np.ndarray], np.ndarray]:
     """What a server has that follows the protocol, and sends each client what it likes: masked vectors and the sum."""
-    host, _ = host_and_sent(*changes)
-    rule: Any = host.rule("none", sent[0])
+    runtime, _ = runtime_and_sent(*changes)
+    rule: Any = runtime.rule("none", sent[0])
     transcripts: dict[int, Transcript] = {c: {} for c in sent}
 
     def consulted(session: Any) -> Any:
         while question := rule.asks(session):
-            said = {c: host.answer("none", sent[c], question.payload, c, {}, transcripts[c]) for c in sent}
+            said = {c: runtime.answer("none", sent[c], question.payload, c, {}, transcripts[c]) for c in sent}
             session = rule.hears(session, said)
         return session
 
     session = consulted(rule.opens(list(sent), 0))
     told = rule.told(session)
-    masked = {c: host.cohort("none", replace(one, told=told), [c], {})[0] for c, one in sent.items()}
+    masked = {c: runtime.cohort("none", replace(one, told=told), [c], {})[0] for c, one in sent.items()}
     total = consulted(rule.joins(session, reduce(rule.merge, masked.values())))
     return {c: one.vector for c, one in masked.items()}, total.opened
 
 
 def update_of(client: int, sent: Sent, *changes: str) -> np.ndarray:
     """What a client adds to the sum, in whole steps."""
-    host, _ = host_and_sent(*changes)
-    rule: Any = host.rule("none", sent)
-    vector: np.ndarray = rule._vector(host._made("none", sent, [client], {})[0]).view(np.int64)
+    runtime, _ = runtime_and_sent(*changes)
+    rule: Any = runtime.rule("none", sent)
+    vector: np.ndarray = rule._vector(runtime._made("none", sent, [client], {})[0]).view(np.int64)
     return vector
 
 
 def test_the_sum_is_that_of_all_where_all_are_sent_the_same() -> None:
-    _, honest = host_and_sent()
+    _, honest = runtime_and_sent()
     assert (seen_by(dict.fromkeys(range(4), honest))[1] == sum(update_of(c, honest) for c in range(4))).all()
 
 
 def test_buffers_named_like_weights_are_another_model() -> None:
     """They go before these in the forward pass: the others' updates are 0 but for the last bias."""
-    _, honest = host_and_sent()
+    _, honest = runtime_and_sent()
     frozen = {name: w for name, w in honest.weights.items() if name != "fc2.bias"}
     lying = replace(honest, buffers={**honest.buffers, **frozen})
     assert not update_of(1, lying)[:-11].any()
@@ -483,7 +483,7 @@ def test_buffers_named_like_weights_are_another_model() -> None:
 
 def test_weights_in_another_order_are_another_model() -> None:
     """The last layer's weights are 0, so that the first has no gradient: the victim's values meet zeros."""
-    _, honest = host_and_sent()
+    _, honest = runtime_and_sent()
     weights = honest.weights | {"fc2.weight": torch.zeros_like(honest.weights["fc2.weight"])}
     one = replace(honest, weights=weights)
     other = replace(honest, weights=dict(reversed(weights.items())))
@@ -499,9 +499,9 @@ def test_two_runs_of_one_seed_have_the_same_masks() -> None:
     vectors = []
     for lr in ("0.1", "1.0e-15"):
         change = f"training={{algorithm: fedavg, epochs: 1, lr: {lr}}}"
-        _, sent = host_and_sent(change)
+        _, sent = runtime_and_sent(change)
         vectors.append(seen_by(dict.fromkeys(range(4), sent), change)[0][1])
     change = "training={algorithm: fedavg, epochs: 1, lr: 0.1}"
-    own = update_of(1, host_and_sent(change)[1], change)
+    own = update_of(1, runtime_and_sent(change)[1], change)
     assert np.abs(own[:-1]).max() > 1e6
     assert np.abs((vectors[0] - vectors[1]).view(np.int64) - own)[:-1].max() <= 1

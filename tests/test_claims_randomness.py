@@ -20,20 +20,20 @@ from actors import sweep as sweeps
 from actors.progress import Progress, SweepProgress
 from rayfed import scenario as scenarios
 from rayfed import seeds
+from rayfed.client import plan
+from rayfed.client.arm import aggregation_of
+from rayfed.client.local import batches, update_method
+from rayfed.client.plan import drawn_clients
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.keys import derive
+from rayfed.engine.inputs import prepare
 from rayfed.errors import RunError, ScenarioError
 from rayfed.gradients import weights_of
 from rayfed.models.build import build_model
 from rayfed.privacy.sampling import Draw, SecureGenerator, gaussian, generator, laplace, noised
-from rayfed.results import run_key
-from rayfed.results.folder import RunFolder
 from rayfed.scenario import Training
-from rayfed.training import plan
-from rayfed.training.arm import aggregation_of
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
-from rayfed.training.local import batches, update_method
-from rayfed.training.plan import drawn_clients
+from rayfed.store import run_key
+from rayfed.store.folder import RunFolder
 
 FAR_APART = [5, 5 + 2**32, 5 + 2**48, 5 + 2**62]
 """Seeds with the same low 32 bits, which is all that `torch.Generator.manual_seed` reads on the CPU."""
@@ -237,14 +237,14 @@ def test_the_noise_of_every_mechanism_is_secure(name: str, monkeypatch: pytest.M
         f"privacy: {{secure: true}}\nmodel: {{name: mlp, hidden: [8]}}\ndefences: [{MECHANISMS[name]}]"
     )
     inputs = prepare(s)
-    host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    model, sent = host.arm(name), Sent(0, weights_of(host.arm(name).model), {})
-    task = host.task(name, sent, 1, host.parts[1], {})
+    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    model, sent = runtime.arm(name), Sent(0, weights_of(runtime.arm(name).model), {})
+    task = runtime.task(name, sent, 1, runtime.parts[1], {})
     twister = task.generator.get_state()
     release = update_method(s.training, model.defences)
 
     def released() -> torch.Tensor:
-        update = release(host.task(name, sent, 1, host.parts[1], {})).tensors
+        update = release(runtime.task(name, sent, 1, runtime.parts[1], {})).tensors
         if name == "dp_fedavg":  # the server's part
             rule = aggregation_of(s.aggregation_of(name), s.stacks[name], 3)
             update = rule._noised(update, generator(s.secret("server", 0, name), s.privacy.secure))  # type: ignore
@@ -278,12 +278,12 @@ def test_no_noise_is_added_to_two_answers_of_a_secure_run(name: str, secure: boo
         f"privacy: {{secure: {str(secure).lower()}}}\nmodel: {{name: mlp, hidden: [8]}}\ndefences: [{LOUD[name]}]"
     )
     inputs = prepare(s)
-    host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    weights = weights_of(host.arm(name).model)
+    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    weights = weights_of(runtime.arm(name).model)
 
     def answer(factor: float) -> torch.Tensor:
         sent = Sent(0, {n: factor * w for n, w in weights.items()}, {}, b"box")
-        [update] = host._made(name, sent, [1], {})
+        [update] = runtime._made(name, sent, [1], {})
         return torch.cat([t.flatten() for t in update.tensors.values()])
 
     first, again, other = answer(1.0), answer(1.0), answer(0.5)

@@ -2,7 +2,7 @@
 
 An honest client opens the sum of the round's clients, and nothing else.
 
-Clients are asked as they are in a run, through `Host.answer`. The forger has everything but the clients' keys.
+Clients are asked as they are in a run, through `ClientRuntime.answer`. The forger has everything but the clients' keys.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import WeightedSum
 from rayfed.aggregation.fedboosting import Judgement
+from rayfed.client.plan import drawn_clients
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.keys import derive
 from rayfed.crypto.tags import PRIME
+from rayfed.engine.inputs import prepare
 from rayfed.errors import ProtectionError, ScenarioError
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
-from rayfed.training.plan import drawn_clients
 from rayfed.update import Sealed, Share
 
 TEXT = """
@@ -53,55 +53,55 @@ PAILLIER = pytest.mark.parametrize("arm", ["packed", "pieces"])
 class Round:
     """A round of one arm, with what its server has."""
 
-    host: Host
+    runtime: ClientRuntime
     arm: str
     sent: Sent
 
     @property
     def rule(self) -> Any:
         """As the server has it, without keys."""
-        rule: Any = self.host.rule(self.arm, self.sent)
+        rule: Any = self.runtime.rule(self.arm, self.sent)
         return replace(rule, keys=None)
 
     def sealed(self, client: int) -> Sealed:
         """What a client sends."""
-        partial, _ = self.host.cohort(self.arm, self.sent, [client], {})
+        partial, _ = self.runtime.cohort(self.arm, self.sent, [client], {})
         return partial.updates[client] if self.arm in ("boosted", "shown") else partial[0]
 
     def asked(self, *clients: int) -> Sealed:
         """What an honest server asks about these clients' sum."""
-        cohorts = [self.host.cohort(self.arm, self.sent, [client], {})[0] for client in clients]
+        cohorts = [self.runtime.cohort(self.arm, self.sent, [client], {})[0] for client in clients]
         return self.rule.asks(reduce(self.rule.merge, cohorts)).payload
 
     def opened(self, payload: Any, client: int = 0) -> torch.Tensor:
         """What comes back to the server."""
-        found = self.host.answer(self.arm, self.sent, payload, client, {})
+        found = self.runtime.answer(self.arm, self.sent, payload, client, {})
         tensors, buffers = (found.tensors, found.buffers) if isinstance(found, WeightedSum) else found
         return torch.cat([t.ravel() for t in [*tensors.values(), *buffers.values()]])
 
     def refuses(self, payload: Any, client: int = 0) -> None:
         """That nothing comes back."""
         with pytest.raises(ProtectionError):
-            self.host.answer(self.arm, self.sent, payload, client, {})
+            self.runtime.answer(self.arm, self.sent, payload, client, {})
 
 
 @cache
-def host_of(*changes: str) -> Host:
+def runtime_of(*changes: str) -> ClientRuntime:
     inputs = prepare(scenarios.parse(TEXT, changes=list(changes)))
-    return Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    return ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
 
 
 @cache
 def round_of(arm: str, number: int = 0, *changes: str) -> Round:
-    host = host_of(*changes)
-    built = host.arm(arm)
-    return Round(host, arm, Sent(number, built.weights, built.buffers, box_of(arm, *changes)))
+    runtime = runtime_of(*changes)
+    built = runtime.arm(arm)
+    return Round(runtime, arm, Sent(number, built.weights, built.buffers, box_of(arm, *changes)))
 
 
 @cache
 def box_of(arm: str, *changes: str) -> bytes:
     """The clients' locked key pair: one for a run."""
-    return host_of(*changes).make_keys(arm)
+    return runtime_of(*changes).make_keys(arm)
 
 
 @cache
@@ -239,7 +239,7 @@ def test_updates_of_other_weights_of_the_same_round_are_not_added(arm: str) -> N
     """
     honest = round_of(arm)
     zero = {name: torch.zeros_like(w) for name, w in honest.sent.weights.items()}
-    lying = Round(honest.host, arm, replace(honest.sent, weights=zero))
+    lying = Round(honest.runtime, arm, replace(honest.sent, weights=zero))
     parts = [honest.sealed(0), lying.sealed(1), lying.sealed(2)]
     factors = (34, 33, 33) if arm == "pieces" else (1, 1, 1)
     mixed = added(*(times(part, f) for part, f in zip(parts, factors, strict=True)))
@@ -252,7 +252,7 @@ def test_updates_of_other_weights_of_the_same_round_are_not_added(arm: str) -> N
 def test_updates_of_another_round_or_run_are_not_added(arm: str) -> None:
     """Two runs of one seed have the same clients' secret, and the same key pair where it is drawn from it."""
     this = round_of(arm)
-    again = Round(this.host, arm, replace(this.sent, keys=this.host.make_keys(arm)))
+    again = Round(this.runtime, arm, replace(this.sent, keys=this.runtime.make_keys(arm)))
     for other in (round_of(arm, 1), again):
         old = replace(other.asked(0, 1, 2), public=whole(arm).public)
         this.refuses(replace(old, round=0))
@@ -270,10 +270,10 @@ def test_the_same_weights_in_rounds_of_other_clients_give_single_updates_away() 
     """What remains, as docs/threat-models.md says: of two of three clients a round, on all samples of each."""
     changes = ("federation.clients_per_round=2", "training.batch_size=null", "federation.rounds=8")
     rounds = [round_of("bfv", number, *changes) for number in range(8)]
-    drawn = {tuple(drawn_clients(round.host.scenario, round.sent.round)): round for round in rounds}
+    drawn = {tuple(drawn_clients(round.runtime.scenario, round.sent.round)): round for round in rounds}
     sums = {pair: round.opened(round.asked(*pair)) for pair, round in drawn.items()}
     found = (sums[0, 1] + sums[0, 2] - sums[1, 2]) / 2
-    update = rounds[0].host._made("bfv", rounds[0].sent, [0], {})[0]
+    update = rounds[0].runtime._made("bfv", rounds[0].sent, [0], {})[0]
     torch.testing.assert_close(found, torch.cat([t.ravel() for t in update.tensors.values()]), rtol=0, atol=1e-6)
 
 
@@ -318,7 +318,7 @@ def test_mixtures_are_those_of_the_rule_and_nothing_of_them_goes_back_but_scores
         return added(*(times(part, own if c == model else other) for c, part in parts.items()))
 
     good = {model: mixture(model) for model in parts}
-    found = round.host.answer("boosted", round.sent, good, 0, {})
+    found = round.runtime.answer("boosted", round.sent, good, 0, {})
     assert isinstance(found, Judgement)
     assert all(isinstance(number, float) for pair in found.validation.values() for number in pair)
     round.refuses(good | {0: mixture(0, 98, 1)})
@@ -331,7 +331,7 @@ def test_mixtures_are_those_of_the_rule_and_nothing_of_them_goes_back_but_scores
 def test_without_fusion_single_updates_are_opened_to_be_scored_and_never_sent_back() -> None:
     round = round_of("shown")
     shown = {client: times(round.sealed(client), 100) for client in (0, 1, 2)}
-    assert isinstance(round.host.answer("shown", round.sent, shown, 0, {}), Judgement)
+    assert isinstance(round.runtime.answer("shown", round.sent, shown, 0, {}), Judgement)
     round.refuses(shown[0])
     round.refuses(replace(shown[0], shares=(*shown[0].shares, shown[1].shares[0]._replace(after=0))))
     round.refuses(shown | {0: shown[1]})
@@ -442,9 +442,9 @@ def test_two_tags_of_one_client_and_round_do_not_give_a_third() -> None:
     behind one mask: the difference of the tags would then be a tag of the difference.
     """
     round = round_of("pieces")
-    update = round.host._made("pieces", round.sent, [0], {})[0]
+    update = round.runtime._made("pieces", round.sent, [0], {})[0]
     other = replace(update, tensors={name: t + 0.01 for name, t in update.tensors.items()})
-    rule: Any = round.host.rule("pieces", round.sent)
+    rule: Any = round.runtime.rule("pieces", round.sent)
     n = int.from_bytes(whole("pieces").public, "big")
     one, two = rule.sealed(update), rule.sealed(other)
     forged = [

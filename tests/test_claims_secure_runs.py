@@ -18,12 +18,12 @@ from actors.cluster import Allotment
 from actors.crew import Crew
 from actors.progress import Progress, SweepProgress
 from rayfed import scenario as scenarios
+from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import RunError
-from rayfed.results import checkpoint, run_key
-from rayfed.results.checkpoint import Checkpoint
-from rayfed.results.folder import RunFolder
-from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import Scenario
+from rayfed.store import checkpoint, run_key
+from rayfed.store.checkpoint import Checkpoint
+from rayfed.store.folder import RunFolder
 from tests.run_fixtures import Noting, Spied, assert_same_bits, spied_launch, weights
 
 TEXT = """

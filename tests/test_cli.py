@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from rayfed import catalogue
+from rayfed import registry
 from rayfed.cli import app
 from tests.conftest import REPOSITORY
 
@@ -136,12 +136,12 @@ def test_resources_that_are_not_there(tmp_path: Path, file) -> None:  # type: ig
 def test_a_module_beside_the_scenario_is_found_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rayfed import catalogue
+    from rayfed import registry
 
     def move_to(name: str) -> Path:
         """As a new process in another folder would start."""
         monkeypatch.setattr(sys, "path", before.copy())
-        monkeypatch.setattr(catalogue, "SEARCHED", [])
+        monkeypatch.setattr(registry, "SEARCHED", [])
         sys.modules.pop("own_net", None)
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
@@ -176,7 +176,7 @@ def test_a_folder_that_is_no_run(command: str, tmp_path: Path) -> None:
 
 
 def test_a_defect_of_ours_ends_with_1(monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]
-    from rayfed.training import inputs
+    from rayfed.engine import inputs
 
     monkeypatch.setattr(inputs, "prepare", lambda s: 1 / 0)
     code, output = run("validate", file())
@@ -262,8 +262,8 @@ def _stopped_after(command: list[str], out: Path, rounds: int, how: signal.Signa
 
 
 def _final_weights(folder: Path) -> dict[str, list[float]]:
-    from rayfed.results import checkpoint
-    from rayfed.results.folder import RunFolder
+    from rayfed.store import checkpoint
+    from rayfed.store.folder import RunFolder
 
     saved = checkpoint.load(RunFolder.open(str(folder)))
     assert saved is not None
@@ -347,10 +347,10 @@ def test_every_scenario_runs_at_a_tiny_size(
         for i, defence in enumerate(arm if isinstance(arm, list) else []):
             if isinstance(defence, str):  # a name alone
                 continue
-            fields = {p.name for p in catalogue.parameters(catalogue.find("defences", defence["name"]))}
+            fields = {p.name for p in registry.parameters(registry.find("defences", defence["name"]))}
             changes += [f"arms.{name}.{i}.{field}={value}" for field, value in small.items() if field in fields]
     for i, attack in enumerate(raw.get("attacks", [])):
-        fields = {p.name for p in catalogue.parameters(catalogue.find("attacks", attack["name"]))}
+        fields = {p.name for p in registry.parameters(registry.find("attacks", attack["name"]))}
         changes += [f"attacks.{i}.{name}={value}" for name, value in small.items() if name in fields]
         changes += [f"attacks.{i}.victims=1", f"attacks.{i}.rounds=[0]"]
     data = raw["data"] if isinstance(raw["data"], dict) else {"name": raw["data"]}

@@ -20,7 +20,7 @@ OWN_CODE = """
 import os
 import ray
 from my_helpers import note
-from rayfed.catalogue import component
+from rayfed.registry import component
 from rayfed.defences.base import Defence
 
 

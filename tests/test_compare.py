@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rayfed.analysis.compare import Comparison, compare
+from rayfed.analysis.loading import load
 from rayfed.errors import UserError
-from rayfed.results.compare import Comparison, compare
-from rayfed.results.loading import load
 from tests.result_fixtures import attacked, small_run, small_sweep
 from tests.test_cli import run
 

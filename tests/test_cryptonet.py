@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from rayfed.catalogue import build
 from rayfed.crypto.inference import Client, Server
 from rayfed.errors import UserError
 from rayfed.models.build import build_model
+from rayfed.registry import build
 
 
 @pytest.fixture(scope="module")

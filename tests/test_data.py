@@ -20,7 +20,7 @@ import sklearn.datasets
 from PIL import Image
 from torchvision import datasets
 
-from rayfed import catalogue
+from rayfed import registry
 from rayfed.data.base import Dataset, Split, hold_out_fifth, stratified
 from rayfed.data.images import Encoded, decode, resize
 from rayfed.data.sets import TABLE
@@ -30,7 +30,7 @@ from tests.data_fixtures import idx_bytes, png, random_images, write_idx_set, wr
 
 
 def load(name, **parameters):
-    return catalogue.build("datasets", name, parameters).load()
+    return registry.build("datasets", name, parameters).load()
 
 
 def pillow_resize(image, size):
@@ -44,10 +44,10 @@ def pillow_resize(image, size):
 
 @pytest.mark.parametrize("name", TABLE)
 def test_every_name_is_a_component_with_the_shared_fields(name):
-    fields = {p.name: p for p in catalogue.parameters(catalogue.find("datasets", name))}
+    fields = {p.name: p for p in registry.parameters(registry.find("datasets", name))}
     size = {"words": {"height", "width"}, "text": {"length"}, "diabetes": set(), "table": {"label"}}.get(name, {"size"})
     assert {*size, "train_samples", "test_samples"} <= fields.keys()
-    assert callable(catalogue.find("datasets", name).load)
+    assert callable(registry.find("datasets", name).load)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_failed_download_says_which_files_to_put_where(tmp_path, monkeypatch, 
     with pytest.raises(DataError, match=r"no route to host") as caught:
         load(name, root=str(tmp_path), download=True)
     assert str(tmp_path) in str(caught.value)
-    assert catalogue.find("datasets", name).layout in str(caught.value)
+    assert registry.find("datasets", name).layout in str(caught.value)
 
 
 def test_nothing_is_downloaded_unasked(tmp_path, monkeypatch):

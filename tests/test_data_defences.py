@@ -9,19 +9,19 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from rayfed import scenario as scenarios
+from rayfed.client.cohort import cohort_updates
+from rayfed.client.local import data_method, gradient_method, update_method
+from rayfed.client.observations import ObservationBuilder
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.instahide import InstaHide
 from rayfed.defences.mixup import Mixup
 from rayfed.defences.outpost import Outpost
+from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.build import build_model
 from rayfed.scenario import AttackSpec, Training
-from rayfed.training.cohort import cohort_updates
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
-from rayfed.training.local import data_method, gradient_method, update_method
-from rayfed.training.observer import Observer
 from rayfed.update import Update
 from tests.attack_fixtures import digit
 
@@ -152,19 +152,19 @@ federation: {{rounds: 1, clients: 4}}
 arms: {{none: [], mixed: [{name}]}}
 """)
     inputs = prepare(s)
-    host = Host(s, inputs.data, inputs.parts, CPU)
-    model = host.arm("none").model
+    runtime = ClientRuntime(s, inputs.data, inputs.parts, CPU)
+    model = runtime.arm("none").model
     sent = Sent(0, weights_of(model), buffers_of(model))
     attack = AttackSpec(name="dlg", observes="gradient", batch_size=2, knowledge=["labels"])
-    _, plain = Observer(host).observe("none", sent, 1, attack, {})
-    seen, truth = Observer(host).observe("mixed", sent, 1, attack, {})
+    _, plain = ObservationBuilder(runtime).observe("none", sent, 1, attack, {})
+    seen, truth = ObservationBuilder(runtime).observe("mixed", sent, 1, attack, {})
     assert torch.equal(truth.images, plain.images)
     assert torch.equal(truth.labels, plain.labels)
     assert truth.labels.dtype == torch.int64
     assert seen.labels is not None
     assert torch.equal(seen.labels, truth.labels.sort().values)
     assert truth.distortion > 0.1
-    assert host.task("mixed", sent, 1, host.parts[1], {}).others is None
+    assert runtime.task("mixed", sent, 1, runtime.parts[1], {}).others is None
 
 
 def noise_of(defence: Outpost, step: int, seeds: range) -> list[bool]:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rayfed.attacks.two_images import TwoImages
+from rayfed.client.local import gradient_method, update_method
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.dcs2 import Dcs2, projected
 from rayfed.errors import UserError
 from rayfed.gradients import flatten, gradient, weights_of
 from rayfed.models.convnet import ConvNet
 from rayfed.scenario import Training
-from rayfed.training.local import gradient_method, update_method
 from rayfed.update import Named, Observation
 from tests.attack_fixtures import leaky_lenet, seeded
 

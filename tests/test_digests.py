@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rayfed.training import clients
-from rayfed.training.clients import Sent
+from rayfed.client import clients
+from rayfed.client.clients import Sent
 from rayfed.update import Named, digest_of
 
 WEIGHTS: Named = {"b": torch.ones(2), "a": torch.zeros(3)}

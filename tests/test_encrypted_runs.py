@@ -17,13 +17,13 @@ from actors import launch as runs
 from actors.progress import Progress
 from rayfed import scenario as scenarios
 from rayfed.aggregation.protected import Protected
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.keys import derive, unlock
+from rayfed.engine.inputs import prepare
 from rayfed.errors import ProtectionError, ScenarioError, UserError
-from rayfed.results import checkpoint
-from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
+from rayfed.store import checkpoint
+from rayfed.store.folder import RunFolder
 from rayfed.update import Sealed
 from tests.run_fixtures import Killer, Spied, assert_same_bits, spied_launch, weights
 
@@ -123,11 +123,11 @@ def test_secrets_are_with_clients_alone(spied: Spied) -> None:
 def secrets_of(scenario: Scenario, relayed: dict[str, bytes]) -> dict[str, bytes]:
     """What an arm's clients know: their secret, what they derive from it, the key pair and its parts."""
     inputs = prepare(scenario)
-    host, found = Host(scenario, inputs.data, inputs.parts, torch.device("cpu")), dict[str, bytes]()
+    runtime, found = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu")), dict[str, bytes]()
     for arm in PROTECTED:
-        secret = host._secret(arm)
+        secret = runtime._secret(arm)
         pair = unlock(derive(secret, "box"), relayed[arm])
-        rule = host.rule(arm, Sent(0, host.arm(arm).weights, host.arm(arm).buffers, relayed[arm]))
+        rule = runtime.rule(arm, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers, relayed[arm]))
         assert isinstance(rule, Protected)
         assert rule.keys is not None
         found |= {f"{arm} secret": secret, f"{arm} pair": pair, f"{arm} tags": rule.keys.secret}
@@ -219,19 +219,19 @@ attacks:
 
 
 def test_an_observation_of_a_sealed_update_has_its_ciphertext_alone() -> None:
-    from rayfed.training.observer import Observer
+    from rayfed.client.observations import ObservationBuilder
 
     scenario = parsed(extra=ATTACK)
     inputs = prepare(scenario)
-    host = Host(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    arm = host.arm("paillier")
-    sent = Sent(1, arm.weights, arm.buffers, host.make_keys("paillier"))
-    observation, _ = Observer(host).observe("paillier", sent, 0, scenario.attacks[0], {})
+    runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    arm = runtime.arm("paillier")
+    sent = Sent(1, arm.weights, arm.buffers, runtime.make_keys("paillier"))
+    observation, _ = ObservationBuilder(runtime).observe("paillier", sent, 0, scenario.attacks[0], {})
     assert isinstance(observation.sealed, Sealed)
     assert not observation.update
     assert not observation.returned_buffers
     assert not observation.sealed.tag
-    rule = host.rule("paillier", sent)
+    rule = runtime.rule("paillier", sent)
     assert isinstance(rule, Protected)
     assert rule.keys is not None
     assert rule.keys.pair not in pickle.dumps(observation)

@@ -12,7 +12,6 @@ from scipy import stats
 from torch import Tensor
 from typer.testing import CliRunner
 
-from rayfed.catalogue import build
 from rayfed.cli import app
 from rayfed.errors import DataError, UserError
 from rayfed.metrics import score
@@ -28,8 +27,9 @@ from rayfed.models.pretrained import (
     save_evaluator,
     save_generator,
 )
-from rayfed.training import evaluator as training
-from rayfed.training.evaluator import noisy, pyramid, train
+from rayfed.pretraining import evaluator as training
+from rayfed.pretraining.evaluator import noisy, pyramid, train
+from rayfed.registry import build
 from tests.attack_fixtures import photo
 from tests.data_fixtures import random_images
 

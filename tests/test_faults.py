@@ -30,16 +30,16 @@ from benchmarks import faults
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.server import TreeFold
-from rayfed.catalogue import component
+from rayfed.client.arm import build_arm
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.engine.inputs import prepare
 from rayfed.errors import ClientError, RunError, ScenarioError
-from rayfed.results import folder as folders
-from rayfed.results.folder import RunFolder
-from rayfed.results.schemas import TABLES
+from rayfed.registry import component
 from rayfed.scenario import Scenario
-from rayfed.training.arm import build_arm
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
+from rayfed.store import folder as folders
+from rayfed.store.folder import RunFolder
+from rayfed.store.schemas import TABLES
 from rayfed.update import Update
 from tests.conftest import REPOSITORY, missing
 from tests.run_fixtures import Noting, assert_same_bits, weights
@@ -101,11 +101,11 @@ def parsed(how: str = "none", clients: tuple[int, ...] = (), *changes: str, roun
 
 
 def cohort(scenario: Scenario, clients: list[int], states: dict[int, Any] | None = None) -> tuple[Any, Any]:
-    """What a host makes of these clients in round 0."""
+    """What a runtime makes of these clients in round 0."""
     inputs = prepare(scenario)
-    host = Host(scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
     arm = build_arm(scenario.model, scenario.stacks["odd"], inputs.data.image_shape, 10, scenario.seed)
-    return host.cohort("odd", Sent(0, arm.weights, arm.buffers), clients, states or {})
+    return runtime.cohort("odd", Sent(0, arm.weights, arm.buffers), clients, states or {})
 
 
 HOWS = [
@@ -425,7 +425,7 @@ def test_a_driver_that_dies_as_it_writes_a_checkpoint_resumes(
 DEADLY = """
 import os, signal, sys
 if "rayfed" in sys.orig_argv:
-    from rayfed.results import folder
+    from rayfed.store import folder
     replace, step = folder._replace, os.environ["DEADLY"]
     def deadly(path, data, mode):
         if "clients" in path.parts:

@@ -19,10 +19,10 @@ from rayfed import scenario as scenarios
 from rayfed.aggregation.base import Memory
 from rayfed.aggregation.fedboosting import FedBoosting, Judgement
 from rayfed.aggregation.server import TreeFold
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.data.partitions.base import hold_out
+from rayfed.engine.inputs import prepare
 from rayfed.errors import ScenarioError, UserError
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
 from rayfed.update import Named, Update
 
 CPU = torch.device("cpu")
@@ -248,29 +248,29 @@ def test_clients_train_on_what_they_have_not_held_out_in_all_arms() -> None:
     for everything, trained, held in zip(whole.parts, split.parts, split.validation, strict=True):
         assert len(held) == round(0.25 * len(everything))
         assert sorted([*trained, *held]) == sorted(everything)
-    host = host_of(split)
-    for arm in host.scenario.stacks:
-        built = host.arm(arm)
-        _, report = host.cohort(arm, Sent(0, built.weights, built.buffers), [1, 2], {})
+    runtime = runtime_of(split)
+    for arm in runtime.scenario.stacks:
+        built = runtime.arm(arm)
+        _, report = runtime.cohort(arm, Sent(0, built.weights, built.buffers), [1, 2], {})
         assert [row["samples"] for row in report.rows] == [len(split.parts[c]) for c in (1, 2)]
     assert list(split.accounts[0].samples) == [len(part) for part in split.parts]
 
 
-def host_of(inputs: Any) -> Host:
-    return Host(inputs.scenario, inputs.data, inputs.parts, CPU, inputs.validation)
+def runtime_of(inputs: Any) -> ClientRuntime:
+    return ClientRuntime(inputs.scenario, inputs.data, inputs.parts, CPU, inputs.validation)
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedsgd"])
 def test_the_matrix_is_what_the_clients_models_get_on_held_out_samples(algorithm: str) -> None:
     inputs = prepare(scenarios.parse(TEXT, changes=[f"training.algorithm={algorithm}", "federation.server.lr=0.3"]))
-    host, rule = host_of(inputs), FedBoosting()
-    built = host.arm("boosted")
+    runtime, rule = runtime_of(inputs), FedBoosting()
+    built = runtime.arm("boosted")
     sent = Sent(0, built.weights, built.buffers)
-    partials = [host.cohort("boosted", sent, [c], {})[0] for c in range(3)]
+    partials = [runtime.cohort("boosted", sent, [c], {})[0] for c in range(3)]
     total = rule.merge(rule.merge(partials[0], partials[1]), partials[2])
     question = rule.asks(total)
     assert question is not None
-    said = {c: host.answer("boosted", sent, question.payload, c, {}) for c in range(3)}
+    said = {c: runtime.answer("boosted", sent, question.payload, c, {}) for c in range(3)}
     scale = 1.0 if algorithm == "fedavg" else 0.1  # the model that a client had, not what the server makes of it
     for model, candidate in total.candidates.items():
         local = {name: w - scale * candidate.tensors[name] for name, w in sent.weights.items()}

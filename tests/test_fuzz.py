@@ -27,27 +27,28 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rayfed import scenario as scenarios
-from rayfed.catalogue import build
+from rayfed.analysis import advice
+from rayfed.analysis import recommend as choice
+from rayfed.analysis.compare import compare
+from rayfed.analysis.export import export
+from rayfed.analysis.loading import Run, load
+from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
+from rayfed.client.failures import Failed, checked
+from rayfed.client.local import update_method
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.data.base import in_memory
+from rayfed.engine.inputs import Inputs, prepare
 from rayfed.errors import DataError, RunError, ScenarioError, UserError
 from rayfed.metrics.lpips import Lpips
 from rayfed.models.pretrained import SHIPPED_EVALUATOR, load_evaluator, load_generator, load_recogniser
+from rayfed.registry import build
 from rayfed.report.run import write_report
 from rayfed.report.sweep import write_sweep_report
-from rayfed.results import advice, checkpoint
-from rayfed.results import recommend as choice
-from rayfed.results.checkpoint import Checkpoint
-from rayfed.results.compare import compare
-from rayfed.results.export import export
-from rayfed.results.folder import RunFolder
-from rayfed.results.loading import Run, load
-from rayfed.results.sweep_folder import SweepFolder, is_sweep
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned
-from rayfed.training.failures import Failed, checked
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import Inputs, prepare
-from rayfed.training.local import update_method
+from rayfed.store import checkpoint
+from rayfed.store.checkpoint import Checkpoint
+from rayfed.store.folder import RunFolder
 from tests.conftest import REPOSITORY
 from tests.fuzz_fixtures import (
     Change,
@@ -150,11 +151,11 @@ def test_spoilt_scenarios_are_played_or_say_why(case: Spoilt) -> None:
 
 def check_one_step(inputs: Inputs, arm: str) -> None:
     """A client's update has the form of the model and is finite, or the server would say that it is not."""
-    host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
-    built, training = host.arm(arm), inputs.scenario.training_of(arm)
+    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    built, training = runtime.arm(arm), inputs.scenario.training_of(arm)
     if training.algorithm == "fedavg":
         training = training.model_copy(update={"epochs": None, "steps": 1})
-    task = host.task(arm, Sent(0, built.weights, built.buffers), 0, host.parts[0], {})
+    task = runtime.task(arm, Sent(0, built.weights, built.buffers), 0, runtime.parts[0], {})
     update = update_method(training, built.defences)(task)
     made = checked(update, task)
     if isinstance(made, Failed):  # 1e308 for a learning rate, say
@@ -164,7 +165,7 @@ def check_one_step(inputs: Inputs, arm: str) -> None:
     assert {name: t.shape for name, t in made.tensors.items()} == {
         name: t.shape for name, t in built.weights.items() if name not in built.private
     }
-    assert 0 < made.samples <= len(host.parts[0])
+    assert 0 < made.samples <= len(runtime.parts[0])
 
 
 TEXT = (REPOSITORY / "scenarios" / "toy.yaml").read_text()

@@ -9,12 +9,12 @@ import torch
 from rayfed import scenario as scenarios
 from rayfed.attacks.base import Inference
 from rayfed.attacks.inference.gan import Gan
+from rayfed.client.observations import ObservationBuilder, Truth
+from rayfed.client.runtime import ClientRuntime
+from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.inference import class_share, nearest
 from rayfed.models.build import build_model
-from rayfed.training.host import Host
-from rayfed.training.inputs import prepare
-from rayfed.training.observer import Observer, Truth
 from rayfed.update import Observation
 
 
@@ -60,14 +60,14 @@ def test_a_class_that_is_not_there_is_not_applicable() -> None:
 def test_the_judge_knows_digits_and_shows_the_nearest_of_the_victims() -> None:
     scenario = scenarios.parse("{name: t, data: digits, federation: {rounds: 1, clients: 2}}")
     inputs = prepare(scenario)
-    host = Host(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    images, labels = host._tensors(inputs.data.train_images, inputs.data.train_labels, inputs.parts[0][:200])
-    known = host._tensors(inputs.data.test_images, inputs.data.test_labels, range(len(inputs.data.test_labels)))
+    runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    images, labels = runtime._tensors(inputs.data.train_images, inputs.data.train_labels, inputs.parts[0][:200])
+    known = runtime._tensors(inputs.data.test_images, inputs.data.test_labels, range(len(inputs.data.test_labels)))
     sevens = images[labels == 7]
     assert class_share(sevens, 7, *known) > 0.9
     assert class_share(sevens, 3, *known) < 0.1
     assert torch.equal(nearest(sevens[:3] + 0.01, images), sevens[:3])
-    row, pairs = Observer(host).judge(
+    row, pairs = ObservationBuilder(runtime).judge(
         Truth(images, labels), Inference(metric="class_share", images=sevens[:3], label=7)
     )
     assert row["candidates"] == 3

@@ -12,13 +12,13 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from typer.testing import CliRunner
 
-from rayfed.catalogue import build
 from rayfed.cli import app
 from rayfed.data.base import Dataset
 from rayfed.errors import DataError, UserError
 from rayfed.models.dcgan import Critic, Generator
 from rayfed.models.pretrained import Origin, is_trained, load_generator, save_generator
-from rayfed.training.generator import train
+from rayfed.pretraining.generator import train
+from rayfed.registry import build
 
 SHAPE = (1, 8, 8)
 ORIGIN = Origin({"name": "digits"}, images="0" * 64, seed=0, epochs=1)

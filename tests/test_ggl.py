@@ -15,19 +15,19 @@ from rayfed.attacks.ggl import Ggl, Search
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.priors import latent_divergence
 from rayfed.attacks.matching.problem import Matching, one_minus_cosine, squared_l2
-from rayfed.catalogue import build
 from rayfed.defences.base import Defence
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune
+from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
 from rayfed.gradients import gradient
 from rayfed.metrics.images import psnr
 from rayfed.models.build import build_model
 from rayfed.models.dcgan import Generator
 from rayfed.models.pretrained import Origin, load_generator, save_generator
+from rayfed.pretraining.generator import train
+from rayfed.registry import build
 from rayfed.scenario import parse
-from rayfed.training.generator import train
-from rayfed.training.inputs import prepare
 from rayfed.update import Observation
 from tests.attack_fixtures import LENET, generators, images_of, observed
 

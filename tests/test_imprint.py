@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from rayfed import scenario as scenarios
 from rayfed.attacks.base import MaliciousServer
 from rayfed.attacks.imprint import Imprint, thresholds
-from rayfed.catalogue import build
+from rayfed.client.local import local_training, update_method
+from rayfed.client.observations import ObservationBuilder
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.defences.base import Batch, Task
+from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.labels import label_accuracy
 from rayfed.models.build import build_model
+from rayfed.registry import build
 from rayfed.scenario import AttackSpec, Training
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
-from rayfed.training.local import local_training, update_method
-from rayfed.training.observer import Observer
 from rayfed.update import Observation
 
 SGD = Training(algorithm="fedsgd", batch_size=None)
@@ -177,13 +177,13 @@ def test_the_host_sends_its_victims_the_tampered_model(observes: str) -> None:
         " training: {epochs: 1, batch_size: 10}, defences: [{name: gaussian, sigma: 1e-7}]}"
     )
     inputs = prepare(scenario)
-    host = Host(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    net = host.arm("gaussian").model
+    runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    net = runtime.arm("gaussian").model
     sent = Sent(0, weights_of(net), buffers_of(net))
     spec = AttackSpec(name="imprint", observes=observes, batch_size=4, variant="sparse", bins=512)  # type: ignore[call-arg]
-    before, _ = host.cohort("gaussian", sent, [3], {})
-    seen, truth = Observer(host).observe("gaussian", sent, 3, spec, {})
-    after, _ = host.cohort("gaussian", sent, [3], {})
+    before, _ = runtime.cohort("gaussian", sent, [3], {})
+    seen, truth = ObservationBuilder(runtime).observe("gaussian", sent, 3, spec, {})
+    after, _ = runtime.cohort("gaussian", sent, [3], {})
     assert all(torch.equal(t, after.tensors[name]) for name, t in before.tensors.items())
     assert "imprint.encode.weight" in seen.weights
     attack = spec.build()

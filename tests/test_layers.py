@@ -3,7 +3,7 @@
 Every file is parsed once. An import counts wherever it is written: at the top, in a function (there to start faster) or
 under `TYPE_CHECKING` (there for a type alone). Whoever reads either file has to know the other in all three cases, and
 a part cannot be moved or tested without what its functions import. Components named as strings in a `TABLE` do not
-count: looking them up by name is how the catalogue stays below them.
+count: looking them up by name is how the registry stays below them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import pytest
 from tests.conftest import REPOSITORY
 
 FLOORS = (
-    "rayfed.update rayfed.gradients rayfed.objective rayfed.catalogue rayfed.seeds rayfed.errors rayfed.documents"
+    "rayfed.update rayfed.gradients rayfed.objective rayfed.registry rayfed.seeds rayfed.errors rayfed.documents"
     " rayfed.subsets",
-    "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics",
+    "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     "rayfed.attacks rayfed.defences rayfed.aggregation rayfed.poisoning rayfed.protections rayfed.scenario"
-    " rayfed.results rayfed.audit",
-    "rayfed.report rayfed.console rayfed.reproductions rayfed",  # `rayfed` is the package's own `__init__.py`
-    "rayfed.training",
+    " rayfed.analysis rayfed.audit",
+    # `rayfed` is the package's own `__init__.py`
+    "rayfed.client rayfed.report rayfed.console rayfed.reproductions rayfed",
+    "rayfed.engine rayfed.pretraining",
     "actors",
     "rayfed.cli rayfed.__main__ rayfed.tune",
 )
@@ -37,7 +38,7 @@ floors; from its own floor only what `ARROWS` has. A new room is to be named her
 
 ARROWS = {
     # what all components need, in its own order
-    "rayfed.catalogue": {"rayfed.errors"},
+    "rayfed.registry": {"rayfed.errors"},
     "rayfed.gradients": {"rayfed.objective", "rayfed.update"},
     # models and scores of texts and records have to know how these are laid out in an image
     "rayfed.models": {"rayfed.data.forms"},
@@ -50,8 +51,8 @@ ARROWS = {
     # there is a class for each pair of rule and protection
     "rayfed.aggregation": {"rayfed.protections.base", "rayfed.protections.secure_aggregation"},
     # the schema checks names of measures, which are those of the tables of results
-    "rayfed.scenario": {"rayfed.results.outcomes", "rayfed.results.robustness"},
-    "rayfed.audit": {"rayfed.results.summary"},
+    "rayfed.scenario": {"rayfed.analysis.outcomes", "rayfed.analysis.robustness"},
+    "rayfed.audit": {"rayfed.analysis.summary"},
     "rayfed.report": {"rayfed"},  # its version is on every page
     "rayfed.__main__": {"rayfed.cli"},
 }
@@ -181,11 +182,11 @@ assert "actors" not in sys.modules
 
 
 def test_every_entry_of_every_table_is_there() -> None:
-    from rayfed import catalogue
+    from rayfed import registry
 
-    for kind in catalogue.KINDS:
-        for name in catalogue.table(kind):
-            target = catalogue.find(kind, name)
+    for kind in registry.KINDS:
+        for name in registry.table(kind):
+            target = registry.find(kind, name)
             assert target.__doc__, f"{kind} {name} has no docstring"
-            for parameter in catalogue.parameters(target):
+            for parameter in registry.parameters(target):
                 assert parameter.doc, f"{kind} {name}: field {parameter.name} is not described"

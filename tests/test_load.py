@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import rayfed
+from rayfed.analysis.loading import Run, Sweep
+from rayfed.analysis.notebook import MOST
 from rayfed.errors import RunError
-from rayfed.results.folder import RunFolder
-from rayfed.results.images import decode_png
-from rayfed.results.loading import Run, Sweep
-from rayfed.results.notebook import MOST
-from rayfed.results.schemas import TABLES
+from rayfed.store.folder import RunFolder
+from rayfed.store.images import decode_png
+from rayfed.store.schemas import TABLES
 from tests.conftest import REPOSITORY
 from tests.result_fixtures import SIGMA, outcome, small_run, small_sweep, trial_run
 from tests.test_report import ARMS, ATTACKS, HOSTILE, make_run

@@ -16,10 +16,10 @@ from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.local_steps import local_update, many_local_updates
 from rayfed.attacks.matching.options import class_averages
 from rayfed.attacks.matching.problem import Matching, matched_layers, one_minus_cosine, squared_l2
+from rayfed.client.local import local_training
 from rayfed.errors import UserError
 from rayfed.models.convnet import ConvNet
 from rayfed.scenario import Training
-from rayfed.training.local import local_training
 from rayfed.update import LocalTraining, Named, Observation
 from tests.attack_fixtures import digit, leaky_lenet, observe, photo, psnr, seeded
 

@@ -185,15 +185,15 @@ else:
 
 def trained(data: str) -> dict[str, torch.Tensor]:
     """The sum of one round's updates, without Ray."""
-    from rayfed.training.arm import build_arm
-    from rayfed.training.host import Host, Sent
-    from rayfed.training.inputs import prepare
+    from rayfed.client.arm import build_arm
+    from rayfed.client.runtime import ClientRuntime, Sent
+    from rayfed.engine.inputs import prepare
 
     s = scenarios.parse(TEXT.replace("{DATA}", data))
     inputs = prepare(s)
     arm = build_arm(s.model, [], inputs.data.image_shape, len(inputs.data.classes), s.seed)
-    host = Host(s, inputs.data, inputs.parts, torch.device("cpu"))
-    total, _ = host.cohort("none", Sent(0, arm.weights, arm.buffers), range(4), {})
+    runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
+    total, _ = runtime.cohort("none", Sent(0, arm.weights, arm.buffers), range(4), {})
     tensors: dict[str, torch.Tensor] = total.tensors
     return tensors
 

@@ -11,41 +11,41 @@ from torch.nn import functional as F
 
 from rayfed import scenario as scenarios
 from rayfed.attacks.inference.membership import Membership
+from rayfed.client.observations import ObservationBuilder, Truth
+from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.metrics.inference import auc
-from rayfed.results.schemas import TABLES
 from rayfed.scenario import AttackSpec
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
-from rayfed.training.observer import Observer, Truth
+from rayfed.store.schemas import TABLES
 from rayfed.update import Observation
 
 SCORES = ["loss", "norm", "cosine"]
 VICTIMS = (2, 5, 7, 11)
 
 
-def host(epochs: int) -> Host:
+def runtime(epochs: int) -> ClientRuntime:
     scenario = scenarios.parse(
         "{name: t, seed: 8, data: {name: digits, train_samples: 400}, model: mlp, federation: {rounds: 1, clients: 20},"
         f" training: {{epochs: {epochs}, batch_size: 10, lr: 0.1}}}}"
     )
     inputs = prepare(scenario)
-    return Host(scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    return ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
 
 
-def observed(h: Host, victim: int, score: str = "loss") -> tuple[Observation, Truth]:
+def observed(h: ClientRuntime, victim: int, score: str = "loss") -> tuple[Observation, Truth]:
     net = h.arm("none").model
     spec = AttackSpec(name="membership", knowledge=["candidates"], score=score)  # type: ignore[call-arg]
-    return Observer(h).observe("none", Sent(0, weights_of(net), buffers_of(net)), victim, spec, {})
+    return ObservationBuilder(h).observe("none", Sent(0, weights_of(net), buffers_of(net)), victim, spec, {})
 
 
 @pytest.fixture(scope="module")
-def overfitted() -> tuple[Host, list[tuple[Observation, Truth]]]:
-    h = host(epochs=40)
+def overfitted() -> tuple[ClientRuntime, list[tuple[Observation, Truth]]]:
+    h = runtime(epochs=40)
     return h, [observed(h, victim) for victim in VICTIMS]
 
 
-def scores_of(score: str, h: Host, seen: Observation) -> torch.Tensor:
+def scores_of(score: str, h: ClientRuntime, seen: Observation) -> torch.Tensor:
     [found] = Membership(score=score).infer([seen], h.arm("none").model, [torch.Generator()])  # type: ignore[arg-type]
     assert found.status == "ok"
     return found.scores
@@ -56,7 +56,7 @@ def test_members_of_an_overfitted_client_stand_out(score: str, overfitted) -> No
     h, clients = overfitted
     values = []
     for seen, truth in clients:
-        row, images = Observer(h).judge(
+        row, images = ObservationBuilder(h).judge(
             truth, Membership(score=score).infer([seen], h.arm("none").model, [torch.Generator()])[0]
         )
         assert row["metric"] == "auc"
@@ -86,7 +86,7 @@ def test_the_loss_is_that_of_the_local_model(overfitted) -> None:  # type: ignor
 
 
 def test_the_gradient_of_a_lone_sample_has_cosine_one() -> None:
-    h = host(epochs=1)
+    h = runtime(epochs=1)
     seen, _ = observed(h, 3)
     image, label = (t[:1] for t in seen.extra["candidates"])
     update, _ = gradient(h.arm("none").model, seen.weights, {}, image, label)
@@ -97,7 +97,7 @@ def test_the_gradient_of_a_lone_sample_has_cosine_one() -> None:
 
 
 def test_the_host_asks_about_as_many_members_as_others() -> None:
-    h = host(epochs=1)
+    h = runtime(epochs=1)
     seen, truth = observed(h, 3)
     images, labels = seen.extra["candidates"]
     assert truth.members is not None
@@ -113,13 +113,13 @@ def test_the_host_asks_about_as_many_members_as_others() -> None:
 
 
 def test_without_candidates_or_with_a_broken_update_it_says_so() -> None:
-    h = host(epochs=1)
+    h = runtime(epochs=1)
     seen, truth = observed(h, 3)
     broken = replace(seen, update={name: t * torch.nan for name, t in seen.update.items()})
     nobody, bad = Membership().infer([replace(seen, extra={}), broken], h.arm("none").model, [torch.Generator()] * 2)
     assert (nobody.status, bad.status) == ("not applicable", "diverged")
     assert "candidates" in nobody.message
-    assert Observer(h).judge(truth, bad)[0]["value"] is None
+    assert ObservationBuilder(h).judge(truth, bad)[0]["value"] is None
 
 
 def test_auc_of_known_orders() -> None:
@@ -148,7 +148,7 @@ def test_inferences_pass_through_the_actors_into_their_own_table() -> None:
     share = Share(1, 0)
     client = ClientActor(scenario, inputs.data, inputs.parts, share)
     attacker = AttackerActor(inputs.data.image_shape, 10, share)
-    net = client._host.arm("none").model
+    net = client._runtime.arm("none").model
     sent, tables = Sent(0, weights_of(net), buffers_of(net)), RoundTables()
     for attack in scenario.attacks:
         _, seen, truths = client.observe("none", sent, [2, 3], attack, {}, 0)

@@ -1,4 +1,4 @@
-"""Model inversion of split models: the cut, what a host grants, and the images that a colluder's part gives back."""
+"""Model inversion of split models: the cut, what a runtime grants, and the images that a colluder's part gives back."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.model_inversion import ModelInversion
+from rayfed.client import plan
+from rayfed.client.observations import ObservationBuilder
+from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.engine.inputs import prepare
 from rayfed.errors import ScenarioError, UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.images import mse
 from rayfed.models.build import build_model
 from rayfed.models.front import Front
 from rayfed.scenario import AttackSpec, Scenario, parse
-from rayfed.training import plan
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
-from rayfed.training.observer import Observer
 from rayfed.update import Observation
 from tests.attack_fixtures import generators, images_of, observed
 
@@ -43,11 +43,11 @@ attacks:
     return parse(text).model_copy(update=changes)
 
 
-def hosted(s: Scenario) -> tuple[Host, Sent]:
+def hosted(s: Scenario) -> tuple[ClientRuntime, Sent]:
     inputs = prepare(s)
-    host = Host(s, inputs.data, inputs.parts, torch.device("cpu"))
-    model = host.arm("none").model
-    return host, Sent(0, weights_of(model), buffers_of(model))
+    runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
+    model = runtime.arm("none").model
+    return runtime, Sent(0, weights_of(model), buffers_of(model))
 
 
 def split(model: nn.Module, cut: str, images: Tensor, noise: float = 0.0) -> Observation:
@@ -96,15 +96,16 @@ def test_a_cut_that_is_none_is_refused() -> None:
 
 def test_a_host_grants_the_victims_activations_and_the_colluders_part() -> None:
     s = scenario()
-    host, sent = hosted(s)
+    runtime, sent = hosted(s)
     victim, other = 4, plan.colluder(s, 0, 4)
-    observation, truth = Observer(host).observe("none", sent, victim, s.attacks[0], {})
+    builder = ObservationBuilder(runtime)
+    observation, truth = builder.observe("none", sent, victim, s.attacks[0], {})
     trained = {
-        client: {n: w - Observer(host)._trained("none", sent, client, {})[n] for n, w in sent.weights.items()}
+        client: {n: w - builder._trained("none", sent, client, {})[n] for n, w in sent.weights.items()}
         for client in (victim, other)
     }
     for client, step in trained.items():
-        partial, _ = host.cohort("none", sent, [client], {})
+        partial, _ = runtime.cohort("none", sent, [client], {})
         for name, tensor in step.items():
             torch.testing.assert_close(tensor * partial.weight, partial.tensors[name], atol=1e-4, rtol=1e-4)
     conv = nn.functional.conv2d
@@ -116,15 +117,17 @@ def test_a_host_grants_the_victims_activations_and_the_colluders_part() -> None:
     torch.testing.assert_close(
         observation.extra["colluder"]["conv1.weight"], sent.weights["conv1.weight"] - trained[other]["conv1.weight"]
     )
-    plain, _ = Observer(host).observe("none", sent, victim, AttackSpec(name="dlg", observes="gradient"), {})
+    plain, _ = ObservationBuilder(runtime).observe(
+        "none", sent, victim, AttackSpec(name="dlg", observes="gradient"), {}
+    )
     assert not plain.extra
 
 
 def test_granting_leaves_what_was_sent_as_it_was() -> None:
     s = scenario(cut="conv1").model_copy(update={"model": parse(SCENARIO_WITH_BATCH_NORM).model})
-    host, sent = hosted(s)
+    runtime, sent = hosted(s)
     before = {name: tensor.clone() for name, tensor in sent.buffers.items()}
-    Observer(host).observe("none", sent, 1, s.attacks[0], {})
+    ObservationBuilder(runtime).observe("none", sent, 1, s.attacks[0], {})
     for name, tensor in sent.buffers.items():
         assert torch.equal(tensor, before[name])
 
@@ -212,8 +215,8 @@ def test_it_says_what_it_has_not_been_granted() -> None:
 def test_lenet_on_mnist_gives_its_images_away(shared_data: Path) -> None:
     """The paper calls a mean squared error under 0.05 no protection (table 1)."""
     s = scenario(f"mnist, root: {shared_data}")
-    host, sent = hosted(s)
-    seen = [Observer(host).observe("none", sent, client, s.attacks[0], {}) for client in (2, 5)]
-    found = ModelInversion(cut="conv1").reconstruct([o for o, _ in seen], host.arm("none").model, generators(2))
+    runtime, sent = hosted(s)
+    seen = [ObservationBuilder(runtime).observe("none", sent, client, s.attacks[0], {}) for client in (2, 5)]
+    found = ModelInversion(cut="conv1").reconstruct([o for o, _ in seen], runtime.arm("none").model, generators(2))
     for (_, truth), guess in zip(seen, found, strict=True):
         assert mse(truth.images, guess.images).max() < 0.05

@@ -13,9 +13,9 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from rayfed import gradients
-from rayfed.catalogue import table
 from rayfed.errors import UserError
 from rayfed.models.build import build_model, is_stochastic, uses_batch_statistics
+from rayfed.registry import table
 
 SMALL = {
     "lenet": {"activation": "sigmoid"},

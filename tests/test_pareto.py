@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rayfed.analysis.pareto import Front, front, strongest
+from rayfed.analysis.settings import Setting
 from rayfed.errors import UserError
-from rayfed.results.pareto import Front, front, strongest
-from rayfed.results.settings import Setting
 from tests.result_fixtures import setting
 
 

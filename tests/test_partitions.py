@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from rayfed import catalogue
+from rayfed import registry
 from rayfed.data.partitions import TABLE
 from rayfed.data.partitions.base import Partition, Parts, label_mix
 from rayfed.errors import UserError
@@ -30,7 +30,7 @@ OVERLAPPING = [("resampled", {"samples": 7})]
 
 
 def split(name, parameters, labels, clients, seed=0):
-    return catalogue.build("partitions", name, parameters).split(labels, clients, np.random.default_rng(seed))
+    return registry.build("partitions", name, parameters).split(labels, clients, np.random.default_rng(seed))
 
 
 def shares(labels, parts, classes):
@@ -41,7 +41,7 @@ def shares(labels, parts, classes):
 def test_every_name_is_tested():
     assert {name for name, _ in PARAMETERS + OVERLAPPING} == TABLE.keys()
     for name, parameters in PARAMETERS + OVERLAPPING:
-        assert isinstance(catalogue.build("partitions", name, parameters), Partition)
+        assert isinstance(registry.build("partitions", name, parameters), Partition)
 
 
 @pytest.mark.parametrize(("name", "parameters"), PARAMETERS)
@@ -188,7 +188,7 @@ def test_quantity_skew_grows_as_alpha_falls(seed):
 )
 def test_parameters_out_of_range_are_refused(name, parameters):
     with pytest.raises(ValueError, match="validation error"):
-        catalogue.build("partitions", name, parameters)
+        registry.build("partitions", name, parameters)
 
 
 def test_blocks_keep_the_order_of_the_data_set():

@@ -11,8 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rayfed.attacks.base import Attack, Reconstruction
+from rayfed.client.arm import build_arm
+from rayfed.client.local import PRIVATE
+from rayfed.client.observations import ObservationBuilder
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.defences.passport import Passport
 from rayfed.defences.split import Split
+from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
 from rayfed.gradients import batch_loss, buffers_of, gradient, weights_of
 from rayfed.metrics import private as metrics
@@ -25,11 +30,6 @@ from rayfed.models.pretrained import Origin, save_generator
 from rayfed.models.private import common_names, freeze, key_names, private_names
 from rayfed.models.private_conv import PrivateConv, private_convs
 from rayfed.scenario import Scenario, parse
-from rayfed.training.arm import build_arm
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
-from rayfed.training.local import PRIVATE
-from rayfed.training.observer import Observer
 from rayfed.update import Observation
 from tests.attack_fixtures import generators
 
@@ -160,53 +160,55 @@ attacks: [{{name: {attack}, observes: gradient{extra}}}]
 """)
 
 
-def hosted(s: Scenario) -> tuple[Host, str, Sent]:
+def hosted(s: Scenario) -> tuple[ClientRuntime, str, Sent]:
     inputs = prepare(s)
-    host, [arm] = Host(s, inputs.data, inputs.parts, torch.device("cpu")), list(s.stacks)
-    return host, arm, Sent(0, host.arm(arm).weights, host.arm(arm).buffers)
+    runtime, [arm] = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu")), list(s.stacks)
+    return runtime, arm, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers)
 
 
 def test_clients_begin_alike_or_not_as_asked_but_never_with_one_passport() -> None:
     for start in ("common", "own"):
-        host, arm, _ = hosted(scenario(f"{{name: passport, start: {start}}}"))
-        ones, others = host.drawn_privately(arm, 0), host.drawn_privately(arm, 1)
+        runtime, arm, _ = hosted(scenario(f"{{name: passport, start: {start}}}"))
+        ones, others = runtime.drawn_privately(arm, 0), runtime.drawn_privately(arm, 1)
         alike = {name for name, tensor in ones.items() if torch.equal(tensor, others[name])}
-        assert alike == (common_names(host.arm(arm).model) if start == "common" else set())
+        assert alike == (common_names(runtime.arm(arm).model) if start == "common" else set())
 
 
 @pytest.mark.parametrize("defence", ["split", "passport"])
 def test_the_second_stage_moves_the_private_part_alone(defence: str) -> None:
-    host, arm, sent = hosted(scenario(defence))
-    _, report = host.cohort(arm, sent, [0, 1, 2], {})
-    state, names = report.states[1][PRIVATE], host.arm(arm).trained_privately
+    runtime, arm, sent = hosted(scenario(defence))
+    _, report = runtime.cohort(arm, sent, [0, 1, 2], {})
+    state, names = report.states[1][PRIVATE], runtime.arm(arm).trained_privately
     later = Sent(1, {n: w + 0.01 for n, w in sent.weights.items()}, sent.buffers)
-    task = host.task(arm, later, 1, host.parts[1], report.states[1])
+    task = runtime.task(arm, later, 1, runtime.parts[1], report.states[1])
     for name, tensor in later.weights.items():
         assert torch.equal(task.weights[name], tensor)
     assert names
     assert not any(torch.equal(task.weights[name], state[name]) for name in names)
-    for name in host.arm(arm).keys:
+    for name in runtime.arm(arm).keys:
         assert torch.equal(task.buffers[name], state[name])
     still = hosted(scenario(f"{{name: {defence}, private_epochs: 0}}"))[0]
-    kept = still.task(arm, later, 1, host.parts[1], report.states[1])
+    kept = still.task(arm, later, 1, runtime.parts[1], report.states[1])
     assert all(torch.equal(kept.weights[name], state[name]) for name in names)
 
 
-def struck(s: Scenario, round: int = 0) -> tuple[Host, Observation, Reconstruction]:
+def struck(s: Scenario, round: int = 0) -> tuple[ClientRuntime, Observation, Reconstruction]:
     """An attack on client 0 in a round, as an attacker's actor does it."""
-    host, arm, sent = hosted(s)
-    states = host.cohort(arm, sent, [0, 1, 2], {})[1].states if round else {}
-    observation, _ = Observer(host).observe(arm, Sent(round, sent.weights, sent.buffers), 0, s.attacks[0], states)
-    built = build_arm(s.model_of(arm), s.stacks[arm], host.data.image_shape, 10, seed=0)
+    runtime, arm, sent = hosted(s)
+    states = runtime.cohort(arm, sent, [0, 1, 2], {})[1].states if round else {}
+    observation, _ = ObservationBuilder(runtime).observe(
+        arm, Sent(round, sent.weights, sent.buffers), 0, s.attacks[0], states
+    )
+    built = build_arm(s.model_of(arm), s.stacks[arm], runtime.data.image_shape, 10, seed=0)
     freeze(built.model, built.private - observation.weights.keys())
     method: Attack = s.attacks[0].build()
     [found] = method.reconstruct([observation], built.model, generators(1))
-    return host, observation, found
+    return runtime, observation, found
 
 
-def leaked(host: Host, observation: Observation) -> set[str]:
+def leaked(runtime: ClientRuntime, observation: Observation) -> set[str]:
     """The victim's private tensors that its own values are seen of."""
-    own = host.drawn_privately(next(iter(host.scenario.stacks)), 0)
+    own = runtime.drawn_privately(next(iter(runtime.scenario.stacks)), 0)
     seen = {**observation.buffers, **observation.weights, **observation.update}
     return {name for name, tensor in own.items() if name in seen and torch.equal(seen[name], tensor)}
 
@@ -222,11 +224,11 @@ def leaked(host: Host, observation: Observation) -> set[str]:
     ],
 )
 def test_gradient_matching_meets_them(defence: str, knowledge: str, attack: str, options: dict[str, str]) -> None:
-    host, observation, found = struck(scenario(defence, attack, knowledge=knowledge, **options))
+    runtime, observation, found = struck(scenario(defence, attack, knowledge=knowledge, **options))
     assert found.status == "ok", found.message
-    arm = host.arm(next(iter(host.scenario.stacks)))
+    arm = runtime.arm(next(iter(runtime.scenario.stacks)))
     assert not arm.private & (observation.weights.keys() | observation.update.keys())
-    assert not leaked(host, observation)
+    assert not leaked(runtime, observation)
 
 
 @pytest.mark.parametrize("defence", ["split", "passport"])
@@ -241,8 +243,8 @@ def test_a_generators_latents_meet_them(defence: str, tmp_path: Path) -> None:
 
 def test_who_is_given_passport_and_layers_sees_the_bare_gradient() -> None:
     options = {"knowledge": "[labels, key, lock]", "iterations": "60", "restarts": "2"}
-    host, observation, found = struck(scenario("{name: passport, start: own}", "dlg", **options))
-    assert "conv1.passports" in leaked(host, observation)
+    runtime, observation, found = struck(scenario("{name: passport, start: own}", "dlg", **options))
+    assert "conv1.passports" in leaked(runtime, observation)
     assert found.loss < 1e-6
 
 
@@ -250,12 +252,12 @@ def test_who_is_given_passport_and_layers_sees_the_bare_gradient() -> None:
 def test_model_inversion_goes_through_a_colluders_layers(defence: str) -> None:
     s = scenario(defence, "model_inversion", knowledge="[activations, colluder]", cut="act1", iterations="200")
     for round in (0, 1):
-        host, observation, found = struck(s, round)
+        runtime, observation, found = struck(s, round)
         assert found.status == "ok"
-        arm = host.arm(next(iter(s.stacks)))
+        arm = runtime.arm(next(iter(s.stacks)))
         assert observation.extra["colluder"].keys() == arm.private
         assert all(torch.equal(observation.buffers[n], t) for n, t in observation.extra["colluder"].items())
-        assert not leaked(host, observation) & arm.keys
+        assert not leaked(runtime, observation) & arm.keys
 
 
 @pytest.mark.parametrize(("name", "side"), [("lenet5", 27), ("alexnet", 7)])
@@ -265,9 +267,9 @@ def test_images_that_are_too_small_are_refused(name: str, side: int) -> None:
 
 
 def test_a_host_describes_its_clients_private_layers() -> None:
-    host, arm, sent = hosted(scenario("passport"))
-    states = host.cohort(arm, sent, [0, 1, 2], {})[1].states
-    [row] = host.private_layers(arm, list(states.values()))
+    runtime, arm, sent = hosted(scenario("passport"))
+    states = runtime.cohort(arm, sent, [0, 1, 2], {})[1].states
+    [row] = runtime.private_layers(arm, list(states.values()))
     assert row["layer"] == "conv1"
     assert row["distance"] == pytest.approx(
         metrics.distance([state[PRIVATE]["conv1.conv.weight"] for state in states.values()])

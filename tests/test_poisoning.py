@@ -12,7 +12,10 @@ from scipy.stats import norm
 
 from rayfed import scenario as scenarios
 from rayfed.aggregation.base import Aggregation
+from rayfed.client import plan
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.defences.base import Batch
+from rayfed.engine.inputs import prepare
 from rayfed.errors import ScenarioError, UserError
 from rayfed.poisoning.a_little_is_enough import ALittleIsEnough, deviations
 from rayfed.poisoning.backdoor import Backdoor
@@ -21,11 +24,8 @@ from rayfed.poisoning.gaussian_update import GaussianUpdate
 from rayfed.poisoning.label_flip import LabelFlip
 from rayfed.poisoning.scaled_update import ScaledUpdate
 from rayfed.poisoning.sign_flip import SignFlip
-from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
-from rayfed.training import plan
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
+from rayfed.store.folder import RunFolder
 from rayfed.update import Update
 
 CPU = torch.device("cpu")
@@ -59,14 +59,16 @@ federation: {{rounds: 2, clients: 6, cohort_size: 2, malicious: {malicious}}}
     return scenarios.parse(text, changes=changes)
 
 
-def hosted(s: Scenario) -> tuple[Host, Sent]:
+def hosted(s: Scenario) -> tuple[ClientRuntime, Sent]:
     inputs = prepare(s)
-    host = Host(inputs.scenario, inputs.data, inputs.parts, CPU)
-    built = host.arm("none")
-    return host, Sent(1, built.weights, built.buffers)
+    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, CPU)
+    built = runtime.arm("none")
+    return runtime, Sent(1, built.weights, built.buffers)
 
 
-def sent_by(host: Host, sent: Sent, clients: list[int], states: dict[int, Any] | None = None) -> list[Update]:
+def sent_by(
+    runtime: ClientRuntime, sent: Sent, clients: list[int], states: dict[int, Any] | None = None
+) -> list[Update]:
     """The updates of a cohort as the server would get them, caught in a rule that only lists them."""
     caught: list[Update] = []
 
@@ -74,8 +76,8 @@ def sent_by(host: Host, sent: Sent, clients: list[int], states: dict[int, Any] |
         def partial(self, updates: Any) -> None:
             caught.extend(updates)
 
-    host._aggregations["none"] = Catching()
-    host.cohort("none", sent, clients, states or {})
+    runtime._aggregations["none"] = Catching()
+    runtime.cohort("none", sent, clients, states or {})
     return caught
 
 
@@ -148,22 +150,22 @@ def test_who_is_malicious_is_drawn_once_and_alike_in_all_arms() -> None:
 
 
 def test_the_others_pass_and_the_tables_know_who_is_malicious() -> None:
-    host, sent = hosted(scenario("{name: sign_flip, clients: [1]}"))
+    runtime, sent = hosted(scenario("{name: sign_flip, clients: [1]}"))
     honest, _ = hosted(scenario("null"))
-    for poisoned, plain in zip(sent_by(host, sent, [0, 1]), sent_by(honest, sent, [0, 1]), strict=True):
+    for poisoned, plain in zip(sent_by(runtime, sent, [0, 1]), sent_by(honest, sent, [0, 1]), strict=True):
         sign = -1 if plain.client == 1 else 1
         assert all(torch.equal(t, sign * plain.tensors[name]) for name, t in poisoned.tensors.items())
-    assert [row["malicious"] for row in host.cohort("none", sent, [0, 1], {})[1].rows] == [False, True]
+    assert [row["malicious"] for row in runtime.cohort("none", sent, [0, 1], {})[1].rows] == [False, True]
 
 
 def test_poisoned_data_reach_training_and_stay_the_same_from_round_to_round() -> None:
-    host, sent = hosted(scenario("{name: backdoor, clients: [1], target: 3, size: 2}"))
-    first, later = (host.task("none", replace(sent, round=r), 1, host.parts[1], {}).data for r in (0, 1))
-    clean = host.task("none", sent, 0, host.parts[0], {}).data
+    runtime, sent = hosted(scenario("{name: backdoor, clients: [1], target: 3, size: 2}"))
+    first, later = (runtime.task("none", replace(sent, round=r), 1, runtime.parts[1], {}).data for r in (0, 1))
+    clean = runtime.task("none", sent, 0, runtime.parts[0], {}).data
     assert torch.equal(first.labels, later.labels)
     assert (first.labels == 3).float().mean() > 0.5
     assert (clean.labels == 3).float().mean() < 0.25
-    part = host.task("none", sent, 1, host.parts[1][5:9], {})
+    part = runtime.task("none", sent, 1, runtime.parts[1][5:9], {})
     assert torch.equal(part.data.images, first.images[5:9])
     assert torch.equal(part.everything.labels, first.labels)
 
@@ -171,10 +173,10 @@ def test_poisoned_data_reach_training_and_stay_the_same_from_round_to_round() ->
 @pytest.mark.parametrize("defence", ["[]", "[{name: gaussian, sigma: 0.01}]", "[{name: top_k, k: 0.1}]"])
 def test_colluders_send_the_same_in_whatever_cohort_they_are(defence: str) -> None:
     s = scenario("{name: a_little_is_enough, clients: [0, 3, 5], z: 1.5}", f"arms.none={defence}")
-    host, sent = hosted(s)
+    runtime, sent = hosted(s)
     honest, _ = hosted(scenario("null", f"arms.none={defence}"))
     own = [u.tensors for u in sent_by(honest, sent, [0, 3, 5])]
-    together, apart = sent_by(host, sent, [0, 3, 5]), [u for c in (5, 3, 0) for u in sent_by(host, sent, [c])]
+    together, apart = sent_by(runtime, sent, [0, 3, 5]), [u for c in (5, 3, 0) for u in sent_by(runtime, sent, [c])]
     for name in own[0]:
         rows = torch.stack([tensors[name] for tensors in own])
         expected = rows.mean(0) - 1.5 * rows.std(0, correction=0)
@@ -183,10 +185,10 @@ def test_colluders_send_the_same_in_whatever_cohort_they_are(defence: str) -> No
 
 def test_colluding_leaves_no_trace_in_a_clients_memory() -> None:
     defence = "arms.none=[{name: top_k, k: 0.1, error_feedback: true}]"
-    host, sent = hosted(scenario("{name: a_little_is_enough, clients: [0, 3], z: 1.5}", defence))
+    runtime, sent = hosted(scenario("{name: a_little_is_enough, clients: [0, 3], z: 1.5}", defence))
     honest, _ = hosted(scenario("null", defence))
     for clients in ([0, 3], [0]):
-        kept = host.cohort("none", sent, clients, {})[1].states
+        kept = runtime.cohort("none", sent, clients, {})[1].states
         expected = honest.cohort("none", sent, clients, {})[1].states
         assert kept.keys() == expected.keys() == set(clients)
         torch.testing.assert_close(kept, expected, atol=0, rtol=0)

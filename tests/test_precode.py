@@ -20,6 +20,7 @@ from rayfed.attacks.grnn import Grnn
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.probe import without_tracking
+from rayfed.client.local import update_method
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.dropout import Dropout
 from rayfed.defences.precode import Precode
@@ -29,7 +30,6 @@ from rayfed.models.bottleneck import Encoder, VariationalBottleneck
 from rayfed.models.build import build_model, is_stochastic
 from rayfed.models.lenet import LeNet
 from rayfed.scenario import Training
-from rayfed.training.local import update_method
 from rayfed.update import Update
 from tests.attack_fixtures import digit, generators, leaky_lenet, observed, psnr
 

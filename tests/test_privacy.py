@@ -9,22 +9,22 @@ from scipy import stats
 from torch import nn
 
 from rayfed import scenario as scenarios
-from rayfed.catalogue import component
+from rayfed.client.local import gradient_method, update_method
+from rayfed.client.observations import ObservationBuilder
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.defences.base import Batch, DataMethod, Defence, Task, UpdateMethod
 from rayfed.defences.dp_fedavg import DpFedAvg
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.fed_cdp import FedCdp
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.laplace import Laplace
+from rayfed.engine.inputs import Inputs, prepare
 from rayfed.errors import UserError
 from rayfed.gradients import norm, per_sample_gradients, weights_of
 from rayfed.models.build import build_model
 from rayfed.privacy.accountant import Release, analytic_gaussian, guarantee, least_noise
+from rayfed.registry import component
 from rayfed.scenario import AttackSpec, Training
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import Inputs, prepare
-from rayfed.training.local import gradient_method, update_method
-from rayfed.training.observer import Observer
 from rayfed.update import Named
 
 CPU = torch.device("cpu")
@@ -384,8 +384,8 @@ def test_arms_and_observed_gradients_have_noise_of_their_own() -> None:
     """Else two arms with other multipliers, or a gradient and an update, would cancel it."""
     noisy = "[{name: gaussian, sigma: 1, clip: 1}]"
     found = inputs(f"arms: {{a: {noisy}, b: {noisy}}}\n")
-    host, sent = cohort(found, [0])
-    seen = Observer(host)
+    runtime, sent = cohort(found, [0])
+    seen = ObservationBuilder(runtime)
     attack = AttackSpec(name="dlg")
     updates = [seen.observe(arm, sent, 0, attack, {})[0].update for arm in ("a", "b")]
     gradient, _ = seen.observe("a", sent, 0, AttackSpec(name="dlg", observes="gradient"), {})
@@ -438,20 +438,20 @@ def test_combinations_that_make_no_sense_are_refused() -> None:
         inputs("defences: [{name: dp_fedavg, epsilon: 8, noise: clients}]\n", federation__sampling="poisson")
 
 
-def cohort(found: Inputs, clients: list[int]) -> tuple[Host, Sent]:
-    host = Host(found.scenario, found.data, found.parts, CPU)
-    return host, Sent(0, weights_of(host.arm(next(iter(found.scenario.stacks))).model), {})
+def cohort(found: Inputs, clients: list[int]) -> tuple[ClientRuntime, Sent]:
+    runtime = ClientRuntime(found.scenario, found.data, found.parts, CPU)
+    return runtime, Sent(0, weights_of(runtime.arm(next(iter(found.scenario.stacks))).model), {})
 
 
 @pytest.mark.parametrize("noise", ["server", "clients"])
 def test_both_ways_of_dp_fedavg_put_the_same_noise_on_the_sum(noise: str) -> None:
-    from rayfed.training.arm import aggregation_of
+    from rayfed.client.arm import aggregation_of
 
     def step(multiplier: float) -> torch.Tensor:
         found = inputs(f"defences: [{{name: dp_fedavg, clip: 0.2, noise_multiplier: {multiplier}, noise: {noise}}}]\n")
         s = found.scenario
-        host, start = cohort(found, list(range(6)))
-        partial, _ = host.cohort("dp_fedavg", start, list(range(6)), {})
+        runtime, start = cohort(found, list(range(6)))
+        partial, _ = runtime.cohort("dp_fedavg", start, list(range(6)), {})
         rule = aggregation_of(s.federation.aggregation, s.stacks["dp_fedavg"], s.clients_per_round)
         sums, _ = rule.combine(partial, torch.Generator().manual_seed(1))
         return torch.cat([t.flatten() for t in sums.values()])
@@ -471,8 +471,8 @@ def test_a_round_without_clients_moves_dp_fedavg_by_noise_alone() -> None:
 
 
 def test_poisson_draws_have_their_rate() -> None:
-    from rayfed.training import plan
-    from rayfed.training.local import batches
+    from rayfed.client import plan
+    from rayfed.client.local import batches
 
     s = inputs("", federation__clients_per_round="2", federation__sampling="poisson").scenario
     sizes = [len(plan.drawn_clients(s, r)) for r in range(3000)]

@@ -17,9 +17,13 @@ from actors import launch as runs
 from actors.progress import Progress
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.catalogue import component
+from rayfed.client.arm import build_arm
+from rayfed.client.local import PRIVATE
+from rayfed.client.observations import ObservationBuilder
+from rayfed.client.runtime import ClientRuntime, CohortReport, Sent
 from rayfed.defences.base import Defence
 from rayfed.defences.key_lock import KeyLock
+from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
 from rayfed.gradients import weights_of
 from rayfed.models.build import build_model
@@ -27,13 +31,9 @@ from rayfed.models.dcgan import Generator
 from rayfed.models.key_lock import conv_norm_blocks
 from rayfed.models.pretrained import Origin, save_generator
 from rayfed.models.private import freeze, private_names
-from rayfed.results import checkpoint
+from rayfed.registry import component
 from rayfed.scenario import AttackSpec, Scenario, parse
-from rayfed.training.arm import build_arm
-from rayfed.training.host import CohortReport, Host, Sent
-from rayfed.training.inputs import prepare
-from rayfed.training.local import PRIVATE
-from rayfed.training.observer import Observer
+from rayfed.store import checkpoint
 from rayfed.update import Named, Observation
 from tests.attack_fixtures import generators
 
@@ -57,10 +57,10 @@ def parsed(*changes: str) -> Scenario:
     return parse(TEXT, changes=changes)
 
 
-def hosted(s: Scenario, arm: str = "locked") -> tuple[Host, Sent]:
+def hosted(s: Scenario, arm: str = "locked") -> tuple[ClientRuntime, Sent]:
     inputs = prepare(s)
-    host = Host(s, inputs.data, inputs.parts, torch.device("cpu"))
-    return host, Sent(0, host.arm(arm).weights, host.arm(arm).buffers)
+    runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
+    return runtime, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers)
 
 
 def tensors_in(thing: Any) -> Iterator[Tensor]:
@@ -83,8 +83,8 @@ def holds(thing: Any, secret: Named) -> bool:
     return any(t.shape == s.shape and torch.equal(t, s) for t in tensors_in(thing) for s in secret.values())
 
 
-def played(host: Host, sent: Sent, clients: list[int], states: dict[int, Any]) -> tuple[Any, CohortReport]:
-    return host.cohort("locked", sent, clients, states)
+def played(runtime: ClientRuntime, sent: Sent, clients: list[int], states: dict[int, Any]) -> tuple[Any, CohortReport]:
+    return runtime.cohort("locked", sent, clients, states)
 
 
 def test_a_locked_norm_scales_and_shifts_by_its_key() -> None:
@@ -128,30 +128,30 @@ def test_a_model_without_norms_cannot_be_locked() -> None:
 
 
 def test_an_update_has_no_private_tensor_and_the_state_has_all() -> None:
-    host, sent = hosted(parsed())
-    assert not private_names(host.arm("locked").model) & (sent.weights.keys() | sent.buffers.keys())
-    partial, report = played(host, sent, [0, 1], {})
+    runtime, sent = hosted(parsed())
+    assert not private_names(runtime.arm("locked").model) & (sent.weights.keys() | sent.buffers.keys())
+    partial, report = played(runtime, sent, [0, 1], {})
     states = {client: state[PRIVATE] for client, state in report.states.items()}
     for state in states.values():
         assert state.keys() == LOCK | {KEY}
         assert not holds(partial, state)
     assert not torch.equal(states[0][KEY], states[1][KEY])
-    before = host.drawn_privately("locked", 0)
+    before = runtime.drawn_privately("locked", 0)
     assert torch.equal(before[KEY], states[0][KEY])
     assert not torch.equal(before["norm1.lock.gamma.weight"], states[0]["norm1.lock.gamma.weight"])
-    _, again = played(host, replace(sent, round=1), [0], report.states)
+    _, again = played(runtime, replace(sent, round=1), [0], report.states)
     assert torch.equal(again.states[0][PRIVATE][KEY], states[0][KEY])
     assert not torch.equal(again.states[0][PRIVATE]["norm1.lock.beta.bias"], states[0]["norm1.lock.beta.bias"])
 
 
 def test_under_fedsgd_the_lock_takes_the_step_that_its_gradient_says() -> None:
-    host, sent = hosted(parsed("training={algorithm: fedsgd, batch_size: null, lr: 0.5}"))
-    own = host.drawn_privately("locked", 2)
-    _, report = played(host, sent, [2], {})
+    runtime, sent = hosted(parsed("training={algorithm: fedsgd, batch_size: null, lr: 0.5}"))
+    own = runtime.drawn_privately("locked", 2)
+    _, report = played(runtime, sent, [2], {})
     weights = {n: w.requires_grad_() for n, w in (sent.weights | {n: own[n] for n in LOCK}).items()}
-    task = host.task("locked", sent, 2, host.parts[2], {})
+    task = runtime.task("locked", sent, 2, runtime.parts[2], {})
     buffers = {n: b.clone() for n, b in sent.buffers.items()} | {KEY: own[KEY]}
-    logits = functional_call(host.arm("locked").model, weights | buffers, (task.data.images,))
+    logits = functional_call(runtime.arm("locked").model, weights | buffers, (task.data.images,))
     F.cross_entropy(logits, task.data.labels).backward()
     state = report.states[2][PRIVATE]
     for name in LOCK:
@@ -161,36 +161,38 @@ def test_under_fedsgd_the_lock_takes_the_step_that_its_gradient_says() -> None:
 ATTACK = AttackSpec(name="inverting_gradients", observes="gradient")
 
 
-def seen(host: Host, sent: Sent, victim: int, states: dict[int, Any], **changes: Any) -> Observation:
-    observation, _ = Observer(host).observe("locked", sent, victim, ATTACK.model_copy(update=changes), states)
+def seen(runtime: ClientRuntime, sent: Sent, victim: int, states: dict[int, Any], **changes: Any) -> Observation:
+    observation, _ = ObservationBuilder(runtime).observe(
+        "locked", sent, victim, ATTACK.model_copy(update=changes), states
+    )
     return observation
 
 
 @pytest.mark.parametrize("observes", ["gradient", "update"])
 @pytest.mark.parametrize("round", [0, 1])
 def test_an_attacker_meets_a_random_part_and_the_secrets_that_he_was_given(observes: str, round: int) -> None:
-    host, sent = hosted(parsed())
+    runtime, sent = hosted(parsed())
     sent = replace(sent, round=round)
-    states = played(host, sent, [0, 1], {})[1].states if round else {}
-    own = states[0][PRIVATE] if round else host.drawn_privately("locked", 0)
+    states = played(runtime, sent, [0, 1], {})[1].states if round else {}
+    own = states[0][PRIVATE] if round else runtime.drawn_privately("locked", 0)
     key, lock = {KEY: own[KEY]}, {name: own[name] for name in LOCK}
     sees: dict[str, Any] = {"observes": observes}
-    blind = seen(host, sent, 0, states, **sees)
+    blind = seen(runtime, sent, 0, states, **sees)
     assert not holds(blind, own)
     assert blind.buffers.keys() >= LOCK | {KEY}
     assert not LOCK & (blind.update.keys() | blind.weights.keys())
-    assert torch.equal(blind.buffers[KEY], seen(host, sent, 1, states, **sees).buffers[KEY])
-    colluding = seen(host, sent, 0, states, knowledge=["colluder"], **sees)
+    assert torch.equal(blind.buffers[KEY], seen(runtime, sent, 1, states, **sees).buffers[KEY])
+    colluding = seen(runtime, sent, 0, states, knowledge=["colluder"], **sees)
     assert not holds(colluding, own)
-    assert holds(colluding, {KEY: host.drawn_privately("locked", 1)[KEY]})
-    with_key = seen(host, sent, 0, states, knowledge=["key"], **sees)
+    assert holds(colluding, {KEY: runtime.drawn_privately("locked", 1)[KEY]})
+    with_key = seen(runtime, sent, 0, states, knowledge=["key"], **sees)
     assert holds(with_key, key)
     assert not holds(with_key, lock)
-    with_lock = seen(host, sent, 0, states, knowledge=["lock"], **sees)
+    with_lock = seen(runtime, sent, 0, states, knowledge=["lock"], **sees)
     assert holds(with_lock, lock)
     assert not holds(with_lock, key)
     assert with_lock.update.keys() >= LOCK
-    both = seen(host, sent, 0, states, knowledge=["key", "lock"], **sees)
+    both = seen(runtime, sent, 0, states, knowledge=["key", "lock"], **sees)
     for name in LOCK | {KEY}:
         assert torch.equal({**both.weights, **both.buffers}[name], own[name])
 
@@ -203,12 +205,14 @@ def test_the_papers_attacks_put_what_they_are_given_into_the_gap(attack: Any, tm
         save_generator(tmp_path / "g.pt", Generator((1, 8, 8), 10, latent=4, width=8), Origin({}, "", 0, 0))
         given |= {"generator": str(tmp_path / "g.pt"), "optimiser": "adam"}
     method = AttackSpec.model_validate({**given, "iterations": 2}).build()
-    host, sent = hosted(parsed())
-    states = played(host, sent, [0, 1], {})[1].states
+    runtime, sent = hosted(parsed())
+    states = played(runtime, sent, [0, 1], {})[1].states
     objectives = []
     for knowledge in ([], ["colluder"], ["key"], ["lock"], ["key", "lock"]):
-        observation = seen(host, sent, 0, states, knowledge=["labels", *knowledge])
-        model = build_arm(host.scenario.model_of("locked"), host.scenario.stacks["locked"], (1, 8, 8), 10, 0).model
+        observation = seen(runtime, sent, 0, states, knowledge=["labels", *knowledge])
+        model = build_arm(
+            runtime.scenario.model_of("locked"), runtime.scenario.stacks["locked"], (1, 8, 8), 10, 0
+        ).model
         freeze(model, private_names(model) - observation.weights.keys())
         [found] = method.reconstruct([observation], model, generators(1))
         assert found.status == "ok"
@@ -218,62 +222,64 @@ def test_the_papers_attacks_put_what_they_are_given_into_the_gap(attack: Any, tm
 
 
 def test_who_is_given_the_key_has_all_while_locks_begin_alike() -> None:
-    host, sent = hosted(parsed("arms={locked: [{name: key_lock, length: 16, start: common}]}"))
-    own, other = (host.drawn_privately("locked", client) for client in (0, 1))
+    runtime, sent = hosted(parsed("arms={locked: [{name: key_lock, length: 16, start: common}]}"))
+    own, other = (runtime.drawn_privately("locked", client) for client in (0, 1))
     assert not torch.equal(own[KEY], other[KEY])
     assert all(torch.equal(own[name], other[name]) for name in LOCK)
-    observation = seen(host, sent, 0, {}, knowledge=["key"])
+    observation = seen(runtime, sent, 0, {}, knowledge=["key"])
     assert all(torch.equal(observation.buffers[name], own[name]) for name in LOCK | {KEY})
-    assert not holds(seen(host, sent, 0, {}), {KEY: own[KEY]})
+    assert not holds(seen(runtime, sent, 0, {}), {KEY: own[KEY]})
 
 
 def test_a_malicious_server_learns_nothing_of_the_private_part() -> None:
-    host, sent = hosted(parsed())
+    runtime, sent = hosted(parsed())
     attack = AttackSpec.model_validate({"name": "imprint", "observes": "gradient", "bins": 8})
-    observation, _ = Observer(host).observe("locked", sent, 0, attack, {})
-    assert not holds(observation, host.drawn_privately("locked", 0))
+    observation, _ = ObservationBuilder(runtime).observe("locked", sent, 0, attack, {})
+    assert not holds(observation, runtime.drawn_privately("locked", 0))
     assert any(name.startswith("imprint.") for name in observation.update)
     assert not any(".lock." in name for name in observation.update)
-    model = host.arm("locked").model
+    model = runtime.arm("locked").model
     [found] = attack.build().reconstruct([observation], model, generators(1))
     assert found.status == "ok"
 
 
 def test_victims_whose_keys_are_known_are_not_attacked_with_each_others() -> None:
-    host, sent = hosted(parsed())
-    observations = [seen(host, sent, victim, {}, knowledge=["key", "lock"]) for victim in (0, 1)]
+    runtime, sent = hosted(parsed())
+    observations = [seen(runtime, sent, victim, {}, knowledge=["key", "lock"]) for victim in (0, 1)]
     groups: list[int] = []
 
     def attack(group: Any, generators: Any) -> Any:
         groups.append(len(group))
-        model = build_arm(host.scenario.model_of("locked"), host.scenario.stacks["locked"], (1, 8, 8), 10, 0).model
+        model = build_arm(
+            runtime.scenario.model_of("locked"), runtime.scenario.stacks["locked"], (1, 8, 8), 10, 0
+        ).model
         freeze(model, private_names(model) - group[0].weights.keys())
         return InvertingGradients(iterations=1).reconstruct(group, model, generators)
 
     in_groups(attack, observations, generators(2))
     assert groups == [1, 1]
-    blind = [seen(host, sent, victim, {}) for victim in (0, 1)]
+    blind = [seen(runtime, sent, victim, {}) for victim in (0, 1)]
     in_groups(attack, blind, generators(2))
     assert groups == [1, 1, 2]
 
 
 def test_members_are_evaluated_with_their_own_part_and_strangers_with_none() -> None:
-    host, sent = hosted(parsed())
-    states = played(host, sent, [0, 1], {})[1].states
-    images, labels = host.test_data()
-    model = host.arm("locked").model.eval()
+    runtime, sent = hosted(parsed())
+    states = played(runtime, sent, [0, 1], {})[1].states
+    images, labels = runtime.test_data()
+    model = runtime.arm("locked").model.eval()
 
     def accuracy(private: Named) -> float:
         logits = functional_call(model, {**sent.weights, **sent.buffers, **private}, (images,))
         return (logits.argmax(1) == labels).double().mean().item()
 
     after = replace(sent, round=1)
-    member = host.evaluate_member("locked", after, 1, states[1], ["test", "train"])
+    member = runtime.evaluate_member("locked", after, 1, states[1], ["test", "train"])
     assert member["test"][1] == pytest.approx(accuracy(states[1][PRIVATE]))
-    stranger = host.drawn_privately("locked", "stranger", 1)
+    stranger = runtime.drawn_privately("locked", "stranger", 1)
     mean = {name: (states[0][PRIVATE][name] + states[1][PRIVATE][name]) / 2 for name in LOCK}
     expected = accuracy(stranger), accuracy(stranger | mean)
-    assert host.evaluate_stranger("locked", after, list(states.values())) == pytest.approx(expected)
+    assert runtime.evaluate_stranger("locked", after, list(states.values())) == pytest.approx(expected)
 
 
 @component
@@ -285,19 +291,19 @@ class Settling(Defence):
 
 def test_arriving_weights_are_met_by_a_private_part_that_has_settled() -> None:
     stack = "arms={locked: [{name: key_lock, length: 16}, {name: 'tests.test_private:Settling'}]}"
-    host, sent = hosted(parsed(stack))
-    states = played(host, sent, [0], {})[1].states
-    first = host.task("locked", sent, 0, host.parts[0], states[0])
-    later = host.task("locked", replace(sent, round=1), 0, host.parts[0], states[0])
+    runtime, sent = hosted(parsed(stack))
+    states = played(runtime, sent, [0], {})[1].states
+    first = runtime.task("locked", sent, 0, runtime.parts[0], states[0])
+    later = runtime.task("locked", replace(sent, round=1), 0, runtime.parts[0], states[0])
     for name, tensor in {**first.weights, **first.buffers}.items():
         same = torch.equal(tensor, {**later.weights, **later.buffers}[name])
         assert same is (name not in LOCK), name
 
 
 def test_clients_with_private_layers_do_not_train_in_one_vmap_call() -> None:
-    host, sent = hosted(parsed("training.vectorise=vmap", "model.batch_norm=eval"))
+    runtime, sent = hosted(parsed("training.vectorise=vmap", "model.batch_norm=eval"))
     with pytest.raises(UserError, match="private layers of its own"):
-        played(host, sent, [0], {})
+        played(runtime, sent, [0], {})
 
 
 def assert_same(a: Any, b: Any) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.inference.property_inference import PropertyInference
-from rayfed.catalogue import build
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.build import build_model
+from rayfed.registry import build
 from rayfed.update import Observation
 
 SIZE = 8

@@ -16,17 +16,17 @@ from rayfed import scenario as scenarios
 from rayfed.aggregation.fedboosting import FedBoosting, Judgement
 from rayfed.aggregation.protected_boosting import ProtectedBoosting
 from rayfed.attacks.mixed import unmixed
+from rayfed.client.local import update_method
+from rayfed.client.observations import ObservationBuilder
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.packing import apportion
 from rayfed.crypto.sealing import Keys
+from rayfed.engine.inputs import prepare
 from rayfed.errors import ProtectionError, ScenarioError, UserError
 from rayfed.protections.base import Protection
 from rayfed.protections.bfv import Bfv
 from rayfed.protections.ckks import Ckks
 from rayfed.protections.paillier import Paillier
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
-from rayfed.training.local import update_method
-from rayfed.training.observer import Observer
 from rayfed.update import Named, Observation, Sealed, Update
 from tests.run_fixtures import weights
 
@@ -236,12 +236,12 @@ attacks:
 def observed(arm: str, attack: int, text: str = TEXT) -> tuple[Observation, Named]:
     """Client 2 as another client sees it in an untrained arm; and its update."""
     inputs = prepare(scenarios.parse(text))
-    host = Host(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
-    built = host.arm(arm)
-    keys = host.make_keys(arm) if inputs.scenario.protection_of(arm) else b""
+    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    built = runtime.arm(arm)
+    keys = runtime.make_keys(arm) if inputs.scenario.protection_of(arm) else b""
     sent = Sent(0, built.weights, built.buffers, keys)
-    update = update_method(inputs.scenario.training_of(arm), ())(host.task(arm, sent, 2, host.parts[2], {}))
-    observation, truth = Observer(host).observe(arm, sent, 2, inputs.scenario.attacks[attack], {})
+    update = update_method(inputs.scenario.training_of(arm), ())(runtime.task(arm, sent, 2, runtime.parts[2], {}))
+    observation, truth = ObservationBuilder(runtime).observe(arm, sent, 2, inputs.scenario.attacks[attack], {})
     assert truth.distortion == pytest.approx(
         float((flat(observation.update) - flat(update.tensors)).norm() / flat(update.tensors).norm())
         if observation.update

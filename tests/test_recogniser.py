@@ -12,7 +12,6 @@ from scipy import stats
 from torch import Tensor
 from typer.testing import CliRunner
 
-from rayfed.catalogue import build
 from rayfed.cli import app
 from rayfed.data.base import Dataset
 from rayfed.errors import DataError, UserError
@@ -31,8 +30,9 @@ from rayfed.models.pretrained import (
     save_recogniser,
 )
 from rayfed.models.recogniser import Recogniser
-from rayfed.training import recogniser as training
-from rayfed.training.recogniser import faces, held_out, train, varied
+from rayfed.pretraining import recogniser as training
+from rayfed.pretraining.recogniser import faces, held_out, train, varied
+from rayfed.registry import build
 
 CPU = torch.device("cpu")
 ORIGIN = Origin({"data": "digits"}, images="0" * 64, seed=0, epochs=1)

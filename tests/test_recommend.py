@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from rayfed.analysis import advice
+from rayfed.analysis.loading import load
+from rayfed.analysis.recommend import Bound, bound, cost, of_worst_image, recommend, rerun
+from rayfed.analysis.settings import settings
 from rayfed.errors import UserError
-from rayfed.results import advice
-from rayfed.results.loading import load
-from rayfed.results.recommend import Bound, bound, cost, of_worst_image, recommend, rerun
-from rayfed.results.settings import settings
 from tests.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep
 from tests.test_cli import run
 

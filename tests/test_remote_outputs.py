@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import rayfed
 from rayfed.cli import app
-from rayfed.results.folder import RunFolder
+from rayfed.store.folder import RunFolder
 from tests.cluster_fixtures import document
 from tests.conftest import imported
 from tests.run_fixtures import assert_same_bits, weights

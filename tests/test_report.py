@@ -13,14 +13,14 @@ import pyarrow.compute as pc
 import pytest
 import torch
 
+from rayfed.analysis import formats, summary
+from rayfed.analysis.outcomes import outcomes
 from rayfed.errors import RunError
 from rayfed.report import plots, words
 from rayfed.report.pictures import SHOWN, STRIPS
 from rayfed.report.run import write_report
-from rayfed.results import formats, summary
-from rayfed.results.folder import RunFolder
-from rayfed.results.images import encode_png
-from rayfed.results.outcomes import outcomes
+from rayfed.store.folder import RunFolder
+from rayfed.store.images import encode_png
 from tests.report_fixtures import ARMS, ATTACKS, BATCH, ROUNDS, Page, make_run
 
 PRIVATE = {

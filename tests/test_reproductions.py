@@ -10,6 +10,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from rayfed.analysis.loading import Sweep
+from rayfed.analysis.settings import Estimate, estimate
+from rayfed.analysis.summary import PSNR_CEILING
+from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.cli import app
 from rayfed.errors import RunError, UserError
 from rayfed.metrics.images import psnr
@@ -17,12 +21,8 @@ from rayfed.reproductions import pages
 from rayfed.reproductions.judging import judge, overall
 from rayfed.reproductions.measuring import Finding, measured
 from rayfed.reproductions.reading import Group, Reproduction, load, names
-from rayfed.results.folder import RunFolder
-from rayfed.results.loading import Sweep
-from rayfed.results.settings import Estimate, estimate
-from rayfed.results.summary import PSNR_CEILING
-from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import check
+from rayfed.store.folder import RunFolder
 from tests.conftest import REPOSITORY
 
 SCENARIO: dict[str, Any] = {

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 from rayfed.errors import RunError
-from rayfed.results import checkpoint, memories
-from rayfed.results.checkpoint import Checkpoint
-from rayfed.results.folder import RunFolder
-from rayfed.results.images import decode_png, encode_png
-from rayfed.results.schemas import TABLES
+from rayfed.store import checkpoint, client_states
+from rayfed.store.checkpoint import Checkpoint
+from rayfed.store.folder import RunFolder
+from rayfed.store.images import decode_png, encode_png
+from rayfed.store.schemas import TABLES
 
 NOON = datetime(2025, 3, 1, 12, 30, 5)
 
@@ -390,7 +390,7 @@ def test_crash_at_any_write_leaves_a_whole_checkpoint(
         with pytest.raises(Died):
             checkpoint.save(folder, newer)
     assert_is(folder, state(6))
-    memories.tidy(folder, before=7)
+    client_states.tidy(folder, before=7)
     assert len(client_files(folder)) == 2
     checkpoint.save(folder, newer)
     assert_is(folder, newer)
@@ -411,7 +411,7 @@ def test_crash_before_tidying_leaves_the_new_checkpoint(tmp_path: Path, monkeypa
             checkpoint.save(folder, state(7))
     assert_is(folder, state(7))
     assert len(client_files(folder)) == 4  # two versions a client
-    memories.tidy(folder, before=8)
+    client_states.tidy(folder, before=8)
     assert len(client_files(folder)) == 2
     assert_is(folder, state(7))
 

@@ -21,14 +21,14 @@ from actors.federation import Federation
 from actors.process import Share
 from actors.progress import Progress
 from rayfed import scenario as scenarios
-from rayfed.catalogue import component
+from rayfed.client.observations import Truth
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.engine.inputs import prepare
 from rayfed.errors import ResourceError, RunError, UserError
-from rayfed.results.folder import RunFolder
+from rayfed.registry import component
 from rayfed.scenario import Scenario
-from rayfed.training.inputs import prepare
-from rayfed.training.observer import Truth
+from rayfed.store.folder import RunFolder
 from rayfed.update import Update
 from tests.run_fixtures import Killer, Noting, Spied, assert_same_bits, kill, spied_launch, weights
 

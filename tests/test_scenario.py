@@ -141,11 +141,11 @@ def test_a_change_that_fits_nowhere(change: str) -> None:
 
 
 def test_attack_fields_do_not_hide_an_attacks_own_parameters() -> None:
-    from rayfed import catalogue
+    from rayfed import registry
 
     for spec in (scenario.AttackSpec, scenario.ModelSpec, scenario.DefenceSpec, scenario.DataSpec):
-        for name in catalogue.table(spec.kind):
-            own = {p.name for p in catalogue.parameters(catalogue.find(spec.kind, name))}
+        for name in registry.table(spec.kind):
+            own = {p.name for p in registry.parameters(registry.find(spec.kind, name))}
             assert not own & set(spec.model_fields), f"{spec.kind} {name}"
 
 

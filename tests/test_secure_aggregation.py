@@ -17,17 +17,17 @@ from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.median import Median
 from rayfed.aggregation.secure_sum import Hosted, SecureSum
+from rayfed.client import plan
+from rayfed.client.observations import ObservationBuilder
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.keys import derive
 from rayfed.crypto.masking import Advertised, Transcript, neighbours
 from rayfed.crypto.session import Session
+from rayfed.engine.inputs import prepare
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.secure_aggregation import PHASES, Dropouts, SecureAggregation
-from rayfed.results.folder import RunFolder
 from rayfed.scenario import Scenario
-from rayfed.training import plan
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
-from rayfed.training.observer import Observer
+from rayfed.store.folder import RunFolder
 from rayfed.update import Masked, Update
 from tests.run_fixtures import Killer, Noting, Spied, assert_same_bits, spied_launch, weights
 
@@ -258,38 +258,38 @@ def test_rounds_below_the_threshold_are_not_applied_and_the_run_goes_on(
         assert any(f"round {round} of arm abort is not applied: 6 of 9" in note for note in listener.notes)
     scenario = parsed()
     inputs = prepare(scenario)
-    untrained = Host(scenario, inputs.data, inputs.parts, torch.device("cpu")).arm("abort")
+    untrained = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu")).arm("abort")
     assert_same_bits(weights(undisturbed)["abort"]["weights"], untrained.weights)
 
 
 @pytest.mark.parametrize("arm", ["all", "some", "few"])
 def test_a_round_of_training_is_plain_fedavg_of_those_who_are_left(arm: str) -> None:
-    """Without Ray: clients at one host, the server's rule made as the server makes it, without secrets."""
+    """Without Ray: clients at one runtime, the server's rule made as the server makes it, without secrets."""
     scenario = parsed()
     inputs = prepare(scenario)
-    host = Host(scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
     protecting = plan.protecting(scenario, arm, [len(part) for part in inputs.parts])
     assert protecting is not None
     server, members = protecting.wrap(FedAvg()), plan.drawn_clients(scenario, 1)
-    sent = Sent(1, host.arm(arm).weights, host.arm(arm).buffers)
+    sent = Sent(1, runtime.arm(arm).weights, runtime.arm(arm).buffers)
 
     transcripts: dict[int, Transcript] = {c: {} for c in members}
 
     def consulted(known: Any) -> Any:
         while question := server.asks(known):
-            said = {c: host.answer(arm, sent, question.payload, c, {}, transcripts[c]) for c in members}
+            said = {c: runtime.answer(arm, sent, question.payload, c, {}, transcripts[c]) for c in members}
             known = server.hears(known, said)
         return known
 
     session = consulted(server.opens(members, 1))
-    partial, report = host.cohort(arm, replace(sent, told=server.told(session)), members, {})
+    partial, report = runtime.cohort(arm, replace(sent, told=server.told(session)), members, {})
     found = server.combine(consulted(server.joins(session, partial)), torch.Generator())
     gone = set(plan.leaving(scenario, 1)[: {"all": 0, "some": 1, "few": 3}[arm]])
     values = sum(t.numel() for part in found for t in part.values())
     assert {r["client"]: r["sent_bytes"] for r in report.rows} == {
         c: 0 if c in gone else 8 * (values + 1) for c in members
     }
-    plain, _ = host.cohort("none", sent, [c for c in members if c not in gone], {})
+    plain, _ = runtime.cohort("none", sent, [c for c in members if c not in gone], {})
     for ours, theirs in zip(found, FedAvg().combine(plain, torch.Generator()), strict=True):
         assert ours.keys() == theirs.keys()
         for name, tensor in theirs.items():
@@ -320,9 +320,9 @@ def test_attackers_see_masked_vectors_alone(undisturbed: RunFolder) -> None:
 def test_an_observation_of_a_masked_update_is_noise() -> None:
     scenario = parsed(extra=ATTACK)
     inputs = prepare(scenario)
-    host = Host(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    observer = Observer(host)
-    arm = host.arm("all")
+    runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    observer = ObservationBuilder(runtime)
+    arm = runtime.arm("all")
     sent = Sent(1, arm.weights, arm.buffers)
     first, again = (observer.observe("all", sent, 0, scenario.attacks[0], {})[0] for _ in range(2))
     assert not first.update
@@ -356,13 +356,13 @@ def secrets_of(scenario: Scenario) -> dict[str, bytes]:
     those that nobody may open: the mask key of who sent a vector, the seed of who did not.
     """
     inputs = prepare(scenario)
-    host, found = Host(scenario, inputs.data, inputs.parts, torch.device("cpu")), dict[str, bytes]()
+    runtime, found = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu")), dict[str, bytes]()
     for arm in MASKED:
-        root = derive(host._secret(arm), "own")
+        root = derive(runtime._secret(arm), "own")
         spec = scenario.protection_of(arm)
         assert spec is not None
         before = spec.build().dropouts.until("mask")
-        found |= {f"{arm} secret": host._secret(arm), f"{arm} root": root}
+        found |= {f"{arm} secret": runtime._secret(arm), f"{arm} root": root}
         for round in range(2):
             leaving = plan.leaving(scenario, round)
             for client in leaving:

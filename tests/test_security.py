@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rayfed import catalogue
+from rayfed import registry
 from rayfed import scenario as scenarios
+from rayfed.analysis.export import export
+from rayfed.analysis.loading import load
 from rayfed.cli import app
 from rayfed.cli.common import search_where
 from rayfed.errors import ScenarioError, UserError
 from rayfed.report.run import write_report
 from rayfed.report.sweep import write_sweep_report
-from rayfed.results.export import export
-from rayfed.results.folder import RunFolder
-from rayfed.results.loading import load
+from rayfed.store.folder import RunFolder
 from tests.report_fixtures import Page, make_run, make_sweep
 
 MINIMAL = "name: t\ndata: {name: digits, size: 8}\nmodel: mlp\nfederation: {rounds: 1, clients: 2}\n"
@@ -116,7 +116,7 @@ def test_only_what_is_shown_is_imported(name: str, tmp_path: Path, monkeypatch: 
     (tmp_path / f"{name.partition(':')[0].replace('/', '_')}.py").write_text("raise AssertionError('imported')")
     assert not scenarios.dotted_paths(f"model: {json.dumps(name)}")
     with pytest.raises(UserError, match="unknown model"):
-        catalogue.find("models", name)
+        registry.find("models", name)
 
 
 def test_validate_shows_those_of_set(tmp_path: Path) -> None:
@@ -169,9 +169,9 @@ resources: {{clients: {{actors: 1}}, attackers: {{actors: 1}}}}
 def searched(run: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
     """What `search_where` makes of `sys.path`, and what it notes for who resumes the run."""
     monkeypatch.setattr(sys, "path", [*sys.path, "/installed"])
-    monkeypatch.setattr(catalogue, "SEARCHED", [])
+    monkeypatch.setattr(registry, "SEARCHED", [])
     search_where(run)
-    return sys.path, catalogue.SEARCHED
+    return sys.path, registry.SEARCHED
 
 
 @pytest.mark.parametrize(("model", "used"), [("mlp", []), ("my_module:Net", ["/one", "/two"])])

@@ -10,13 +10,13 @@ import torch
 
 from actors.shipping import runtime_env
 from actors.trial import prepare_process
-from rayfed import catalogue, scenario
+from rayfed import registry, scenario
 
 MINIMAL = "name: t\nfederation: {rounds: 1, clients: 2}\n"
 DEFENCE = """
 import my_package.parts
 from my_helpers import Defence
-from rayfed.catalogue import component
+from rayfed.registry import component
 
 
 @component
@@ -36,13 +36,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my_data.py").touch()
     monkeypatch.setattr(sys, "path", sys.path.copy())
     monkeypatch.setattr(sys, "modules", sys.modules.copy())
-    monkeypatch.setattr(catalogue, "SEARCHED", [])
+    monkeypatch.setattr(registry, "SEARCHED", [])
     monkeypatch.delenv("PYTHONPATH", raising=False)
     return tmp_path
 
 
 def test_what_dotted_paths_have_imported_goes_along(home: Path) -> None:
-    catalogue.search(str(home))
+    registry.search(str(home))
     loaded = scenario.parse(f"{MINIMAL}defences: ['my_defences:Mine']\n")
     expected = [home / "my_defences.py", home / "my_helpers.py", home / "my_package"]
     assert runtime_env(loaded) == {"py_modules": [str(path.resolve()) for path in expected]}
@@ -56,7 +56,7 @@ def test_modules_of_pythonpath_do_too(home: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_goes_along_where_nothing_is_asked_for(home: Path) -> None:
-    catalogue.search(str(home))
+    registry.search(str(home))
     import my_helpers  # type: ignore[import-not-found]
 
     assert my_helpers
@@ -64,8 +64,8 @@ def test_nothing_goes_along_where_nothing_is_asked_for(home: Path) -> None:
 
 
 def test_what_is_installed_does_not(home: Path) -> None:
-    catalogue.search(str(Path(catalogue.__file__).parent.parent))  # as in a checkout
-    catalogue.search(str(Path(torch.__file__).parent.parent))
+    registry.search(str(Path(registry.__file__).parent.parent))  # as in a checkout
+    registry.search(str(Path(torch.__file__).parent.parent))
     loaded = scenario.parse(f"{MINIMAL}model: 'rayfed.models.mlp:Mlp'\n")
     assert not [
         path
@@ -76,8 +76,8 @@ def test_what_is_installed_does_not(home: Path) -> None:
 
 def test_a_trials_process_searches_folders_in_the_drivers_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", ["/python"])
-    monkeypatch.setattr(catalogue, "SEARCHED", [])
+    monkeypatch.setattr(registry, "SEARCHED", [])
     threads = torch.get_num_threads()
     prepare_process((["/first", "/second", "/python"], ["/first", "/second"], str(Path.cwd())))
     torch.set_num_threads(threads)
-    assert catalogue.SEARCHED == ["/first", "/second"]
+    assert registry.SEARCHED == ["/first", "/second"]

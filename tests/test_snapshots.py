@@ -18,10 +18,10 @@ from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.attacks.two_images import TwoImages
+from rayfed.client.runtime import Sent
+from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
-from rayfed.results.schemas import TABLES
-from rayfed.training.host import Sent
-from rayfed.training.inputs import prepare
+from rayfed.store.schemas import TABLES
 from rayfed.update import Observation
 from tests.attack_fixtures import digit, leaky_lenet, observe, seeded, two_digits
 
@@ -128,7 +128,7 @@ def test_the_first_victims_strip_stands_beside_its_true_images() -> None:
     inputs = prepare(scenario)
     share, [attack] = Share(1, 0), scenario.attacks
     client = ClientActor(scenario, inputs.data, inputs.parts, share)
-    net = client._host.arm("none").model
+    net = client._runtime.arm("none").model
     sent = Sent(0, weights_of(net), buffers_of(net))
     _, seen, truths = client.observe("none", sent, [2, 3], attack, {}, 0)
     bare, found = AttackerActor(inputs.data.image_shape, 10, share).attack(attack, scenario.model, [], seen, [0, 1])

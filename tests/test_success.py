@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 
 import rayfed
+from rayfed.analysis import summary
+from rayfed.analysis.export import export
+from rayfed.analysis.loading import Run, Sweep
+from rayfed.analysis.success import MEASURED, curve, groups
 from rayfed.errors import UserError
 from rayfed.report.success_plots import _stairs, success_rates
-from rayfed.results import summary
-from rayfed.results.export import export
-from rayfed.results.loading import Run, Sweep
-from rayfed.results.success import MEASURED, curve, groups
 from tests.result_fixtures import attacked, small_run, small_sweep, trial_run
 
 PSNR = [10.0, 20.0, 20.0, math.inf, None]

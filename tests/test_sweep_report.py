@@ -9,12 +9,12 @@ import pyarrow.compute as pc
 import pytest
 from typer.testing import CliRunner
 
+from rayfed.analysis.settings import settings
+from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.cli import app
 from rayfed.report.pictures import Pair, within
 from rayfed.report.sweep import IMAGES, write_sweep_report
 from rayfed.report.words import short_keys
-from rayfed.results.settings import settings
-from rayfed.results.sweep_folder import SweepFolder
 from tests.report_fixtures import BATCH, Page, make_sweep
 
 SIGMA = "arms.noise.defences.gaussian.sigma"

@@ -20,12 +20,12 @@ from actors.progress import Progress, SweepProgress
 from actors.search import Tried, search
 from actors.trial import Reporter, prepare_process, search_places
 from rayfed import scenario as scenarios
+from rayfed.analysis.outcomes import outcomes
+from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import ResourceError, RunError, ScenarioError, UserError
-from rayfed.results.folder import RunFolder
-from rayfed.results.outcomes import outcomes
-from rayfed.results.sweep_folder import SweepFolder
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
+from rayfed.store.folder import RunFolder
 from rayfed.tune import trainable
 from tests.run_fixtures import ACTORS
 

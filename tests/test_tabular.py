@@ -14,12 +14,12 @@ from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.priors import total_variation
-from rayfed.catalogue import build
 from rayfed.data.base import Dataset
 from rayfed.data.forms import Column, Records
 from rayfed.errors import DataError, UserError
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import build_model
+from rayfed.registry import build
 from rayfed.scenario import parse
 from tests.attack_fixtures import generators, observed
 

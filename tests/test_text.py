@@ -10,19 +10,19 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from rayfed.catalogue import build
 from rayfed.data.forms import Tokens, token_images, token_numbers
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune
 from rayfed.defences.quantise import Quantise
+from rayfed.engine.inputs import prepare
 from rayfed.errors import DataError, UserError
 from rayfed.gradients import gradient, many_gradients, per_sample_gradients, weights_of
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import build_model
+from rayfed.registry import build
 from rayfed.scenario import parse
-from rayfed.training.inputs import prepare
 from tests.attack_fixtures import observed
 from tests.text_fixtures import authors, reader, windows
 

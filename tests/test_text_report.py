@@ -14,12 +14,12 @@ from actors.client import ClientActor
 from actors.process import Share
 from actors.tables import RoundTables
 from rayfed import scenario as scenarios
+from rayfed.client.runtime import Sent
 from rayfed.data.forms import Tokens
+from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.report.run import write_report
-from rayfed.results.folder import SCENARIO, RunFolder
-from rayfed.training.host import Sent
-from rayfed.training.inputs import prepare
+from rayfed.store.folder import SCENARIO, RunFolder
 
 TEXT = "data: text, model: {name: text_transformer, width: 32}, attacks: [{name: dager, observes: gradient}]"
 TABLE = "data: diabetes, model: mlp, attacks: [{name: analytic, observes: gradient}]"
@@ -34,7 +34,7 @@ def attacked(text: str, folder: Path, spoil: bool = False) -> tuple[RunFolder, R
         assert isinstance(data.form, Tokens)
         data = replace(data, form=Tokens(tuple("<b>&" for _ in data.form.vocabulary)))
     client = ClientActor(scenario, data, inputs.parts, share)
-    net = client._host.arm("none").model
+    net = client._runtime.arm("none").model
     sent = Sent(0, weights_of(net), buffers_of(net))
     _, seen, truths = client.observe("none", sent, [0], attack, {}, 0)
     attacker = AttackerActor(data.image_shape, len(data.classes), share)

@@ -1,4 +1,4 @@
-"""Local training, cohorts and the host, on real digits."""
+"""Local training, cohorts and the runtime, on real digits."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import nn
 from rayfed import scenario as scenarios
 from rayfed import seeds
 from rayfed.attacks.matching.problem import Matching, squared_l2
+from rayfed.client import plan
+from rayfed.client.arm import build_arm
+from rayfed.client.cohort import cohort_updates
+from rayfed.client.local import batches, local_training, trained_samples, update_method
+from rayfed.client.observations import ObservationBuilder
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task
 from rayfed.defences.gaussian import Gaussian
+from rayfed.engine.inputs import prepare
 from rayfed.errors import ScenarioError, UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.scenario import AttackSpec, DataSpec, ModelSpec, Scenario, Training
-from rayfed.training import plan
-from rayfed.training.arm import build_arm
-from rayfed.training.cohort import cohort_updates
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
-from rayfed.training.local import batches, local_training, trained_samples, update_method
-from rayfed.training.observer import Observer
 from rayfed.update import Named, Update
 
 CPU = torch.device("cpu")
@@ -223,16 +223,16 @@ federation: {rounds: 3, clients: 8, clients_per_round: 5, cohort_size: 2}
     return scenarios.parse(text + extra)
 
 
-def host(s: Scenario) -> tuple[Host, Sent]:
+def runtime(s: Scenario) -> tuple[ClientRuntime, Sent]:
     inputs = prepare(s)
-    found = Host(s, inputs.data, inputs.parts, CPU)
+    found = ClientRuntime(s, inputs.data, inputs.parts, CPU)
     model = found.arm(next(iter(s.stacks))).model
     return found, Sent(0, weights_of(model), buffers_of(model))
 
 
 def test_no_two_visits_of_clients_draw_the_same() -> None:
     """Noise that comes again in another round, or at another client, could be subtracted."""
-    own, sent = host(scenario("arms: {a: [{name: gaussian, sigma: 1}], b: [{name: gaussian, sigma: 1}]}\n"))
+    own, sent = runtime(scenario("arms: {a: [{name: gaussian, sigma: 1}], b: [{name: gaussian, sigma: 1}]}\n"))
 
     def drawn(arm: str, round: int, client: int) -> tuple[int, int]:
         task = own.task(arm, replace(sent, round=round), client, own.parts[client], {})
@@ -254,7 +254,7 @@ def test_the_seconds_of_a_cohort(vectorise: str, expected: list[float], monkeypa
     """By a clock that goes on by 1 and 5 s as the two clients are trained: in one call, or one after the other."""
     s = scenario()
     s = s.model_copy(update={"training": s.training.model_copy(update={"vectorise": vectorise})})
-    h, sent = host(s)
+    h, sent = runtime(s)
     clock = [0.0]
     updates = cohort_updates
 
@@ -266,9 +266,9 @@ def test_the_seconds_of_a_cohort(vectorise: str, expected: list[float], monkeypa
 
         return iter(list(trained())) if vectorise == "vmap" else trained()
 
-    monkeypatch.setattr("rayfed.training.host.cohort_updates", timed)
-    for module in ("host", "cohort"):
-        monkeypatch.setattr(f"rayfed.training.{module}.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("rayfed.client.runtime.cohort_updates", timed)
+    for module in ("runtime", "cohort"):
+        monkeypatch.setattr(f"rayfed.client.{module}.perf_counter", lambda: clock[0])
     _, report = h.cohort("none", sent, [1, 3], {})
     assert [row["seconds"] for row in report.rows] == expected
     assert report.seconds == 6
@@ -276,7 +276,7 @@ def test_the_seconds_of_a_cohort(vectorise: str, expected: list[float], monkeypa
 
 def test_a_client_sends_the_same_whoever_its_neighbours_are() -> None:
     s = scenario()
-    h, sent = host(s)
+    h, sent = runtime(s)
     alone, _ = h.cohort("none", sent, [3], {})
     together, report = h.cohort("none", sent, [1, 3], {})
     first, _ = h.cohort("none", sent, [1], {})
@@ -310,10 +310,10 @@ def test_victims_are_clients_that_can_be_observed() -> None:
 
 def test_an_observed_update_is_the_one_that_was_sent() -> None:
     s = scenario("arms: {none: [], gaussian: [{name: gaussian, sigma: 0.1}]}\n")
-    h, sent = host(s)
+    h, sent = runtime(s)
     partial, _ = h.cohort("gaussian", sent, [2], {})
-    seen, truth = Observer(h).observe("gaussian", sent, 2, AttackSpec(name="dlg"), {})
-    plain, undefended = Observer(h).observe("none", sent, 2, AttackSpec(name="dlg"), {})
+    seen, truth = ObservationBuilder(h).observe("gaussian", sent, 2, AttackSpec(name="dlg"), {})
+    plain, undefended = ObservationBuilder(h).observe("none", sent, 2, AttackSpec(name="dlg"), {})
     apart = torch.cat([(t - plain.update[n]).flatten() for n, t in seen.update.items()]).norm()
     assert truth.distortion == pytest.approx(
         float(apart / torch.cat([t.flatten() for t in plain.update.values()]).norm())
@@ -328,9 +328,9 @@ def test_an_observed_update_is_the_one_that_was_sent() -> None:
 def test_the_statistics_that_a_client_returns_are_observed_bare() -> None:
     s = scenario("arms: {none: [], gaussian: [{name: gaussian, sigma: 0.1}]}\n")
     s = with_batch_norm(s)
-    h, sent = host(s)
+    h, sent = runtime(s)
     partial, _ = h.cohort("none", sent, [2], {})
-    seen, _ = Observer(h).observe("gaussian", sent, 2, AttackSpec(name="dlg"), {})
+    seen, _ = ObservationBuilder(h).observe("gaussian", sent, 2, AttackSpec(name="dlg"), {})
     assert any(not torch.equal(b, seen.buffers[name]) for name, b in seen.returned_buffers.items())
     for name, total in partial.buffers.items():
         assert torch.equal(seen.returned_buffers[name] * partial.weight, total)
@@ -356,12 +356,12 @@ def half_frozen(frozen_layers: int = 1) -> ModelSpec:
 @pytest.mark.parametrize("how", ["loop", "vmap"])
 def test_attackers_are_shown_the_parameters_that_are_frozen(how: str) -> None:
     s = scenario().model_copy(update={"model": half_frozen(), "training": Training(vectorise=how, batch_size=8)})  # type: ignore[arg-type]
-    h, sent = host(s)
+    h, sent = runtime(s)
     assert (set(sent.weights), set(sent.buffers)) == ({"head.weight", "head.bias"}, {"body.weight", "body.bias"})
     partial, _ = h.cohort("none", sent, [1, 2], {})
     assert partial.buffers == {}
     attack = AttackSpec(name="dlg", observes="gradient", knowledge=["labels"])
-    seen, truth = Observer(h).observe("none", sent, 1, attack, {})
+    seen, truth = ObservationBuilder(h).observe("none", sent, 1, attack, {})
     others = build_arm(s.model, (), h.data.image_shape, 10, seed=7).model  # as attackers build it: another seed
     problem = Matching.of([seen], others, None, squared_l2)
     assert problem.losses(truth.images.reshape(1, -1), torch.zeros(1, dtype=torch.int64)) < 1e-10
@@ -374,9 +374,9 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
 
 def test_an_observed_gradient_is_that_of_its_truth() -> None:
     s = scenario()
-    h, sent = host(s)
+    h, sent = runtime(s)
     attack = AttackSpec(name="dlg", observes="gradient", batch_size=3, knowledge=["labels"])
-    seen, truth = Observer(h).observe("none", sent, 2, attack, {})
+    seen, truth = ObservationBuilder(h).observe("none", sent, 2, attack, {})
     model = h.arm("none").model
     nn.functional.cross_entropy(model(truth.images), truth.labels).backward()
     for name, p in model.named_parameters():
@@ -387,10 +387,10 @@ def test_an_observed_gradient_is_that_of_its_truth() -> None:
 
 def test_noise_fades_in_the_mean_of_answers_that_an_informed_attacker_sees() -> None:
     s = scenario("arms: {none: [], noisy: [{name: gaussian, sigma: 0.5}]}\n")
-    h, sent = host(s)
+    h, sent = runtime(s)
     attack = AttackSpec(name="dlg", observes="gradient", knowledge=["defence"], averages=100)
-    plain, truth = Observer(h).observe("none", sent, 2, attack, {})
-    noisy, same = Observer(h).observe("noisy", sent, 2, attack, {})
+    plain, truth = ObservationBuilder(h).observe("none", sent, 2, attack, {})
+    noisy, same = ObservationBuilder(h).observe("noisy", sent, 2, attack, {})
     assert torch.equal(truth.images, same.images)
     rest = torch.cat([(noisy.update[n] - t).flatten() for n, t in plain.update.items()])
     assert float(rest.std()) == pytest.approx(0.05, rel=0.1)
@@ -398,9 +398,9 @@ def test_noise_fades_in_the_mean_of_answers_that_an_informed_attacker_sees() -> 
 
 def test_an_informed_attacker_matches_only_what_pruning_kept() -> None:
     s = scenario("arms: {none: [], pruned: [{name: prune, ratio: 0.9}]}\n")
-    h, sent = host(s)
+    h, sent = runtime(s)
     attack = AttackSpec(name="dlg", observes="gradient", knowledge=["defence", "labels"])
-    seen, truth = Observer(h).observe("pruned", sent, 2, attack, {})
+    seen, truth = ObservationBuilder(h).observe("pruned", sent, 2, attack, {})
     problem = Matching.of([seen], h.arm("pruned").model, None, squared_l2)
     blind = Matching.of([replace(seen, extra={})], h.arm("pruned").model, None, squared_l2)
     point, victim = truth.images.reshape(1, -1), torch.tensor([0])
@@ -411,8 +411,8 @@ def test_an_informed_attacker_matches_only_what_pruning_kept() -> None:
 def test_the_gradient_estimate_of_one_local_step_is_exact() -> None:
     s = scenario()
     s = s.model_copy(update={"training": Training(steps=1, batch_size=None, lr=0.01)})
-    h, sent = host(s)
-    seen, truth = Observer(h).observe("none", sent, 2, AttackSpec(name="dlg"), {})
+    h, sent = runtime(s)
+    seen, truth = ObservationBuilder(h).observe("none", sent, 2, AttackSpec(name="dlg"), {})
     model = h.arm("none").model
     nn.functional.cross_entropy(model(truth.images), truth.labels).backward()
     for name, p in model.named_parameters():
@@ -421,10 +421,10 @@ def test_the_gradient_estimate_of_one_local_step_is_exact() -> None:
 
 def test_a_clients_state_comes_back_and_an_attacker_does_not_change_it() -> None:
     s = scenario()
-    h, sent = host(s)
+    h, sent = runtime(s)
     h._arms["none"] = replace(h.arm("none"), defences=(Tracing("t", []),))
     state = {"rounds": 4}
-    Observer(h).observe("none", sent, 1, AttackSpec(name="dlg"), {1: state})
+    ObservationBuilder(h).observe("none", sent, 1, AttackSpec(name="dlg"), {1: state})
     assert state == {"rounds": 4}
     _, report = h.cohort("none", sent, [1], {1: state})
     assert report.states == {1: {"rounds": 5}}
@@ -432,7 +432,7 @@ def test_a_clients_state_comes_back_and_an_attacker_does_not_change_it() -> None
 
 def test_evaluation_counts_what_the_model_gets_right() -> None:
     s = scenario()
-    h, sent = host(s)
+    h, sent = runtime(s)
     parts: Sequence[tuple[float, int]] = [h.evaluate("none", sent, i, min(i + 60, 100)) for i in range(0, 100, 60)]
     model = h.arm("none").model
     with torch.no_grad():
@@ -445,7 +445,7 @@ def test_evaluation_counts_what_the_model_gets_right() -> None:
 
 
 def test_evaluation_on_the_clients_own_samples_counts_those_of_every_client_once() -> None:
-    h, sent = host(scenario())
+    h, sent = runtime(scenario())
     owned = np.concatenate(h.parts)
     parts = [h.evaluate("none", sent, i, min(i + 60, len(owned)), "train") for i in range(0, len(owned), 60)]
     with torch.no_grad():
@@ -454,7 +454,7 @@ def test_evaluation_on_the_clients_own_samples_counts_those_of_every_client_once
 
 
 def test_an_observed_gradient_knows_where_its_samples_stand_and_what_else_the_client_has() -> None:
-    h, sent = host(scenario())
+    h, sent = runtime(scenario())
     own = h.parts[1]
     chosen = own[[5, 2]]
     task = h.task("none", sent, 1, chosen, {})
@@ -471,14 +471,14 @@ def test_an_observed_gradient_knows_where_its_samples_stand_and_what_else_the_cl
 def test_a_diverged_client_is_named() -> None:
     s = scenario()
     s = s.model_copy(update={"training": Training(lr=1e30, batch_size=8)})
-    h, sent = host(s)
+    h, sent = runtime(s)
     with pytest.raises(UserError, match="client 1 sent an update that is not finite in round 0 of arm 'none'"):
         h.cohort("none", sent, [1], {})
 
 
 def test_statistics_that_are_not_finite_are_refused() -> None:
     s = with_batch_norm(scenario())
-    h, sent = host(s)
+    h, sent = runtime(s)
     buffers = {name: b * torch.nan if b.is_floating_point() else b for name, b in sent.buffers.items()}
     with pytest.raises(UserError, match="client 1 sent an update that is not finite"):
         h.cohort("none", replace(sent, buffers=buffers), [1], {})
@@ -500,12 +500,12 @@ def test_generators_depend_on_the_whole_key() -> None:
 
 def test_an_attacker_knows_public_data_where_the_scenario_says_so(digits) -> None:  # type: ignore[no-untyped-def]
     s = scenario()
-    h, sent = host(s.model_copy(update={"data": s.data.model_copy(update={"public": 0.1})}))
-    known, _ = Observer(h).observe(
+    h, sent = runtime(s.model_copy(update={"data": s.data.model_copy(update={"public": 0.1})}))
+    known, _ = ObservationBuilder(h).observe(
         "none", sent, 1, AttackSpec(name="dlg", observes="gradient", knowledge=["public"]), {}
     )
     images, labels = known.extra["public"]
     assert torch.equal((images * 255).round().to(torch.uint8), torch.from_numpy(h.data.public_images))
     assert torch.equal(labels, torch.from_numpy(h.data.public_labels))
-    unknown, _ = Observer(h).observe("none", sent, 1, AttackSpec(name="dlg", observes="gradient"), {})
+    unknown, _ = ObservationBuilder(h).observe("none", sent, 1, AttackSpec(name="dlg", observes="gradient"), {})
     assert not unknown.extra

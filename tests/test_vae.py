@@ -15,19 +15,19 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
 from rayfed import scenario as scenarios
+from rayfed.client.cohort import cohort_updates
+from rayfed.client.local import data_method
+from rayfed.client.observations import ObservationBuilder
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.vae import Vae
+from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.vae import Autoencoder
-from rayfed.results import checkpoint
-from rayfed.results.folder import RunFolder
 from rayfed.scenario import AttackSpec, Training
-from rayfed.training.cohort import cohort_updates
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
-from rayfed.training.local import data_method
-from rayfed.training.observer import Observer
+from rayfed.store import checkpoint
+from rayfed.store.folder import RunFolder
 from tests.attack_fixtures import digit, photo
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def autoencoder(task: Task) -> dict[str, Tensor]:
     return weights  # type: ignore[no-any-return]
 
 
-def host() -> Host:
+def runtime() -> ClientRuntime:
     s = scenarios.parse(f"""
 name: t
 data: {{name: digits, size: 8, train_samples: 60}}
@@ -66,11 +66,11 @@ federation: {{rounds: 3, clients: 3, aggregation: {{name: fedavg, weights: unifo
 arms: {{none: [], vae: [{QUICK}]}}
 """)
     inputs = prepare(s)
-    return Host(s, inputs.data, inputs.parts, CPU)
+    return ClientRuntime(s, inputs.data, inputs.parts, CPU)
 
 
-def sent(host: Host, round: int = 0) -> Sent:
-    model = host.arm("vae").model
+def sent(runtime: ClientRuntime, round: int = 0) -> Sent:
+    model = runtime.arm("vae").model
     return Sent(round, weights_of(model), buffers_of(model))
 
 
@@ -182,11 +182,11 @@ def test_an_observed_gradient_comes_from_the_autoencoder_of_the_round(
     round: int, known: bool, trained: list[dict[str, Tensor]]
 ) -> None:
     """Before the client's first round the attacked client trains it too, of all its samples; later it has it."""
-    there = host()
+    there = runtime()
     states = there.cohort("vae", sent(there), [1], {})[1].states if known else {}
     trained.clear()
     attack = AttackSpec(name="dlg", observes="gradient", batch_size=2, averages=2)
-    Observer(there).observe("vae", sent(there, round), 1, attack, states)
+    ObservationBuilder(there).observe("vae", sent(there, round), 1, attack, states)
     there.cohort("vae", sent(there, round), [0, 1], states)
     assert len(trained) == 4
     first, again, other, played = trained
@@ -197,10 +197,10 @@ def test_an_observed_gradient_comes_from_the_autoencoder_of_the_round(
 
 
 def test_the_autoencoder_leaves_the_client_neither_to_the_server_nor_to_the_attacker() -> None:
-    there = host()
+    there = runtime()
     reports = [there.cohort("vae", sent(there), [client], {}) for client in (0, 1)]  # each sum is one update as it is
     observations = [
-        Observer(there).observe("vae", sent(there), client, AttackSpec(name="dlg", **how), {})[0]  # type: ignore[arg-type]
+        ObservationBuilder(there).observe("vae", sent(there), client, AttackSpec(name="dlg", **how), {})[0]  # type: ignore[arg-type]
         for client in (0, 1)
         for how in ({"observes": "update"}, {"observes": "gradient", "knowledge": ["labels", "defence"]})
     ]
@@ -218,12 +218,12 @@ def test_the_autoencoder_leaves_the_client_neither_to_the_server_nor_to_the_atta
 
 
 def test_a_later_round_is_the_same_on_another_actor_with_what_a_checkpoint_kept(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    there = host()
+    there = runtime()
     states = there.cohort("vae", sent(there), [0, 1], {})[1].states
     folder = RunFolder.create(str(tmp_path), "run")
     checkpoint.save(folder, checkpoint.Checkpoint(0, {}, {"vae": states}))
     here, _ = there.cohort("vae", sent(there, 1), [0, 1], states)
-    elsewhere, report = host().cohort("vae", sent(there, 1), [0, 1], checkpoint.recall(folder, "vae", [0, 1], 1))
+    elsewhere, report = runtime().cohort("vae", sent(there, 1), [0, 1], checkpoint.recall(folder, "vae", [0, 1], 1))
     assert all(torch.equal(t, elsewhere.tensors[name]) for name, t in here.tensors.items())
     assert set(report.states) == {0, 1}
 

@@ -14,13 +14,13 @@ from scipy.io import savemat
 from torch import Tensor, nn
 
 from rayfed import objective
-from rayfed.catalogue import build
+from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.data.base import Dataset
+from rayfed.engine.inputs import prepare
 from rayfed.errors import DataError, UserError
 from rayfed.models.build import build_model, places_of
+from rayfed.registry import build
 from rayfed.scenario import parse
-from rayfed.training.host import Host, Sent
-from rayfed.training.inputs import prepare
 
 RENDERED = {"format": "rendered", "samples": 6, "length": 3, "letters": "0123"}
 
@@ -254,17 +254,17 @@ def test_what_knows_classes_alone_is_refused(model: str, change: str | None, mes
         prepare(parse(SCENARIO.format(source=SOURCE, model=model), changes=[change] if change else []))
 
 
-def hosted(*changes: str) -> tuple[Host, Sent]:
+def hosted(*changes: str) -> tuple[ClientRuntime, Sent]:
     s = parse(SCENARIO.format(source=SOURCE, model=CRNN), changes=changes)
     inputs = prepare(s)
-    host = Host(s, inputs.data, inputs.parts, torch.device("cpu"))
-    return host, Sent(0, host.arm("none").weights, host.arm("none").buffers)
+    runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
+    return runtime, Sent(0, runtime.arm("none").weights, runtime.arm("none").buffers)
 
 
 def test_words_do_not_train_in_one_vmap_call() -> None:
-    host, sent = hosted("training.vectorise=vmap")
+    runtime, sent = hosted("training.vectorise=vmap")
     with pytest.raises(UserError, match="vmap is not possible: CTC"):
-        host.cohort("none", sent, [0], {})
+        runtime.cohort("none", sent, [0], {})
 
 
 def test_what_works_on_the_update_takes_words() -> None:

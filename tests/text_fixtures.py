@@ -7,10 +7,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from rayfed.catalogue import build
 from rayfed.data.base import Dataset
 from rayfed.data.forms import token_numbers
 from rayfed.models.build import build_model
+from rayfed.registry import build
 
 
 @lru_cache

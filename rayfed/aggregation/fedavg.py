@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from rayfed.aggregation.base import Aggregation
-from rayfed.catalogue import component
+from rayfed.registry import component
 from rayfed.update import Named, Update
 
 

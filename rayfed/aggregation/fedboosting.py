@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rayfed.aggregation.base import Aggregation, Member, Memory, Question
 from rayfed.aggregation.fedavg import scaled
-from rayfed.catalogue import component
 from rayfed.errors import UserError
+from rayfed.registry import component
 from rayfed.update import Named, Shown, Update
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rayfed.aggregation.gathering import Gathering
 from rayfed.aggregation.median import middle
-from rayfed.catalogue import component
+from rayfed.registry import component
 
 _TOLERANCE = 1e-6
 """It ends with a step shorter than this share of the median distance to the updates."""

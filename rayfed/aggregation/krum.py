@@ -9,8 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfed.aggregation.gathering import Gathering
-from rayfed.catalogue import component
 from rayfed.errors import UserError
+from rayfed.registry import component
 
 
 @component

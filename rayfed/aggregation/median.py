@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rayfed.aggregation.gathering import Gathering
-from rayfed.catalogue import component
+from rayfed.registry import component
 
 
 @component

@@ -14,7 +14,7 @@ from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.fedavg import FedAvg, WeightedSum, scaled
 from rayfed.aggregation.gathering import Received
 from rayfed.aggregation.median import Median
-from rayfed.catalogue import component
+from rayfed.registry import component
 from rayfed.update import Named, Update
 
 

@@ -19,7 +19,7 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.probe import run
-from rayfed.catalogue import component
+from rayfed.registry import component
 from rayfed.update import Named, Observation
 
 _NO_LAYER = "the model's first layer is not a linear layer with bias on the pixels"

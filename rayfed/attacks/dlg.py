@@ -19,7 +19,7 @@ from rayfed.attacks.matching.lbfgs import Minima, minimise
 from rayfed.attacks.matching.options import GradientMatching
 from rayfed.attacks.matching.problem import Matching, squared_l2
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.catalogue import component
+from rayfed.registry import component
 from rayfed.update import Observation
 
 _STEPS = 20

@@ -25,10 +25,10 @@ from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.priors import latent_divergence
 from rayfed.attacks.matching.problem import Distance, Matching, one_minus_cosine, squared_l2
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.models.dcgan import Generator
 from rayfed.models.pretrained import load_generator
+from rayfed.registry import component
 from rayfed.update import Observation
 
 _DISTANCES: dict[str, Distance] = {"squared_l2": squared_l2, "cosine": one_minus_cosine}

@@ -24,8 +24,8 @@ from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
 from rayfed.attacks.matching.priors import Prior, euclidean, total_variation
 from rayfed.attacks.matching.problem import squared_l2
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
+from rayfed.registry import component
 from rayfed.update import Named, Observation
 
 _WARM_UP = 50 / 20_000

@@ -30,8 +30,8 @@ from rayfed.attacks.matching.adam import Descent, best_restarts
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import LocalSteps, Matching, one_minus_cosine, squared_l2
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
+from rayfed.registry import component
 from rayfed.update import Named, Observation
 
 _WEIGHTS_AT_ONCE = 64_000_000

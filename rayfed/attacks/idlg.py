@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.labels import needs_labels
-from rayfed.catalogue import component
+from rayfed.registry import component
 
 
 @component

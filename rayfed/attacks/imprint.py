@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import NO_HEAD, with_labels
-from rayfed.catalogue import component
+from rayfed.registry import component
 from rayfed.update import Named, Observation
 
 _NO_BLOCK = "the client was sent no imprint block: the server has to tamper with the model (see `MaliciousServer`)"

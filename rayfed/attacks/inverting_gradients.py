@@ -22,8 +22,8 @@ from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import Matching, one_minus_cosine
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.catalogue import component
 from rayfed.models.pretrained import load_evaluator
+from rayfed.registry import component
 from rayfed.update import Observation
 
 _DECAYS = (3 / 8, 5 / 8, 7 / 8)

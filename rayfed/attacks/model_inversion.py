@@ -22,9 +22,9 @@ from rayfed.attacks.matching.lbfgs import Minima, minimise
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.attacks.probe import without_tracking
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.models.front import Front
+from rayfed.registry import component
 from rayfed.update import Observation
 
 _NOT_GRANTED = "it needs what the private part sends and a colluder's own part: `knowledge: [activations, colluder]`"

@@ -22,7 +22,7 @@ from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.labels import last_linear
 from rayfed.attacks.matching.problem import Matching, one_minus_cosine
 from rayfed.attacks.probe import run
-from rayfed.catalogue import component
+from rayfed.registry import component
 from rayfed.update import Observation
 
 _DUMMIES = 64

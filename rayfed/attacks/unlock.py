@@ -20,9 +20,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.matching.problem import Matching
-from rayfed.catalogue import component
 from rayfed.errors import UserError, nearest
 from rayfed.models.private import only, private_names, without
+from rayfed.registry import component
 from rayfed.update import Named, Observation
 
 _NOTHING_PRIVATE = (

@@ -85,10 +85,10 @@ def load(path: Path, changes: list[str] | None) -> Any:
 
 def search_beside(path: Path) -> None:
     """Let dotted paths name modules of the working directory or beside a file."""
-    from rayfed import catalogue
+    from rayfed import registry
 
-    catalogue.search(str(Path.cwd()))
-    catalogue.search(str(path.resolve().parent))
+    registry.search(str(Path.cwd()))
+    registry.search(str(path.resolve().parent))
 
 
 def search_where(run: str) -> None:
@@ -97,17 +97,17 @@ def search_where(run: str) -> None:
     A run may come from somebody else: its places are searched last, so that none of their modules takes the place of
     another, and only where its scenario has dotted paths. What lies in the run folder itself is not code.
     """
-    from rayfed import catalogue
-    from rayfed.results.folder import SCENARIO, RunFolder
+    from rayfed import registry
     from rayfed.scenario import dotted_paths
+    from rayfed.store.folder import SCENARIO, RunFolder
 
-    catalogue.search(str(Path.cwd()))
+    registry.search(str(Path.cwd()))
     folder = RunFolder.open(run)
     # a run that never got a cluster has no environment
     if dotted_paths(folder.read_text(SCENARIO)) and folder.exists("environment.json"):
         for place in folder.read_mapping("environment.json").get("search_path", []):
             if Path(place).is_absolute() and not Path(place).resolve().is_relative_to(Path(folder.root).resolve()):
-                catalogue.search(place, last=True)
+                registry.search(place, last=True)
 
 
 @contextmanager

@@ -31,11 +31,11 @@ Kind = Annotated[
 def list_(kind: Kind, debug: Debug = False) -> None:
     """Name every component of a kind."""
     with errors_for_people(debug):
-        from rayfed import catalogue
+        from rayfed import registry
 
         rows = Table(box=None, show_header=False, pad_edge=False)
-        for name in sorted(catalogue.table(kind)):
-            rows.add_row(f"[bold]{escape(name)}[/bold]", escape(_first_line(catalogue.find(kind, name))))
+        for name in sorted(registry.table(kind)):
+            rows.add_row(f"[bold]{escape(name)}[/bold]", escape(_first_line(registry.find(kind, name))))
         Console().print(rows)
 
 
@@ -49,16 +49,16 @@ def describe(
     with errors_for_people(debug):
         import inspect
 
-        from rayfed import catalogue
+        from rayfed import registry
 
-        plural = next((k for k in catalogue.KINDS if kind in (k, k.rstrip("s"))), kind)
-        catalogue.table(plural)
-        target = catalogue.find(plural, name)
+        plural = next((k for k in registry.KINDS if kind in (k, k.rstrip("s"))), kind)
+        registry.table(plural)
+        target = registry.find(plural, name)
         console = Console()
         console.print(f"[bold]{escape(name)}[/bold]  ({target.__module__}:{target.__qualname__})")
         console.print(escape(inspect.getdoc(target) or "no description"), highlight=False)
         table = Table("field", "type", "default", "meaning")
-        for p in catalogue.parameters(target):
+        for p in registry.parameters(target):
             table.add_row(p.name, escape(p.type), escape(p.default), escape(" ".join(p.doc.split())))
         console.print(table)
 

@@ -29,7 +29,7 @@ def train_generator(
     """Train the generator that the attack `ggl` searches, on the scenario's public data."""
     with errors_for_people(debug):
         loaded = load(scenario, changes)
-        from rayfed.training.generator import make
+        from rayfed.pretraining.generator import make
 
         def progress(epoch: int, epochs: int, critic: float, generator: float) -> None:
             if not quiet:
@@ -58,7 +58,7 @@ def search_policy(
     """Search a policy of transformations for the defence `ats`, on the scenario's public data and for its model."""
     with errors_for_people(debug):
         loaded = load(scenario, changes)
-        from rayfed.training import policy_search
+        from rayfed.pretraining import policy_search
 
         def progress(scored: int, candidates: int) -> None:
             if not quiet and scored % max(1, candidates // 10) == 0:
@@ -99,7 +99,7 @@ def train_evaluator(
 ) -> None:
     """Train the network that tells how much of an image is noise, for `refiner` and the metric `noise_ratio`."""
     with errors_for_people(debug):
-        from rayfed.training.evaluator import FREE_PHOTOGRAPHS, make
+        from rayfed.pretraining.evaluator import FREE_PHOTOGRAPHS, make
 
         def progress(epoch: int, epochs: int, loss: float) -> None:
             if not quiet:
@@ -126,7 +126,7 @@ def train_recogniser(
     with errors_for_people(debug):
         loaded = load(scenario, changes)
         from rayfed.metrics.top import TOP, chance
-        from rayfed.training import recogniser
+        from rayfed.pretraining import recogniser
 
         def progress(epoch: int, epochs: int, loss: float) -> None:
             if not quiet and epoch % max(1, epochs // 10) == 0:

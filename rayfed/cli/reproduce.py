@@ -88,11 +88,11 @@ def _played(
 
     import yaml
 
+    from rayfed.analysis.loading import Sweep
+    from rayfed.analysis.sweep_folder import SweepFolder
     from rayfed.reproductions import pages, reading
     from rayfed.reproductions.judging import judge
     from rayfed.reproductions.measuring import measured
-    from rayfed.results.loading import Sweep
-    from rayfed.results.sweep_folder import SweepFolder
     from rayfed.scenario import check
 
     own, began = reading.load(path), monotonic()
@@ -120,10 +120,8 @@ def _played(
 
 def _check_data(scenario: Scenario) -> None:
     """Raise `DataError` for data that are missing, before every trial finds it out for itself."""
-    from rayfed.training.inputs import load_data
-
     if scenario.sweep and not any(path.partition(".")[0] == "data" for path in scenario.sweep.fields):
-        load_data(scenario.data)
+        scenario.data.load()
 
 
 def _prepare(commands: dict[str, str], context: typer.Context) -> None:

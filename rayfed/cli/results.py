@@ -13,7 +13,7 @@ from rayfed.cli.tables import console, table
 from rayfed.errors import UserError
 
 if TYPE_CHECKING:
-    from rayfed.results.loading import Results
+    from rayfed.analysis.loading import Results
 
 commands = typer.Typer()
 
@@ -51,9 +51,9 @@ def recommend(
 ) -> None:
     """Name the cheapest setting that keeps within all bounds, or the one that comes nearest."""
     with errors_for_people(debug):
-        from rayfed.results import advice
-        from rayfed.results import recommend as choice
-        from rayfed.results.loading import load
+        from rayfed.analysis import advice
+        from rayfed.analysis import recommend as choice
+        from rayfed.analysis.loading import load
 
         limits = {
             "psnr<=": max_psnr,
@@ -90,9 +90,9 @@ def compare(
 ) -> None:
     """Set runs and sweeps beside each other: what they come to, and what their scenarios have different."""
     with errors_for_people(debug):
-        from rayfed.results import compare as comparison
-        from rayfed.results.figures import grid
-        from rayfed.results.loading import load
+        from rayfed.analysis import compare as comparison
+        from rayfed.analysis.figures import grid
+        from rayfed.analysis.loading import load
 
         found = comparison.compare([load(run) for run in runs])
         page = console()
@@ -120,9 +120,9 @@ def export(
 ) -> None:
     """Write a table of a run or sweep for a paper or another program, or a copy that can be shared."""
     with errors_for_people(debug):
-        from rayfed.results.export import export as exported
-        from rayfed.results.loading import load
-        from rayfed.results.share import has_private_states
+        from rayfed.analysis.export import export as exported
+        from rayfed.analysis.loading import load
+        from rayfed.analysis.share import has_private_states
 
         results = load(run)
         if format == "folder":
@@ -146,10 +146,10 @@ def export(
 
 
 def _share(results: Results, out: str | None) -> None:
+    from rayfed.analysis.share import SAMPLES, sharing
+    from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
     from rayfed.report.run import write_report
     from rayfed.report.sweep import write_sweep_report
-    from rayfed.results.share import SAMPLES, sharing
-    from rayfed.results.sweep_folder import SweepFolder, is_sweep
 
     if out is None:
         raise UserError("export --format folder needs a place for the copy: name a new folder with --out")

@@ -85,8 +85,8 @@ def resume(
 ) -> None:
     """Continue a run or a sweep after what is complete; the result is the same as without the break."""
     with errors_for_people(debug, resumable=True):
-        from rayfed.results.folder import RunFolder
-        from rayfed.results.sweep_folder import is_sweep
+        from rayfed.analysis.sweep_folder import is_sweep
+        from rayfed.store.folder import RunFolder
 
         if is_sweep(RunFolder.open(run)):
             search_where(run)
@@ -104,10 +104,10 @@ def resume(
 def report(run: Run, debug: Debug = False) -> None:
     """Make the `report.html` of a run, or of a sweep, again from its tables."""
     with errors_for_people(debug):
+        from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
         from rayfed.report.run import write_report
         from rayfed.report.sweep import write_sweep_report
-        from rayfed.results.folder import RunFolder
-        from rayfed.results.sweep_folder import SweepFolder, is_sweep
+        from rayfed.store.folder import RunFolder
 
         folder = RunFolder.open(run)
         print(write_sweep_report(SweepFolder(folder)) if is_sweep(folder) else write_report(folder))
@@ -123,8 +123,8 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
             print(f"{scenario} imports code by dotted paths, now and when it runs: {', '.join(foreign)}", flush=True)
         loaded = load(scenario, changes)
         from rayfed.console import guarantees
+        from rayfed.engine.inputs import prepare
         from rayfed.scenario.trials import planned
-        from rayfed.training.inputs import prepare
 
         inputs = prepare(loaded)
         trials = planned(loaded) if loaded.sweep and loaded.sweep.search != "optuna" else []
@@ -166,10 +166,10 @@ def audit(
 ) -> None:
     """Without a scenario: how much does one gradient of your model leak, and which defence stops it?"""
     with errors_for_people(debug):
-        from rayfed import catalogue, scenario
+        from rayfed import registry, scenario
         from rayfed.audit import scenario_text
 
-        catalogue.search(str(Path.cwd()))
+        registry.search(str(Path.cwd()))
         text = scenario_text(model, data, _batches(batch), images, size, iterations, seed)
         loaded = scenario.parse(text, "the audit's scenario", changes or [])
         from actors import launch as runs

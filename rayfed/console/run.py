@@ -16,11 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed import audit
+from rayfed.analysis.formats import fixed
+from rayfed.analysis.robustness import VERSUS, Matrix, Outcome, matrix
+from rayfed.analysis.summary import PSNR_CEILING, passing, people, success
 from rayfed.metrics.top import TOP, chance
 from rayfed.privacy.printing import at_most
-from rayfed.results.formats import fixed
-from rayfed.results.robustness import VERSUS, Matrix, Outcome, matrix
-from rayfed.results.summary import PSNR_CEILING, passing, people, success
 
 
 class RunView:

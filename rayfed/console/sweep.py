@@ -12,11 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from rayfed.results.figures import cell, heading
-from rayfed.results.labels import by_batch_size
-from rayfed.results.pareto import front
-from rayfed.results.promises import mixed
-from rayfed.results.settings import Estimate, Setting, settings, strongest
+from rayfed.analysis.figures import cell, heading
+from rayfed.analysis.labels import by_batch_size
+from rayfed.analysis.pareto import front
+from rayfed.analysis.promises import mixed
+from rayfed.analysis.settings import Estimate, Setting, settings, strongest
 
 _COLUMNS = ("test_accuracy", "psnr", "ssim", "epsilon")
 

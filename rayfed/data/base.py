@@ -14,10 +14,10 @@ from typing import Annotated, NamedTuple, Protocol
 import numpy as np
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.data.forms import PIXELS, Form
 from rayfed.data.images import Encoded, decode, resize
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 
 class Images(Protocol):

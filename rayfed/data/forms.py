@@ -32,7 +32,7 @@ _UNLESS_SAID: dict[str, tuple[Kind, ...]] = {
 
 
 def taken(kind: str, target: Any) -> tuple[Kind, ...]:
-    """The forms that a component of a kind of the catalogue works on: its class variable `takes`, or what most do.
+    """The forms that a component of a kind of the registry works on: its class variable `takes`, or what most do.
 
     A user's own module is no component and says nothing: it may take all of them.
     """

@@ -12,10 +12,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.defences.transformations import NAMES, transform
+from rayfed.registry import component
 
 
 @component

@@ -17,11 +17,11 @@ from torch.func import functional_call, grad, vmap
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError
 from rayfed.models.build import uses_batch_statistics
+from rayfed.registry import component
 from rayfed.update import Named
 
 _NUMBERS_AT_ONCE = 16_000_000

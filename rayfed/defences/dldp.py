@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.defences.gaussian import Gaussian
+from rayfed.registry import component
 
 
 @component

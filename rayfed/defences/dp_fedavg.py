@@ -40,7 +40,6 @@ from pydantic import Field
 from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.noisy_sum import NoisySum
-from rayfed.catalogue import component
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.defences.noise import clipped
 from rayfed.defences.private import Private
@@ -49,6 +48,7 @@ from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.sampling import gaussian, noised
 from rayfed.privacy.spending import Setting, Spending
+from rayfed.registry import component
 from rayfed.update import Update
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Batch, GradientMethod, Task
 from rayfed.defences.noise import clip_factors, sample_norms, scaled_sum
 from rayfed.defences.private import Private
@@ -23,6 +22,7 @@ from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import at_least
 from rayfed.privacy.sampling import gaussian, noised
 from rayfed.privacy.spending import Setting, Spending, Work
+from rayfed.registry import component
 from rayfed.update import Named
 
 _NUMBERS_AT_ONCE = 16_000_000

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.registry import component
 from rayfed.update import Update
 
 

@@ -13,12 +13,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Defence, Task
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.noise import clip_factors, sample_norms, scaled_sum
 from rayfed.privacy.accountant import Method, Release
 from rayfed.privacy.spending import Setting
+from rayfed.registry import component
 from rayfed.update import Named
 
 

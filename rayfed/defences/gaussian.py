@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.defences.noise import LocalNoise
 from rayfed.privacy.accountant import analytic_gaussian
+from rayfed.registry import component
 
 
 @component

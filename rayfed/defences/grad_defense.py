@@ -28,10 +28,10 @@ from torch.func import grad, jvp, vmap
 from torch.nn import functional as F
 
 from rayfed import seeds
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.gradients import batch_loss, flatten, unflatten
+from rayfed.registry import component
 from rayfed.update import Named
 
 _ROOT = 5

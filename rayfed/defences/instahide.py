@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.defences.mixing import blend, distinct_partners, mixtures, numpy_draws, pool
 from rayfed.errors import UserError
+from rayfed.registry import component
 from rayfed.subsets import subsets
 
 _PRIVATE = 2

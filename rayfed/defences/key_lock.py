@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Defence
 from rayfed.models.activation import Activation
 from rayfed.models.key_lock import lock_norms
+from rayfed.registry import component
 
 
 @component

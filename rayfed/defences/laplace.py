@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.defences.noise import LocalNoise
+from rayfed.registry import component
 
 
 @component

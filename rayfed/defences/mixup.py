@@ -11,10 +11,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.defences.mixing import blend, mixtures, numpy_draws, partners, pool
+from rayfed.registry import component
 
 
 @component

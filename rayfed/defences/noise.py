@@ -9,12 +9,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import at_least
 from rayfed.privacy.sampling import Draw, gaussian, laplace, noised
 from rayfed.privacy.spending import Setting, Spending
+from rayfed.registry import component
 from rayfed.update import Named, Update
 
 _DRAWS: dict[str, Draw] = {"gaussian": gaussian, "laplace": laplace}

@@ -14,9 +14,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.gradients import flatten
+from rayfed.registry import component
 from rayfed.update import Named, Update
 
 

@@ -10,11 +10,11 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from rayfed.catalogue import component
 from rayfed.defences.split import Split
 from rayfed.models.passport import Passport as PassportConv
 from rayfed.models.passport import PenalisedPassport
 from rayfed.models.private_conv import PrivateConv
+from rayfed.registry import component
 
 
 @component

@@ -12,10 +12,10 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Defence
 from rayfed.models.bottleneck import VariationalBottleneck
 from rayfed.models.head import before_head, untouched
+from rayfed.registry import component
 from rayfed.update import Named, Update
 
 

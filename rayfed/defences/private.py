@@ -7,10 +7,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Defence
 from rayfed.privacy.accountant import Method, Release, least_noise
 from rayfed.privacy.spending import Setting
+from rayfed.registry import component
 
 
 @component

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Task
 from rayfed.defences.error_feedback import Compression
 from rayfed.defences.sparse import Importance, importance, pruned, pruned_together, size
+from rayfed.registry import component
 from rayfed.update import Named, Update
 
 

@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Task
 from rayfed.defences.error_feedback import Compression
+from rayfed.registry import component
 from rayfed.update import Update
 
 

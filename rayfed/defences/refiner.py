@@ -13,10 +13,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed import gradients
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.models.pretrained import load_evaluator
+from rayfed.registry import component
 from rayfed.update import Named
 
 

@@ -25,12 +25,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
 
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError, nearest
 from rayfed.models.build import uses_batch_statistics
 from rayfed.models.front import Front
+from rayfed.registry import component
 from rayfed.update import Named, Update
 
 Features = Callable[[Tensor], Tensor]

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Defence
 from rayfed.models.private_conv import PrivateConv, keep_front
+from rayfed.registry import component
 
 
 @component

@@ -8,12 +8,12 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Task
 from rayfed.defences.error_feedback import Compression
 from rayfed.defences.sparse import Importance, importance, pruned_together, size
 from rayfed.errors import UserError
 from rayfed.gradients import weights_of
+from rayfed.registry import component
 from rayfed.update import Named, Update
 
 

@@ -13,11 +13,11 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfed import seeds
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.models.vae import Autoencoder
 from rayfed.privacy.sampling import laplace
+from rayfed.registry import component
 
 
 @component

@@ -11,10 +11,10 @@ from collections import OrderedDict
 
 from torch import nn
 
-from rayfed.catalogue import component
 from rayfed.errors import UserError
 from rayfed.models.activation import Activation, activation
 from rayfed.models.norm import Norm, norm
+from rayfed.registry import component
 
 
 @component

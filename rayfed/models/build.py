@@ -12,7 +12,7 @@ import pydantic
 import torch
 from torch import Tensor, nn
 
-from rayfed import catalogue, seeds
+from rayfed import registry, seeds
 from rayfed.errors import UserError
 
 Shape = tuple[int, int, int]
@@ -47,14 +47,14 @@ def build_model(
     """The named model for images (N, *image_shape) in [0, 1], with logits (N, classes) or (N, T, classes),
     on the CPU.
 
-    `name` is a model of the catalogue or a dotted path to a component, an `nn.Module` subclass or a function
+    `name` is a model of the registry or a dotted path to a component, an `nn.Module` subclass or a function
     that returns a module; the latter two are called with `parameters`, and with `image_shape` and `classes`
     (or `num_classes`) where their signature names them. The weights depend on `seed` alone, and no global
     generator moves. `normalise` is (mean, std) per channel, applied inside the model.
 
     Raises `UserError` where the name, the parameters or the shapes do not fit, after a trial forward pass.
     """
-    target = catalogue.find("models", name)
+    target = registry.find("models", name)
     with seeds.global_stream(seed, "model"):
         if hasattr(target, "build") and is_dataclass(target):
             model = _from_component(name, parameters, image_shape, classes)
@@ -78,7 +78,7 @@ def build_model(
 
 def _from_component(name: str, parameters: Mapping[str, Any], image_shape: Shape, classes: int) -> Any:
     try:
-        component = catalogue.build("models", name, parameters)
+        component = registry.build("models", name, parameters)
     except pydantic.ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise UserError(f"model '{name}' does not take these parameters: {problems}") from error

@@ -12,9 +12,9 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from rayfed.catalogue import component
 from rayfed.errors import UserError
 from rayfed.models.norm import Norm, norm
+from rayfed.registry import component
 
 _WIDTHS = (1, 2, 2, 4, 4, 4, 4, 4)
 _POOLED = (6, 8)

@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from rayfed.catalogue import component
 from rayfed.errors import UserError
 from rayfed.models.norm import Norm, norm
+from rayfed.registry import component
 
 
 class Columns(nn.Module):

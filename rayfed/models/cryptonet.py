@@ -11,8 +11,8 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from rayfed.catalogue import component
 from rayfed.errors import UserError
+from rayfed.registry import component
 
 
 class Square(nn.Module):

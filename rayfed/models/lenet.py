@@ -12,9 +12,9 @@ from typing import Literal
 
 from torch import nn
 
-from rayfed.catalogue import component
 from rayfed.models.activation import Activation, activation
 from rayfed.models.norm import Norm, norm
+from rayfed.registry import component
 
 
 @component

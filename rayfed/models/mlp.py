@@ -13,8 +13,8 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from rayfed.catalogue import component
 from rayfed.models.activation import Activation, activation
+from rayfed.registry import component
 
 
 @component

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from rayfed.catalogue import component
 from rayfed.models.activation import Activation, activation
 from rayfed.models.norm import Norm, norm
+from rayfed.registry import component
 
 
 class BasicBlock(nn.Module):

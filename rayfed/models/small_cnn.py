@@ -11,8 +11,8 @@ from collections import OrderedDict
 
 from torch import nn
 
-from rayfed.catalogue import component
 from rayfed.errors import UserError
+from rayfed.registry import component
 
 
 @component

@@ -14,9 +14,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rayfed.catalogue import component
 from rayfed.data.forms import MOST_TOKENS, Kind
 from rayfed.models.text import VOCABULARY, Mean, TokenEmbedding, text_length
+from rayfed.registry import component
 
 
 class GatedRecurrent(nn.Module):

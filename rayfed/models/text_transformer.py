@@ -13,10 +13,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
-from rayfed.catalogue import component
 from rayfed.data.forms import MOST_TOKENS, Kind
 from rayfed.errors import UserError
 from rayfed.models.text import VOCABULARY, Mean, Places, TokenEmbedding, text_length
+from rayfed.registry import component
 
 
 class Attention(nn.Module):

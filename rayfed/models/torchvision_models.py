@@ -11,8 +11,8 @@ import torchvision
 from pydantic import field_validator
 from torch import Tensor, nn
 
-from rayfed.catalogue import component
 from rayfed.errors import nearest
+from rayfed.registry import component
 
 # In training mode these two answer with a tuple unless their auxiliary heads are left out.
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")

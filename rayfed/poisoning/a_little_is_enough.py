@@ -10,9 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfed.catalogue import component
 from rayfed.errors import UserError
 from rayfed.poisoning.base import Insight, Poisoning
+from rayfed.registry import component
 from rayfed.update import Update
 
 

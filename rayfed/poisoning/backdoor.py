@@ -11,11 +11,11 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfed.aggregation.fedavg import scaled
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch
 from rayfed.errors import UserError
 from rayfed.poisoning.base import Insight, Poisoning
+from rayfed.registry import component
 from rayfed.update import Update
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.poisoning.base import Insight, Poisoning
+from rayfed.registry import component
 from rayfed.update import Update
 
 

@@ -7,10 +7,10 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.defences.base import Batch
 from rayfed.errors import UserError
 from rayfed.poisoning.base import Poisoning
+from rayfed.registry import component
 
 Class = Annotated[int, Field(ge=0)]
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.crypto.sealing import Load, Sealer
+from rayfed.registry import component
 
 
 @component

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from rayfed.catalogue import component
 from rayfed.protections.lattice import LatticeProtection
+from rayfed.registry import component
 
 
 @component

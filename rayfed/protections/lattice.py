@@ -9,12 +9,12 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.crypto.lattice import Lattice
 from rayfed.crypto.packing import FixedPoint
 from rayfed.crypto.sealing import Load, Sealer
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.base import Encryption
+from rayfed.registry import component
 
 _MOST_BITS = 27
 

@@ -16,7 +16,6 @@ import numpy as np
 from gmpy2 import mpz
 from pydantic import Field, model_validator
 
-from rayfed.catalogue import component
 from rayfed.crypto.factoring import factor
 from rayfed.crypto.keys import Stream
 from rayfed.crypto.packing import FixedPoint, Lanes
@@ -24,6 +23,7 @@ from rayfed.crypto.paillier import SECURE_BITS, KeyPair, PublicKey
 from rayfed.crypto.sealing import Load, Sealer
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.base import Encryption
+from rayfed.registry import component
 
 SCALE = 10**32
 WIDEST = 63

@@ -11,9 +11,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rayfed.catalogue import component
 from rayfed.crypto.packing import FixedPoint
 from rayfed.protections.base import Protection
+from rayfed.registry import component
 
 Phase = Literal["advertise", "share", "mask", "confirm", "reveal"]
 PHASES: tuple[Phase, ...] = ("advertise", "share", "mask", "confirm", "reveal")

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayfed.results.figures import short_names
-from rayfed.results.formats import SHARES, in_words
-from rayfed.results.outcomes import MEASURES
-from rayfed.results.promises import mixed
-from rayfed.results.settings import Estimate, Setting, estimate
-from rayfed.results.summary import Row, setting
+from rayfed.analysis.figures import short_names
+from rayfed.analysis.formats import SHARES, in_words
+from rayfed.analysis.outcomes import MEASURES
+from rayfed.analysis.promises import mixed
+from rayfed.analysis.settings import Estimate, Setting, estimate
+from rayfed.analysis.summary import Row, setting
 
 PREFERRED = ("psnr", "test_accuracy")
 """Measures that the plot shows first where nothing else is asked for and both were measured."""

@@ -16,11 +16,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from rayfed import __version__
+from rayfed.analysis.formats import FILTERS
+from rayfed.analysis.outcomes import MEASURES
+from rayfed.analysis.summary import PSNR_CEILING, setting
 from rayfed.report import svg
-from rayfed.results.folder import RunFolder
-from rayfed.results.formats import FILTERS
-from rayfed.results.outcomes import MEASURES
-from rayfed.results.summary import PSNR_CEILING, setting
+from rayfed.store.folder import RunFolder
 
 REPORT = "report.html"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rayfed.analysis.summary import Row
 from rayfed.report.pictures import key, most_leaked
-from rayfed.results.folder import RunFolder
-from rayfed.results.summary import Row
+from rayfed.store.folder import RunFolder
 
 SHOWN = 3
 """Samples of each arm and attack: those that leaked most, of the first repeat."""

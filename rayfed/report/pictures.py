@@ -9,9 +9,9 @@ from itertools import zip_longest
 from math import inf
 from typing import Any
 
-from rayfed.results.folder import RunFolder
-from rayfed.results.schemas import image_key
-from rayfed.results.summary import Row, leading_metric, measured
+from rayfed.analysis.summary import Row, leading_metric, measured
+from rayfed.store.folder import RunFolder
+from rayfed.store.schemas import image_key
 
 SHOWN = 8
 """Pairs of images shown for each arm and attack: those with the highest PSNR, of the first repeat."""

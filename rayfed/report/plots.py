@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from rayfed.analysis.summary import PSNR_CEILING, Arm, LabelMix, Leak, Row, measured
 from rayfed.report.svg import CLASSES, INK, STYLE, SURFACE, class_colour, clean, dashes, figure, series, short, svg
-from rayfed.results.summary import PSNR_CEILING, Arm, LabelMix, Leak, Row, measured
 
 MOST_CLIENTS = 60
 """Clients that the label mix shows."""

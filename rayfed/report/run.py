@@ -10,6 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rayfed.analysis import summary
+from rayfed.analysis.criteria import verdicts
+from rayfed.analysis.formats import share
+from rayfed.analysis.outcomes import outcomes
+from rayfed.analysis.robustness import matrix
+from rayfed.analysis.settings import settings
+from rayfed.analysis.summary import Arm, Claim, Leak, Row
 from rayfed.metrics.top import TOP, chance
 from rayfed.report import plots, words
 from rayfed.report.explorer import Explorer, explore
@@ -17,14 +24,7 @@ from rayfed.report.page import flat, read_json, write_page
 from rayfed.report.passages import passages
 from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
 from rayfed.report.success_plots import success_rates
-from rayfed.results import summary
-from rayfed.results.folder import SCENARIO, RunFolder
-from rayfed.results.formats import share
-from rayfed.results.outcomes import outcomes
-from rayfed.results.robustness import matrix
-from rayfed.results.settings import settings
-from rayfed.results.summary import Arm, Claim, Leak, Row
-from rayfed.results.verdicts import verdicts
+from rayfed.store.folder import SCENARIO, RunFolder
 
 PERCEPTUAL = {
     "ssim": "SSIM",

@@ -9,10 +9,10 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
+from rayfed.analysis.outcomes import MEASURES
+from rayfed.analysis.success import MEASURED, Curve, curve, groups
+from rayfed.analysis.summary import HIGHER, Row
 from rayfed.report.svg import INK, SERIES, STYLE, dash, dashes, figure, series, svg
-from rayfed.results.outcomes import MEASURES
-from rayfed.results.success import MEASURED, Curve, curve, groups
-from rayfed.results.summary import HIGHER, Row
 
 _SHOWN = {"psnr": 60.0, "mse": 1e-6}
 """The hardest thresholds that a chart shows: what is nearer to the truth is the same image to any eye."""

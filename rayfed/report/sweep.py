@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from rayfed.analysis import summary
+from rayfed.analysis.labels import by_batch_size
+from rayfed.analysis.outcomes import MEASURES
+from rayfed.analysis.settings import Setting, settings
+from rayfed.analysis.summary import Row, Spread, measured, spread
+from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.report import words
 from rayfed.report.explorer import PREFERRED, Explorer, explore
 from rayfed.report.page import flat, read_json, write_page
 from rayfed.report.pictures import SHOWN, Pair, most_leaked, pictures, strips, within
 from rayfed.report.sweep_plots import curves
-from rayfed.results import summary
-from rayfed.results.folder import SCENARIO
-from rayfed.results.labels import by_batch_size
-from rayfed.results.outcomes import MEASURES
-from rayfed.results.settings import Setting, settings
-from rayfed.results.summary import Row, Spread, measured, spread
-from rayfed.results.sweep_folder import SweepFolder
+from rayfed.store.folder import SCENARIO
 
 IMAGES = 7_500_000
 """Characters of images in a page at most; Plotly takes 4.8 million, tables and texts the rest of 15."""

@@ -11,10 +11,10 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
+from rayfed.analysis.formats import SHARES
+from rayfed.analysis.outcomes import MEASURES
+from rayfed.analysis.settings import Setting
 from rayfed.report.svg import STYLE, clean, dash, dashes, figure, series, short, svg
-from rayfed.results.formats import SHARES
-from rayfed.results.outcomes import MEASURES
-from rayfed.results.settings import Setting
 
 WIDE = 30
 """Ratio of the largest to the smallest value of a field from which its axis is logarithmic."""

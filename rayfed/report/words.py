@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share
+from rayfed.analysis.outcomes import MEASURES, worst_of
+from rayfed.analysis.settings import Setting
+from rayfed.analysis.summary import Arm, Row, measured, setting
 from rayfed.crypto.paillier import SECURE_BITS
 from rayfed.privacy.printing import at_most
-from rayfed.results.formats import called, decibel, duration, fixed, in_words, near, points, share
-from rayfed.results.outcomes import MEASURES, worst_of
-from rayfed.results.settings import Setting
-from rayfed.results.summary import Arm, Row, measured, setting
 
 MOST = 8
 """Arms that get a sentence of their own."""

@@ -8,9 +8,9 @@ from itertools import combinations
 from math import hypot
 from typing import Literal
 
+from rayfed.analysis.settings import Estimate, estimate
 from rayfed.reproductions.measuring import Finding
 from rayfed.reproductions.reading import Group
-from rayfed.results.settings import Estimate, estimate
 
 Verdict = Literal["agrees", "same order but different size", "undecided", "contradicts", "not comparable here"]
 VERDICTS: tuple[Verdict, ...] = (

@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
+from rayfed.analysis.loading import Sweep
+from rayfed.analysis.settings import Estimate, estimate
+from rayfed.analysis.summary import PSNR_CEILING
 from rayfed.errors import UserError, nearest
 from rayfed.reproductions.reading import Convention, Figure, Group
-from rayfed.results.loading import Sweep
-from rayfed.results.schemas import TABLES
-from rayfed.results.settings import Estimate, estimate
-from rayfed.results.summary import PSNR_CEILING
+from rayfed.store.schemas import TABLES
 
 Row = Mapping[str, Any]
 _PEAK = 255.0

@@ -13,13 +13,13 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field, model_validator
 
+from rayfed.analysis.outcomes import COLUMNS
 from rayfed.documents import read_yaml
 from rayfed.errors import ScenarioError, UserError, nearest
-from rayfed.results.outcomes import COLUMNS
-from rayfed.results.schemas import TABLES
 from rayfed.scenario import with_changes
 from rayfed.scenario.components import Section
 from rayfed.scenario.paths import put
+from rayfed.store.schemas import TABLES
 
 FOLDER = "reproductions"
 """Where the command looks for them, in the working directory."""

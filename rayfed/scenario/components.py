@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from rayfed import catalogue
+from rayfed import registry
+
+if TYPE_CHECKING:
+    from rayfed.data.base import Dataset
 
 Knowledge = Literal["labels", "public", "defence", "candidates", "activations", "colluder", "key", "lock"]
 """What a threat model may grant an attacker beyond the weights, the update and the batch size."""
@@ -34,7 +37,7 @@ class ComponentSpec(Section):
 
     def build(self) -> Any:
         """The component itself."""
-        return catalogue.build(self.kind, self.name, self.parameters)
+        return registry.build(self.kind, self.name, self.parameters)
 
 
 class DataSpec(ComponentSpec):
@@ -45,6 +48,11 @@ class DataSpec(ComponentSpec):
     public: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the training samples that no client owns, a part of each class: what attackers with `knowledge:
     [public]` know, and what generators are trained on."""
+
+    def load(self) -> Dataset:
+        """The data, their public share set aside."""
+        data: Dataset = self.build().load()
+        return data.with_public(self.public) if self.public else data
 
 
 class PartitionSpec(ComponentSpec):

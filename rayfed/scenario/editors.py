@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from rayfed import catalogue
+from rayfed import registry
 from rayfed.scenario.components import (
     AggregationSpec,
     AttackSpec,
@@ -41,8 +41,8 @@ def _component_schemas(
     spec: type[ComponentSpec], shared: dict[str, Any], definitions: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """One for each component of a kind; what its fields refer to is added to `definitions`."""
-    for name in catalogue.table(spec.kind):
-        target = catalogue.find(spec.kind, name)
+    for name in registry.table(spec.kind):
+        target = registry.find(spec.kind, name)
         own = TypeAdapter(target).json_schema()
         definitions |= own.get("$defs", {})
         yield {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rayfed import catalogue
+from rayfed import registry
 from rayfed.documents import Place
 from rayfed.errors import UserError
 from rayfed.scenario.components import ComponentSpec, named
@@ -31,7 +31,7 @@ def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or not isinstance(metrics, dict):
         return dict(document)
     try:
-        kind = held(catalogue.find("datasets", name))
+        kind = held(registry.find("datasets", name))
     except UserError:  # told with its place by the check of components
         return dict(document)
     if kind not in _DEFAULTS:
@@ -47,10 +47,10 @@ def form_problems(s: Scenario) -> Iterator[Problem]:
     from rayfed.data.forms import held, taken
     from rayfed.metrics.score import metrics_of
 
-    kind = held(catalogue.find(s.data.kind, s.data.name))
+    kind = held(registry.find(s.data.kind, s.data.name))
     for path, spec in _components(s):
         try:
-            fitting = taken(spec.kind, catalogue.find(spec.kind, spec.name))
+            fitting = taken(spec.kind, registry.find(spec.kind, spec.name))
         except UserError:  # told with its place by other checks
             continue
         if kind not in fitting:

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from rayfed import catalogue
+from rayfed import registry
 from rayfed.documents import Place
 from rayfed.errors import UserError, nearest
 from rayfed.scenario.components import (
@@ -122,7 +122,7 @@ def component_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             continue  # the schema's own check says so
         try:
-            target = catalogue.find(spec.kind, value["name"])
+            target = registry.find(spec.kind, value["name"])
         except UserError as error:
             yield Problem(path=(*path, "name"), message=str(error))
             continue
@@ -154,7 +154,7 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
     yield from of_arms
     for name in s.stacks:
         rule = s.aggregation_of(name)
-        if not s.federation.validation and catalogue.find(rule.kind, rule.name).validates:
+        if not s.federation.validation and registry.find(rule.kind, rule.name).validates:
             message = f"{rule.name} has clients score models on samples that they do not train on: set a share, as 0.1"
             yield Problem(path=("federation", "validation"), message=message)
             break
@@ -221,7 +221,7 @@ def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
     if arm.model:
         spec = ModelSpec.model_validate(whole["model"][1])
         try:
-            target = catalogue.find(spec.kind, spec.name)
+            target = registry.find(spec.kind, spec.name)
         except UserError as error:
             yield Problem(path=("arms", name, "model", "name"), message=str(error))
         else:
@@ -253,7 +253,7 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
         if attack.unmix and attack.observes != "shown":
             message = "mixtures are what clients are shown of one another's models: set `observes: shown`"
             yield Problem(path=("attacks", i, "unmix"), message=message)
-        if attack.observes == "shown" and hasattr(catalogue.find(attack.kind, attack.name), "tamper"):
+        if attack.observes == "shown" and hasattr(registry.find(attack.kind, attack.name), "tamper"):
             message = (
                 f"{attack.name} is the server's attack, who sends another model: observe what it is sent, not shown"
             )

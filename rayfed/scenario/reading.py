@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfed.catalogue import DOTTED_PATH
 from rayfed.documents import Place, read_yaml
 from rayfed.errors import ScenarioError
+from rayfed.registry import DOTTED_PATH
 from rayfed.scenario.forms import form_problems, with_metrics
 from rayfed.scenario.paths import put
 from rayfed.scenario.problems import Problem, component_problems, joint_problems, repeated, schema_problems

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, PrivateAttr
 
-from rayfed.results.robustness import VERSUS
+from rayfed.analysis.robustness import VERSUS
 from rayfed.scenario.components import (
     AggregationSpec,
     AttackSpec,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rayfed.analysis.outcomes import COLUMNS, MEASURES
 from rayfed.errors import nearest
-from rayfed.results.outcomes import COLUMNS, MEASURES
 from rayfed.scenario.problems import Problem
 from rayfed.scenario.sections import Scenario
 from rayfed.scenario.sweep import Range

@@ -21,8 +21,8 @@ from rayfed import seeds
 from rayfed.attacks.base import Inference, Metric
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.attacks.probe import buffers_for
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
+from rayfed.registry import component
 from rayfed.update import Observation
 
 _LATENT = 64

@@ -21,9 +21,9 @@ from torch.nn import functional as F
 
 from rayfed.attacks.base import Inference, Metric
 from rayfed.attacks.inference.one_by_one import OneByOne
-from rayfed.catalogue import component
 from rayfed.data.forms import KINDS, Kind
 from rayfed.gradients import flatten, per_sample_gradients
+from rayfed.registry import component
 from rayfed.update import Named, Observation
 
 _AT_ONCE = 32

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Inference, Metric
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.attacks.probe import buffers_for
-from rayfed.catalogue import component
 from rayfed.data.forms import KINDS, Kind
 from rayfed.gradients import flatten, many_gradients
+from rayfed.registry import component
 from rayfed.update import Observation
 
 _FEATURES = 4096

@@ -17,7 +17,7 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import Group, in_groups
 from rayfed.attacks.matching.priors import Prior
 from rayfed.attacks.matching.problem import Distance, LocalSteps, Matching
-from rayfed.catalogue import component
+from rayfed.registry import component
 from rayfed.update import Observation
 
 _NO_PUBLIC = "the start `class_average` is a mean of public images; grant them with `knowledge: [public]`"

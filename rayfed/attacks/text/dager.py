@@ -28,9 +28,9 @@ from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.probe import buffers_for, without_tracking
 from rayfed.attacks.text.tokens import is_finite, table_of, texts
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind, token_images
 from rayfed.models.front import Front
+from rayfed.registry import component
 from rayfed.update import Named, Observation
 
 _PARTS = ("query", "key", "value", "q_proj", "k_proj", "v_proj")

@@ -20,8 +20,8 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.text.tokens import NO_TABLE, is_finite, table_of, texts, tokens_in
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
+from rayfed.registry import component
 from rayfed.update import Observation
 
 

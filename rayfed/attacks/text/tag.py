@@ -23,8 +23,8 @@ from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.adam import adam
 from rayfed.attacks.matching.problem import Matching, squared_l2
 from rayfed.attacks.text.tokens import table_of, texts, tokens_in
-from rayfed.catalogue import component
 from rayfed.data.forms import Kind
+from rayfed.registry import component
 from rayfed.update import Named, Observation
 
 _NO_TABLE = "the model has no table of tokens (an embedding layer), whose vectors could be fitted"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rayfed.catalogue import component
 from rayfed.data.partitions.base import require
+from rayfed.registry import component
 
 
 @component

@@ -10,8 +10,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.data.partitions.base import require
+from rayfed.registry import component
 
 
 @component

@@ -7,9 +7,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.data.partitions.base import Parts
 from rayfed.errors import UserError
+from rayfed.registry import component
 from rayfed.subsets import subsets
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rayfed.catalogue import component
 from rayfed.data.base import Dataset, Source, local_path
 from rayfed.data.mapped import mapped
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 
 @component

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 from torchvision import datasets
 
-from rayfed.catalogue import component
 from rayfed.data.base import Split
 from rayfed.data.sets.parquet import read_parquet
 from rayfed.data.sets.torchvision_sets import TorchvisionSource
+from rayfed.registry import component
 
 _SHARDS = "Parquet files *train*.parquet and *test*.parquet (or *val*.parquet) in root or one folder below"
 

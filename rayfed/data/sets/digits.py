@@ -13,9 +13,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.data.base import Source, Split, hold_out_fifth
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 
 @component

@@ -10,8 +10,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.data.base import Source, Split
+from rayfed.registry import component
 
 EXTENT = 4.0
 """The plane reaches from minus to plus this much in both directions."""

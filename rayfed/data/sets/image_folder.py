@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rayfed.catalogue import component
 from rayfed.data.base import Source, Split, hold_out_fifth, local_path
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 """A file of another kind inside a class folder is passed over, as tools leave thumbnails and notes there."""

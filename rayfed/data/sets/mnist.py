@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 from torchvision import datasets
 
-from rayfed.catalogue import component
 from rayfed.data.base import Split, check_labels
 from rayfed.data.idx import read_idx
 from rayfed.data.sets.torchvision_sets import TorchvisionSource
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 _TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 _TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rayfed.catalogue import component
 from rayfed.data.base import Source, Split, check_labels, hold_out_fifth, local_path
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 _MOST_CLASSES = 100_000
 """Beyond that a label is no class's number but a damaged one: names are made for all below it."""

@@ -13,10 +13,10 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.data.base import Source, Split, hold_out_fifth
 from rayfed.data.images import Encoded, decode
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 Photograph = Literal["astronaut", "cat", "coffee", "flower", "motorcycle", "rocket", "temple"]
 PHOTOGRAPHS: dict[Photograph, tuple[str, str]] = {

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torchvision import datasets
 
-from rayfed.catalogue import component
 from rayfed.data.base import Split
 from rayfed.data.sets.torchvision_sets import TorchvisionSource
+from rayfed.registry import component
 
 
 @component

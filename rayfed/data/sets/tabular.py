@@ -19,10 +19,10 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.data.base import Dataset, Split, at_most, local_path, stratified
 from rayfed.data.forms import Column, Kind, Records
 from rayfed.errors import DataError, nearest
+from rayfed.registry import component
 
 _DIABETES = ("age", "sex", "bmi", "blood_pressure", "s1", "s2", "s3", "s4", "s5", "s6")
 _MOST_BYTES = 4096

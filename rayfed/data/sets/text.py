@@ -17,10 +17,10 @@ import torch
 from pydantic import Field
 from tokenizers import Tokenizer
 
-from rayfed.catalogue import component
 from rayfed.data.base import Dataset, Split, at_most, local_path
 from rayfed.data.forms import MOST_TOKENS, Kind, Tokens, token_images
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 _OWN = Path(__file__).parents[1] / "texts"
 _BYTES = 256

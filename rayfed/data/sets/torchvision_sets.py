@@ -9,9 +9,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rayfed.catalogue import component
 from rayfed.data.base import Source, local_path
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 
 @component

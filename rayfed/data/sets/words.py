@@ -8,7 +8,6 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rayfed.catalogue import component
 from rayfed.data.base import Dataset
 from rayfed.data.words.base import Word
 from rayfed.data.words.icdar2015 import Icdar2015
@@ -20,6 +19,7 @@ from rayfed.data.words.synth90k import Synth90K
 from rayfed.data.words.synthtext import SynthText
 from rayfed.errors import DataError
 from rayfed.objective import BLANK
+from rayfed.registry import component
 
 Source = Annotated[Synth90K | SynthText | IIIT5K | SVT | ScutForu | Icdar2015 | Rendered, Field(discriminator="format")]
 

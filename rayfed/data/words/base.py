@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from rayfed.catalogue import component
 from rayfed.data.base import local_path
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 
 @dataclass(frozen=True)

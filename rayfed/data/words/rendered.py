@@ -12,10 +12,10 @@ from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field
 from scipy.ndimage import gaussian_filter
 
-from rayfed.catalogue import component
 from rayfed.data.base import local_path
 from rayfed.data.words.base import Reader, Word
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 _HEIGHT, _MARGIN = 32, 4
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Literal
 from xml.etree import ElementTree
 
-from rayfed.catalogue import component
 from rayfed.data.words.base import LocalReader, Word
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 
 @component

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from rayfed.catalogue import component
 from rayfed.data.words.base import LocalReader, Word, lines
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 
 @component

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 from scipy.io import loadmat
 
-from rayfed.catalogue import component
 from rayfed.data.words.base import LocalReader, Word
 from rayfed.errors import DataError
+from rayfed.registry import component
 
 
 @component

@@ -1,0 +1,1 @@
+"""Tables in, statements out: summaries, Pareto fronts, recommendations, comparisons."""

@@ -1,0 +1,81 @@
+"""A recommendation in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rayfed.analysis.figures import SINGLE, said, said_with_interval
+from rayfed.analysis.formats import NONE
+from rayfed.analysis.outcomes import MEASURES
+from rayfed.analysis.recommend import Recommendation, Verdict
+from rayfed.analysis.settings import Setting
+from rayfed.privacy.printing import at_most
+
+HEADINGS = ("bound", "found (95 % interval)", "by attack", "")
+"""Over what `judged` says."""
+_NAMED = 3
+"""Settings without an attack that are named."""
+
+
+def answer(found: Recommendation) -> str:
+    """How many settings there are to choose from, and what the chosen one is."""
+    asked = ", ".join(map(str, found.bounds))
+    if not found.meeting:
+        return f"None of {_settings(found.candidates)} meets {asked}. What comes nearest:"
+    spared = ", then ".join(MEASURES[name].title for name in found.costs)
+    return f"{found.meeting} of {_settings(found.candidates)} meet {asked}. The cheapest ({spared}):"
+
+
+def judged(verdict: Verdict) -> list[str]:
+    """A bound, what was found, by which attack, and whether the bound is met."""
+    bound, estimate = verdict.bound, verdict.estimate
+    if verdict.setting is None or estimate is None:
+        return [str(bound), NONE, NONE, "no guarantee" if bound.measure == "epsilon" else "not known"]
+    attack = verdict.setting.attack if bound.on_attacks else None
+    if verdict.share:
+        missed = said(bound.measure, bound.excess(estimate.mean))
+        said_so = f"missed by {missed}, {verdict.share:.0%} of the range"
+    elif verdict.sure is None:
+        said_so = "met, in a single run"
+    else:
+        said_so = "met for sure" if verdict.sure else "met, within its uncertainty"
+    return [str(bound), said_with_interval(bound.measure, estimate), attack or NONE, said_so]
+
+
+def remarks(found: Recommendation) -> list[str]:
+    """What the figures rest on, and what they do not say."""
+    chosen = found.chosen.settings[0]
+    repeats = max(estimate.n for estimate in chosen.measures.values())
+    lines = [_costs(chosen, found.costs)]
+    if repeats == 1:
+        lines.append(SINGLE)
+    else:
+        lines.append(f"Means over {repeats} repeats; sure is what holds to the end of the 95 % interval.")
+    if not found.meeting:
+        lines.append(
+            "Misses are weighed by the range of all settings' values and the bound; nearest is the least distance."
+        )
+    if found.unattacked:
+        names = ", ".join([*found.unattacked[:_NAMED], *["..."] * (len(found.unattacked) > _NAMED)])
+        lines.append(f"No attack has met {_settings(len(found.unattacked))} ({names}): how they leak is not known.")
+    return [*lines, _guarantee(chosen)]
+
+
+def _costs(chosen: Setting, costs: Sequence[str]) -> str:
+    known = [f"{MEASURES[c].title} {said_with_interval(c, chosen.measures[c])}" for c in costs if c in chosen.measures]
+    return f"It costs: {', '.join(known)}." if known else "What it costs was not measured."
+
+
+def _guarantee(chosen: Setting) -> str:
+    if "epsilon" not in chosen.measures:
+        return "Empirical: what these attacks got. No (epsilon, delta) guarantee holds, and other attacks may get more."
+    row = max((row for row in chosen.rows if row["epsilon"] is not None), key=lambda row: row["epsilon"])
+    return (
+        f"Guarantee: epsilon {at_most(row['epsilon'])} at delta {at_most(row['delta'])} for every "
+        f"{row['epsilon_unit']}, of this setting's training alone: the trainings that it was chosen from are not "
+        "counted. Figures of attacks are empirical: other attacks may get more, within the guarantee."
+    )
+
+
+def _settings(count: int) -> str:
+    return f"{count} setting{'s' * (count != 1)}"

@@ -1,0 +1,103 @@
+"""Runs and sweeps beside each other: their settings, what their scenarios have different, and whether that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayfed.analysis.loading import Results
+from rayfed.analysis.outcomes import yaml_line
+from rayfed.analysis.settings import Setting
+from rayfed.errors import UserError
+
+_NO_MATTER = ("name", "output")
+"""Sections that change no figure."""
+_BASIS = {
+    "data": "the data differ: neither accuracy nor leakage can be compared",
+    "seed": "the seeds differ: victims, batches and first weights are others, so single runs differ by chance, too",
+    "partition": "the partition differs: clients hold other samples",
+    "attacks": "the attacks differ: what leaks is what these attacks get",
+    "metrics": "what is measured differs",
+    "resources": "the resources differ: so may times",
+}
+"""Section -> what it means for the figures when it differs."""
+_WIDEST = 60
+"""Characters of a value."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field of the scenarios that is not alike in all."""
+
+    path: str
+    values: list[str]
+    """One for each of what is compared; empty where it has none."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several runs or sweeps."""
+
+    names: list[str]
+    settings: list[Setting]
+    differences: list[Difference]
+    warnings: list[str]
+    """Why figures are not comparable, or only with care."""
+
+
+def compare(results: Sequence[Results]) -> Comparison:
+    """The settings of several runs and sweeps, in the order given; raises `UserError` for fewer than two."""
+    if len({each.url for each in results}) < 2:
+        raise UserError("give at least two runs or sweeps to compare")
+    names = _names(results)
+    found = [each for name, one in zip(names, results, strict=True) for each in one.settings(name)]
+    scenarios = [{k: v for k, v in one.scenario.items() if k not in _NO_MATTER} for one in results]
+    differences = list(_differences("", scenarios))
+    touched = {each.path.partition(".")[0] for each in differences}
+    warnings = [said for section, said in _BASIS.items() if section in touched]
+    for name, one in zip(names, results, strict=True):
+        if (state := one.status.get("state")) != "finished":
+            warnings.append(f"{name} is not finished ({state or 'never began'})")
+    return Comparison(names, found, differences, warnings)
+
+
+def _names(results: Sequence[Results]) -> list[str]:
+    """The folders' names, or their addresses where two have the same."""
+    names = [each.name for each in results]
+    return [name if names.count(name) == 1 else each.url for name, each in zip(names, results, strict=True)]
+
+
+def _differences(path: str, values: Sequence[Any]) -> Iterator[Difference]:
+    """Where several documents part, as deep as they have the same sections and the same named entries."""
+    if all(value == values[0] for value in values):
+        return
+    parts = [_parts(value) for value in values]
+    if any(part is None for part in parts):
+        yield Difference(path, [_short(value) for value in values])
+        return
+    known = [part for part in parts if part is not None]
+    for key in dict.fromkeys(key for part in known for key in part):
+        yield from _differences(f"{path}.{key}" if path else key, [part.get(key) for part in known])
+
+
+def _parts(value: Any) -> Mapping[str, Any] | None:
+    """What can be looked at piece by piece: a section, or a list of components that have different names."""
+    if isinstance(value, list) and value and all(isinstance(entry, Mapping) and "name" in entry for entry in value):
+        named = {str(entry.get("label") or entry["name"]): entry for entry in value}
+        return named if len(named) == len(value) else None
+    return value if isinstance(value, Mapping) else None
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return ""
+    text = yaml_line(_bare(value))
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+
+
+def _bare(value: Any) -> Any:
+    """Without the defaults that say nothing."""
+    if isinstance(value, Mapping):
+        return {key: _bare(inner) for key, inner in value.items() if inner not in (None, [], {})}
+    return [_bare(inner) for inner in value] if isinstance(value, list) else value

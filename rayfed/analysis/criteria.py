@@ -1,0 +1,55 @@
+"""Which arms a paper on Bayesian privacy would set in bold: private, accurate and cheap at once.
+
+Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.2 and table 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayfed.analysis.summary import Arm, Leak
+
+LOST_ACCURACY = 0.015
+"""At most so far behind the best arm."""
+BP_MSE = 0.05
+"""At least."""
+BP_KI = 0.3
+"""At most."""
+SECONDS = 100.0
+"""At most, for one round; the paper's are those of an epoch."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an arm meets the four bounds against one attack; None where what is bounded was not measured."""
+
+    arm: str
+    attack: str
+    accuracy: bool | None
+    bp_mse: bool | None
+    bp_ki: bool | None
+    seconds: bool | None
+
+    @property
+    def satisfies(self) -> bool:
+        """Whether it meets all of them."""
+        return all((self.accuracy, self.bp_mse, self.bp_ki, self.seconds))
+
+
+def verdicts(arms: Sequence[Arm], leaks: Sequence[Leak]) -> list[Verdict]:
+    """A verdict on every leak of which BP_KI was measured, from means over images and repeats, or over rounds."""
+    best = max((arm.accuracy for arm in arms if arm.accuracy is not None), default=None)
+    by_name = {arm.name: arm for arm in arms}
+    return [_verdict(by_name[leak.arm], leak, best) for leak in leaks if leak.bp_ki]
+
+
+def _verdict(arm: Arm, leak: Leak, best: float | None) -> Verdict:
+    return Verdict(
+        arm=arm.name,
+        attack=leak.attack,
+        accuracy=None if arm.accuracy is None or best is None else arm.accuracy >= best - LOST_ACCURACY,
+        bp_mse=None if leak.mse is None else leak.mse.mean >= BP_MSE,
+        bp_ki=None if leak.bp_ki is None else leak.bp_ki.mean <= BP_KI,
+        seconds=None if arm.actor_seconds is None else arm.actor_seconds.mean <= SECONDS,
+    )

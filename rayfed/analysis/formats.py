@@ -1,0 +1,145 @@
+"""Numbers as people read them: the report's Jinja filters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isinf
+from typing import Any
+
+from rayfed.analysis.outcomes import MEASURES
+from rayfed.analysis.summary import PSNR_CEILING, Spread, measured
+from rayfed.metrics.top import TOP
+from rayfed.privacy.printing import at_most
+
+NONE = "–"
+"""Stands for what was not measured."""
+_FOUND = {"token_accuracy": ("text", "tokens in place"), "feature_accuracy": ("record", "features found")}
+"""The metric that leads for samples that are no images -> what they are called, and what it counts."""
+SHARES = (
+    *("test_accuracy", "pmm", "label_accuracy", "label_accuracy_worst", "inferred", *TOP),
+    *(name + suffix for name in _FOUND for suffix in ("", "_worst")),
+)
+"""The measures that are read as per cent."""
+
+
+def share(value: float | None) -> str:
+    """0.9123 -> '91.2 %'."""
+    return f"{100 * value:.1f} %" if value is not None and measured(value) else NONE
+
+
+def points(value: float | None) -> str:
+    """A difference of two shares in percentage points: -0.013 -> '−1.3'."""
+    if value is None or not measured(value):
+        return NONE
+    rounded = round(100 * value, 1)
+    return f"{rounded:+.1f}".replace("-", "−") if rounded else "±0.0"
+
+
+def decibel(value: float | None) -> str:
+    """A PSNR: 'exact' for infinity, '>100' above the ceiling."""
+    if value is None or not measured(value):
+        return NONE
+    if isinf(value) and value > 0:
+        return "exact"
+    return f">{PSNR_CEILING:.0f}" if value > PSNR_CEILING else f"{value:.1f}".replace("-", "−")
+
+
+def called(row: Mapping[str, Any]) -> str:
+    """What the sample of a row of `attacks` is: an image, a text or a record."""
+    return next((noun for name, (noun, _) in _FOUND.items() if measured(row.get(name))), "image")
+
+
+def near(row: Mapping[str, Any]) -> str:
+    """How near the truth a row of `attacks` comes: '12.3 dB', 'exact', '75.0 % of its tokens in place'."""
+    for name, (_, counted) in _FOUND.items():
+        if measured(row.get(name)):
+            return f"{share(row[name])} of its {counted}"
+    value = decibel(row["psnr"])
+    return value if value in ("exact", NONE) else f"{value} dB"
+
+
+def decibel_mean(value: float) -> str:
+    """A PSNR out of values cut at the ceiling: the ceiling itself means that or more."""
+    return f"≥{PSNR_CEILING:.0f}" if value >= PSNR_CEILING else f"{value:.1f}".replace("-", "−")
+
+
+def plain(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits: 0.01234 -> '0.0123', 1.2e-9 stays in powers of ten."""
+    return f"{value:.{digits}g}".replace("-", "−") if value is not None and measured(value) else NONE
+
+
+def error(value: float | None) -> str:
+    """A mean squared error with three significant digits, zeros kept: '0.0600', '1.20e-09'."""
+    return f"{value:#.3g}" if value is not None and measured(value) else NONE
+
+
+def fixed(value: float | None, digits: int = 3) -> str:
+    """A number with so many decimals."""
+    return f"{value:.{digits}f}".replace("-", "−") if value is not None and measured(value) else NONE
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as '0.42 s', '3 min 05 s' or '2 h 10 min'."""
+    if seconds is None or not measured(seconds):
+        return NONE
+    if seconds < 60:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(count: float | None) -> str:
+    """Bytes in decimal units: 1234567 -> '1.23 MB'."""
+    if count is None or not measured(count):
+        return NONE
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def mean_size(value: Spread | None) -> str:
+    """The mean of some sizes in bytes."""
+    return size(value.mean if value else None)
+
+
+def mean_duration(value: Spread | None) -> str:
+    """The mean of some durations in seconds."""
+    return duration(value.mean if value else None)
+
+
+def in_words(name: str, value: float | None) -> str:
+    """A value of `outcomes.MEASURES` with its unit: ('psnr', 21.34) -> '21.3 dB'."""
+    if value is None or not measured(value):
+        return NONE
+    if name in SHARES:
+        return share(value)
+    if name == "epsilon":
+        return at_most(value)
+    unit = MEASURES[name].unit
+    if unit == "dB":
+        return f"{decibel_mean(value)} dB"
+    return {"s": duration, "bytes": size}.get(unit, plain)(value)
+
+
+FILTERS = {
+    function.__name__: function
+    for function in (
+        share,
+        points,
+        decibel,
+        decibel_mean,
+        called,
+        near,
+        plain,
+        error,
+        fixed,
+        duration,
+        size,
+        mean_size,
+        mean_duration,
+        in_words,
+        at_most,
+    )
+}

@@ -1,0 +1,41 @@
+"""What a sweep says of labels alone: the share that was found, by the size of the batch.
+
+Source: Ren 2022 (thesis), table 3.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rayfed.analysis.figures import SINGLE, Grid, cell
+from rayfed.analysis.formats import NONE
+from rayfed.analysis.settings import Estimate, Setting, estimate
+from rayfed.analysis.summary import Row
+
+_MEASURE = "label_accuracy"
+
+
+def by_batch_size(settings: Sequence[Setting]) -> Grid | None:
+    """A row for every attack on an arm (and set of other swept values) that met batches of two sizes or more, a column
+    for every size; None where there is no such row, or where no label was asked for.
+    """
+    found: dict[tuple[str, str], list[Row]] = {}
+    for one in settings:
+        if one.attack and _MEASURE in one.measures:
+            others = {path: value for path, value in one.fields.items() if not path.endswith("batch_size")}
+            found.setdefault((replace(one, fields=others).title, one.attack), []).extend(one.rows)
+    by_size = {key: _by_size(rows) for key, rows in found.items() if len(_by_size(rows)) > 1}
+    if not by_size:
+        return None
+    sizes = sorted(set().union(*by_size.values()))
+    table = [[*key, *(cell(_MEASURE, known.get(size)) for size in sizes)] for key, known in by_size.items()]
+    repeats = max(each.n for known in by_size.values() for each in known.values())
+    note = f"Mean and half the 95 % interval over up to {repeats} repeats." if repeats > 1 else SINGLE
+    return Grid(["setting", "attack", *(f"batch {size}" for size in sizes)], 2, table, f"{NONE}: not measured. {note}")
+
+
+def _by_size(rows: Sequence[Row]) -> dict[int, Estimate]:
+    sizes = sorted({row["batch_size"] for row in rows if row.get("batch_size") is not None})
+    found = {size: estimate([row[_MEASURE] for row in rows if row.get("batch_size") == size]) for size in sizes}
+    return {size: each for size, each in found.items() if each}

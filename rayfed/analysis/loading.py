@@ -1,0 +1,212 @@
+"""Runs and sweeps as objects, for notebooks and for the commands that look at results: `rayfed.load("runs/...")`.
+
+Read are Parquet, YAML, JSON and PNG; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rayfed.analysis import outcomes, pareto, settings, success, summary
+from rayfed.analysis.notebook import html
+from rayfed.analysis.pictures import Picture
+from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
+from rayfed.errors import RunError, nearest
+from rayfed.store.folder import SCENARIO, RunFolder
+from rayfed.store.schemas import TABLES, image_key
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+OUTCOMES = "outcomes"
+"""The table that runs and sweeps both have."""
+SUCCESS = "success_rates"
+"""Another: `Results.success_rates` for all metrics that were measured."""
+
+
+@dataclass(frozen=True, repr=False)
+class Results(ABC):
+    """What a run and a sweep have in common."""
+
+    folder: RunFolder
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def url(self) -> str:
+        """Where the folder is."""
+        return self.folder.url
+
+    @property
+    def scenario(self) -> dict[str, Any]:
+        """What was played, every default written out; raises `RunError` where the file is damaged."""
+        return self.folder.read_mapping(SCENARIO)
+
+    @property
+    def fields(self) -> list[str]:
+        """The paths of the swept fields; none of a run."""
+        return list((self.scenario.get("sweep") or {}).get("fields", []))
+
+    @property
+    @abstractmethod
+    def tables(self) -> list[str]:
+        """The names that `table` takes."""
+
+    @abstractmethod
+    def table(self, name: str) -> pa.Table:
+        """A table as Arrow; raises `RunError` for one that does not exist or cannot be read."""
+
+    def frame(self, name: str) -> DataFrame:
+        """A table as a pandas data frame."""
+        return self.table(name).to_pandas()
+
+    def outcomes(self) -> pa.Table:
+        """What it comes to: a row for every arm and attack, of a sweep for every trial."""
+        return self.table(OUTCOMES)
+
+    def settings(self, source: str = "") -> list[settings.Setting]:
+        """The outcomes by arm, attack and swept values, with their uncertainty over repeats."""
+        return settings.settings(self.outcomes().to_pylist(), self.fields, source)
+
+    def front(self, leakage: str, utility: str, cost: str | None = None, attack: str | None = None) -> pareto.Front:
+        """The settings that no other beats; see `rayfed.analysis.pareto.front`."""
+        return pareto.front(self.settings(), leakage, utility, cost, attack)
+
+    def success_rates(self, *metrics: str, thresholds: Sequence[float] | None = None) -> pa.Table:
+        """The share of attacked images that pass a threshold, by setting, attack, metric (`psnr`, `ssim`, `mse`,
+        `lpips_alex`, `lpips_vgg`; all that were measured where none is named) and threshold.
+
+        Columns: see `rayfed.analysis.success.table`. Without `thresholds`, at every value that was measured. Raises
+        `UserError` for another metric.
+        """
+        found = (success.curve(g, m, thresholds) for g in self._groups() for m in metrics or success.MEASURED)
+        return success.table(one for one in found if one)
+
+    @abstractmethod
+    def _groups(self) -> list[success.Group]:
+        """Who was attacked by what, with the rows of `attacks`."""
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), self.settings())
+
+    def _check(self, name: str) -> None:
+        if name not in self.tables:
+            raise RunError(f"'{self.url}' has no table '{name}': {nearest(name, self.tables)}")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """How far it came: `state`, `error`, and `rounds_done` of `rounds` or `trials_done`; empty before it began."""
+        return self.folder.read_mapping("status.json") if self.folder.exists("status.json") else {}
+
+
+class Run(Results):
+    """One run; its tables are attributes, too: `run.rounds` is `run.table("rounds")`."""
+
+    def __repr__(self) -> str:
+        status, arms = self.status, ", ".join(self.scenario.get("arms") or {})
+        far = f"{status.get('rounds_done', '?')} of {status.get('rounds', '?')} rounds"
+        return f"Run {self.url}: {status.get('state', 'unknown')}, {far}" + (f"; arms: {arms}" if arms else "")
+
+    def _repr_html_(self) -> str:
+        return html(repr(self), self.settings(), self.worst())
+
+    def __getattr__(self, name: str) -> pa.Table:
+        if name not in TABLES:
+            raise AttributeError(f"a run has no attribute or table '{name}': {nearest(name, self.tables)}")
+        return self.table(name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *TABLES]
+
+    @property
+    def tables(self) -> list[str]:
+        """`outcomes`, `success_rates` and those of `rayfed.store.schemas`."""
+        return [OUTCOMES, SUCCESS, *TABLES]
+
+    def table(self, name: str) -> pa.Table:
+        """A table as Arrow; one that the run did not write has no rows. Raises `RunError`, see `Results.table`."""
+        self._check(name)
+        if name == SUCCESS:
+            return self.success_rates()
+        return outcomes.table(outcomes.outcomes(self.folder)) if name == OUTCOMES else self.folder.read_table(name)
+
+    def _groups(self) -> list[success.Group]:
+        return success.groups(self.attacks.to_pylist())
+
+    def images(self, arm: str | None = None, attack: str | None = None) -> Iterator[Picture]:
+        """The true images and their reconstructions, of one arm or attack where named, in the order of rounds."""
+        for row in self._pictures():
+            if arm in (None, row["arm"]) and attack in (None, row["attack"]):
+                yield Picture.of(row)
+
+    def worst(self, count: int = 6) -> list[tuple[Picture, Mapping[str, Any]]]:
+        """The reconstructions with the highest PSNR that images were kept of, each with its row of `attacks`."""
+        scored = {_key(row): row for row in self.attacks.to_pylist() if summary.measured(row["psnr"])}
+        kept = [row for row in self._pictures() if _key(row) in scored]
+        kept = sorted(kept, key=lambda row: -scored[_key(row)]["psnr"])[:count]
+        return [(Picture.of(row), scored[_key(row)]) for row in kept]
+
+    def _pictures(self) -> Iterator[dict[str, Any]]:
+        for batch in self.table("images").to_batches(max_chunksize=64):
+            yield from batch.to_pylist()
+
+
+class Sweep(Results):
+    """Many runs of one scenario."""
+
+    def __repr__(self) -> str:
+        found = self.outcomes().select(["trial", "repeat", "status"]).to_pylist()
+        states = {(row["trial"], row["repeat"]): row["status"] for row in found}
+        counts = {state: list(states.values()).count(state) for state in sorted(set(states.values()))}
+        ended = ", ".join(f"{count} {state}" for state, count in counts.items()) or "none is over"
+        return f"Sweep {self.url} over {', '.join(self.fields) or 'seeds'}; trials: {ended}"
+
+    @property
+    def tables(self) -> list[str]:
+        """`outcomes` and `success_rates`; trials have the others."""
+        return [OUTCOMES, SUCCESS]
+
+    def table(self, name: str) -> pa.Table:
+        """The outcomes or success rates; raises `RunError` for another table, see `Results.table`."""
+        self._check(name)
+        return self.success_rates() if name == SUCCESS else SweepFolder(self.folder).outcomes()
+
+    def _groups(self) -> list[success.Group]:
+        """Of every setting over all its repeats."""
+        sweep, met = SweepFolder(self.folder), [one for one in self.settings() if one.attack]
+        runs = dict.fromkeys(row["run"] for one in met for row in one.rows)
+        attacks = {run: sweep.trial(run).read_table("attacks").to_pylist() for run in runs}
+
+        def rows(one: settings.Setting) -> list[summary.Row]:
+            found = (row for trial in one.rows for row in attacks[trial["run"]])
+            return [row for row in found if (row["arm"], row["attack"]) == (one.arm, one.attack)]
+
+        return [success.Group(one.title, one.arm, str(one.attack), rows(one)) for one in met]
+
+    @property
+    def trials(self) -> list[Run]:
+        """The runs behind the outcomes, in their order; nothing of them is read before it is asked for."""
+        runs = dict.fromkeys(run for run in self.outcomes()["run"].to_pylist() if run is not None)
+        return [self.trial_of(run) for run in runs]
+
+    def trial_of(self, run: str) -> Run:
+        """The run that a row of the outcomes names; raises `RunError` for a name that no sweep gives."""
+        return Run(SweepFolder(self.folder).trial(run))
+
+
+def load(path: str) -> Run | Sweep:
+    """The run or sweep at a local path or fsspec URL; raises `RunError` where there is none."""
+    folder = RunFolder.open(path)
+    return Sweep(folder) if is_sweep(folder) else Run(folder)
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(image_key(row).values())

@@ -1,0 +1,245 @@
+"""What a run comes to in one row for every arm and attack: what leaked, what was learnt, what it cost.
+
+The rows are what sweeps, fronts, comparisons, recommendations and exports are made of. A sweep puts what it knows of a
+trial before them: which trial, which values its fields had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+import yaml
+
+from rayfed.analysis import summary
+from rayfed.analysis.robustness import VERSUS
+from rayfed.analysis.summary import Leak, Row, Spread
+from rayfed.errors import UserError, nearest
+from rayfed.store.folder import SCENARIO, RunFolder
+
+Kind = Literal["leakage", "utility", "cost"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of the outcomes that settings can be judged by."""
+
+    title: str
+    kind: Kind
+    higher_is_better: bool
+    """To who protects data: a low PSNR is good, and a high accuracy."""
+    unit: str = ""
+
+
+_LEAKS = {
+    "psnr": Measure("PSNR", "leakage", False, "dB"),
+    "ssim": Measure("SSIM", "leakage", False),
+    "lpips_alex": Measure("LPIPS (AlexNet)", "leakage", True),
+    "lpips_vgg": Measure("LPIPS (VGG)", "leakage", True),
+    "mse": Measure("BP_MSE", "leakage", True),
+    "bp_ki": Measure("BP_KI", "leakage", False),
+    "noise_ratio": Measure("noise ratio", "leakage", True),
+    "token_accuracy": Measure("tokens in place", "leakage", False),
+    "rouge1": Measure("ROUGE-1", "leakage", False),
+    "rouge2": Measure("ROUGE-2", "leakage", False),
+    "rougeL": Measure("ROUGE-L", "leakage", False),
+    "feature_accuracy": Measure("features found", "leakage", False),
+    "top1": Measure("re-identified, top 1", "leakage", False),
+    "top3": Measure("re-identified, top 3", "leakage", False),
+    "top5": Measure("re-identified, top 5", "leakage", False),
+    "label_accuracy": Measure("labels found", "leakage", False),
+}
+"""What is measured of reconstructions: each has a column of means over images and one of the worst image."""
+
+
+def worst_of(metric: str) -> str:
+    """The column with the worst image's value of a metric."""
+    return f"{metric}_worst"
+
+
+def measure_of(name: str) -> Measure:
+    """What a column says; raises `UserError` for one that is no measure, naming those that are."""
+    if name not in MEASURES:
+        raise UserError(f"no measure is called '{name}': {nearest(name, MEASURES)}")
+    return MEASURES[name]
+
+
+MEASURES: dict[str, Measure] = {
+    **_LEAKS,
+    **{
+        worst_of(name): Measure(f"{m.title}, worst image", "leakage", m.higher_is_better, m.unit)
+        for name, m in _LEAKS.items()
+    },
+    "inferred": Measure("inferred beyond chance", "leakage", False),
+    "epsilon": Measure("epsilon", "leakage", False),
+    "test_accuracy": Measure("test accuracy", "utility", True),
+    "pmm": Measure("PMM", "utility", True),
+    "test_loss": Measure("test loss", "utility", False, "nats"),
+    "train_seconds": Measure("training time", "cost", False, "s"),
+    "attack_seconds": Measure("attack time", "cost", False, "s"),
+    "bytes_up": Measure("bytes sent by clients", "cost", False, "bytes"),
+    "bytes_down": Measure("bytes sent to clients", "cost", False, "bytes"),
+}
+"""Column -> what it says. PMM is the accuracy over that of the arm without a defence, all else equal: an arm with
+training, a model, a rule or malicious clients of its own has a reference only in one that has the same."""
+
+_string, _int, _long, _real = pa.string(), pa.int32(), pa.int64(), pa.float64()
+_TRIAL = [
+    pa.field("trial", _string),
+    pa.field("repeat", _int),
+    pa.field("seed", _long),
+    pa.field("status", _string),
+    pa.field("error", _string),
+    pa.field("run", _string),
+]
+"""What a sweep knows of a trial: `status` is 'finished', 'stopped' (by the scheduler) or 'failed'; `run` is its run
+folder, relative to the sweep's."""
+_OUTCOME = [
+    pa.field("arm", _string),
+    pa.field("attack", _string),
+    pa.field("defences", _string),
+    pa.field("rounds", _int),
+    pa.field("images", _int),
+    pa.field("batch_size", _int),
+    pa.field("observes", _string),
+    pa.field("knowledge", _string),
+    pa.field("delta", _real),
+    pa.field("epsilon_unit", _string),
+    pa.field("epsilon_adjacency", _string),
+    pa.field("epsilon_against", _string),
+    *(pa.field(name, _real) for name in MEASURES),
+]
+
+COLUMNS = tuple(field.name for field in [*_TRIAL, *_OUTCOME])
+"""All columns of the outcomes but those of swept fields."""
+
+
+def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
+    """A row for every arm and attack of a run; `attack` is null for an arm that none has met."""
+    scenario = folder.read_mapping(SCENARIO)
+    names = ("rounds", "attacks", "inferences", "privacy")
+    rounds, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
+    arms = summary.arm_names(scenario, rounds, attacks, inferences)
+    leaks = summary.leaks(attacks, arms, {})
+    claims = summary.claims(inferences, arms)
+    found = []
+    for arm in summary.arms(arms, scenario, rounds, [], attacks):
+        row = {
+            "arm": arm.name,
+            "defences": " + ".join(arm.defences),
+            "rounds": arm.rounds,
+            "test_accuracy": arm.accuracy,
+            "test_loss": arm.loss,
+            "train_seconds": sum(r["actor_seconds"] or 0 for r in rounds if r["arm"] == arm.name) or None,
+            "bytes_up": arm.bytes_up or None,
+            "bytes_down": arm.bytes_down or None,
+            **_guarantee(privacy, arm.name),
+        }
+        met = [_leaked(leak, attacks) for leak in leaks if leak.arm == arm.name]
+        met += [{"attack": c.attack, "inferred": _beyond(c)} for c in claims if c.arm == arm.name]
+        found += [row | {"attack": None} | one for one in met or [{}]]
+    return with_pmm(found, scenario, lambda row: ())
+
+
+def for_the_attacker(values: Iterable[float | None], measure: str) -> float | None:
+    """Of some values of one measure the one that is worst for who protects data; None where there is none."""
+    known = [v for v in values if v is not None]
+    return (min if MEASURES[measure].higher_is_better else max)(known, default=None)
+
+
+def with_pmm(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[Row], Any]) -> list[dict[str, Any]]:
+    """The rows with `pmm`, against an arm without a defence: one of which `alike` is the same, and what the two set
+    besides, and whom they are played against.
+
+    Source: Fan et al. 2024 (Refiner), section 6.1.
+    """
+
+    def key(row: Row) -> Any:
+        return _all_else(scenario, row["arm"]), alike(row)
+
+    accuracy: dict[Any, float] = {}
+    for row in rows:
+        if _undefended(scenario, row["arm"]) and row.get("test_accuracy"):
+            accuracy.setdefault(key(row), row["test_accuracy"])
+
+    def pmm(row: Row) -> float | None:
+        reference, own = accuracy.get(key(row)), row.get("test_accuracy")
+        return own / reference if own is not None and reference else None
+
+    return [{**row, "pmm": pmm(row)} for row in rows]
+
+
+def table(rows: Sequence[Row], fields: Sequence[str] = (), trials: bool = False) -> pa.Table:
+    """Outcomes as a table; with `trials`, the trial's columns and those of the swept fields come first."""
+    swept = [pa.field(path, _type(row[path] for row in rows if row.get(path) is not None)) for path in fields]
+    schema = pa.schema([*(_TRIAL if trials else []), *swept, *_OUTCOME])
+    plain = [{**row, **{p: _as(row.get(p), schema.field(p).type) for p in fields}} for row in rows]
+    return pa.Table.from_pylist(plain, schema=schema)
+
+
+def _type(values: Iterable[Any]) -> pa.DataType:
+    kinds = {type(value) for value in values}
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds == {int}:
+        return _long
+    return _real if kinds and kinds <= {int, float} else _string
+
+
+def _as(value: Any, type: pa.DataType) -> Any:
+    return value if value is None or type != _string else yaml_line(value)
+
+
+def held(value: Any) -> Any:
+    """A swept field's value as a row holds it: a list or mapping is text."""
+    return yaml_line(value) if isinstance(value, list | dict) else value
+
+
+def yaml_line(value: Any) -> str:
+    """A value as `--set PATH=VALUE` reads it; text stays as it is, for it may be YAML already."""
+    if isinstance(value, str):
+        return value
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9).removesuffix("...\n").strip()
+
+
+def _leaked(leak: Leak, attacks: Sequence[Row]) -> dict[str, Any]:
+    first = next(row for row in attacks if (row["arm"], row["attack"]) == (leak.arm, leak.attack))
+    row: dict[str, Any] = {name: first[name] for name in ("attack", "batch_size", "observes", "knowledge")}
+    row |= {"images": leak.images, "attack_seconds": leak.seconds.mean * leak.seconds.n if leak.seconds else None}
+    for name, measure in _LEAKS.items():
+        spread: Spread | None = getattr(leak, name)
+        row[name] = spread.mean if spread else None
+        row[worst_of(name)] = (spread.low if measure.higher_is_better else spread.high) if spread else None
+    return row
+
+
+def _beyond(claim: summary.Claim) -> float | None:
+    return claim.value.mean - claim.chance.mean if claim.value and claim.chance else None
+
+
+def _guarantee(privacy: Sequence[Row], arm: str) -> dict[str, Any]:
+    """The guarantee of an arm with the largest epsilon; nothing where it has none."""
+    mine = [row for row in privacy if row["arm"] == arm and row["epsilon"] is not None]
+    weakest = max(mine, key=lambda row: row["epsilon"], default=None)
+    if weakest is None:
+        return {}
+    stated = {f"epsilon_{name}": weakest[name] for name in ("unit", "adjacency", "against")}
+    return {"epsilon": weakest["epsilon"], "delta": weakest["delta"], **stated}
+
+
+def _undefended(scenario: Mapping[str, Any], arm: str) -> bool:
+    spec = _spec(scenario, arm)
+    return not spec.get("defences") and not spec.get("protection")
+
+
+def _all_else(scenario: Mapping[str, Any], arm: str) -> str:
+    """What an arm sets beside its defences, and whom it is played against."""
+    own = {key: value for key, value in _spec(scenario, arm).items() if key not in ("defences", "protection") and value}
+    return repr((own, arm.partition(VERSUS)[2]))
+
+
+def _spec(scenario: Mapping[str, Any], arm: str) -> Mapping[str, Any]:
+    own = (scenario.get("arms") or {}).get(arm.partition(VERSUS)[0], scenario.get("defences"))
+    return own if isinstance(own, Mapping) else {"defences": own}

@@ -1,0 +1,113 @@
+"""What a defence buys and what it costs: the settings that no other beats, and how much of the plane they cover.
+
+Non-dominance and hypervolume are computed by moocore. Settings are compared by the means over their repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import moocore
+import numpy as np
+
+from rayfed.analysis.outcomes import measure_of
+from rayfed.analysis.promises import mixed
+from rayfed.analysis.settings import Setting, by_values, strongest
+from rayfed.errors import UserError, nearest
+
+__all__ = ["Front", "front", "strongest"]
+
+_BEYOND = 0.1
+"""How far behind the worst values the reference lies, in ranges: at the worst itself front's ends cover nothing.
+A tenth is customary (Ishibuchi et al. 2018, "How to Specify a Reference Point in Hypervolume Calculation")."""
+
+
+@dataclass(frozen=True)
+class Front:
+    """Settings by some measures, and the best of them."""
+
+    measures: tuple[str, ...]
+    """Columns of `outcomes.MEASURES`."""
+    settings: list[Setting]
+    """All that were compared: every arm and set of values once."""
+    best: list[Setting]
+    """Those that no other beats in one measure and equals in the others; ordered by the first measure, best first."""
+    unknown: list[Setting]
+    """Those left out, because a measure is not known of them; one for each arm and set of values."""
+
+    def hypervolume(
+        self, reference: Mapping[str, float] | None = None, ideal: Mapping[str, float] | None = None
+    ) -> float:
+        """The share, 0 to 1, of the box between `reference` and `ideal` in which some setting is better.
+
+        Both are measure -> value; give both or neither. By default the ideal has the best value that a setting reached
+        in each measure, and the reference lies a tenth of the range behind the worst; a measure in which all settings
+        are alike has no range and is left out. Fronts of several sweeps can only be compared between the same two
+        corners: hand them in. What is better than the ideal counts as the ideal, what is worse than the reference
+        not at all. Raises `UserError` where the corners make no box, or one of them lacks a measure.
+        """
+        if (reference is None) != (ideal is None):
+            raise UserError("hypervolume: give both corners of the box, the reference and the ideal, or neither")
+        if not self.settings:
+            return 0.0
+        points = _points(self.settings, self.measures)
+        if reference is None or ideal is None:
+            best = points.max(0)
+            worst = points.min(0) - _BEYOND * (best - points.min(0))
+        else:
+            worst, best = self._corner(reference, "reference"), self._corner(ideal, "ideal")
+            for name, span in zip(self.measures, best - worst, strict=True):
+                if span <= 0:
+                    raise UserError(f"hypervolume: the ideal {name} has to be better than that of the reference")
+        spread = best > worst
+        if not spread.any():
+            return 1.0
+        shares = np.clip((points - worst)[:, spread] / (best - worst)[spread], 0, 1)
+        return float(moocore.hypervolume(shares, ref=np.zeros(spread.sum()), maximise=True))
+
+    def _corner(self, values: Mapping[str, float], what: str) -> np.ndarray:
+        for name in self.measures:
+            if name not in values:
+                raise UserError(f"hypervolume: the {what} has no '{name}': {nearest(name, values)}")
+        corner: np.ndarray = np.array([values[name] for name in self.measures], dtype=float) * _signs(self.measures)
+        return corner
+
+
+def front(
+    settings: Sequence[Setting], leakage: str, utility: str, cost: str | None = None, attack: str | None = None
+) -> Front:
+    """The settings that no other beats by a measure of leakage, one of utility and, if given, one of cost.
+
+    Measures are columns of `outcomes.MEASURES`, whose direction is the defender's. A setting's leakage is that of the
+    attack that gets most from it, or of `attack`. Raises `UserError` for an unknown measure or attack,
+    and where epsilons of different guarantees would be compared.
+    """
+    measures = (leakage, utility) if cost is None else (leakage, utility, cost)
+    for name in measures:
+        measure_of(name)
+    if "epsilon" in measures and (found := mixed(settings)):
+        raise UserError(f"{found}: take another measure, or give the arms guarantees of one kind")
+    met = [each for each in settings if attack in (None, each.attack)]
+    if attack is not None and not met:
+        raise UserError(f"no attack is called '{attack}': {nearest(attack, {s.attack for s in settings if s.attack})}")
+    compared = [s for s in strongest(met, leakage) if all(name in s.measures for name in measures)]
+    there = {each.identity for each in compared}
+    unknown = [group[0] for group in by_values(settings) if group[0].identity not in there]
+    if not compared:
+        return Front(measures, [], [], unknown)
+    points = _points(compared, measures)
+    best = np.flatnonzero(moocore.is_nondominated(points, maximise=True, keep_weakly=True))
+    ordered = sorted(best, key=lambda index: tuple(-points[index]))
+    return Front(measures, compared, [compared[index] for index in ordered], unknown)
+
+
+def _points(settings: Sequence[Setting], measures: Sequence[str]) -> np.ndarray:
+    """(settings, measures), turned such that more is better."""
+    means = [[each.measures[name].mean for name in measures] for each in settings]
+    points: np.ndarray = np.array(means, dtype=float) * _signs(measures)
+    return points
+
+
+def _signs(measures: Sequence[str]) -> np.ndarray:
+    return np.array([1.0 if measure_of(name).higher_is_better else -1.0 for name in measures])

@@ -1,0 +1,42 @@
+"""A true image and its reconstruction, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rayfed.store.images import decode_png
+from rayfed.store.schemas import image_key
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A true image beside what an attack made of it: arrays (H, W, C) of uint8 with C 1 (grey) or 3 (RGB)."""
+
+    arm: str
+    round: int
+    attack: str
+    victim: int
+    """Id of the client."""
+    repeat: int
+    sample: int
+    """Index of the true image in the victim's batch."""
+    true: np.ndarray
+    reconstructed: np.ndarray
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Picture:
+        """The picture in a row of the table `images`."""
+        return cls(**image_key(row), true=_pixels(row["true"]), reconstructed=_pixels(row["reconstructed"]))
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The columns by which the table `attacks` knows it: arm, round, attack, victim, repeat, sample."""
+        return tuple(image_key(vars(self)).values())
+
+
+def _pixels(png: bytes) -> np.ndarray:
+    return (decode_png(png) * 255).round().byte().permute(1, 2, 0).numpy()

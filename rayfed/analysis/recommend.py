@@ -1,0 +1,212 @@
+"""Which setting to choose: the cheapest that keeps within all bounds, or the one that comes nearest to it.
+
+A bound on leakage holds where it holds for every attack on the setting. A setting that no attack has met has no leakage
+that is known, and meets no such bound.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot, inf, isfinite
+from typing import TYPE_CHECKING
+
+from rayfed.analysis.figures import said
+from rayfed.analysis.outcomes import MEASURES, measure_of, worst_of, yaml_line
+from rayfed.analysis.promises import mixed
+from rayfed.analysis.robustness import VERSUS
+from rayfed.analysis.settings import Estimate, Setting, by_values
+from rayfed.errors import UserError, nearest
+from rayfed.store.folder import SCENARIO
+
+if TYPE_CHECKING:
+    from rayfed.analysis.loading import Results
+
+COSTS = ("train_seconds", "bytes_up")
+"""What is cheapest: the less training time and, where that is equal, the fewer bytes sent by clients."""
+_BOUND = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(\S+)\s*")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A measure, and what it may be at most or has to be at least."""
+
+    measure: str
+    limit: float
+    at_most: bool
+
+    def __str__(self) -> str:
+        sign = "≤" if self.at_most else "≥"
+        return f"{MEASURES[self.measure].title} {sign} {said(self.measure, self.limit)}"
+
+    @property
+    def on_attacks(self) -> bool:
+        """Whether it is about what attacks get: a guarantee is not."""
+        return MEASURES[self.measure].kind == "leakage" and self.measure != "epsilon"
+
+    def excess(self, value: float) -> float:
+        """How far a value is beyond the bound; 0 or less within."""
+        return value - self.limit if self.at_most else self.limit - value
+
+    def holds_for(self, estimate: Estimate) -> bool:
+        """Whether the 95 % interval is within the bound, to its end."""
+        end = estimate.high if self.at_most else estimate.low
+        return end is not None and self.excess(end) <= 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One bound and one arm with its values."""
+
+    bound: Bound
+    setting: Setting | None
+    """With the attack that is farthest towards the bound or beyond it; None where the measure is not known."""
+    sure: bool | None
+    """Whether the interval is within the bound, for every attack; None after a single repeat, which has none."""
+    share: float
+    """How far the mean is beyond the bound, in ranges: 1 is the span of all settings' values and the bound itself, so
+    that the bounds of several measures can be weighed; 0 where the bound is met, infinite where nothing is known."""
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The figure that was judged."""
+        return self.setting.measures[self.bound.measure] if self.setting else None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One arm with one set of values, whatever attacks it."""
+
+    settings: list[Setting]
+    """One for every attack; one without an attack where none has met it."""
+    verdicts: list[Verdict]
+
+    @property
+    def miss(self) -> tuple[int, float]:
+        """How many bounds are on what is not known, and the Euclidean length of the other verdicts' shares."""
+        known = [verdict.share for verdict in self.verdicts if verdict.setting]
+        return len(self.verdicts) - len(known), hypot(*known)
+
+    @property
+    def meets(self) -> bool:
+        """Whether it keeps within all bounds."""
+        return self.miss == (0, 0.0)
+
+    @property
+    def title(self) -> str:
+        """The arm and its values."""
+        return self.settings[0].title
+
+    def cost(self, measures: Sequence[str]) -> list[float]:
+        """The means of some costs, the unknown as infinite."""
+        known = self.settings[0].measures
+        return [known[name].mean if name in known else inf for name in measures]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The answer."""
+
+    bounds: list[Bound]
+    costs: tuple[str, ...]
+    chosen: Candidate
+    """The cheapest that meets all bounds; the nearest, where none does."""
+    meeting: int
+    """How many settings meet all bounds."""
+    candidates: int
+    unattacked: list[str]
+    """Titles of settings that no attack has met; told only where a bound is on leakage."""
+
+
+def bound(text: str) -> Bound:
+    """A bound from `MEASURE<=VALUE` or `MEASURE>=VALUE`; raises `UserError` for anything else."""
+    match = _BOUND.fullmatch(text)
+    try:
+        limit = float(match[3]) if match else inf
+    except ValueError:
+        limit = inf
+    if match is None or not isfinite(limit):
+        raise UserError(f"'{text}' is no bound: write MEASURE<=VALUE or MEASURE>=VALUE, for example 'psnr<=12'")
+    measure_of(match[1])
+    return Bound(match[1], limit, match[2] == "<=")
+
+
+def cost(name: str) -> str:
+    """A measure to spare; raises `UserError` for one that is no cost of the federation: an attacker's time is none."""
+    costs = [measure for measure, what in MEASURES.items() if what.kind == "cost" and measure != "attack_seconds"]
+    if name not in costs:
+        raise UserError(f"'{name}' is no cost: {nearest(name, costs)}")
+    return name
+
+
+def of_worst_image(given: Bound) -> Bound:
+    """The same bound on the worst image instead of the mean, where there is such a measure."""
+    worst = worst_of(given.measure)
+    return Bound(worst, given.limit, given.at_most) if worst in MEASURES else given
+
+
+def recommend(settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple[str, ...] = COSTS) -> Recommendation:
+    """The cheapest arm and set of values whose means meet all bounds; where none does, that of the least `miss`.
+
+    Raises `UserError` where there is no bound or no setting, where a bounded measure is known of no setting, or where
+    epsilons of different guarantees would be compared.
+    """
+    if not bounds:
+        raise UserError("nothing is asked for: give at least one bound, for example --max-psnr 12 --min-accuracy 0.97")
+    if not settings:
+        raise UserError("there is nothing to choose from: no trial has finished")
+    known = {name for each in settings for name in each.measures}
+    for each in bounds:
+        if each.measure not in known and each.measure == "epsilon":
+            raise UserError("no setting here has an (epsilon, delta) guarantee: leave out the bound on epsilon")
+        if each.measure not in known:
+            raise UserError(f"'{each.measure}' was measured of no setting here: {nearest(each.measure, known)}")
+    if any(each.measure == "epsilon" for each in bounds) and (found := mixed(settings)):
+        raise UserError(f"{found}: leave out the bound on epsilon, or give the arms guarantees of one kind")
+    spans = [_span(settings, each) for each in bounds]
+    candidates = [
+        Candidate(group, [_judge(group, each, span) for each, span in zip(bounds, spans, strict=True)])
+        for group in by_values(settings)
+    ]
+    meeting = [each for each in candidates if each.meets]
+    chosen = min(meeting or candidates, key=lambda each: (each.miss, each.cost(costs)))
+    leaks = any(each.on_attacks for each in bounds)
+    unattacked = [each.title for each in candidates if leaks and each.settings[0].attack is None]
+    return Recommendation(list(bounds), costs, chosen, len(meeting), len(candidates), unattacked)
+
+
+def _span(settings: Sequence[Setting], bound: Bound) -> float:
+    values = [each.measures[bound.measure].mean for each in settings if bound.measure in each.measures]
+    return max(*values, bound.limit) - min(*values, bound.limit)
+
+
+def _judge(group: Sequence[Setting], bound: Bound, span: float) -> Verdict:
+    known = [each for each in group if bound.measure in each.measures]
+    if not known:
+        return Verdict(bound, None, False, inf)
+    estimates = [each.measures[bound.measure] for each in known]
+    farthest = max(known, key=lambda each: bound.excess(each.measures[bound.measure].mean))
+    excess = bound.excess(farthest.measures[bound.measure].mean)
+    sure = None if any(each.n == 1 for each in estimates) else all(map(bound.holds_for, estimates))
+    return Verdict(bound, farthest, sure, excess / span if excess > 0 else 0.0)
+
+
+def rerun(results: Results, chosen: Candidate) -> dict[str, str]:
+    """What to type to play a candidate of these results again: what it plays -> the command."""
+    row, scenario = chosen.settings[0].rows[0], f"{results.url}/{SCENARIO}"
+    arms = results.scenario.get("arms") or {}
+    if row.get("run"):
+        values = [f"{path}={yaml_line(value)}" for path, value in chosen.settings[0].fields.items()]
+        alone = {"this setting, with the seed of its first repeat": _launch(f"{results.url}/{row['run']}/{SCENARIO}")}
+        return alone | {"all arms, with these values": _launch(scenario, "sweep=null", *values)}
+    if len(arms) < 2:
+        return {"the run": _launch(scenario)}
+    name = row["arm"].partition(VERSUS)[0]
+    own = {key: value for key, value in arms[name].items() if value} if isinstance(arms[name], dict) else arms[name]
+    return {"this arm": _launch(scenario, f"arms={yaml_line({name: own})}"), "all arms": _launch(scenario)}
+
+
+def _launch(scenario: str, *changes: str) -> str:
+    return shlex.join(["rayfed", "launch", scenario, *(part for change in changes for part in ("--set", change))])

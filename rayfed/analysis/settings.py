@@ -1,0 +1,124 @@
+"""Settings and what they come to: outcomes gathered over repeats, each figure with its uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, sqrt
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.stats import t
+
+from rayfed.analysis.outcomes import MEASURES, measure_of
+from rayfed.analysis.robustness import VERSUS
+from rayfed.analysis.summary import Row
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean of one figure over repeats."""
+
+    mean: float
+    low: float | None
+    """Lower end of the 95 % interval of the mean (Student's t); None for a single repeat."""
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One arm with one set of values of the swept fields, met by one attack or none."""
+
+    source: str
+    """Whose row it is where several runs are looked at; empty otherwise."""
+    arm: str
+    attack: str | None
+    fields: dict[str, Any]
+    """Swept field -> value, null for null; without those that are another arm's."""
+    measures: dict[str, Estimate]
+    """Column of `outcomes.MEASURES` -> its estimate, where it was measured."""
+    rows: list[Row]
+    """The repeats' outcomes."""
+
+    @property
+    def title(self) -> str:
+        """The setting in words: `noise, sigma 0.1`."""
+        values = [f"{path.rpartition('.')[2]} {_short(value)}" for path, value in self.fields.items()]
+        return ", ".join([*filter(None, [self.source]), self.arm, *values])
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What is alike for all attacks on one arm with one set of values."""
+        return self.source, self.arm, repr(self.fields)
+
+
+def settings(rows: Sequence[Row], fields: Sequence[str] = (), source: str = "") -> list[Setting]:
+    """Outcomes by arm, attack and values of the fields; failed and stopped trials are left out."""
+    groups: dict[tuple[Any, ...], dict[Any, Row]] = {}
+    for row in rows:
+        if row.get("status", "finished") == "finished":
+            key = row["arm"], row["attack"], *(repr(row.get(f)) for f in fields)
+            mine = groups.setdefault(key, {})
+            seed = row.get("seed")
+            mine.setdefault(len(mine) if seed is None else ("seed", seed), row)  # the same seed again is the same run
+    return [_setting(list(group.values()), fields, source) for group in groups.values()]
+
+
+def _setting(group: list[Row], fields: Sequence[str], source: str) -> Setting:
+    first = group[0]
+    arm = f"arms.{first['arm'].partition(VERSUS)[0]}."
+    mine = {f: first.get(f) for f in fields if not f.startswith("arms.") or f.startswith(arm)}
+    measures = {name: e for name in MEASURES if (e := _over_repeats(name, group)) is not None}
+    return Setting(source, first["arm"], first["attack"], mine, measures, group)
+
+
+def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
+    """An estimate; of epsilon, which is a promise and no measurement, the weakest."""
+    values = [row.get(name) for row in group]
+    if name != "epsilon":
+        return estimate(values)
+    promised = [float(value) for value in values if value is not None and isfinite(value)]
+    if len(promised) < len(values):
+        return None
+    return Estimate(max(promised), max(promised), max(promised), len(promised))
+
+
+def estimate(values: Sequence[float | None]) -> Estimate | None:
+    """The mean of what was measured, with its interval; None where nothing was.
+
+    Values that are not finite are left out: an infinite epsilon guarantees nothing, and outcomes cap a PSNR.
+    """
+    known = [float(v) for v in values if v is not None and isfinite(v)]
+    if not known:
+        return None
+    mean = fmean(known)
+    if len(known) == 1:
+        return Estimate(mean, None, None, 1)
+    half = float(t.ppf((1 + CONFIDENCE) / 2, len(known) - 1)) * stdev(known) / sqrt(len(known))
+    return Estimate(mean, mean - half, mean + half, len(known))
+
+
+def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
+    """Every arm and set of values once: with the attack that gets most, by the mean of a measure of the outcomes.
+
+    Where attacks get the same, as of a cost, it is the first. Settings in which the measure is not known are left out;
+    an arm that no attack has met has no leakage. Raises `UserError` for an unknown measure.
+    """
+    sign = -1 if measure_of(measure).higher_is_better else 1
+    known = [each for each in settings if measure in each.measures]
+    return [max(group, key=lambda s: sign * s.measures[measure].mean) for group in by_values(known)]
+
+
+def by_values(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """The settings that differ in nothing but the attack, together."""
+    groups: dict[tuple[str, str, str], list[Setting]] = {}
+    for each in settings:
+        groups.setdefault(each.identity, []).append(each)
+    return list(groups.values())
+
+
+def _short(value: Any) -> str:
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,106 @@
+"""Success rates: the share of attacked images that pass a threshold, for every threshold that there is.
+
+Source: Ren 2022 (thesis), section 3.3.2.2 and figure 3.5. PoRS is a point of such a curve: at the thresholds of
+`metrics.success` the two agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from rayfed.analysis.summary import HIGHER, PSNR_CEILING, Row, measured
+from rayfed.errors import UserError, nearest
+
+MEASURED = ("psnr", "ssim", "mse", "lpips_alex", "lpips_vgg")
+"""The metrics that have curves."""
+_COLUMNS = pa.schema(
+    [
+        pa.field("setting", pa.string()),
+        pa.field("arm", pa.string()),
+        pa.field("attack", pa.string()),
+        pa.field("batch_size", pa.int32()),
+        pa.field("metric", pa.string()),
+        pa.field("threshold", pa.float64()),
+        pa.field("images", pa.int64()),
+        pa.field("share", pa.float64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of `attacks` behind one curve: one attack on one arm, of a sweep under one setting."""
+
+    setting: str
+    arm: str
+    attack: str
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How often one attack succeeds."""
+
+    group: Group
+    metric: str
+    thresholds: list[float]
+    """From the easiest to the hardest."""
+    shares: list[float]
+    """Of all attacked images, 0..1; an image that has no value is a failure."""
+
+
+def groups(attacks: Iterable[Row]) -> list[Group]:
+    """The attacks on the arms of one run, in the order of the table."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in attacks:
+        found.setdefault((row["arm"], row["attack"]), []).append(row)
+    return [Group(arm, arm, attack, rows) for (arm, attack), rows in found.items()]
+
+
+def curve(group: Group, metric: str, thresholds: Sequence[float] | None = None) -> Curve | None:
+    """One metric's curve; None where no image has a value. PSNR is cut at `PSNR_CEILING`.
+
+    Without `thresholds` at every value that was measured, between which nothing changes: up to each of them, from the
+    one before, the share is the same. Raises `UserError` for a metric that has no curves.
+    """
+    if metric not in MEASURED:
+        raise UserError(f"there are no success rates by '{metric}': {nearest(metric, MEASURED)}")
+    sign = 1 if metric in HIGHER else -1
+    values = sign * np.array([row[metric] for row in group.rows if measured(row.get(metric))], np.float64)
+    if not len(values):
+        return None
+    values = np.sort(values.clip(max=PSNR_CEILING) if metric == "psnr" else values)
+    asked = np.unique(values) if thresholds is None else np.sort(sign * np.asarray(thresholds, np.float64))
+    passed = len(values) - np.searchsorted(values, asked, side="left")
+    return Curve(group, metric, (sign * asked).tolist(), (passed / len(group.rows)).tolist())
+
+
+def table(curves: Iterable[Curve]) -> pa.Table:
+    """A row for every point of every curve: `setting` (a run's arm), `arm`, `attack`, `batch_size` (null where it
+    varies), `metric`, `threshold`, `images` (attacked ones) and `share`.
+    """
+    return pa.Table.from_pylist(
+        [
+            {
+                "setting": each.group.setting,
+                "arm": each.group.arm,
+                "attack": each.group.attack,
+                "batch_size": _only({row["batch_size"] for row in each.group.rows}),
+                "metric": each.metric,
+                "threshold": threshold,
+                "images": len(each.group.rows),
+                "share": share,
+            }
+            for each in curves
+            for threshold, share in zip(each.thresholds, each.shares, strict=True)
+        ],
+        schema=_COLUMNS,
+    )
+
+
+def _only(values: set[int | None]) -> int | None:
+    return next(iter(values)) if len(values) == 1 else None

@@ -1,0 +1,102 @@
+"""The folder of a sweep: its scenario, `outcomes.parquet`, and a run folder for every trial under `trials/`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rayfed.analysis.outcomes import table
+from rayfed.errors import RunError
+from rayfed.store.folder import SCENARIO, RunFolder, checked, completed
+
+OUTCOMES = "outcomes.parquet"
+TRIALS = "trials"
+_RUN = re.compile(rf"{TRIALS}/\d{{4,}}-\d+", re.ASCII)
+_TRIAL = re.compile(r"\d+(-\d+)?", re.ASCII)
+_ALWAYS = ("trial", "repeat", "status", "arm")
+"""Columns that every row has."""
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """One sweep; a run folder of another content, so that `RunFolder` reads and writes its files."""
+
+    files: RunFolder
+
+    @classmethod
+    def open(cls, path: str) -> SweepFolder:
+        """The sweep at a local path or fsspec URL; raises `RunError` where there is none."""
+        folder = RunFolder.open(path)
+        if not is_sweep(folder):
+            raise RunError(f"'{path}' is a run, not a sweep: its {SCENARIO} has no `sweep`")
+        return cls(folder)
+
+    @property
+    def url(self) -> str:
+        """The folder as a user would write it."""
+        return self.files.url
+
+    @property
+    def scenario(self) -> dict[str, Any]:
+        """The resolved scenario, `sweep` among its sections."""
+        return self.files.read_mapping(SCENARIO)
+
+    @property
+    def fields(self) -> list[str]:
+        """The paths of the swept fields, in the scenario's order: columns of the outcomes."""
+        return list(self.scenario["sweep"]["fields"])
+
+    def trial(self, run: str) -> RunFolder:
+        """The run folder of a trial; `run` is what stands in that column of the outcomes.
+
+        Raises `RunError` for a name that no sweep gives: it might lead out of the folder.
+        """
+        if not _RUN.fullmatch(run):
+            raise RunError(f"'{run}' in {self.url}/{OUTCOMES} is no trial of a sweep: the file is damaged, or not ours")
+        return RunFolder(self.files.fs, f"{self.files.root}/{run}")
+
+    def trial_names(self) -> list[str]:
+        """The trials that have a run folder, whether or not they have ended."""
+        return self.files.folders(TRIALS)
+
+    def outcomes(self) -> pa.Table:
+        """A row for every trial, arm and attack so far, in the order of the trials; none before the first is over."""
+        if not self.files.exists(OUTCOMES):
+            return table([], self.fields, trials=True)
+        try:
+            return self._as_written(pq.read_table(BytesIO(self.files.read_bytes(OUTCOMES))))
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise RunError(f"cannot read '{self.url}/{OUTCOMES}': {error}; restore it from a copy") from error
+
+    def _as_written(self, found: pa.Table) -> pa.Table:
+        """The columns that `write_outcomes` writes; the types of swept fields are those of their values."""
+        columns, swept = [], self.fields  # a list that is read from the scenario's file
+        expected = table([], swept, trials=True).schema
+        found = completed(found, pa.schema([field for field in expected if field.name not in swept]))
+        for field in expected:
+            own = found.schema.field(field.name).type if field.name in swept else field.type
+            if not (pa.types.is_primitive(own) or pa.types.is_string(own)):
+                raise ValueError(f"column '{field.name}' is {own}")
+            columns.append(pa.field(field.name, own, nullable=field.name not in _ALWAYS))
+        known = checked(found.select([field.name for field in columns]).cast(pa.schema(columns)))
+        for trial in known["trial"].unique().to_pylist():
+            if not _TRIAL.fullmatch(trial):
+                raise ValueError(f"'{trial}' is no trial of a sweep")
+        return known
+
+    def write_outcomes(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Replace the outcomes."""
+        buffer = BytesIO()
+        pq.write_table(table(rows, self.fields, trials=True), buffer, compression="zstd")
+        self.files.write_bytes(OUTCOMES, buffer.getvalue())
+
+
+def is_sweep(folder: RunFolder) -> bool:
+    """Whether this folder holds a sweep and not a run."""
+    return bool(folder.read_mapping(SCENARIO).get("sweep"))

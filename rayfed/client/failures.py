@@ -1,0 +1,149 @@
+"""What counts as a client's failure, and what a round is without the clients that failed (`federation.failures`).
+
+A mistake of the scenario (`UserError`) is nobody's failure: every client would make it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rayfed.aggregation.base import Aggregation
+from rayfed.client.arm import Arm, aggregation_of
+from rayfed.client.local import returned_buffers
+from rayfed.defences.base import Task
+from rayfed.errors import ClientError, ScenarioError, UserError
+from rayfed.models.private import without
+from rayfed.scenario import Scenario
+from rayfed.update import Named, Update
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a client that failed has in place of an update."""
+
+    client: int
+    reason: str
+    """What it did, for a sentence that begins with the client."""
+    advice: str
+    trace: str = ""
+    """Where it raised, for who asks for it."""
+
+    def error(self, arm: str, round: int) -> ClientError:
+        """The end of a run that does not go on without such a client."""
+        error = ClientError(
+            f"client {self.client} {self.reason} in round {round} of arm '{arm}': {self.advice}, or do without such "
+            f"clients (federation.failures.then: drop); complete rounds are kept and `rayfed resume` goes on from there"
+        )
+        if self.trace:
+            error.add_note(self.trace)
+        return error
+
+
+Made = Update | Failed
+"""What comes of a client's work."""
+Attempt = tuple[Task, Made]
+
+
+def attempt(client: int, work: Callable[[], Update]) -> Made:
+    """The update that a client's work makes, or that the client failed because it raised."""
+    try:
+        made = work()
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise  # the scenario's or the machine's failure, not the client's
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}, line {place.lineno}"
+        advice = "mend what its work runs (`--debug` shows where)"
+        return Failed(client, f"raised {type(error).__name__}: {error} ({where})", advice, traceback.format_exc())
+    if not isinstance(made, Update):
+        return Failed(client, f"sent no update but a {type(made).__name__}", "mend the defence that returns it")
+    return made
+
+
+def checked(made: Made, task: Task) -> Made:
+    """The same, or that the client failed because no server could add what it made."""
+    if isinstance(made, Failed):
+        return made
+    expected = {"tensors": without(task.weights, task.private), "buffers": returned_buffers(task)}
+    for part, tensors in expected.items():
+        if flaw := _misfit(getattr(made, part), tensors):
+            advice = f"mend the defence or the model that changes an update's {part}"
+            return Failed(task.client, f"sent an update of the wrong form ({part}: {flaw})", advice)
+    finite = [t.isfinite().all() for t in [*made.tensors.values(), *made.buffers.values()]]
+    if finite and not torch.stack(finite).all():  # asked once: a GPU would be waited for every time
+        advice = "training has diverged: lower training.lr, or look at the arm's defences"
+        return Failed(task.client, "sent an update that is not finite", advice)
+    return made
+
+
+def _misfit(sent: Named, expected: Named) -> str | None:
+    for name in expected.keys() - sent.keys():
+        return f"'{name}' is missing"
+    for name in sent.keys() - expected.keys():
+        return f"'{name}' is not the model's"
+    for name, tensor in expected.items():
+        own = sent[name]
+        if not isinstance(own, torch.Tensor) or own.layout != tensor.layout:
+            return f"'{name}' is no dense tensor"
+        if own.shape != tensor.shape:
+            return f"'{name}' is {list(own.shape)} and not {list(tensor.shape)}"
+        if (own.dtype, own.device) != (tensor.dtype, tensor.device):
+            return f"'{name}' is {own.dtype} on {own.device} and not {tensor.dtype} on {tensor.device}"
+    return None
+
+
+def until_none_fails(
+    attempted: Iterable[Attempt], again: Callable[[Sequence[int]], Iterable[Attempt]]
+) -> list[Attempt]:
+    """The attempts of clients that were trained in one call: `again` without those that fail, so that the others' bits
+    are those of a cohort that never had them.
+    """
+    latest = {task.client: (task, made) for task, made in attempted}
+    failing = [client for client, (_, made) in latest.items() if isinstance(made, Failed)]
+    while failing:
+        left = [client for client, (_, made) in latest.items() if not isinstance(made, Failed)]
+        new = {task.client: (task, made) for task, made in again(left)} if left else {}
+        latest |= new
+        failing = [client for client, (_, made) in new.items() if isinstance(made, Failed)]
+    return list(latest.values())
+
+
+def check_droppable(scenario: Scenario, name: str, arm: Arm, rule: Aggregation) -> None:
+    """Raise `ScenarioError` where an arm cannot do without a client that fails, although the scenario drops such.
+
+    `rule` is the arm's, with its protection.
+    """
+    if scenario.federation.failures.then != "drop":
+        return
+    obstacles = [rule.needs_all, *(defence.needs_all for defence in arm.defences)]
+    malicious = scenario.malicious_of(name)
+    if malicious and malicious.build().colludes:
+        obstacles.append(f"the malicious clients of {malicious.name} work with one another's updates")
+    for attack in scenario.attacks:
+        if attack.observes == "shown" or "colluder" in attack.knowledge:
+            obstacles.append(f"the attack '{attack.title}' makes the work of the victim's fellow clients again")
+    for obstacle in filter(None, obstacles):
+        raise ScenarioError(
+            f"federation.failures.then: drop is not for arm '{name}': {obstacle}; take `then: stop`, or leave that out"
+        )
+
+
+def check_left(scenario: Scenario, arm: str, round: int, left: int, drawn: int) -> None:
+    """Raise `ClientError` where an arm's rule has no meaning for those of a round's clients who have not failed."""
+    if not left:
+        return  # as in a round that has drawn nobody
+    rule = aggregation_of(scenario.aggregation_of(arm), scenario.stacks[arm], scenario.clients_per_round)
+    try:
+        rule.check(left)
+        if left == 1 and scenario.protection_of(arm):
+            raise UserError("the sum that is opened would be one client's update")
+    except UserError as error:
+        raise ClientError(
+            f"only {left} of {drawn} clients are left in round {round} of arm '{arm}', the others have failed, and "
+            f"these are too few: {error}; complete rounds are kept and `rayfed resume` goes on from there"
+        ) from error

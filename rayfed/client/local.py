@@ -1,0 +1,174 @@
+"""One client's round: local training with its defences wrapped around it (McMahan 2017, algorithm 1, ClientUpdate)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+from rayfed import gradients, seeds
+from rayfed.client.optimiser import LocalOptimiser
+from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task, UpdateMethod
+from rayfed.models.build import is_stochastic
+from rayfed.models.private import only, without
+from rayfed.privacy.sampling import SecureGenerator
+from rayfed.scenario import Training
+from rayfed.update import LocalTraining, Named, Update
+
+PRIVATE = "private"
+"""Under which a client's state keeps its private tensors, by name."""
+
+
+def update_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
+    """The whole local round of a client, its defences wrapped around it in the order written."""
+    return wrap_updates(training_method(training, defences), defences)
+
+
+def training_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
+    """The local round without the defences' `wrap_update`: an update that says what the client's own weights became."""
+    data, gradient = data_method(defences), gradient_method(defences)
+    return lambda task: _train(task, training, data, gradient)
+
+
+def wrap_updates(inner: UpdateMethod, defences: Sequence[Defence]) -> UpdateMethod:
+    """An update method inside the defences' `wrap_update`."""
+    return reduce(lambda next, defence: defence.wrap_update(next), defences, inner)
+
+
+def data_method(defences: Sequence[Defence]) -> DataMethod:
+    """The client's own data inside the defences' `wrap_data`."""
+    own: DataMethod = _own_data
+    return reduce(lambda next, defence: defence.wrap_data(next), defences, own)
+
+
+def gradient_method(defences: Sequence[Defence], inner: GradientMethod | None = None) -> GradientMethod:
+    """A batch's gradient (by default the plain one) inside the defences' `wrap_gradient`."""
+    if inner is None:
+        inner = functional_gradient if any(defence.samplewise for defence in defences) else _plain_gradient
+    return reduce(lambda next, defence: defence.wrap_gradient(next), defences, inner)
+
+
+def _own_data(task: Task) -> Batch:
+    return task.data
+
+
+def _plain_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+    return gradients.gradient(task.model, weights, task.buffers, batch.images, batch.labels, batch.mask)
+
+
+def functional_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
+    """The plain gradient in the form that works under vmap (autograd's own does not)."""
+    images, labels, mask, _ = batch
+    return grad_and_value(lambda w: gradients.batch_loss(task.model, w, task.buffers, images, labels, mask))(weights)
+
+
+def _train(task: Task, training: Training, data: DataMethod, gradient: GradientMethod) -> Update:
+    """Local steps (fedavg) or one gradient (fedsgd) from the weights in `task`, which are left as they are."""
+    with _own_stream(task):
+        return _descent(task, training, data, gradient)
+
+
+@contextmanager
+def _own_stream(task: Task) -> Iterator[None]:
+    """Let what the model draws come from the task's generator: dropout knows the global stream only."""
+    if not is_stochastic(task.model):
+        yield
+        return
+    with seeds.global_stream(seeds.drawn(task.generator), cuda=True):
+        yield
+
+
+def _descent(task: Task, training: Training, data: DataMethod, gradient: GradientMethod) -> Update:
+    local = data(task)
+    size = min(training.batch_size or len(local.labels), len(local.labels))
+    task = task.replace(buffers={name: b.clone() for name, b in task.buffers.items()}, batch_size=size)
+    weights = {name: w.clone() for name, w in task.weights.items()}
+    optimiser = LocalOptimiser(training)
+    losses, sent = [], Named()
+    for step, index in enumerate(batches(len(local.labels), training, task.order)):
+        mask = None if len(index) else local.images.new_zeros(0)  # a Poisson draw can be empty: no slope then
+        sent, loss = gradient(task.replace(step=step), weights, local.rows(index)._replace(mask=mask))
+        losses.append(loss)
+        if training.algorithm == "fedavg":
+            optimiser.step(weights, sent)
+    if training.algorithm == "fedavg":
+        sent = {name: w - weights[name] for name, w in task.weights.items()}
+    elif task.private:
+        optimiser.step(weights, only(sent, task.private))
+    if task.private:
+        task.state[PRIVATE] = only({**weights, **task.buffers}, task.private)
+    return Update(
+        client=task.client,
+        round=task.round,
+        tensors=without(sent, task.private),
+        buffers=returned_buffers(task),
+        samples=trained_samples(len(task.data.labels), training),
+        loss=float(torch.stack(losses).nanmean()),  # a step that drew no sample may have none
+    )
+
+
+def returned_buffers(task: Task) -> Named:
+    """The buffers that can be averaged: batch-norm statistics, neither counters nor frozen parameters nor keys."""
+    floats = [name for name, b in task.model.named_buffers() if b.is_floating_point()]
+    return {name: task.buffers[name] for name in floats if name not in task.private}
+
+
+def privately_trained(task: Task, training: Training, epochs: int) -> Named:
+    """The client's private parameters after so many passes over its data with all others frozen (Gu 2021, algorithm 1,
+    "Local Private Training"); nothing of it is sent.
+    """
+    own, public = only(task.weights, task.private), without(task.weights, task.private)
+    own = {name: w.clone() for name, w in own.items()}
+    fixed = {name: b.clone() for name, b in task.buffers.items()} | public
+    alone = training.model_copy(update={"algorithm": "fedavg", "epochs": epochs, "steps": None})
+    optimiser = LocalOptimiser(alone)
+    with _own_stream(task):
+        for index in batches(len(task.data.labels), alone, task.order):
+            images, labels, *_ = task.data.rows(index)
+            slope, _ = gradients.gradient(task.model, own, fixed, images, labels)
+            optimiser.step(own, slope)
+    return own
+
+
+def batches(samples: int, training: Training, order: int) -> Iterator[Tensor]:
+    """The indices of every local step's batch, in order: of a fresh permutation each epoch, or drawn for each step.
+
+    `order` seeds the draws; the same value gives the same batches, which is how the truth behind an update is
+    known when an attack on it is scored.
+    """
+    generator = SecureGenerator(seeds.derived(order))
+    size = min(training.batch_size or samples, samples)
+    steps = _steps(samples, size, training)
+    if training.sampling == "poisson":
+        for _ in range(steps):
+            yield torch.from_numpy(np.flatnonzero(generator.uniform(samples) < size / samples))
+        return
+    while steps > 0:
+        for index in torch.randperm(samples, generator=generator).split(size)[:steps]:
+            yield index
+            steps -= 1
+
+
+def _steps(samples: int, size: int, training: Training) -> int:
+    if training.algorithm == "fedsgd":
+        return 1
+    return training.steps or (training.epochs or 1) * -(-samples // size)
+
+
+def trained_samples(samples: int, training: Training) -> int:
+    """How many of its samples a client trains on in one round."""
+    size = min(training.batch_size or samples, samples)
+    return min(samples, size * _steps(samples, size, training))
+
+
+def local_training(samples: int, training: Training) -> LocalTraining:
+    """What a client with so many samples is told to do."""
+    size = min(training.batch_size or samples, samples)
+    if training.algorithm == "fedsgd":
+        return LocalTraining(batch_size=size)
+    return LocalTraining(_steps(samples, size, training), size, training.lr, training.momentum)

@@ -1,0 +1,169 @@
+"""Who does what in a round: drawn clients, cohorts, victims. From the scenario alone, so every process agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from rayfed import seeds
+from rayfed.client.arm import Protecting
+from rayfed.errors import ScenarioError
+from rayfed.privacy.sampling import SecureGenerator
+from rayfed.scenario import AttackSpec, Scenario
+
+
+def drawn_clients(scenario: Scenario, round: int) -> list[int]:
+    """The clients of a round, in ascending order, drawn as `federation.sampling` says."""
+    f = scenario.federation
+    return list(_drawn(scenario.secret("clients", round), f.clients, scenario.clients_per_round, f.sampling))
+
+
+@lru_cache(maxsize=4)  # a round asks again and again, and a draw takes time that goes with all clients
+def _drawn(key: bytes, everybody: int, expected: int, sampling: str) -> tuple[int, ...]:
+    drawn = SecureGenerator(key).uniform(everybody)
+    if sampling == "poisson":
+        return tuple(np.flatnonzero(drawn < expected / everybody).tolist())
+    return tuple(sorted(np.argpartition(drawn, expected - 1)[:expected].tolist()))
+
+
+def leaving(scenario: Scenario, round: int) -> list[int]:
+    """The clients of a round in the order in which simulated drop-outs take them, alike in all arms."""
+    drawn = drawn_clients(scenario, round)
+    return [drawn[i] for i in seeds.numpy_generator(scenario.seed, "leaving", round).permutation(len(drawn))]
+
+
+def server_key(scenario: Scenario, arm: str, round: int, failed: Iterable[int]) -> bytes:
+    """Of the server's own randomness in a round without those clients that failed.
+
+    Another in each arm, for the difference of two arms would cancel noise; and another without other clients, where a
+    round is played again.
+    """
+    return scenario.secret("server", round, arm, *sorted(failed))
+
+
+def malicious_clients(scenario: Scenario, arm: str) -> frozenset[int]:
+    """The malicious clients of an arm, the same in every round; where two arms have as many, the same in both."""
+    malicious = scenario.malicious_of(arm)
+    if malicious is None:
+        return frozenset()
+    if isinstance(malicious.clients, list):
+        return frozenset(malicious.clients)
+    order = seeds.numpy_generator(scenario.seed, "malicious").permutation(scenario.federation.clients)
+    return frozenset(order[: malicious.clients].tolist())
+
+
+def fewest_clients(scenario: Scenario) -> int:
+    """The clients of the smallest round that has any."""
+    drawn = (len(drawn_clients(scenario, round)) for round in range(scenario.federation.rounds))
+    return min(filter(None, drawn), default=scenario.clients_per_round)
+
+
+def cohorts(scenario: Scenario, round: int) -> list[list[int]]:
+    """The round's clients in slices of the scenario's cohort size."""
+    clients, size = drawn_clients(scenario, round), scenario.cohort_size
+    return [clients[i : i + size] for i in range(0, len(clients), size)]
+
+
+def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndarray) -> list[int]:
+    """The clients that one attack observes in one round, honest ones; `samples[i]` is how many client i holds.
+
+    Raises `ScenarioError` when the scenario asks for a client that cannot be observed.
+    """
+    malicious = frozenset[int]().union(*(malicious_clients(scenario, arm) for arm in scenario.stacks))
+    drawn = [client for client in drawn_clients(scenario, round) if client not in malicious]
+    need = attack.batch_size if attack.observes == "gradient" else 1
+    if isinstance(attack.victims, int):
+        able = [c for c in drawn if samples[c] >= need]
+        if len(able) < attack.victims:
+            raise ScenarioError(
+                f"attack '{attack.title}' wants {attack.victims} victims with {need} samples or more in round {round}, "
+                f"but {len(able)} of the {len(drawn)} drawn{' honest' * bool(malicious)} clients have so many: ask for "
+                f"fewer or a smaller batch_size"
+            )
+        return able[: attack.victims]
+    for client in attack.victims:
+        if client in malicious:
+            raise ScenarioError(
+                f"attack '{attack.title}' wants client {client}, which is malicious and has nothing to hide: choose "
+                f"another victim, or give the malicious clients as a list without it"
+            )
+        if attack.observes != "gradient" and client not in drawn:
+            raise ScenarioError(
+                f"attack '{attack.title}' wants client {client} in round {round}, which sends nothing then "
+                f"(drawn: {', '.join(map(str, drawn))}): choose among these, or `observes: gradient`"
+            )
+        if samples[client] < need:
+            raise ScenarioError(
+                f"attack '{attack.title}' wants {need} samples of client {client}, which has {samples[client]}: "
+                f"choose another victim or a smaller batch_size"
+            )
+    return list(attack.victims)
+
+
+def protecting(scenario: Scenario, arm: str, samples: np.ndarray) -> Protecting | None:
+    """How an arm's updates are hidden in their sum, with room for the heaviest round that there may be; None: not at
+    all.
+
+    Raises `ScenarioError` for a round of one client, whose update would be the sum that is opened.
+    """
+    protection = scenario.protection_of(arm)
+    if protection is None:
+        return None
+    for round in range(scenario.federation.rounds):
+        if len(drawn_clients(scenario, round)) == 1:
+            raise ScenarioError(
+                f"arm '{arm}' hides updates in their sum, but round {round} has one client, so that the sum "
+                f"that is opened is its update: set federation.clients_per_round to 2 or more (with sampling: poisson, "
+                f"far more)"
+            )
+    fixed = scenario.federation.sampling == "fixed"
+    clients = scenario.clients_per_round if fixed else scenario.federation.clients
+    return Protecting(protection, clients, int(np.sort(samples)[-clients:].sum()))
+
+
+def heaviest(scenario: Scenario, weights: Sequence[int]) -> tuple[float, int, int]:
+    """The largest share that a client has of a round's weight, who has it, and in which round; `weights[i]` is what
+    client i has in any round.
+    """
+    found = [(0.0, 0, 0)]
+    for round in range(scenario.federation.rounds):
+        if drawn := drawn_clients(scenario, round):
+            client = max(drawn, key=lambda c: weights[c])
+            found.append((weights[client] / sum(weights[c] for c in drawn), client, round))
+    return max(found, key=lambda one: one[0])
+
+
+def colluder(scenario: Scenario, round: int, victim: int) -> int:
+    """The client that lends the server its private part against a victim: the next one drawn in that round.
+
+    Raises `ScenarioError` when no other client is drawn.
+    """
+    others = [client for client in drawn_clients(scenario, round) if client != victim]
+    if not others:
+        raise ScenarioError(
+            f"`knowledge: [colluder]` needs another client beside the victim {victim} in round {round}, but none is "
+            f"drawn then: set federation.clients_per_round to 2 or more"
+        )
+    return next((client for client in others if client > victim), others[0])
+
+
+def check_nothing_private_is_given(scenario: Scenario) -> None:
+    """Raise `ScenarioError` for an attack that is given a client's private part, where no arm has such a thing."""
+    for attack in scenario.attacks:
+        split = {"colluder"} if "cut" in attack.parameters else set()
+        for known in sorted({"colluder", "key", "lock"} & set(attack.knowledge) - split):
+            raise ScenarioError(
+                f"attack '{attack.title}' is given a {known}, but no arm keeps a part of its model private: add a "
+                f"defence that does, such as key_lock or split, or take it out of the attack's knowledge"
+            )
+
+
+def check_victims(scenario: Scenario, samples: np.ndarray) -> None:
+    """Find every victim of the whole run, so that a wish that cannot be met is known before the first round."""
+    for attack in scenario.attacks:
+        for round in attack.rounds:
+            for victim in victims(scenario, attack, round, samples):
+                if "colluder" in attack.knowledge:
+                    colluder(scenario, round, victim)

@@ -1,0 +1,207 @@
+"""The privacy account of an arm: what its defences guarantee over a run, or why they guarantee nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from rayfed import gradients
+from rayfed.client import plan
+from rayfed.client.arm import Arm, aggregation_of
+from rayfed.client.local import local_training
+from rayfed.defences.base import Defence
+from rayfed.defences.dp_fedavg import DpFedAvg, counted
+from rayfed.errors import UserError
+from rayfed.models.build import moves_buffers
+from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
+from rayfed.privacy.printing import at_least, at_most
+from rayfed.privacy.spending import Setting, Spending, Work
+from rayfed.protections.base import Protection
+from rayfed.protections.secure_aggregation import SecureAggregation
+from rayfed.scenario import DefenceSpec, Scenario
+
+
+@dataclass(frozen=True)
+class Account:
+    """How one arm spends privacy."""
+
+    scenario: Scenario
+    name: str
+    arm: Arm
+    samples: np.ndarray
+    """(clients,) int64, of each client."""
+    image_shape: tuple[int, int, int]
+
+    @property
+    def stack(self) -> list[DefenceSpec]:
+        """The arm's defences as the scenario writes them."""
+        return self.scenario.stacks[self.name]
+
+    def setting(self, rounds: int) -> Setting:
+        """The first so many rounds of the run."""
+        s, training = self.scenario, self.scenario.training_of(self.name)
+        drawn = np.zeros_like(self.samples)
+        for round in range(rounds):
+            drawn[plan.drawn_clients(s, round)] += 1
+        alike, which = np.unique(np.stack([self.samples, drawn]), axis=1, return_inverse=True)
+        works, masks = [], self._protection
+        for n, times in alike.T.tolist():
+            local = local_training(n, training)
+            works.append(Work(n, local.batch_size or n, local.steps, times))
+        return Setting(
+            clients=tuple(works[i] for i in which.reshape(-1)),
+            clients_per_round=s.clients_per_round,
+            rounds=rounds,
+            client_sampling=s.federation.sampling,
+            sample_sampling=training.sampling,
+            layers=len(gradients.weights_of(self.arm.model)),
+            values=sum(w.numel() for w in self.arm.weights.values()),
+            missing=masks.dropouts.until("mask") if isinstance(masks, SecureAggregation) else 0,
+            masked=isinstance(masks, SecureAggregation),
+        )
+
+    def calibrated(self, rounds: int) -> Account:
+        """The same with the noise that the arm's epsilons need over so many rounds."""
+        setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
+        defences = tuple(defence.calibrated(setting, accountant) for defence in self.arm.defences)
+        stack = [_respecified(*each) for each in zip(self.stack, self.arm.defences, defences, strict=True)]
+        scenario = self.scenario.with_stacks(self.scenario.stacks | {self.name: stack})
+        return replace(self, scenario=scenario, arm=replace(self.arm, defences=defences))
+
+    def epsilon(self, rounds: int) -> float:
+        """The largest epsilon of the arm's guarantees after so many rounds; 0 where it has none."""
+        return max((found.epsilon for _, _, found in self._guarantees(rounds)), default=0.0)
+
+    def rounds_within(self, budget: float) -> int:
+        """How many rounds keep to a budget; raises `UserError` where not even the first one does, or where the arm's
+        mechanisms have lost their guarantees. An arm without any mechanism spends nothing.
+        """
+        if self._broken:
+            raise UserError(
+                f"privacy.budget: arm '{self.name}' cannot keep to one: {next(iter(self._broken.values()))}"
+            )
+        low, high = 0, self.scenario.federation.rounds
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.epsilon(middle) <= budget else (low, middle - 1)
+        if low == 0:
+            raise UserError(
+                f"privacy.budget: the first round of arm '{self.name}' would spend an epsilon of "
+                f"{at_most(self.epsilon(1))}, more than {budget:g}: allow more, or add more noise"
+            )
+        return low
+
+    def rows(self, rounds: int) -> list[dict[str, Any]]:
+        """The arm's rows for the table `privacy`: its guarantees, or what to call it instead."""
+        row: dict[str, Any] = {"arm": self.name, "rounds": rounds}
+        guaranteed = [
+            row
+            | {"defence": defence, "epsilon": found.epsilon, "delta": found.delta, "accountant": found.accountant}
+            | {name: getattr(spent, name) for name in ("unit", "adjacency", "against", "mechanism")}
+            | {"conversion": CONVERSIONS[found.accountant], "note": self._caveat(spent)}
+            for defence, spent, found in self._guarantees(rounds)
+        ]
+        broken = [row | {"defence": self._named[place][0], "note": note} for place, note in self._broken.items()]
+        if guaranteed or broken:
+            return guaranteed + broken
+        return [row | {"note": "empirical: no defence of this arm has a guarantee" if self.arm.defences else None}]
+
+    def _caveat(self, spent: Spending) -> str | None:
+        """What weakens a guarantee that holds: a delta that promises too little."""
+        units = int(self.samples.sum()) if spent.unit == "sample" else len(self.samples)
+        if spent.delta * units < 1:
+            return None
+        return (
+            f"delta {at_most(spent.delta)} is not below one over the {units} {spent.unit}s: a mechanism that "
+            "publishes each of them with that probability would satisfy it; set delta well below "
+            f"{at_least(1 / units, 2)}"
+        )
+
+    def check(self) -> None:
+        """Raise `UserError` for a mechanism that has no meaning in such a run."""
+        _ = self._broken
+
+    def _guarantees(self, rounds: int) -> list[tuple[str, Spending, Guarantee]]:
+        """Those that hold, with the defences' names."""
+        setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
+        found = []
+        for place, (name, defence) in enumerate(self._named):
+            spent = None if place in self._broken else defence.spends(setting)
+            if spent is not None:
+                found.append((name, spent, guarantee(spent.releases, spent.delta, accountant)))
+        return found
+
+    @cached_property
+    def _protection(self) -> Protection | None:
+        spec = self.scenario.protection_of(self.name)
+        return spec.build() if spec else None
+
+    @cached_property
+    def _named(self) -> list[tuple[str, Defence]]:
+        return [(spec.name, defence) for spec, defence in zip(self.stack, self.arm.defences, strict=True)]
+
+    @cached_property
+    def _broken(self) -> dict[int, str]:
+        """Place of a mechanism in the stack -> why its guarantee does not carry over to the arm."""
+        setting = self.setting(1)
+        spending = enumerate(defence.spends(setting) for defence in self.arm.defences)
+        found = [(place, self._obstacle(place, spent)) for place, spent in spending if spent is not None]
+        return {place: f"no guarantee: {obstacle}" for place, obstacle in found if obstacle is not None}
+
+    def _obstacle(self, place: int, spent: Spending) -> str | None:
+        rule = aggregation_of(self.scenario.aggregation_of(self.name), self.stack, self.scenario.clients_per_round)
+        if rule.reveals:
+            return f"the aggregation {type(rule).__name__} has clients send {rule.reveals} without noise"
+        if moves_buffers(self.arm.model, self.image_shape):
+            return "statistics such as batch norm's are sent without noise (model.batch_norm: eval would keep them)"
+        if spent.unit == "client" and self.arm.defences[place].overrides("wrap_aggregation"):
+            if protection := self._protection:
+                uncovered = _uncovered(self.arm.defences[place], protection, self.scenario.clients_per_round)
+                if uncovered:
+                    return uncovered
+            if self.scenario.malicious_of(self.name):
+                return "malicious clients need not add their part of the noise, nor keep the clip bound"
+        stages = ("wrap_gradient", "wrap_update")
+        own = next(stage for stage in stages if self.arm.defences[place].overrides(stage))
+        for index, (name, other) in enumerate(self._named):
+            # The hooks on the update are all outside those on the gradient, wherever they are written.
+            outside = [stage for stage in stages if stage > own or (stage == own and index > place)]
+            if index != place and not other.post_processes and any(other.overrides(stage) for stage in outside):
+                return f"{name} works on what it sends and looks at the data again"
+            if spent.unit == "sample" and other.private_epochs:
+                return (
+                    f"private layers of {name} learn from the samples without clip and noise, so one sample moves "
+                    "the gradients of all others"
+                )
+            if spent.unit == "sample" and other.overrides("wrap_data"):
+                return f"{name} changes the samples before it, so that the clip bound is not one sample's any more"
+        return None
+
+
+def _uncovered(defence: Defence, protection: Protection, clients: int) -> str | None:
+    """Why the guarantee of a noisy sum does not cover sums under a protection; None where it does."""
+    if not (isinstance(protection, SecureAggregation) and isinstance(defence, DpFedAvg)):
+        return "encryption rounds updates after their clip bound, and who opens a sum may see it without noise"
+    if defence.noise == "server":
+        return (
+            "masks round updates after their clip bound, and clients learn who else was drawn, which the account of "
+            "the server's noise does not cover: take `noise: clients`"
+        )
+    if not protection.withstands(clients, defence.colluders):
+        return (
+            f"{counted(defence.colluders)} together with the server can open a single update under these masks, or the "
+            f"sum of a few: take a higher threshold, more neighbours, or fewer colluders"
+        )
+    return None
+
+
+def _respecified(spec: DefenceSpec, defence: Defence, calibrated: Defence) -> DefenceSpec:
+    """The defence as a scenario would write it after calibration."""
+    if calibrated is defence:
+        return spec
+    values = {f.name: getattr(calibrated, f.name) for f in fields(calibrated)}  # type: ignore[arg-type]
+    changed = {name: value for name, value in values.items() if value != getattr(defence, name)}
+    return DefenceSpec(name=spec.name, **{k: v for k, v in (spec.parameters | changed).items() if v is not None})

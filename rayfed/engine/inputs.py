@@ -1,0 +1,213 @@
+"""What a scenario stands for: its data, dealt to its clients, and the promise that every arm's model fits them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayfed import seeds
+from rayfed.aggregation.protected import Protected, Sealing
+from rayfed.aggregation.secure_sum import SecureSum
+from rayfed.attacks.base import Checked
+from rayfed.client import plan
+from rayfed.client.arm import Arm, aggregation_of, build_arm
+from rayfed.client.failures import check_droppable
+from rayfed.client.local import trained_samples
+from rayfed.client.malicious import Malicious
+from rayfed.data.base import Dataset
+from rayfed.data.forms import Tokens
+from rayfed.data.partitions.base import Parts, hold_out
+from rayfed.defences.base import NEEDS_PUBLIC, Defence
+from rayfed.engine.account import Account
+from rayfed.errors import UserError
+from rayfed.metrics.score import Scorer
+from rayfed.models.build import places_of
+from rayfed.models.text import check_vocabulary
+from rayfed.objective import needed_places
+from rayfed.poisoning.base import Poisoning
+from rayfed.scenario import Scenario
+
+_HEAVY = 0.5
+"""Share of a round's weight above which a client outweighs all others together."""
+UNREPEATABLE = (
+    "privacy.secure: noise, keys and who takes part come from the operating system's randomness: this run cannot be "
+    "repeated from its scenario, but resumed while its checkpoint/clients/run.key is there, which is deleted when the "
+    "run ends"
+)
+PREDICTABLE = "noise follows from the seed: for measuring, not for protecting (privacy.secure)"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A scenario's data, loaded and dealt."""
+
+    scenario: Scenario
+    """The scenario with the noise that its defences need for their epsilons."""
+    data: Dataset
+    parts: Parts
+    """Training indices of each client."""
+    validation: Parts
+    """Those of its samples that each client has held out (`federation.validation`); empty where none does."""
+    accounts: list[Account]
+    """How every arm spends privacy."""
+
+    @cached_property
+    def limits(self) -> dict[str, int]:
+        """The rounds that every arm plays: those of the scenario, or fewer where the budget for privacy ends before.
+
+        Raises `UserError` for a budget that ends in the first round.
+        """
+        budget, rounds = self.scenario.privacy.budget, self.scenario.federation.rounds
+        return {account.name: account.rounds_within(budget) if budget else rounds for account in self.accounts}
+
+    @cached_property
+    def privacy(self) -> list[dict[str, Any]]:
+        """The rows of the table `privacy`: what every arm guarantees over its rounds."""
+        return [row for account in self.accounts for row in account.rows(self.limits[account.name])]
+
+    @property
+    def randomness(self) -> str | None:
+        """What noise is worth beside the guarantees, and that a secure run cannot be repeated; None without either."""
+        if self.scenario.privacy.secure:
+            return UNREPEATABLE
+        return PREDICTABLE if any(row.get("epsilon") is not None for row in self.privacy) else None
+
+    @cached_property
+    def encryption(self) -> list[str]:
+        """What is to be known of the arms that encrypt or mask: how finely, and whether their keys can be broken."""
+        found = []
+        for name, stack in self.scenario.stacks.items():
+            if protecting := plan.protecting(self.scenario, name, self.parts.sizes):
+                rule = aggregation_of(self.scenario.aggregation_of(name), stack, self.scenario.clients_per_round)
+                wrapped = protecting.wrap(rule)
+                found.append(f"arm {name} {wrapped.describe()}")
+                found += self._unhidden(name, wrapped)
+                if caveat := wrapped.caveat():
+                    found.append(f"arm {name} {caveat}")
+                if warning := protecting.protection.build().warning():
+                    found.append(f"arm {name} is INSECURE: {warning}")
+        return found
+
+    def _unhidden(self, name: str, rule: Sealing | SecureSum) -> Iterator[str]:
+        """Where what clients open of an arm comes near one client's update, in words."""
+        if isinstance(rule, Protected) and rule.rule.weights == "samples":
+            training = self.scenario.training_of(name)
+            weights = [trained_samples(size, training) for size in self.parts.sizes.tolist()]
+            share, client, round = plan.heaviest(self.scenario, weights)
+            if share > _HEAVY:
+                yield (
+                    f"arm {name} gives client {client} {share:.0%} of the weight of round {round}: the sum that is "
+                    f"opened is nearly its update; take weights: uniform"
+                )
+        if isinstance(rule, Sealing) and self.scenario.federation.failures.then == "drop":
+            yield (
+                f"arm {name} goes on without clients that fail: its clients have to believe the server who has failed, "
+                f"and one that lies about it opens single updates as differences of sums"
+            )
+
+
+def scorer(scenario: Scenario, data: Dataset) -> Scorer:
+    """What scores reconstructions of these data as the scenario asks."""
+    asked = scenario.metrics
+    names, networks = tuple(asked.names), (asked.lpips_weights, asked.evaluator, asked.recogniser)
+    return Scorer(names, *networks, data.classes, data.form)
+
+
+def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
+    """Load the data, deal it to the clients, try every arm's model and attack: mistakes show before a cluster starts.
+
+    Noise that is asked for by an epsilon is found for so many rounds, by default the scenario's own. Raises `UserError`
+    for what does not fit.
+    """
+    data = scenario.data.load()
+    generator = seeds.numpy_generator(scenario.seed, "partition")
+    parts = Parts.of(scenario.partition.build().split(data.groups[0], scenario.federation.clients, generator))
+    validation = Parts.of([])
+    if share := scenario.federation.validation:
+        held = [hold_out(part, data.groups[0], share) for part in parts]
+        parts, validation = Parts.of(trained for trained, _ in held), Parts.of(kept for _, kept in held)
+    checked = [method for method in (attack.build() for attack in scenario.attacks) if isinstance(method, Checked)]
+    samples = parts.sizes
+    plan.check_victims(scenario, samples)
+    accounts = {}
+    for name, stack in scenario.stacks.items():
+        arm = build_arm(scenario.model_of(name), stack, data.image_shape, len(data.classes), scenario.seed)
+        _check_words(scenario, name, arm, data)
+        if isinstance(data.form, Tokens):
+            check_vocabulary(arm.model, len(data.form.vocabulary))
+        for spec, defence in zip(stack, arm.defences, strict=True):
+            _check_samples(f"arm '{name}': {spec.name}", defence, samples, data)
+        for method in checked:
+            method.check(arm.model, data.image_shape, len(data.classes))
+        accounts[name] = Account(scenario, name, arm, samples, data.image_shape).calibrated(
+            rounds or scenario.federation.rounds
+        )
+    if not any(account.arm.private for account in accounts.values()):
+        plan.check_nothing_private_is_given(scenario)
+    scenario = scenario.with_stacks({name: account.stack for name, account in accounts.items()})
+    fewest = plan.fewest_clients(scenario)
+    for name, account in accounts.items():
+        account.check()
+        rule = aggregation_of(scenario.aggregation_of(name), account.stack, scenario.clients_per_round)
+        rule.check(fewest)
+        Malicious.of(scenario, name).check(data.image_shape, len(data.classes))
+        if protecting := plan.protecting(scenario, name, samples):
+            rule = protecting.wrap(rule)
+            rule.check(fewest)
+        check_droppable(scenario, name, account.arm, rule)
+    return Inputs(scenario, data, parts, validation, list(accounts.values()))
+
+
+def _check_samples(title: str, defence: Defence, samples: np.ndarray, data: Dataset) -> None:
+    """Raise `UserError` for a client with fewer of the `samples` (clients,) than the defence needs, and for too little
+    public data.
+    """
+    public = 0 if data.public_labels is None else len(data.public_labels)
+    if defence.least_public and not public:
+        raise UserError(f"{title} {NEEDS_PUBLIC}")
+    if public < defence.least_public:
+        raise UserError(
+            f"{title} needs {defence.least_public} public samples, but the data has {public}: raise data.public"
+        )
+    fewest = int(samples.argmin())
+    if samples[fewest] < defence.least_samples:
+        raise UserError(
+            f"{title} needs {defence.least_samples} samples a client, but client {fewest} has {samples[fewest]}: use "
+            f"fewer clients or a partition that gives each of them more, or ask less of the defence"
+        )
+
+
+def _check_words(scenario: Scenario, name: str, arm: Arm, data: Dataset) -> None:
+    """Raise `UserError` for a model of the other kind than the labels, and for what knows classes alone.
+
+    CTC cannot be differentiated twice, as attacks do, nor sample by sample under vmap.
+    """
+    model = scenario.model_of(name).name
+    places = places_of(arm.model, data.image_shape)
+    if data.has_words != (places is not None):
+        kinds = ("words", "classes") if data.has_words else ("classes", "words")
+        raise UserError(
+            f"data '{scenario.data.name}' has {kinds[0]} for labels, model '{model}' answers with {kinds[1]}"
+        )
+    if places is None:
+        return
+    long = int((needed_places(torch.from_numpy(data.train_labels)) > places).sum())
+    if long > len(data.train_labels) / 100:
+        raise UserError(
+            f"{long} of {len(data.train_labels)} training words need more than the {places} places that '{model}' has "
+            f"in images {data.image_shape[2]} pixels wide, and would teach it nothing: raise data.width, or lower "
+            f"data.longest"
+        )
+    if scenario.attacks:
+        raise UserError(f"attacks: '{scenario.attacks[0].title}' knows classes, not words: leave attacks out")
+    malicious = scenario.malicious_of(name)
+    if malicious and type(malicious.build()).poison_data is not Poisoning.poison_data:
+        raise UserError(f"malicious: '{malicious.name}' knows classes, not words: take one that works on the update")
+    for spec, defence in zip(scenario.stacks[name], arm.defences, strict=True):
+        if defence.overrides("wrap_data") or defence.overrides("wrap_gradient"):
+            raise UserError(f"defence '{spec.name}' knows classes, not words: take one that works on the whole update")

@@ -1,0 +1,144 @@
+"""Training the evaluation network: images mixed with uniform noise, the share of noise to be told.
+
+Source: Fan et al. 2024, "Refiner", section 3.3 (images and noise interpolated, the share as target) and appendix D
+(eleven shares of every batch, Adam, batches of 128). The loss, which they do not name, is the cross entropy that their
+equation 5 becomes for shares between 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Adam
+
+from rayfed import seeds
+from rayfed.data.base import in_memory
+from rayfed.data.images import resize
+from rayfed.errors import DataError
+from rayfed.models.evaluator import Evaluator
+from rayfed.models.pretrained import EVALUATOR, Origin, is_trained, save_evaluator
+from rayfed.scenario import DataSpec
+
+_LR = 1e-4
+_BATCH = 128
+_SHARES = 11
+"""0, 0.1, ..., 1."""
+_STEPS = 500
+_SIDE = 32
+"""Of the tiles in pixels."""
+_GREY, _TWO_TONE = 0.25, 0.25
+"""Shares of a batch without colour, in the noise neither, and of one in full black and white like script."""
+
+FREE_PHOTOGRAPHS = DataSpec.model_validate(
+    {"name": "photos", "size": 128, "photographs": ["astronaut", "cat", "coffee", "flower", "rocket", "temple"]}
+)
+"""In the public domain or under a licence that asks for attribution alone; the shipped network has seen these."""
+
+Progress = Callable[[int, int, float], None]
+"""(epochs done, epochs in all, mean loss)"""
+
+
+def train(
+    tiles: np.ndarray,
+    *,
+    seed: int,
+    epochs: int,
+    device: torch.device | None = None,
+    progress: Progress = lambda *_: None,
+) -> Evaluator:
+    """An evaluation network, in evaluation mode, on the CPU; it follows from the arguments alone.
+
+    `tiles` is (N, 3, H, W) uint8. In an epoch every tile is seen at each of the eleven shares, a batch at all of them
+    at once. Raises `DataError` for less than one batch of tiles.
+    """
+    if len(tiles) < _BATCH:
+        raise DataError(f"an evaluation network needs {_BATCH} tiles of {_SIDE} pixels or more, not {len(tiles)}")
+    device = device or torch.device("cpu")
+    with seeds.global_stream(seed, "evaluator"):
+        network = Evaluator().to(device)
+    optimiser, draws = Adam(network.parameters(), _LR), seeds.torch_generator(seed, "train-evaluator")
+    pixels = torch.from_numpy(tiles)
+    for epoch in range(1, epochs + 1):
+        losses = []
+        for index in torch.randperm(len(pixels), generator=draws)[: len(pixels) // _BATCH * _BATCH].split(_BATCH):
+            first = torch.randint(_SHARES, (_BATCH,), generator=draws)
+            for turn in range(_SHARES):
+                shares = (first + turn) % _SHARES / (_SHARES - 1)
+                images = noisy(varied(pixels[index].float() / 255, draws), shares, draws).to(device)
+                loss = F.binary_cross_entropy_with_logits(network.logits(images), shares.to(device))
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                losses.append(loss.detach())
+        progress(epoch, epochs, float(torch.stack(losses).mean()))
+    return network.cpu().eval()
+
+
+def make(
+    specs: Sequence[DataSpec], path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None
+) -> bool:
+    """Train on the images of some data sets and save, unless `path` holds that network; whether it was trained.
+
+    Without `epochs` it takes about 500 steps, on a part of the tiles where there are many. Raises `UserError` where
+    `path` holds another network.
+    """
+    tiles = np.concatenate([pyramid(public_images(spec)) for spec in specs])
+    if epochs is None:
+        most = _STEPS // _SHARES * _BATCH
+        tiles = tiles[:: ceil(len(tiles) / most)]
+        epochs = ceil(most / len(tiles))
+    source = {"data": [spec.model_dump(mode="json") for spec in specs]}
+    origin = Origin(source, sha256(tiles.tobytes()).hexdigest(), seed, epochs)
+    if is_trained(path, origin, EVALUATOR):
+        return False
+    save_evaluator(path, train(tiles, seed=seed, epochs=epochs, progress=progress), origin)
+    return True
+
+
+def public_images(spec: DataSpec) -> np.ndarray:
+    """The public part of the training images (N, C, H, W) uint8, or all of them where no part is set aside."""
+    data = spec.load()
+    return in_memory(data.train_images if data.public_images is None else data.public_images)
+
+
+def pyramid(images: np.ndarray) -> np.ndarray:
+    """Images (N, C, H, W) uint8 cut into tiles (M, 3, 32, 32), then halved in size and cut again while they are larger.
+
+    A photograph in full resolution is smooth where a small image of the same is not. Smaller images are enlarged.
+    """
+    if min(images.shape[2:]) < _SIDE:
+        images = resize(images, _SIDE)
+    count, channels, height, width = images.shape
+    down, across = height // _SIDE, width // _SIDE
+    grid = images[..., : down * _SIDE, : across * _SIDE].reshape(count, channels, down, _SIDE, across, _SIDE)
+    tiles = grid.transpose(0, 2, 4, 1, 3, 5).reshape(-1, channels, _SIDE, _SIDE).repeat(3 // channels, axis=1)
+    if min(height, width) < 2 * _SIDE:
+        return tiles
+    halved = F.avg_pool2d(torch.from_numpy(images).float(), 2).round().byte().numpy()
+    return np.concatenate([tiles, pyramid(halved)])
+
+
+def varied(images: Tensor, draws: torch.Generator) -> Tensor:
+    """Images (N, 3, H, W) in [0, 1], a quarter of them in black and white alone, as script and drawings are."""
+    two_tone = _drawn(len(images), _TWO_TONE, draws)
+    return torch.where(two_tone, (images > images.mean((1, 2, 3), keepdim=True)).float(), images)
+
+
+def noisy(images: Tensor, shares: Tensor, draws: torch.Generator) -> Tensor:
+    """Images (N, 3, H, W) mixed with shares (N,) of uniform noise; a quarter of them, and their noise, is grey."""
+    noise = torch.rand(images.shape, generator=draws)
+    shares = shares[:, None, None, None]
+    mixed, grey = (1 - shares) * images + shares * noise, _drawn(len(images), _GREY, draws)
+    without_colour = (1 - shares) * images.mean(1, keepdim=True) + shares * noise[:, :1]
+    return torch.where(grey, without_colour, mixed)
+
+
+def _drawn(count: int, share: float, draws: torch.Generator) -> Tensor:
+    return (torch.rand(count, generator=draws) < share)[:, None, None, None]

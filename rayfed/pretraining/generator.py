@@ -1,0 +1,129 @@
+"""Training the generator that a generative attack searches: a conditional DCGAN on images that no client owns.
+
+Sources: Radford et al. 2016 (see `rayfed/models/dcgan.py`), section 4, for Adam; Lim and Ye 2017, "Geometric GAN", for
+the hinge loss; Yazici et al. 2019, "The Unusual Effectiveness of Averaging in GAN Training".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Adam
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from rayfed import seeds
+from rayfed.data.base import in_memory
+from rayfed.errors import DataError, UserError
+from rayfed.models.dcgan import Critic, Generator
+from rayfed.models.pretrained import Origin, is_trained, save_generator
+from rayfed.scenario import DataSpec
+
+_LR_GENERATOR, _LR_CRITIC = 5e-4, 1e-3
+_BETAS = (0.5, 0.999)
+_BATCH = 64
+_STEPS = 3000
+"""Enough for digits: at a quarter of them all images of a class look alike."""
+_DECAY = 0.99
+"""Of the running average over the generator's weights, a step."""
+
+Progress = Callable[[int, int, float, float], None]
+"""(epochs done, epochs in all, the critic's mean loss, the generator's mean loss)"""
+
+
+def train(
+    images: np.ndarray,
+    labels: np.ndarray,
+    classes: int,
+    *,
+    seed: int,
+    epochs: int,
+    latent: int = 32,
+    width: int = 32,
+    device: torch.device | None = None,
+    progress: Progress = lambda *_: None,
+) -> Generator:
+    """A generator of images like these, in evaluation mode, on the CPU; it follows from the arguments alone.
+
+    `images` is (N, C, H, W) uint8, `labels` (N,) int64. An epoch leaves out the last, incomplete batch. Raises
+    `DataError` for less than one batch of images.
+    """
+    if len(images) < _BATCH:
+        raise DataError(f"a generator needs {_BATCH} images or more to be trained on, not {len(images)}")
+    device = device or torch.device("cpu")
+    shape = (images.shape[1], images.shape[2], images.shape[3])
+    with seeds.global_stream(seed, "generator"):
+        generator = Generator(shape, classes, latent, width).to(device)
+        critic = Critic(shape, classes, width).to(device)
+    average = AveragedModel(generator, multi_avg_fn=get_ema_multi_avg_fn(_DECAY), use_buffers=True)
+    game = _Game(generator, critic)
+    pixels, targets = torch.from_numpy(images), torch.from_numpy(labels)
+    draws = seeds.torch_generator(seed, "train-generator")
+    for epoch in range(1, epochs + 1):
+        losses = []
+        for index in torch.randperm(len(pixels), generator=draws)[: len(pixels) // _BATCH * _BATCH].split(_BATCH):
+            latents = torch.randn(2, _BATCH, latent, generator=draws).to(device)
+            real, kind = pixels[index].to(device).float() / 255, targets[index].to(device)
+            losses.append(torch.stack([game.criticise(real, latents[0], kind), game.generate(latents[1], kind)]))
+            average.update_parameters(generator)
+        progress(epoch, epochs, *torch.stack(losses).mean(0).tolist())
+    generator.load_state_dict(average.module.state_dict())
+    return generator.cpu().eval()
+
+
+def make(spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None) -> bool:
+    """Train on the public part of the data and save, unless `path` holds that generator; whether it was trained.
+
+    Without `epochs` it takes as many as make 3,000 steps of 64 images. Raises `UserError` where no part is public, or
+    where `path` holds another generator.
+    """
+    data = spec.load()
+    if data.public_images is None or data.public_labels is None:
+        raise UserError(
+            "data.public: a generator is trained on images that no client owns, and there are none: "
+            "set a share of the training samples aside, for example `public: 0.1`"
+        )
+    images = in_memory(data.public_images)
+    epochs = epochs or ceil(_STEPS / max(1, len(images) // _BATCH))
+    origin = Origin(spec.model_dump(mode="json"), sha256(images.tobytes()).hexdigest(), seed, epochs)
+    if is_trained(path, origin):
+        return False
+    classes = len(data.classes)
+    generator = train(images, data.public_labels, classes, seed=seed, epochs=epochs, progress=progress)
+    save_generator(path, generator, origin)
+    return True
+
+
+class _Game:
+    """The two players and their optimisers."""
+
+    def __init__(self, generator: Generator, critic: Critic) -> None:
+        self.generator, self.critic = generator, critic
+        self._generators = Adam(generator.parameters(), _LR_GENERATOR, _BETAS)
+        self._critics = Adam(critic.parameters(), _LR_CRITIC, _BETAS)
+
+    def criticise(self, real: Tensor, latents: Tensor, labels: Tensor) -> Tensor:
+        """A step of the critic, which learns to tell real images from made ones; its loss."""
+        with torch.no_grad():
+            made = self.generator(latents, labels)
+        of_real, of_made = self.critic(torch.cat([real, made]), labels.repeat(2)).chunk(2)
+        return _step(self._critics, F.relu(1 - of_real).mean() + F.relu(1 + of_made).mean())
+
+    def generate(self, latents: Tensor, labels: Tensor) -> Tensor:
+        """A step of the generator, which learns to be taken for real; its loss."""
+        return _step(self._generators, -self.critic(self.generator(latents, labels), labels).mean())
+
+
+def _step(optimiser: Adam, loss: Tensor) -> Tensor:
+    """One step on the optimiser's own weights, which alone get gradients; the loss, detached."""
+    weights = [weight for group in optimiser.param_groups for weight in group["params"]]
+    for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+        weight.grad = gradient
+    optimiser.step()
+    return loss.detach()

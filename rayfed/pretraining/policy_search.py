@@ -1,0 +1,206 @@
+"""Searching a policy of transformations for the defence `ats`.
+
+Random policies are scored on public data, without training a model for any of them. The privacy score asks how well a
+gradient still guides an attacker: the mean cosine between the gradient of the transformed image and those on the way to
+it from noise, at a half-trained model; low is private. The accuracy score asks whether an untrained model still tells
+the transformed images apart, by the eigenvalues of the correlations between the slopes that it has at them; high is
+accurate.
+
+Sources: Gao et al. 2021, "Privacy-preserving Collaborative Learning with Automatic Transformation Search", section 4;
+Mellor et al. 2021, "Neural Architecture Search without Training", in its first version, for the accuracy score. Ours:
+the accuracy score is a mean over eigenvalues, not a sum, so that it does not depend on the number of images, and what
+is asked of a policy is relative to the untransformed images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from rayfed import seeds
+from rayfed.attacks.probe import without_tracking
+from rayfed.client.arm import build_arm
+from rayfed.client.local import update_method
+from rayfed.data.base import in_memory
+from rayfed.defences.ats import Ats
+from rayfed.defences.base import Batch, Task
+from rayfed.defences.transformations import NAMES
+from rayfed.errors import UserError
+from rayfed.gradients import buffers_of, many_gradients, weights_of
+from rayfed.scenario import Scenario, Training
+from rayfed.update import Named
+
+_LONGEST = 3
+"""Transformations in a policy at most."""
+_PATH = 10
+"""Points on the way from noise to an image, the image itself not counted."""
+_CORRELATED = 60
+"""Images whose slopes are correlated at a time."""
+_BATCHES = 5
+"""How often that is done."""
+_JITTER = 1e-5
+"""Added to an eigenvalue that can be 0."""
+
+Progress = Callable[[int, int], None]
+"""(policies scored, policies in all)"""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A policy and what it is worth."""
+
+    policy: str
+    privacy: float
+    """Mean cosine along the way from noise, in [-1, 1]: lower is better."""
+    accuracy: float
+    """At most -1, that of images which an untrained model tells apart completely: higher is better."""
+
+
+@dataclass(frozen=True)
+class Examiner:
+    """Scores policies on the same images, noise and models, so that the scores compare."""
+
+    model: nn.Module
+    """The architecture, as an attacker runs it."""
+    buffers: Named
+    untrained: Named
+    trained: Named
+    """Weights before and after the half training."""
+    images: Tensor
+    """(M, C, H, W), `_BATCHES` times `_CORRELATED` or more."""
+    labels: Tensor
+    """(M,)"""
+    attacked: int
+    """How many of the images the privacy score attacks."""
+    seed: int
+
+    def score(self, policy: str | None) -> Scored:
+        """The scores of a policy; of the images as they are for None."""
+        images = self.images
+        if policy is not None:
+            images = Ats(policy=policy).transform(images, seeds.torch_generator(self.seed, "transform"))
+        return Scored(policy or "", self.privacy(images[: self.attacked]), self.accuracy(images))
+
+    def privacy(self, images: Tensor) -> float:
+        """The mean, over images and the way to each, of the cosine to the gradient at the image itself."""
+        generator = seeds.torch_generator(self.seed, "noise")
+        steps = torch.arange(_PATH + 1) / _PATH
+        found = []
+        for image, label in zip(images, self.labels, strict=False):
+            noise = torch.rand(image.shape, generator=generator)
+            way = torch.stack([noise.lerp(image, float(step)) for step in steps])[:, None]
+            gradients = many_gradients(self.model, self.trained, self.buffers, way, label.expand(len(way), 1))
+            rows = torch.cat([g.flatten(1) for g in gradients.values()], 1)
+            cosines = torch.cosine_similarity(rows, rows[-1:])
+            found.append(torch.trapezoid(cosines, steps))
+        return float(torch.stack(found).mean())
+
+    def accuracy(self, images: Tensor) -> float:
+        """Minus the mean of log v + 1 / v, least at v = 1, over the eigenvalues v of the slopes' correlations."""
+        scores = []
+        for batch in images[: _BATCHES * _CORRELATED].split(_CORRELATED):
+            batch = batch.detach().requires_grad_()
+            logits = functional_call(self.model, {**self.untrained, **self.buffers}, (batch,))
+            (slopes,) = torch.autograd.grad(logits.sum(), batch)
+            values = torch.linalg.eigvalsh(torch.corrcoef(slopes.flatten(1).double())) + _JITTER
+            scores.append(-(values.log() + 1 / values).mean())
+        return float(torch.stack(scores).nanmean())
+
+
+def search(
+    scenario: Scenario,
+    *,
+    candidates: int,
+    images: int,
+    epochs: int,
+    tolerance: float,
+    seed: int,
+    progress: Progress = lambda *_: None,
+) -> tuple[list[Scored], Scored]:
+    """The policies that pass, the most private one first, and the untransformed images' scores.
+
+    A policy passes when its accuracy score is not below that of the untransformed images by more than the share
+    `tolerance` of the latter. Raises `UserError` where there are too few public images, or no policy passes.
+    """
+    examiner = examiner_of(scenario, images, epochs, seed)
+    plain = examiner.score(None)
+    scored = []
+    for index, policy in enumerate(random_policies(candidates, seed), start=1):
+        scored.append(examiner.score(policy))
+        progress(index, candidates)
+    passing = [found for found in scored if found.accuracy >= plain.accuracy * (1 + tolerance)]
+    if not passing:
+        raise UserError(
+            f"none of {candidates} policies keeps the accuracy score: the best has "
+            f"{max(found.accuracy for found in scored):.3g}, and {plain.accuracy * (1 + tolerance):.3g} is asked for; "
+            f"raise --tolerance or --candidates"
+        )
+    return sorted(passing, key=lambda found: found.privacy), plain
+
+
+def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Examiner:
+    """The scenario's undefended model, untrained and trained for `epochs` on its public images."""
+    data, needed = scenario.data.load(), max(images, _BATCHES * _CORRELATED)
+    if data.public_images is None or len(data.public_images) < needed:
+        found = 0 if data.public_images is None else len(data.public_images)
+        raise UserError(
+            f"data.public: a policy is searched on {needed} images or more that no client owns, and there are {found}: "
+            f"set a larger share of the training samples aside, for example `public: 0.3`"
+        )
+    assert data.public_labels is not None
+    pixels = torch.from_numpy(in_memory(data.public_images)).float() / 255
+    labels = torch.from_numpy(data.public_labels)
+    net = build_arm(scenario.model, (), data.image_shape, len(data.classes), scenario.seed).model
+    task = Task(0, 0, net, weights_of(net), buffers_of(net), Batch(pixels, labels), torch.Generator(), order=seed)
+    settings = scenario.training.model_dump() | {"algorithm": "fedavg", "epochs": epochs, "steps": None}
+    update = update_method(Training(**settings), ())(task)
+    trained = {name: w - update.tensors[name] for name, w in task.weights.items()}
+    order = torch.randperm(len(labels), generator=seeds.torch_generator(seed, "images"))[:needed]
+    model = without_tracking(net).eval()
+    with torch.no_grad():
+        logits = functional_call(model, {**trained, **buffers_of(model)}, (pixels,))
+    right = float((logits.argmax(1) == labels).float().mean())
+    if right < 2 / len(data.classes):
+        raise UserError(
+            f"after {epochs} epochs on the public images the model gets {right:.0%} of them right, and a policy for it "
+            f"would say nothing: change training.lr, or raise --epochs"
+        )
+    return Examiner(
+        model=model,
+        buffers=buffers_of(model),
+        untrained=task.weights,
+        trained=trained,
+        images=pixels[order],
+        labels=labels[order],
+        attacked=images,
+        seed=seed,
+    )
+
+
+def random_policies(count: int, seed: int) -> list[str]:
+    """Different policies of one to three transformations."""
+    draw = seeds.numpy_generator(seed, "policies")
+    found: dict[str, None] = {}
+    while len(found) < count:
+        numbers = draw.integers(len(NAMES), size=draw.integers(1, _LONGEST, endpoint=True))
+        found["-".join(map(str, numbers))] = None
+    return list(found)
+
+
+def write(path: Path, found: Sequence[Scored], plain: Scored) -> str:
+    """Write the best policy, or the hybrid of the best ones, as a scenario's `defences`; the policy."""
+    policy = "+".join(scored.policy for scored in found)
+    lines = [f"# {s.policy}: privacy score {s.privacy:.3f}, accuracy score {s.accuracy:.3f}" for s in found]
+    lines.append(f"# untransformed images: privacy score {plain.privacy:.3f}, accuracy score {plain.accuracy:.3f}")
+    text = yaml.safe_dump({"defences": [{"name": "ats", "policy": policy}]}, sort_keys=False)
+    try:
+        path.write_text("\n".join([*lines, text]), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error}") from error
+    return policy

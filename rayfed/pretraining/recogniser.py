@@ -1,0 +1,144 @@
+"""Training the recogniser: whose face is it, moved, mirrored, blurred and noisy as reconstructions are.
+
+Source: Ren 2023 (thesis), section 3.3.4. Its recognisers have seen the very images that are attacked; here the public
+part of the data is taken where there is one: other images of the same people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import OneCycleLR
+
+from rayfed import seeds
+from rayfed.data.base import Dataset, in_memory
+from rayfed.errors import DataError
+from rayfed.metrics.identity import Identity
+from rayfed.metrics.top import TOP
+from rayfed.models.pretrained import RECOGNISER, Origin, is_trained, save_recogniser
+from rayfed.models.recogniser import Recogniser
+from rayfed.scenario import DataSpec
+
+_BATCH = 64
+_STEPS = 500
+_LR, _DECAY, _SMOOTHING = 3e-3, 1e-2, 0.1
+_ANGLE, _SCALE, _SHIFT = 0.15, 0.15, 0.125
+"""How far an image is turned (radians), enlarged (share) and moved (share of its half side) at most."""
+_MIRRORED, _BLURRED = 0.5, 0.3
+"""Shares of a batch."""
+_NOISE = 0.2
+"""Largest standard deviation of noise on [0, 1]."""
+
+Progress = Callable[[int, int, float], None]
+"""(epochs done, epochs in all, mean loss)"""
+
+
+def train(
+    images: np.ndarray,
+    labels: np.ndarray,
+    people: int,
+    *,
+    seed: int,
+    epochs: int,
+    device: torch.device | None = None,
+    progress: Progress = lambda *_: None,
+) -> Recogniser:
+    """A recogniser, in evaluation mode, on the CPU; it follows from the arguments alone.
+
+    `images` is (N, C, H, W) uint8, `labels` (N,) int64. An epoch leaves out the last, incomplete batch of 64. Raises
+    `DataError` where a person has no image.
+    """
+    if missing := people - len(np.unique(labels)):
+        raise DataError(f"a recogniser needs an image of every one of {people} classes; {missing} have none")
+    device = device or torch.device("cpu")
+    # Of the weights, and of what the dropout leaves out.
+    with seeds.global_stream(seed, "recogniser", cuda=device.type == "cuda"):
+        network = Recogniser(people).to(device)
+        size = min(_BATCH, len(images))
+        batches = len(images) // size
+        optimiser = AdamW(network.parameters(), _LR, weight_decay=_DECAY)
+        schedule = OneCycleLR(optimiser, _LR, total_steps=epochs * batches)
+        draws, pixels = seeds.torch_generator(seed, "train-recogniser"), torch.from_numpy(images)
+        for epoch in range(1, epochs + 1):
+            losses = []
+            for index in torch.randperm(len(pixels), generator=draws)[: batches * size].split(size):
+                logits = network(varied(pixels[index].float() / 255, draws).to(device))
+                target = torch.from_numpy(labels)[index].to(device)
+                loss = F.cross_entropy(logits, target, label_smoothing=_SMOOTHING)
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                schedule.step()
+                losses.append(loss.detach())
+            progress(epoch, epochs, float(torch.stack(losses).mean()))
+    return network.cpu().eval()
+
+
+def varied(images: Tensor, draws: torch.Generator) -> Tensor:
+    """Images (N, C, H, W) in [0, 1] as a recogniser may meet them: turned, moved, mirrored, blurred, noisy."""
+    count = len(images)
+    images = torch.where(_chosen(count, _MIRRORED, draws), images.flip(3), images)
+    grid = F.affine_grid(_moves(count, draws), list(images.shape), align_corners=False)
+    images = F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    blurred = F.interpolate(F.avg_pool2d(images, 2), images.shape[2:], mode="bilinear")
+    images = torch.where(_chosen(count, _BLURRED, draws), blurred, images)
+    noise = _NOISE * torch.rand(count, 1, 1, 1, generator=draws) * torch.randn(images.shape, generator=draws)
+    return (images + noise).clamp(0, 1)
+
+
+def _chosen(count: int, share: float, draws: torch.Generator) -> Tensor:
+    return (torch.rand(count, generator=draws) < share)[:, None, None, None]
+
+
+def _moves(count: int, draws: torch.Generator) -> Tensor:
+    """Affine maps (N, 2, 3)."""
+    angle, scale, right, down = 2 * torch.rand(4, count, generator=draws) - 1
+    angle, scale = _ANGLE * angle, 1 + _SCALE * scale
+    turned = torch.stack([scale * angle.cos(), -scale * angle.sin(), scale * angle.sin(), scale * angle.cos()], 1)
+    return torch.cat([turned.view(count, 2, 2), _SHIFT * torch.stack([right, down], 1)[..., None]], 2)
+
+
+def make(
+    spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None
+) -> tuple[bool, Dataset]:
+    """Train on the images of `faces` and save, unless `path` holds that recogniser; whether it was trained, and the
+    data.
+
+    Without `epochs` it takes as many as make 500 steps. Raises `UserError` where `path` holds another recogniser, or
+    where labels are words.
+    """
+    data = spec.load()
+    if data.has_words:
+        raise DataError("a recogniser tells classes apart, and the labels of these data are words")
+    images, labels = faces(data)
+    epochs = epochs or ceil(_STEPS / max(1, len(images) // _BATCH))
+    origin = Origin(spec.model_dump(mode="json"), sha256(images.tobytes()).hexdigest(), seed, epochs)
+    if is_trained(path, origin, RECOGNISER):
+        return False, data
+    network = train(images, labels, len(data.classes), seed=seed, epochs=epochs, progress=progress)
+    save_recogniser(path, network, data.classes, origin)
+    return True, data
+
+
+def faces(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """What a recogniser is trained on: the public images (N, C, H, W) uint8 and their labels (N,), or all training
+    images where no part is set aside, those of the clients.
+    """
+    if data.public_images is None or data.public_labels is None:
+        return in_memory(data.train_images), data.train_labels
+    return in_memory(data.public_images), data.public_labels
+
+
+def held_out(path: Path, data: Dataset) -> dict[str, float]:
+    """Metric of `TOP` -> what the recogniser of a file gets on the test images, which none is trained on, 0..1."""
+    asked, labels = Identity(str(path), data.classes), torch.from_numpy(data.test_labels)
+    places = asked(labels, torch.from_numpy(in_memory(data.test_images)).float() / 255)
+    return {name: float((places <= k).double().mean()) for name, k in TOP.items()}

@@ -1,1 +1,0 @@
-"""What a run leaves behind: its folder, tables, checkpoint, images and report."""

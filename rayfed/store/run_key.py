@@ -1,0 +1,35 @@
+"""The key of a secure run (`privacy.secure`), kept while the run can be resumed and removed when it has ended.
+
+It lies with the clients' states, whose side alone may know it; on a local disk nobody but the user can read the file.
+"""
+
+from __future__ import annotations
+
+from rayfed.errors import RunError
+from rayfed.store import client_states
+from rayfed.store.folder import RunFolder
+
+FILE = f"{client_states.FOLDER}/run.key"
+_BYTES = 32
+
+
+def save(folder: RunFolder, key: bytes) -> None:
+    """Keep the key of a run, in a folder that is private before it comes."""
+    client_states.make_private(folder)
+    folder.write_bytes(FILE, key, private=True)
+
+
+def load(folder: RunFolder) -> bytes | None:
+    """The key of a run, or None where the run has none (any more); raises `RunError` where it is damaged."""
+    if not folder.exists(FILE):
+        return None
+    key = folder.read_bytes(FILE)
+    if len(key) != _BYTES:
+        raise RunError(f"'{folder.url}/{FILE}' has {len(key)} bytes, not {_BYTES}; restore it from a copy")
+    return key
+
+
+def remove(folder: RunFolder) -> None:
+    """Forget the key, so that nobody can draw the run's noise again."""
+    if folder.exists(FILE):
+        folder.remove(FILE)

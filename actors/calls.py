@@ -10,23 +10,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a method on whichever actor is free."""
-
-    method: str
-    args: tuple[Any, ...]
-    tag: Any = None
-    """Whose result it is; for the caller alone."""
-    returns: int = 1
-    """How many objects it returns. The first is brought to the driver, the others stay references."""
-    limit: float | None = None
-    """Seconds that it may take once its actor has begun it."""
-
-
-class Overdue:
-    """In place of the result of a call that took longer than its limit; its actor has been ended."""
+from rayfed.engine.executor import Call
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,22 @@ class Allotment:
     attackers: int
     attacker: Share
 
+    def describe(self) -> str:
+        """How many actors of which share, in words."""
+        kinds = [(self.clients, "client actor", self.client), (self.attackers, "attacker", self.attacker)]
+        return ", ".join(f"{n} {what}{'s' * (n > 1)} of {share} each" for n, what, share in kinds if n)
+
+    def environment(self) -> dict[str, object]:
+        """What the cluster has, and what of it the actors take."""
+        have = ray.cluster_resources()
+        clients, attackers = f"{self.clients} clients ({self.client})", f"{self.attackers} attackers ({self.attacker})"
+        return {
+            "cpus": have.get("CPU", 0),
+            "gpus": have.get("GPU", 0),
+            "nodes": len(ray.nodes()),
+            "actors": f"{clients}, {attackers}, 1 server ({self.server})",
+        }
+
 
 def allot(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
     """Divide the cluster among the run's actors, never more of them than calls that can go on at once.

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from ray import tune
 
-from actors import launch
+from actors.actor_pool import ActorPool
 from actors.cluster import Allotment, allot_trial
-from actors.crew import Crew
-from actors.progress import Progress
+from actors.executor import for_trial
 from rayfed import registry
 from rayfed.analysis.summary import PSNR_CEILING, spread
+from rayfed.engine import runs
+from rayfed.engine.progress import Progress
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import Trial, scenario_of
 from rayfed.store.folder import RunFolder
@@ -33,7 +34,7 @@ def trainable(scenario: Scenario) -> Trainable:
         prepare_process(places)
         played = scenario_of(scenario, Trial(0, None, dict(config), 0))
         folder = RunFolder.at(str(Path(tune.get_context().get_trial_dir()) / "run"))
-        launch.launch_in(folder, played, launch.Staff(allotment, own_crew()), Reporter())
+        runs.launch_in(folder, played, for_trial(allotment, own_actor_pool()), Reporter())
 
     return with_actors(trial, allotment)
 
@@ -51,9 +52,9 @@ def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
 
 
 @cache
-def own_crew() -> Crew:
+def own_actor_pool() -> ActorPool:
     """The actors of this process, which Tune may give one trial after another."""
-    return Crew()
+    return ActorPool()
 
 
 Places = tuple[list[str], list[str], str]

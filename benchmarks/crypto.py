@@ -20,11 +20,12 @@ import numpy as np
 import phe
 import torch
 
-from actors import launch
-from actors.progress import Progress
+from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed.crypto.paillier import KeyPair
 from rayfed.crypto.sealing import Keys, Load, Sealer
+from rayfed.engine import runs as launch
+from rayfed.engine.progress import Progress
 from rayfed.models.build import build_model
 from rayfed.protections.bfv import Bfv
 from rayfed.protections.ckks import Ckks
@@ -151,7 +152,7 @@ def rounds(data: str) -> None:
         )
         clock = Clock()
         with tempfile.TemporaryDirectory() as folder:
-            launch.launch(scenario, folder, None, clock)
+            launch.launch(scenario, folder, on_ray(), clock)
         spent[arm] = clock.seconds[1]
         print(f"LeNet, ten clients of {data}, {arm}: {spent[arm]:.2f} s a round, {spent[arm] - spent['plain']:+.2f} s")
 

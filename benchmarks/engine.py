@@ -28,14 +28,14 @@ from time import perf_counter
 import numpy as np
 
 from actors import transport
+from actors.actor_pool import ActorPool
 from actors.cluster import allot, connected
-from actors.crew import Crew
-from actors.federation import Federation, count_calls
-from actors.progress import Progress
 from benchmarks.work import BATCH, LR, SAMPLES, PlainLoop, Work, data
 from rayfed import scenario as scenarios
 from rayfed.client.plan import drawn_clients
 from rayfed.data.base import Dataset
+from rayfed.engine.federation import Federation, count_calls
+from rayfed.engine.progress import Progress
 from rayfed.scenario import Scenario
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -75,7 +75,7 @@ def engine(work: Work) -> Iterator[PlayRound]:
     with connected(None, scenario):
         transport.register()
         allotment = allot(scenario, *count_calls(scenario, len(dataset.test_labels)))
-        federation = Federation(scenario, dataset, parts, [], allotment, Progress(), {}, lambda *_: {}, Crew())
+        federation = Federation(scenario, dataset, parts, [], allotment, Progress(), {}, lambda *_: {}, ActorPool())
         federation.start()
 
         def play(round: int) -> float:

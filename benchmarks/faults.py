@@ -159,7 +159,7 @@ def differences(run: Path, expected: Path) -> list[str]:
     assert other is not None
     found = [f"checkpoint.{part}" for part in ("round", "server") if not same(getattr(one, part), getattr(other, part))]
     for arm in one.server:
-        states = [checkpoint.recall(folder, arm, range(CLIENTS), one.round + 1) for folder in (a, b)]
+        states = [checkpoint.load_states(folder, arm, range(CLIENTS), one.round + 1) for folder in (a, b)]
         if not same(*states):
             found.append(f"states of {arm}")
     for table in TABLES:

@@ -26,13 +26,13 @@ from time import perf_counter
 import numpy as np
 
 from actors import transport
+from actors.actor_pool import ActorPool
 from actors.cluster import allot, connected
-from actors.crew import Crew
-from actors.federation import Federation, count_calls
-from actors.progress import Progress
 from benchmarks.memory import Watch, family
 from rayfed import scenario as scenarios
+from rayfed.engine.federation import Federation, count_calls
 from rayfed.engine.inputs import prepare
+from rayfed.engine.progress import Progress
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
 
@@ -79,25 +79,29 @@ class Point:
 
 
 @contextmanager
-def federation(clients: int, per_round: int, cohorts: int, crew: Crew, folder: RunFolder) -> Iterator[Federation]:
+def federation(
+    clients: int, per_round: int, cohorts: int, actor_pool: ActorPool, folder: RunFolder
+) -> Iterator[Federation]:
     changes = [f"federation.clients={clients}", f"federation.clients_per_round={per_round}"]
     changes.append(f"federation.cohort_size={ceil(per_round / cohorts)}")
     scenario = scenarios.parse(TEXT, changes=changes)
     inputs = prepare(scenario)
     allotment = allot(scenario, *count_calls(scenario, len(inputs.data.test_labels)))
-    recall = partial(checkpoint.recall, folder)
-    made = Federation(scenario, inputs.data, inputs.parts, inputs.validation, allotment, Progress(), {}, recall, crew)
+    recall = partial(checkpoint.load_states, folder)
+    made = Federation(
+        scenario, inputs.data, inputs.parts, inputs.validation, allotment, Progress(), {}, recall, actor_pool
+    )
     made.start()
     yield made
     made.close(keep=True)
 
 
-def measure(clients: int, per_round: int, crew: Crew, cohorts: int = 8) -> Point:
+def measure(clients: int, per_round: int, actor_pool: ActorPool, cohorts: int = 8) -> Point:
     rounds = 5 if per_round <= 300 else 1
     seconds, working = [], []
     with tempfile.TemporaryDirectory() as place:
         folder = RunFolder.create(place, "scale")
-        with federation(clients, per_round, cohorts, crew, folder) as played, Watch(os.getpid()) as watch:
+        with federation(clients, per_round, cohorts, actor_pool, folder) as played, Watch(os.getpid()) as watch:
             for round in range(rounds + (per_round <= 1000)):
                 began = perf_counter()
                 tables = played.play(round, {"none": sys.maxsize})
@@ -151,12 +155,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of scaling.json and scaling.svg")
     chosen = parser.parse_args()
-    crew = Crew()
+    actor_pool = ActorPool()
     with connected(None, scenarios.parse(TEXT)):
         transport.register()
-        flat = [measure(clients, PER_ROUND, crew) for clients in TOTALS]
-        growing = [measure(TOTAL, per_round, crew) for per_round in PER_ROUNDS]
-        fine = measure(TOTAL, 300, crew, cohorts=300)
+        flat = [measure(clients, PER_ROUND, actor_pool) for clients in TOTALS]
+        growing = [measure(TOTAL, per_round, actor_pool) for per_round in PER_ROUNDS]
+        fine = measure(TOTAL, 300, actor_pool, cohorts=300)
         actors, bare = actors_memory()
     beyond = [p for p in growing if p.per_round >= 100]
     rising = slope([p.per_round for p in beyond], [p.seconds for p in beyond])

@@ -98,7 +98,7 @@ def _driven(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """When each cohort is trained, on which actor, and when the driver has its last report.
 
-    The driver does one thing at a time, as `actors.pool` does: it sends a call while an actor has fewer than two, and
+    The driver does one thing at a time, as `actors.workers` does: it sends a call while an actor has fewer than two, and
     takes the first report else.
     """
     count = plan.nodes * plan.actors

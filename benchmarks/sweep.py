@@ -18,12 +18,12 @@ from typing import Any
 import psutil
 import ray
 
-from actors import launch
+from actors.actor_pool import ActorPool
 from actors.cluster import allot_trial, connected
-from actors.crew import Crew
-from actors.progress import Progress, SweepProgress
 from actors.sweep import sweep
 from rayfed import scenario as scenarios
+from rayfed.engine import runs as launch
+from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
 from rayfed.store.folder import RunFolder
@@ -62,11 +62,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as out, connected(None, scenario):
         cores = int(ray.cluster_resources()["CPU"])
         sweep(scenario, out, None, watch)
-        allotment, crew = allot_trial(scenario), Crew()
+        allotment, actor_pool = allot_trial(scenario), ActorPool()
         for trial in planned(scenario):
             before = monotonic()
             folder = RunFolder.create(out, "alone")
-            launch.launch_in(folder, scenario_of(scenario, trial), launch.Staff(allotment, crew), Progress())
+            launch.launch_in(folder, scenario_of(scenario, trial), launch.Staff(allotment, actor_pool), Progress())
             alone.append(monotonic() - before)
     (start, idle), (end, idle_then) = watch.began, watch.ends[-1]
     wall = end - start

@@ -18,12 +18,12 @@ import torch
 from ray.actor import ActorClass, ActorMethod
 from ray.exceptions import RayActorError
 
-from actors import launch as runs
 from actors import sweep as sweeps
-from actors.crew import Crew, Hired
-from actors.federation import Federation
+from actors.actor_pool import Acquired, ActorPool
 from actors.process import Share
-from actors.progress import Progress
+from rayfed.engine import runs
+from rayfed.engine.federation import Federation
+from rayfed.engine.progress import Progress
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
@@ -32,14 +32,14 @@ CPUS = 4
 """That the tests' Ray pretends to have."""
 
 
-class SharedCrew(Crew):
+class SharedActorPool(ActorPool):
     """Keeps the actors of a run for the next, and ends idle ones where another kind needs their CPUs."""
 
-    def hire(self, kind: type, share: Share, *arguments: Any) -> Hired:
+    def acquire(self, kind: type, share: Share, *arguments: Any) -> Acquired:
         if not self._idle[kind.__name__, share]:
             while self._taken() + share.num_cpus > CPUS and self._end_one():
                 pass
-        return super().hire(kind, share, *arguments)
+        return super().acquire(kind, share, *arguments)
 
     def end_idle(self) -> None:
         """For what wants all of Ray, or only the actors of its own run."""
@@ -52,12 +52,12 @@ class SharedCrew(Crew):
     def _end_one(self) -> bool:
         for idle in self._idle.values():
             if idle:
-                self.dismiss(idle.pop(), keep=False)
+                self.release(idle.pop(), keep=False)
                 return True
         return False
 
 
-ACTORS = SharedCrew()
+ACTORS = SharedActorPool()
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def sharing_actors() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sweeps, "_play", alone)
-        patched.setattr(runs, "Crew", lambda: ACTORS)
+        patched.setattr(runs, "ActorPool", lambda: ACTORS)
         patched.setattr(runs, "_closing", lambda federation, keep: closing(federation, keep=True))
         yield
     ACTORS.end_idle()

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from actors import launch as runs
 from actors import server
 from actors.cluster import divide
+from actors.executor import on_ray
 from actors.process import Share
-from actors.progress import Progress
 from rayfed import scenario as scenarios
 from rayfed.aggregation.server_optimiser import ServerOptimiser
+from rayfed.engine import runs
+from rayfed.engine.progress import Progress
 from rayfed.errors import ResourceError, RunError
 from rayfed.report import run as report
 from rayfed.scenario import AggregationSpec, Scenario
@@ -118,4 +119,4 @@ def test_attacks_without_training_cannot_be_resumed(end: type[BaseException], tm
         raise end
     assert "rayfed resume" not in folder.read_text("report.html")
     with pytest.raises(RunError, match="attacked without training; nothing to resume"):
-        runs.resume(folder.url, None, Progress())
+        runs.resume(folder.url, on_ray(), Progress())

@@ -8,12 +8,12 @@ import torch
 from scipy.stats import entropy
 from torch import Tensor
 
-from actors.attacking import AttackCall, _note_attack
-from actors.tables import RoundTables
 from rayfed import seeds
 from rayfed.analysis import summary
 from rayfed.analysis.criteria import verdicts
 from rayfed.attacks.base import Reconstruction
+from rayfed.engine.attacking import AttackCall, _note_attack
+from rayfed.engine.tables import RoundTables
 from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
 from rayfed.metrics.score import Scorer
 from rayfed.scenario import AttackSpec

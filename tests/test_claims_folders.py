@@ -58,7 +58,7 @@ def every_file(folder: RunFolder) -> dict[str, bytes]:
 def test_the_folder_of_private_states_says_that_it_is_private(out: str) -> None:
     folder = with_private_state(RunFolder.create(out, "t"))
     assert folder.read_text("checkpoint/clients/README.txt").startswith("PRIVATE")
-    [latest] = checkpoint.recall(folder, "none", [1], 1).values()
+    [latest] = checkpoint.load_states(folder, "none", [1], 1).values()
     assert latest["of"] == SECRET
     assert checkpoint.load(folder) is not None
 

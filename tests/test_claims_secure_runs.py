@@ -12,13 +12,14 @@ from typing import Any, cast
 import pytest
 from ray.tune.experiment import Trial as TuneTrial
 
-from actors import launch as runs
 from actors import sweep as sweeps
+from actors.actor_pool import ActorPool
 from actors.cluster import Allotment
-from actors.crew import Crew
-from actors.progress import Progress, SweepProgress
+from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.engine import runs
+from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.errors import RunError
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint, run_key
@@ -104,19 +105,19 @@ def test_a_secure_run_leaves_no_key_and_says_that_it_cannot_be_repeated(spied: S
     assert spied.folder.read_mapping("environment.json")["reproducible"] is False
     assert "cannot be repeated" in spied.folder.read_text("log.txt")
     with pytest.raises(RunError, match="all 2 rounds are played; nothing to resume"):
-        runs.resume(spied.folder.url, None, Progress())
+        runs.resume(spied.folder.url, on_ray(), Progress())
 
 
 @pytest.mark.engine
 def test_a_resumed_secure_run_ends_with_the_same_bits(spied: Spied, scenario: Scenario, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(scenario, str(tmp_path), None, Interrupted())
+        runs.launch(scenario, str(tmp_path), on_ray(), Interrupted())
     [path] = tmp_path.iterdir()
     key = path / run_key.FILE
     assert key.read_bytes() == scenario.run_key
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
-    runs.resume(str(path), None, Progress())
+    runs.resume(str(path), on_ray(), Progress())
     assert_same_bits(weights(RunFolder.open(str(path))), weights(spied.folder))
     assert not key.exists()
 
@@ -124,7 +125,7 @@ def test_a_resumed_secure_run_ends_with_the_same_bits(spied: Spied, scenario: Sc
 @pytest.mark.engine
 def test_two_secure_launches_differ(spied: Spied, tmp_path: Path) -> None:
     noting = Noting()
-    again = runs.launch(scenarios.parse(TEXT, changes=["attacks=[]"]), str(tmp_path), None, noting)
+    again = runs.launch(scenarios.parse(TEXT, changes=["attacks=[]"]), str(tmp_path), on_ray(), noting)
     assert any("cannot be repeated" in note and "run.key" in note for note in noting.notes)
     ours, theirs = weights(again), weights(spied.folder)
     for arm in ours:
@@ -137,21 +138,21 @@ def test_a_finished_secure_run_has_nothing_to_resume_and_no_key(key: bool, scena
     """A key is there where the process died between its last two steps."""
     folder = left_by(scenario, tmp_path, "finished", key)
     with pytest.raises(RunError, match="all 2 rounds are played; nothing to resume"):
-        runs.resume(folder.url, None, Progress())
+        runs.resume(folder.url, on_ray(), Progress())
     assert not folder.exists(run_key.FILE)
 
 
 def test_a_secure_run_that_has_lost_its_key_cannot_go_on(scenario: Scenario, tmp_path: Path) -> None:
     folder = left_by(scenario, tmp_path, "interrupted", key=False)
     with pytest.raises(RunError, match=r"the key of this run .* is gone"):
-        runs.resume(folder.url, None, Progress())
+        runs.resume(folder.url, on_ray(), Progress())
 
 
 @pytest.mark.parametrize("state", ["finished", "failed"])
 def test_a_trial_that_is_not_played_again_has_no_key(state: str, scenario: Scenario, tmp_path: Path) -> None:
     """One that failed keeps it: `resume --failed` plays it on."""
     folder = left_by(scenario, tmp_path, state, key=True)
-    staff = runs.Staff(cast(Allotment, None), Crew())
+    staff = runs.Staff(cast(Allotment, None), ActorPool())
     if state == "failed":
         with pytest.raises(RunError, match="failed"):
             runs.launch_in(folder, scenario, staff, Progress())

@@ -188,7 +188,7 @@ def test_a_defect_of_ours_ends_with_1(monkeypatch: pytest.MonkeyPatch, file) -> 
 
 @pytest.mark.parametrize(("command", "resumable"), [("launch", True), ("attack", False)])
 def test_only_training_is_said_to_go_on(command: str, resumable: bool, monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]
-    from actors import launch as runs
+    from rayfed.engine import runs
 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt

@@ -13,13 +13,14 @@ import ray
 import torch
 from ray.actor import ActorMethod
 
-from actors import launch as runs
-from actors.progress import Progress
+from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed.aggregation.protected import Protected
 from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.keys import derive, unlock
+from rayfed.engine import runs
 from rayfed.engine.inputs import prepare
+from rayfed.engine.progress import Progress
 from rayfed.errors import ProtectionError, ScenarioError, UserError
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint
@@ -80,7 +81,7 @@ def test_encryption_costs_no_accuracy(tmp_path: Path, ray_session: None) -> None
     """Ten rounds at full strength, to within half a percentage point."""
     change = "arms={none: {}, paillier: {protection: paillier}, ckks: {protection: ckks}, bfv: {protection: bfv}}"
     data = "data={name: digits, size: 28}"
-    folder = runs.launch(parsed(change, data, "federation.rounds=10"), str(tmp_path), None, Progress())
+    folder = runs.launch(parsed(change, data, "federation.rounds=10"), str(tmp_path), on_ray(), Progress())
     last = {r["arm"]: r["test_accuracy"] for r in folder.read_table("rounds").to_pylist() if r["round"] == 9}
     assert all(abs(last[arm] - last["none"]) <= 0.005 for arm in PROTECTED)
 
@@ -90,7 +91,7 @@ def test_encryption_costs_no_accuracy(tmp_path: Path, ray_session: None) -> None
 def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: RunFolder, tmp_path: Path) -> None:
     """On how many there are, and which dies."""
     killer = Killer(victim, round=1)
-    folder = runs.launch(parsed(f"resources.clients.actors={clients}"), str(tmp_path), None, killer)
+    folder = runs.launch(parsed(f"resources.clients.actors={clients}"), str(tmp_path), on_ray(), killer)
     assert killer.killed == 1
     assert_same_bits(weights(folder), weights(undisturbed))
 
@@ -98,9 +99,9 @@ def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: Ru
 @pytest.mark.slow
 @pytest.mark.engine
 def test_a_resumed_run_ends_with_the_same_bits(undisturbed: RunFolder, tmp_path: Path) -> None:
-    folder = runs.launch(parsed("federation.rounds=1"), str(tmp_path), None, Progress())
+    folder = runs.launch(parsed("federation.rounds=1"), str(tmp_path), on_ray(), Progress())
     folder.write_text("scenario.yaml", parsed().dump())
-    runs.resume(folder.url, None, Progress())
+    runs.resume(folder.url, on_ray(), Progress())
     assert_same_bits(weights(folder), weights(undisturbed))
 
 
@@ -181,12 +182,12 @@ def test_a_round_with_a_damaged_ciphertext_is_not_applied(
     with monkeypatch.context() as patched:
         patched.setattr(ActorMethod, "_remote", damaged)
         with pytest.raises(ProtectionError, match=message):
-            runs.launch(one, str(tmp_path), None, Progress())
+            runs.launch(one, str(tmp_path), on_ray(), Progress())
     [path] = tmp_path.iterdir()
     saved = checkpoint.load(RunFolder.open(str(path)))
     assert saved is not None
     assert saved.round == 0
-    folder = runs.resume(str(path), None, Progress())
+    folder = runs.resume(str(path), on_ray(), Progress())
     assert set(weights(folder)) == {arm}
 
 
@@ -203,7 +204,7 @@ attacks:
         "short: {protection: {name: paillier, key_bits: 128, insecure: true, bits: 32}}}"
     )
     changes = arms, "model={name: mlp, hidden: [16]}"  # whose images analytic finds as they are
-    folder = runs.attack(parsed(*changes, extra=attack), None, str(tmp_path), None, Progress())
+    folder = runs.attack(parsed(*changes, extra=attack), None, str(tmp_path), on_ray(), Progress())
     rows = folder.read_table("attacks").to_pylist()
     found = {(row["arm"], row["attack"], row["victim"]): row for row in rows}
     victims = {victim for _, _, victim in found}

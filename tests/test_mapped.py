@@ -17,9 +17,6 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from actors import launch as runs
-from actors.federation import Federation
-from actors.progress import Progress
 from rayfed import scenario as scenarios
 from rayfed.cli import app
 from rayfed.data import packing
@@ -28,6 +25,9 @@ from rayfed.data.mapped import Mapped
 from rayfed.data.sets.arrow import Arrow
 from rayfed.data.sets.digits import Digits
 from rayfed.data.sets.image_folder import ImageFolder
+from rayfed.engine import runs
+from rayfed.engine.federation import Federation
+from rayfed.engine.progress import Progress
 from rayfed.errors import DataError, UserError
 from tests.conftest import REPOSITORY
 
@@ -165,6 +165,7 @@ LIMITED = """
 import resource, sys, torch
 from pathlib import Path
 from tests.test_mapped import TEXT, trained
+from actors.executor import on_ray
 torch.set_num_threads(1)
 path = sys.argv[1]
 trained("{name: digits, size: 8}")  # what libraries take is not counted
@@ -240,7 +241,7 @@ def test_an_actor_without_the_file_ends_the_run_with_its_path(
     monkeypatch.setattr(Federation, "__init__", without_file)
     s = scenarios.parse(TEXT.replace("{DATA}", f"{{name: arrow, path: {packed}}}"))
     with pytest.raises(UserError, match=r"digits\.arrow is not on the machine") as caught:
-        runs.launch(s, str(tmp_path), None, Progress())
+        runs.launch(s, str(tmp_path), on_ray(), Progress())
     assert "Traceback" not in str(caught.value)
 
 

@@ -131,11 +131,9 @@ def test_auc_of_known_orders() -> None:
 
 def test_inferences_pass_through_the_actors_into_their_own_table() -> None:
     """The actors' classes, as plain objects."""
-    from actors.attacker import AttackerActor
-    from actors.attacking import AttackCall, _note_attack
-    from actors.client import ClientActor
     from actors.process import Share
-    from actors.tables import RoundTables
+    from rayfed.engine.attacking import AttackCall, _note_attack
+    from rayfed.engine.tables import RoundTables
 
     scenario = scenarios.parse(
         "{name: t, data: {name: digits, public: 0.2}, model: lenet, federation: {rounds: 1, clients: 40}, attacks: ["

@@ -10,6 +10,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed.aggregation.base import Aggregation
 from rayfed.client import plan
@@ -271,8 +272,8 @@ def test_a_poisoning_that_overrides_nothing_does_nothing() -> None:
 @pytest.mark.engine
 @pytest.mark.usefixtures("ray_session")
 def test_a_run_with_opponents_ends_with_a_table_of_who_stands_whom(tmp_path: Path) -> None:
-    from actors.launch import launch
-    from actors.progress import Progress
+    from rayfed.engine.progress import Progress
+    from rayfed.engine.runs import launch
 
     runs = []
     for actors in (1, 3):
@@ -283,7 +284,7 @@ def test_a_run_with_opponents_ends_with_a_table_of_who_stands_whom(tmp_path: Pat
             "door: {name: backdoor, clients: [0], size: 2, scale: 6}}",
             f"resources.clients.actors={actors}",
         )
-        runs.append(launch(s, str(tmp_path), None, Progress()))
+        runs.append(launch(s, str(tmp_path), on_ray(), Progress()))
     first, again = ({(row["arm"], row["round"]): row for row in rows_of(run, "rounds")} for run in runs)
     assert {key: row["test_loss"] for key, row in first.items()} == {
         key: row["test_loss"] for key, row in again.items()

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from actors import launch as runs
-from actors.progress import Progress
+from actors.executor import on_ray
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.client.arm import build_arm
@@ -23,7 +22,9 @@ from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, CohortReport, Sent
 from rayfed.defences.base import Defence
 from rayfed.defences.key_lock import KeyLock
+from rayfed.engine import runs
 from rayfed.engine.inputs import prepare
+from rayfed.engine.progress import Progress
 from rayfed.errors import UserError
 from rayfed.gradients import weights_of
 from rayfed.models.build import build_model
@@ -323,12 +324,12 @@ def saved_by(run: Any) -> checkpoint.Checkpoint:
 def test_a_run_keeps_secrets_from_the_server_and_survives_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = runs.launch(parsed(), str(tmp_path / "whole"), None, Progress())
-    saved, locked = saved_by(whole), checkpoint.recall(whole, "locked", range(4), 3)
+    whole = runs.launch(parsed(), str(tmp_path / "whole"), on_ray(), Progress())
+    saved, locked = saved_by(whole), checkpoint.load_states(whole, "locked", range(4), 3)
     secrets = {f"{c}.{n}": t for c, state in locked.items() for n, t in state[PRIVATE].items()}
     assert len(secrets) == 4 * 5
     assert not holds(saved.server, secrets)
-    assert not checkpoint.recall(whole, "none", range(4), 3)
+    assert not checkpoint.load_states(whole, "none", range(4), 3)
     rounds, clients = (whole.read_table(name).to_pylist() for name in ("rounds", "clients"))
     last = [row for row in clients if row["arm"] == "locked" and row["round"] == 2]
     [row] = [row for row in rounds if row["arm"] == "locked" and row["round"] == 2]
@@ -342,9 +343,9 @@ def test_a_run_keeps_secrets_from_the_server_and_survives_an_interruption(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(parsed(), str(tmp_path / "half"), None, Interrupting())
+        runs.launch(parsed(), str(tmp_path / "half"), on_ray(), Interrupting())
     [half] = (tmp_path / "half").iterdir()
-    again = runs.resume(str(half), None, Progress())
+    again = runs.resume(str(half), on_ray(), Progress())
     resumed = saved_by(again)
     assert_same(resumed.server, saved.server)
-    assert_same(checkpoint.recall(again, "locked", range(4), 3), locked)
+    assert_same(checkpoint.load_states(again, "locked", range(4), 3), locked)

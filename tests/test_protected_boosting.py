@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.launch import launch
-from actors.progress import Progress
+from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedboosting import FedBoosting, Judgement
 from rayfed.aggregation.protected_boosting import ProtectedBoosting
@@ -22,6 +21,8 @@ from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.packing import apportion
 from rayfed.crypto.sealing import Keys
 from rayfed.engine.inputs import prepare
+from rayfed.engine.progress import Progress
+from rayfed.engine.runs import launch
 from rayfed.errors import ProtectionError, ScenarioError, UserError
 from rayfed.protections.base import Protection
 from rayfed.protections.bfv import Bfv
@@ -301,7 +302,7 @@ def test_runs_end_where_plain_ones_do_and_fusion_stops_no_attack(tmp_path: Path,
       fused: {},
       fused ckks: {protection: {name: ckks, pieces_of_weight: 3000}}}"""
     scenario = scenarios.parse(TEXT, changes=[arms, "resources.clients.actors=2", "resources.attackers.actors=1"])
-    folder = launch(scenario, str(tmp_path), None, Progress())
+    folder = launch(scenario, str(tmp_path), on_ray(), Progress())
     found = weights(folder)
     for sealed, plain, pieces in (("paillier", "plain", 10000), ("fused ckks", "fused", 3000)):
         ours, theirs = (flat(found[arm]["weights"]) for arm in (sealed, plain))

@@ -51,7 +51,7 @@ def opened(browser: Any) -> Iterator[Opened]:
         page.set_default_timeout(20_000)
         page.on("console", lambda message: wrong.append(f"console: {message.text}"))
         page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.release()))
         page.on("request", lambda request: wrong.append(request.url) if request.url != url else None)
         url = Path(path).as_uri()
         page.goto(url)

@@ -312,7 +312,7 @@ def assert_is(folder: RunFolder, expected: Checkpoint) -> None:
     assert found.round == expected.round
     assert same(found.server, expected.server)
     for arm, states in expected.clients.items():
-        assert same(checkpoint.recall(folder, arm, states, found.round + 1), states)
+        assert same(checkpoint.load_states(folder, arm, states, found.round + 1), states)
 
 
 def client_files(folder: RunFolder) -> list[str]:
@@ -343,11 +343,11 @@ def test_clients_that_a_round_leaves_alone_keep_their_files(folder: RunFolder) -
     checkpoint.save(folder, Checkpoint(3, {}, {"../arm": newer, "stateless": {}}))
     assert kept in client_files(folder)
     assert len(client_files(folder)) == 3
-    found = checkpoint.recall(folder, "../arm", [7, 300, 8, 0], before=4)
+    found = checkpoint.load_states(folder, "../arm", [7, 300, 8, 0], before=4)
     assert same(found, newer | {300: state(2).clients["../arm"][300]})
     with pytest.raises(RunError, match="has gone on"):
-        checkpoint.recall(folder, "../arm", [7], before=3)
-    assert checkpoint.recall(folder, "stateless", [0], before=4) == {}
+        checkpoint.load_states(folder, "../arm", [7], before=3)
+    assert checkpoint.load_states(folder, "stateless", [0], before=4) == {}
 
 
 def test_a_save_goes_with_the_clients_of_the_round_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +362,7 @@ def test_a_save_goes_with_the_clients_of_the_round_alone(tmp_path: Path, monkeyp
             return method(self, path, *rest)
 
         monkeypatch.setattr(RunFolder, name, noted)
-    checkpoint.recall(folder, "arm", [5, 1500], 1)
+    checkpoint.load_states(folder, "arm", [5, 1500], 1)
     checkpoint.save(folder, Checkpoint(1, {}, {"arm": {c: {"key": torch.ones(2)} for c in (5, 1500)}}))
     assert len(touched) < 30
     monkeypatch.undo()
@@ -433,9 +433,9 @@ def test_damaged_state_of_a_client_is_named_when_it_is_read(folder: RunFolder, d
     checkpoint.save(folder, state(1))
     (name,) = [name for name in client_files(folder) if "/300." in name]
     folder.write_bytes(name, damage(folder.read_bytes(name)))
-    assert list(checkpoint.recall(folder, "../arm", [0], 2)) == [0]
+    assert list(checkpoint.load_states(folder, "../arm", [0], 2)) == [0]
     with pytest.raises(RunError, match=name):
-        checkpoint.recall(folder, "../arm", [300], 2)
+        checkpoint.load_states(folder, "../arm", [300], 2)
 
 
 def test_a_lost_state_of_a_client_shows_on_loading(folder: RunFolder) -> None:

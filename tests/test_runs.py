@@ -14,17 +14,18 @@ import torch
 from pydantic import BaseModel
 from ray.exceptions import ObjectLostError
 
-from actors import launch as runs
-from actors import pool
-from actors.crew import Crew
-from actors.federation import Federation
+from actors import workers
+from actors.actor_pool import ActorPool
+from actors.executor import on_ray
 from actors.process import Share
-from actors.progress import Progress
 from rayfed import scenario as scenarios
 from rayfed.client.observations import Truth
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.engine import runs
+from rayfed.engine.federation import Federation
 from rayfed.engine.inputs import prepare
+from rayfed.engine.progress import Progress
 from rayfed.errors import ResourceError, RunError, UserError
 from rayfed.registry import component
 from rayfed.scenario import Scenario
@@ -71,7 +72,7 @@ def undisturbed(spied: Spied) -> RunFolder:
 @pytest.mark.parametrize("actors", [1, 4])  # two in the run that all are compared with
 def test_weights_do_not_depend_on_the_number_of_actors(actors: int, undisturbed: RunFolder, tmp_path: Path) -> None:
     s = parsed(f"resources.clients.actors={actors}", "resources.clients.num_cpus=1")
-    folder = runs.launch(s, str(tmp_path), None, Progress())
+    folder = runs.launch(s, str(tmp_path), on_ray(), Progress())
     assert_same_bits(weights(folder), weights(undisturbed))
 
 
@@ -92,7 +93,7 @@ class Slow(Defence):
 @pytest.mark.parametrize("victim", ["ClientActor", "ServerActor"])
 def test_weights_are_the_same_after_an_actor_is_killed(victim: str, undisturbed: RunFolder, tmp_path: Path) -> None:
     killer = Killer(victim, round=1)
-    folder = runs.launch(parsed(), str(tmp_path), None, killer)
+    folder = runs.launch(parsed(), str(tmp_path), on_ray(), killer)
     assert killer.killed == 1
     assert "died" in " ".join(killer.notes)
     assert_same_bits(weights(folder), weights(undisturbed))
@@ -118,7 +119,7 @@ def test_weights_are_the_same_when_the_server_dies_before_it_answers(
 ) -> None:
     kill_server_before(method, monkeypatch)
     progress = Noting()
-    folder = runs.launch(parsed(), str(tmp_path), None, progress)
+    folder = runs.launch(parsed(), str(tmp_path), on_ray(), progress)
     assert_same_bits(weights(folder), weights(undisturbed))
     [note] = progress.notes  # and none of the clients' actors was taken for dead
     assert "the server died in round 0" in note
@@ -126,10 +127,10 @@ def test_weights_are_the_same_when_the_server_dies_before_it_answers(
 
 @pytest.mark.slow
 def test_attacks_alone_survive_the_death_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), None, Progress())
+    expected = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), on_ray(), Progress())
     kill_server_before("sent", monkeypatch)
     progress = Noting()
-    folder = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), None, progress)
+    folder = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), on_ray(), progress)
     a, b = (f.read_table("attacks").drop_columns(["seconds"]) for f in (folder, expected))
     assert a.equals(b)
     assert len(progress.notes) == 1
@@ -149,7 +150,7 @@ def test_weights_are_the_same_after_objects_are_lost(
 
     monkeypatch.setattr(Federation, "_evaluate", failing)
     progress = Noting()
-    folder = runs.launch(parsed(), str(tmp_path), None, progress)
+    folder = runs.launch(parsed(), str(tmp_path), on_ray(), progress)
     assert_same_bits(weights(folder), weights(undisturbed))
     [note] = progress.notes
     assert "an object was lost in round 1" in note
@@ -163,20 +164,20 @@ class Worker:
         raise ObjectLostError("00" * 28, "", "")
 
 
-class Workers(Crew):
+class Workers(ActorPool):
     """Hires actors that ask for so many CPUs, one after another; 100 are more than there are."""
 
     def __init__(self, cpus: list[float]) -> None:
         super().__init__()
         self._asked = iter(cpus)
 
-    def hire(self, *_: Any) -> Any:
-        return super().hire(Worker, Share(next(self._asked), 0))
+    def acquire(self, *_: Any) -> Any:
+        return super().acquire(Worker, Share(next(self._asked), 0))
 
 
 def test_actors_without_a_place_are_waited_for_no_longer_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "START_TIMEOUT", 1.0)
-    nowhere = pool.Pool(Workers([100, 100]), 2)
+    nowhere = workers.Workers(Workers([100, 100]), 2)
     with pytest.raises(ResourceError, match="2 of 2 actors did not start within 1 s"):
         nowhere.wait()
     with pytest.raises(ResourceError, match="2 of 2 actors did not start within 1 s"):
@@ -185,7 +186,7 @@ def test_actors_without_a_place_are_waited_for_no_longer_than_said(monkeypatch: 
 
 
 def test_the_living_do_the_work_of_an_actor_that_cannot_be_replaced() -> None:
-    two = pool.Pool(Workers([0, 0, 100]), 2)
+    two = workers.Workers(Workers([0, 0, 100]), 2)
     two.wait()
     kill(two._actors[1])
     assert sorted(result for _, result, _ in two.run([pool.Call("work", (i,)) for i in range(9)])) == list(range(9))
@@ -196,8 +197,8 @@ def test_the_living_do_the_work_of_an_actor_that_cannot_be_replaced() -> None:
 def test_what_finds_no_place_gets_that_of_another_pools_actor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "PATIENCE", 0.5)
     half = ray.available_resources()["CPU"] / 2
-    large = pool.Pool(Workers([half] * 3), 2)
-    small = pool.Pool(Workers([0, half]), 1, make_room=large.give_place)
+    large = workers.Workers(Workers([half] * 3), 2)
+    small = workers.Workers(Workers([0, half]), 1, make_room=large.give_place)
     for each in (large, small):
         each.wait()
     kill(small._actors[0])
@@ -209,7 +210,7 @@ def test_what_finds_no_place_gets_that_of_another_pools_actor(monkeypatch: pytes
 
 
 def test_a_lost_argument_costs_no_actor() -> None:
-    one = pool.Pool(Workers([0]), 1)
+    one = workers.Workers(Workers([0]), 1)
     one.wait()
     with pytest.raises(ObjectLostError):
         list(one.run([pool.Call("miss", ())]))
@@ -229,7 +230,7 @@ class AttackerKiller(Killer):
 
 def test_attacks_are_the_same_after_an_attacker_is_killed(undisturbed: RunFolder, tmp_path: Path) -> None:
     killer = AttackerKiller("AttackerActor", round=1)
-    folder = runs.launch(parsed(extra=ATTACK), str(tmp_path), None, killer)
+    folder = runs.launch(parsed(extra=ATTACK), str(tmp_path), on_ray(), killer)
     assert killer.killed == 1
     assert "1 attacker died" in " ".join(killer.notes)
     assert_same_bits(weights(folder), weights(undisturbed))
@@ -255,14 +256,14 @@ def test_an_interrupted_run_is_readable_and_resumes_to_the_same_bits(
     after: int, undisturbed: RunFolder, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(parsed(extra=ATTACK), str(tmp_path), None, Stop(after))
+        runs.launch(parsed(extra=ATTACK), str(tmp_path), on_ray(), Stop(after))
     [path] = tmp_path.iterdir()
     folder = RunFolder.open(str(path))
     status = json.loads(folder.read_text("status.json"))
     assert (status["state"], status["rounds_done"]) == ("interrupted", after)
     assert folder.exists("report.html")
     assert folder.read_table("rounds").num_rows == 2 * after
-    runs.resume(str(path), None, Progress())
+    runs.resume(str(path), on_ray(), Progress())
     assert_same_bits(weights(folder), weights(undisturbed))
     for table in ("rounds", "clients", "attacks", "images", "partition"):
         assert folder.read_table(table).num_rows == undisturbed.read_table(table).num_rows
@@ -271,7 +272,7 @@ def test_an_interrupted_run_is_readable_and_resumes_to_the_same_bits(
         a, b = (f.read_table(table).drop_columns(timed) for f in (folder, undisturbed))
         assert a.equals(b)
     with pytest.raises(RunError, match="nothing to resume"):
-        runs.resume(str(path), None, Progress())
+        runs.resume(str(path), on_ray(), Progress())
 
 
 BOOSTED = [
@@ -283,7 +284,7 @@ BOOSTED = [
 
 @pytest.fixture(scope="module")
 def boosted(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(*BOOSTED), str(tmp_path_factory.mktemp("boosted")), None, Progress())
+    return runs.launch(parsed(*BOOSTED), str(tmp_path_factory.mktemp("boosted")), on_ray(), Progress())
 
 
 def assert_same_votes(a: RunFolder, b: RunFolder) -> None:
@@ -306,7 +307,7 @@ def test_clients_votes_are_in_the_tables_and_the_memory_in_the_checkpoint(booste
 
 def test_votes_do_not_depend_on_the_number_of_actors(boosted: RunFolder, tmp_path: Path) -> None:
     one = parsed(*BOOSTED, "resources.clients.actors=1", "resources.clients.num_cpus=1")
-    assert_same_votes(runs.launch(one, str(tmp_path), None, Progress()), boosted)
+    assert_same_votes(runs.launch(one, str(tmp_path), on_ray(), Progress()), boosted)
 
 
 @pytest.mark.slow
@@ -325,7 +326,7 @@ def test_votes_are_the_same_when_the_server_dies_before_it_hears_them(
 
     monkeypatch.setattr(Federation, "_run_clients", deadly)
     progress = Noting()
-    folder = runs.launch(parsed(*BOOSTED), str(tmp_path), None, progress)
+    folder = runs.launch(parsed(*BOOSTED), str(tmp_path), on_ray(), progress)
     assert answered == [4] * 4
     assert "the server died in round 1" in progress.notes[0]
     assert_same_votes(folder, boosted)
@@ -334,9 +335,9 @@ def test_votes_are_the_same_when_the_server_dies_before_it_hears_them(
 @pytest.mark.slow
 def test_votes_are_the_same_after_a_resume(boosted: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(parsed(*BOOSTED), str(tmp_path), None, Stop(2))
+        runs.launch(parsed(*BOOSTED), str(tmp_path), on_ray(), Stop(2))
     [path] = tmp_path.iterdir()
-    runs.resume(str(path), None, Progress())
+    runs.resume(str(path), on_ray(), Progress())
     assert_same_votes(RunFolder.open(str(path)), boosted)
 
 
@@ -357,7 +358,7 @@ def test_attacks_leave_rows_images_and_traces(undisturbed: RunFolder) -> None:
 
 def test_a_failed_run_leaves_a_readable_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not finite"):
-        runs.launch(parsed("training.lr=1e38"), str(tmp_path), None, Progress())
+        runs.launch(parsed("training.lr=1e38"), str(tmp_path), on_ray(), Progress())
     [path] = tmp_path.iterdir()
     status = json.loads((path / "status.json").read_text())
     assert status["state"] == "failed"
@@ -375,7 +376,7 @@ def test_a_failed_run_leaves_a_readable_folder(tmp_path: Path) -> None:
 )
 def test_resources_that_the_cluster_does_not_have(change: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=expected):
-        runs.launch(parsed(change), str(tmp_path), None, Progress())
+        runs.launch(parsed(change), str(tmp_path), on_ray(), Progress())
 
 
 def test_fedsgd_and_adam_run(tmp_path: Path) -> None:
@@ -383,7 +384,7 @@ def test_fedsgd_and_adam_run(tmp_path: Path) -> None:
         "training={algorithm: fedsgd, batch_size: null, lr: 0.1}",
         "federation.server={optimiser: adam, lr: 0.01}",
     ]
-    folder = runs.launch(parsed(*changes), str(tmp_path), None, Progress())
+    folder = runs.launch(parsed(*changes), str(tmp_path), on_ray(), Progress())
     losses = folder.read_table("rounds").to_pandas().query("arm == 'none'")["train_loss"].tolist()
     assert losses[-1] < losses[0]
 
@@ -391,7 +392,7 @@ def test_fedsgd_and_adam_run(tmp_path: Path) -> None:
 def test_an_arms_seconds_are_its_own(tmp_path: Path) -> None:
     arms = "arms={slow: [{name: 'tests.test_runs:Slow'}], none: []}"
     s = parsed(arms, "federation.rounds=1", "federation.cohort_size=7", "resources.clients.actors=1")
-    folder = runs.launch(s, str(tmp_path), None, Progress())
+    folder = runs.launch(s, str(tmp_path), on_ray(), Progress())
     seconds = {row["arm"]: row["actor_seconds"] for row in folder.read_table("rounds").to_pylist()}
     assert seconds["slow"] >= 7 * Slow.SECONDS
     for arm in seconds:
@@ -434,20 +435,20 @@ def _walk(value: Any) -> Any:
 
 @pytest.mark.slow
 def test_attacks_alone_see_the_untrained_model_or_what_a_run_has_learnt(tmp_path: Path) -> None:
-    whole = runs.launch(parsed(extra=ATTACK), str(tmp_path), None, Progress())
-    before = runs.launch(parsed("federation.rounds=1"), str(tmp_path), None, Progress())
-    alone = runs.attack(parsed("attacks.0.rounds=[0]", extra=ATTACK), before.url, str(tmp_path), None, Progress())
+    whole = runs.launch(parsed(extra=ATTACK), str(tmp_path), on_ray(), Progress())
+    before = runs.launch(parsed("federation.rounds=1"), str(tmp_path), on_ray(), Progress())
+    alone = runs.attack(parsed("attacks.0.rounds=[0]", extra=ATTACK), before.url, str(tmp_path), on_ray(), Progress())
     timeless = ["seconds"]
     rows, expected = (folder.read_table("attacks").drop_columns(timeless).to_pylist() for folder in (alone, whole))
     assert rows == expected
     assert len(rows) == 2 * 3 * 2
     assert not alone.read_table("rounds").num_rows
-    untrained = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), None, Progress())
+    untrained = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), on_ray(), Progress())
     assert {row["round"] for row in untrained.read_table("attacks").to_pylist()} == {0}
     with pytest.raises(RunError, match="attacked without training; nothing to resume"):
-        runs.resume(alone.url, None, Progress())
+        runs.resume(alone.url, on_ray(), Progress())
     other = parsed("model.hidden=[8]", extra=ATTACK)
     with pytest.raises(RunError, match="trained another model"):
-        runs.attack(other, before.url, str(tmp_path), None, Progress())
+        runs.attack(other, before.url, str(tmp_path), on_ray(), Progress())
     with pytest.raises(RunError, match="none of its rounds is complete"):
-        runs.attack(other, alone.url, str(tmp_path), None, Progress())
+        runs.attack(other, alone.url, str(tmp_path), on_ray(), Progress())

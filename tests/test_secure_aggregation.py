@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from actors import launch as runs
+from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.median import Median
@@ -23,6 +23,7 @@ from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.keys import derive
 from rayfed.crypto.masking import Advertised, Transcript, neighbours
 from rayfed.crypto.session import Session
+from rayfed.engine import runs
 from rayfed.engine.inputs import prepare
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.secure_aggregation import PHASES, Dropouts, SecureAggregation
@@ -301,7 +302,7 @@ def test_a_round_of_training_is_plain_fedavg_of_those_who_are_left(arm: str) -> 
 def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: RunFolder, tmp_path: Path) -> None:
     """On how many there are, and which dies."""
     killer = Killer(victim, round=1)
-    folder = runs.launch(parsed(f"resources.clients.actors={clients}"), str(tmp_path), None, killer)
+    folder = runs.launch(parsed(f"resources.clients.actors={clients}"), str(tmp_path), on_ray(), killer)
     assert killer.killed == 1
     assert_same_bits(weights(folder), weights(undisturbed))
     assert folder.read_table("secure_sums").to_pylist() == undisturbed.read_table("secure_sums").to_pylist()

@@ -115,11 +115,9 @@ def test_a_closed_form_has_no_strip() -> None:
 
 def test_the_first_victims_strip_stands_beside_its_true_images() -> None:
     """The actors' classes, as plain objects: rows of the table, matched as the reconstruction is in the end."""
-    from actors.attacker import AttackerActor
-    from actors.attacking import AttackCall, _note_attack
-    from actors.client import ClientActor
     from actors.process import Share
-    from actors.tables import RoundTables
+    from rayfed.engine.attacking import AttackCall, _note_attack
+    from rayfed.engine.tables import RoundTables
 
     scenario = scenarios.parse(
         "{name: t, data: digits, model: lenet, federation: {rounds: 1, clients: 40}, attacks: ["

@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actors.search import Tried, search
 from ray import tune
 
-from actors import launch as runs
 from actors import sweep as sweeps
 from actors import trackers
-from actors.progress import Progress, SweepProgress
-from actors.search import Tried, search
+from actors.executor import on_ray
 from actors.trial import Reporter, prepare_process, search_places
 from rayfed import scenario as scenarios
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.engine import runs
+from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.errors import ResourceError, RunError, ScenarioError, UserError
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
@@ -228,7 +229,7 @@ def test_a_trial_comes_to_what_its_scenario_comes_to_alone(
     swept: SweepFolder, scenario: Scenario, tmp_path: Path
 ) -> None:
     trial = next(t for t in planned(scenario) if t.arm == "noise" and t.values["training.lr"] == 0.1)
-    alone = runs.launch(scenario_of(scenario, trial), str(tmp_path), None, Progress())
+    alone = runs.launch(scenario_of(scenario, trial), str(tmp_path), on_ray(), Progress())
     [own] = outcomes(alone)
     [row] = [row for row in swept.outcomes().to_pylist() if row["trial"] == trial.name]
     for name in ("test_accuracy", "test_loss", "psnr", "psnr_worst", "ssim", "bytes_up", "images"):

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.attacker import AttackerActor
-from actors.attacking import AttackCall, _note_attack
-from actors.client import ClientActor
 from actors.process import Share
-from actors.tables import RoundTables
 from rayfed import scenario as scenarios
 from rayfed.client.runtime import Sent
 from rayfed.data.forms import Tokens
+from rayfed.engine.attacking import AttackCall, _note_attack
 from rayfed.engine.inputs import prepare
+from rayfed.engine.tables import RoundTables
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.report.run import write_report
 from rayfed.store.folder import SCENARIO, RunFolder

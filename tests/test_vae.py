@@ -223,7 +223,9 @@ def test_a_later_round_is_the_same_on_another_actor_with_what_a_checkpoint_kept(
     folder = RunFolder.create(str(tmp_path), "run")
     checkpoint.save(folder, checkpoint.Checkpoint(0, {}, {"vae": states}))
     here, _ = there.cohort("vae", sent(there, 1), [0, 1], states)
-    elsewhere, report = runtime().cohort("vae", sent(there, 1), [0, 1], checkpoint.recall(folder, "vae", [0, 1], 1))
+    elsewhere, report = runtime().cohort(
+        "vae", sent(there, 1), [0, 1], checkpoint.load_states(folder, "vae", [0, 1], 1)
+    )
     assert all(torch.equal(t, elsewhere.tensors[name]) for name, t in here.tensors.items())
     assert set(report.states) == {0, 1}
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +16,27 @@ from rich.markup import escape
 
 from rayfed.errors import UserError
 
+
+class ExecutorName(StrEnum):
+    """Who does the work of a run."""
+
+    RAY = "ray"
+    LOCAL = "local"
+
+
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors and notes.")]
 Address = Annotated[
     str | None,
     typer.Option(help="Ray cluster to run on (`auto`, `ray://host:10001`); a local one is started when not given."),
+]
+Executor = Annotated[
+    ExecutorName,
+    typer.Option(
+        "--executor",
+        help="`ray`: clients, attackers and server as actors. `local`: everything in this process, one call after "
+        "another, with the same results; what a debugger can follow.",
+    ),
 ]
 Set = Annotated[
     list[str] | None,
@@ -63,8 +80,48 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
         raise typer.Exit(1) from None
 
 
-def ray_beside(address: str | None, path: Path, changes: list[str] | None) -> AbstractContextManager[None]:
+def execution(executor: ExecutorName, address: str | None) -> Any:
+    """Who plays runs (`rayfed.engine.executor.Execution`).
+
+    Raises `UserError` for a cluster that is not to be used.
+    """
+    if executor is ExecutorName.RAY:
+        from actors.executor import on_ray
+
+        return on_ray(address)
+    from rayfed.engine.local import local
+
+    check_no_address(address)
+    return local
+
+
+def sweep_execution(executor: ExecutorName, address: str | None) -> Any:
+    """Who plays sweeps (`rayfed.engine.sweeps.SweepExecution`).
+
+    Raises `UserError` for a cluster that is not to be used.
+    """
+    if executor is ExecutorName.RAY:
+        from actors.sweep import on_tune
+
+        return on_tune(address)
+    from rayfed.engine.local_sweep import local_sweep
+
+    check_no_address(address)
+    return local_sweep
+
+
+def check_no_address(address: str | None) -> None:
+    """Raise `UserError` where a cluster is named."""
+    if address:
+        raise UserError("--executor local plays in this process, not on a cluster: leave --address or --executor out")
+
+
+def ray_beside(
+    executor: ExecutorName, address: str | None, path: Path, changes: list[str] | None
+) -> AbstractContextManager[None]:
     """A local Ray that starts while the command imports and reads, unless the scenario is wrong at the first look."""
+    if executor is not ExecutorName.RAY:
+        return nullcontext()
     from actors import local_ray
     from rayfed import scenario
 
@@ -111,11 +168,11 @@ def search_where(run: str) -> None:
 
 
 @contextmanager
-def watched(quiet: bool, brief: bool = False) -> Iterator[Any]:
-    """A view of one run for as long as it goes on."""
+def watched(quiet: bool, executor: ExecutorName, brief: bool = False) -> Iterator[Any]:
+    """A view of one run for as long as it goes on: without a bar in the process in which a debugger may prompt."""
     from rayfed.console import RunView
 
-    view = RunView(Console(), quiet, brief)
+    view = RunView(Console(), quiet, brief, bar=executor is ExecutorName.RAY)
     try:
         yield view
     finally:

@@ -11,15 +11,19 @@ from rayfed.cli import sweeps
 from rayfed.cli.common import (
     Address,
     Debug,
+    Executor,
+    ExecutorName,
     Out,
     Quiet,
     Run,
     ScenarioFile,
     Set,
     errors_for_people,
+    execution,
     load,
     ray_beside,
     search_where,
+    sweep_execution,
     watched,
 )
 from rayfed.errors import UserError
@@ -32,20 +36,21 @@ def launch(
     scenario: ScenarioFile,
     changes: Set = None,
     out: Out = None,
+    executor: Executor = ExecutorName.RAY,
     address: Address = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Run a scenario: train, attack, score, and write tables and a report; one with a `sweep` is swept."""
-    with ray_beside(address, scenario, changes), errors_for_people(debug, resumable=True):
+    with ray_beside(executor, address, scenario, changes), errors_for_people(debug, resumable=True):
         loaded = load(scenario, changes)
         if loaded.sweep is not None:
-            sweeps.play(loaded, out, address, quiet)
+            sweeps.play(loaded, out, sweep_execution(executor, address), quiet)
             return
-        from actors import launch as runs
+        from rayfed.engine import runs
 
-        with watched(quiet) as view:
-            folder = runs.launch(loaded, out, address, view)
+        with watched(quiet, executor) as view:
+            folder = runs.launch(loaded, out, execution(executor, address), view)
             view.finished(f"{folder.url}/report.html")
 
 
@@ -57,21 +62,22 @@ def attack(
         str | None, typer.Option("--run", help="Attack what this run has learnt instead of the untrained model.")
     ] = None,
     out: Out = None,
+    executor: Executor = ExecutorName.RAY,
     address: Address = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Play a scenario's attacks without its training: what does one update give away?"""
-    with ray_beside(address, scenario, changes), errors_for_people(debug):
+    with ray_beside(executor, address, scenario, changes), errors_for_people(debug):
         if run:
             search_where(run)
         loaded = load(scenario, changes)
         if not loaded.attacks:
             raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
-        from actors import launch as runs
+        from rayfed.engine import runs
 
-        with watched(quiet) as view:
-            folder = runs.attack(loaded, run, out, address, view)
+        with watched(quiet, executor) as view:
+            folder = runs.attack(loaded, run, out, execution(executor, address), view)
             view.finished(f"{folder.url}/report.html")
 
 
@@ -79,6 +85,7 @@ def attack(
 def resume(
     run: Run,
     failed: Annotated[bool, typer.Option("--failed", help="Play the failed trials of a sweep again, too.")] = False,
+    executor: Executor = ExecutorName.RAY,
     address: Address = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -90,13 +97,13 @@ def resume(
 
         if is_sweep(RunFolder.open(run)):
             search_where(run)
-            sweeps.resume(run, failed, address, quiet)
+            sweeps.resume(run, failed, sweep_execution(executor, address), quiet)
             return
-        from actors import launch as runs
+        from rayfed.engine import runs
 
         search_where(run)
-        with watched(quiet) as view:
-            folder = runs.resume(run, address, view)
+        with watched(quiet, executor) as view:
+            folder = runs.resume(run, execution(executor, address), view)
             view.finished(f"{folder.url}/report.html")
 
 
@@ -136,7 +143,7 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
             f"{len(inputs.data.test_labels)} test images of {shape}, {len(inputs.data.classes)} classes"
         )
         print(f"  clients: {len(sizes)}, with {sizes.min()} to {sizes.max()} samples ({loaded.partition.name})")
-        print(f"  arms: {', '.join(loaded.stacks)}")
+        print(f"  arms: {', '.join(loaded.played)}")
         for line in guarantees(inputs.privacy):
             print(f"  {line}")
         for line in filter(None, [inputs.randomness, *inputs.encryption]):
@@ -160,6 +167,7 @@ def audit(
     seed: Annotated[int, typer.Option(min=0, help="All randomness follows from it.")] = 0,
     changes: Set = None,
     out: Out = None,
+    executor: Executor = ExecutorName.RAY,
     address: Address = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -172,10 +180,10 @@ def audit(
         registry.search(str(Path.cwd()))
         text = scenario_text(model, data, _batches(batch), images, size, iterations, seed)
         loaded = scenario.parse(text, "the audit's scenario", changes or [])
-        from actors import launch as runs
+        from rayfed.engine import runs
 
-        with watched(quiet, brief=True) as view:
-            folder = runs.attack(loaded, None, out, address, view)
+        with watched(quiet, executor, brief=True) as view:
+            folder = runs.attack(loaded, None, out, execution(executor, address), view)
             view.audited(folder.read_table("attacks").to_pylist(), threshold, f"{folder.url}/report.html")
 
 

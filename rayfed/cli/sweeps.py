@@ -7,7 +7,20 @@ from typing import Any
 
 import typer
 
-from rayfed.cli.common import Address, Debug, Out, Quiet, ScenarioFile, Set, errors_for_people, load, ray_beside
+from rayfed.cli.common import (
+    Address,
+    Debug,
+    Executor,
+    ExecutorName,
+    Out,
+    Quiet,
+    ScenarioFile,
+    Set,
+    errors_for_people,
+    load,
+    ray_beside,
+    sweep_execution,
+)
 from rayfed.errors import UserError
 
 commands = typer.Typer()
@@ -18,30 +31,31 @@ def sweep(
     scenario: ScenarioFile,
     changes: Set = None,
     out: Out = None,
+    executor: Executor = ExecutorName.RAY,
     address: Address = None,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Play every trial that a scenario's `sweep` stands for, side by side; `rayfed launch` does the same."""
-    with ray_beside(address, scenario, changes), errors_for_people(debug, resumable=True):
+    with ray_beside(executor, address, scenario, changes), errors_for_people(debug, resumable=True):
         loaded = load(scenario, changes)
         if loaded.sweep is None:
             raise UserError(f"{scenario} has no `sweep`: say there which fields vary, as docs/sweeps.md shows")
-        play(loaded, out, address, quiet)
+        play(loaded, out, sweep_execution(executor, address), quiet)
 
 
-def play(scenario: Any, out: str | None, address: str | None, quiet: bool) -> Any:
+def play(scenario: Any, out: str | None, execution: Any, quiet: bool) -> Any:
     """A new sweep, watched; its folder."""
-    from actors import sweep as sweeps
+    from rayfed.engine import sweeps
 
-    return _watched(quiet, lambda view: sweeps.sweep(scenario, out, address, view))
+    return _watched(quiet, lambda view: sweeps.sweep(scenario, out, execution, view))
 
 
-def resume(path: str, failed: bool, address: str | None, quiet: bool) -> None:
+def resume(path: str, failed: bool, execution: Any, quiet: bool) -> None:
     """What is missing of a sweep, watched."""
-    from actors import sweep as sweeps
+    from rayfed.engine import sweeps
 
-    _watched(quiet, lambda view: sweeps.resume(path, failed, address, view))
+    _watched(quiet, lambda view: sweeps.resume(path, failed, execution, view))
 
 
 def _watched(quiet: bool, play: Callable[[Any], Any]) -> Any:

@@ -20,7 +20,7 @@ from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.private import common_names, key_names, only, private_names, without
 from rayfed.protections.secure_aggregation import SecureAggregation
-from rayfed.scenario import AggregationSpec, DefenceSpec, ModelSpec, ProtectionSpec
+from rayfed.scenario import DefenceSpec, ProtectionSpec, ResolvedArm
 from rayfed.update import Named
 
 
@@ -28,6 +28,7 @@ from rayfed.update import Named
 class Arm:
     """What every process that plays a role in an arm builds for itself."""
 
+    spec: ResolvedArm
     model: nn.Module
     """The architecture in the clients' mode; the weights drawn from the seed."""
     defences: tuple[Defence, ...]
@@ -68,14 +69,11 @@ class Arm:
         return only(weights_of(self.model), common_names(self.model))
 
 
-def aggregation_of(spec: AggregationSpec, stack: Sequence[DefenceSpec], clients: int) -> Aggregation:
-    """The scenario's rule as the defences of an arm change it, for so many clients a round.
-
-    Raises `UserError` where a defence and the rule do not go together.
-    """
-    rule: Aggregation = spec.build()
-    for defence in stack:
-        rule = defence.build().wrap_aggregation(rule, clients)
+def aggregation_of(arm: ResolvedArm) -> Aggregation:
+    """The arm's rule as its defences change it; raises `UserError` where a defence and the rule do not go together."""
+    rule: Aggregation = arm.aggregation.build()
+    for defence in arm.defences:
+        rule = defence.build().wrap_aggregation(rule, arm.clients_per_round)
     return rule
 
 
@@ -99,11 +97,16 @@ class Protecting:
         return Protected.of(rule, protection, self.clients, self.samples)
 
 
-def build_arm(
-    model: ModelSpec, stack: Sequence[DefenceSpec], image_shape: tuple[int, int, int], classes: int, seed: int | bytes
-) -> Arm:
+def protected_aggregation(arm: ResolvedArm, protecting: Protecting | None) -> Aggregation:
+    """The same over what clients send where they hide it."""
+    rule = aggregation_of(arm)
+    return protecting.wrap(rule) if protecting else rule
+
+
+def build_arm(spec: ResolvedArm, image_shape: tuple[int, int, int], classes: int, seed: int | bytes) -> Arm:
     """Build an arm; raises `UserError` where the model does not fit data or defences, or has nothing to train."""
-    defences = tuple(spec.build() for spec in stack)
+    model, stack = spec.model, spec.defences
+    defences = tuple(defence.build() for defence in stack)
     normalise = (model.normalise.mean, model.normalise.std) if model.normalise else None
     net = build_model(model.name, model.parameters, image_shape, classes, seed, normalise)
     with seeds.global_stream(seed, "adapted model"):
@@ -130,7 +133,7 @@ def build_arm(
                 f"{type(slow).__name__} cannot work sample by sample, as {stack[index].name} asks of the defences "
                 f"before it in the stack: write it after, or leave one out"
             )
-    return Arm(net, defences)
+    return Arm(spec, net, defences)
 
 
 def _listed(stack: Sequence[DefenceSpec]) -> str:

@@ -19,7 +19,7 @@ from rayfed.data.base import Dataset, Images
 from rayfed.data.partitions.base import Parts
 from rayfed.defences.base import Batch, Task
 from rayfed.models.private import only, without
-from rayfed.scenario import Scenario
+from rayfed.scenario import Scenario, resolve
 from rayfed.update import Named, digest_of
 
 State = dict[str, Any]
@@ -74,14 +74,15 @@ class Clients:
         """`parts[i]` are the training indices of client i, `validation[i]` those that it has held out, if any."""
         self.scenario, self.data, self.device = scenario, data, device
         self.parts, self.validation = Parts.of(parts), Parts.of(validation)
-        self.malicious = {arm: Malicious.of(scenario, arm) for arm in scenario.stacks}
+        self.specs = resolve(scenario)
+        self.malicious = {name: Malicious.of(scenario, arm) for name, arm in self.specs.items()}
         self._arms: dict[str, Arm] = {}
 
     def arm(self, name: str) -> Arm:
         """An arm, built when it is first asked for."""
         if name not in self._arms:
-            s, d = self.scenario, self.data
-            arm = build_arm(s.model_of(name), s.stacks[name], d.image_shape, len(d.classes), s.seed)
+            data = self.data
+            arm = build_arm(self.specs[name], data.image_shape, len(data.classes), self.scenario.seed)
             self._arms[name] = replace(arm, model=arm.model.to(self.device))
         return self._arms[name]
 
@@ -131,9 +132,8 @@ class Clients:
         """The private tensors of an arm as they begin: drawn anew for each purpose, but for those that
         begin alike at all clients.
         """
-        s, d = self.scenario, self.data
-        key = s.secret("private", *purpose)
-        drawn = build_arm(s.model_of(arm), s.stacks[arm], d.image_shape, len(d.classes), key).private_part
+        key = self.scenario.secret("private", *purpose)
+        drawn = build_arm(self.specs[arm], self.data.image_shape, len(self.data.classes), key).private_part
         return {name: t.to(self.device) for name, t in (drawn | self.arm(arm).common_start).items()}
 
     def _completed(self, arm: str, sent: Sent, client: int, state: State) -> tuple[Named, Named]:
@@ -158,7 +158,7 @@ class Clients:
                 order=self.order(sent, client),
                 private=built.private,
             )
-            weights |= privately_trained(task, self.scenario.training_of(arm), epochs)
+            weights |= privately_trained(task, built.spec.training, epochs)
         return weights, buffers
 
     def _batches(self, split: Split, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:

@@ -18,7 +18,7 @@ from rayfed.client.local import returned_buffers
 from rayfed.defences.base import Task
 from rayfed.errors import ClientError, ScenarioError, UserError
 from rayfed.models.private import without
-from rayfed.scenario import Scenario
+from rayfed.scenario import ResolvedArm, Scenario
 from rayfed.update import Named, Update
 
 
@@ -113,7 +113,7 @@ def until_none_fails(
     return list(latest.values())
 
 
-def check_droppable(scenario: Scenario, name: str, arm: Arm, rule: Aggregation) -> None:
+def check_droppable(scenario: Scenario, arm: Arm, rule: Aggregation) -> None:
     """Raise `ScenarioError` where an arm cannot do without a client that fails, although the scenario drops such.
 
     `rule` is the arm's, with its protection.
@@ -121,7 +121,7 @@ def check_droppable(scenario: Scenario, name: str, arm: Arm, rule: Aggregation) 
     if scenario.federation.failures.then != "drop":
         return
     obstacles = [rule.needs_all, *(defence.needs_all for defence in arm.defences)]
-    malicious = scenario.malicious_of(name)
+    malicious = arm.spec.malicious
     if malicious and malicious.build().colludes:
         obstacles.append(f"the malicious clients of {malicious.name} work with one another's updates")
     for attack in scenario.attacks:
@@ -129,21 +129,21 @@ def check_droppable(scenario: Scenario, name: str, arm: Arm, rule: Aggregation) 
             obstacles.append(f"the attack '{attack.title}' makes the work of the victim's fellow clients again")
     for obstacle in filter(None, obstacles):
         raise ScenarioError(
-            f"federation.failures.then: drop is not for arm '{name}': {obstacle}; take `then: stop`, or leave that out"
+            f"federation.failures.then: drop is not for arm '{arm.spec.name}': {obstacle}; take `then: stop`, or leave "
+            f"that out"
         )
 
 
-def check_left(scenario: Scenario, arm: str, round: int, left: int, drawn: int) -> None:
+def check_left(arm: ResolvedArm, round: int, left: int, drawn: int) -> None:
     """Raise `ClientError` where an arm's rule has no meaning for those of a round's clients who have not failed."""
     if not left:
         return  # as in a round that has drawn nobody
-    rule = aggregation_of(scenario.aggregation_of(arm), scenario.stacks[arm], scenario.clients_per_round)
     try:
-        rule.check(left)
-        if left == 1 and scenario.protection_of(arm):
+        aggregation_of(arm).check(left)
+        if left == 1 and arm.protection:
             raise UserError("the sum that is opened would be one client's update")
     except UserError as error:
         raise ClientError(
-            f"only {left} of {drawn} clients are left in round {round} of arm '{arm}', the others have failed, and "
-            f"these are too few: {error}; complete rounds are kept and `rayfed resume` goes on from there"
+            f"only {left} of {drawn} clients are left in round {round} of arm '{arm.name}', the others have failed, "
+            f"and these are too few: {error}; complete rounds are kept and `rayfed resume` goes on from there"
         ) from error

@@ -11,7 +11,7 @@ from rayfed.client import plan
 from rayfed.client.failures import Failed, Made, attempt
 from rayfed.defences.base import Batch
 from rayfed.poisoning.base import Insight, Poisoning
-from rayfed.scenario import Scenario
+from rayfed.scenario import ResolvedArm, Scenario
 from rayfed.update import Update
 
 
@@ -24,10 +24,10 @@ class Malicious:
     poisoning: Poisoning
 
     @classmethod
-    def of(cls, scenario: Scenario, arm: str) -> Malicious:
+    def of(cls, scenario: Scenario, arm: ResolvedArm) -> Malicious:
         """Those of an arm; where there are none they do nothing."""
-        spec = scenario.malicious_of(arm)
-        return cls(scenario, plan.malicious_clients(scenario, arm), spec.build() if spec else Poisoning())
+        poisoning = arm.malicious.build() if arm.malicious else Poisoning()
+        return cls(scenario, plan.malicious_clients(scenario, arm), poisoning)
 
     def check(self, image_shape: tuple[int, int, int], classes: int) -> None:
         """Raise `UserError` where what they do has no meaning for such data, or in one of the rounds."""

@@ -64,7 +64,7 @@ class ObservationBuilder:
         they do on the true one.
         """
         runtime, sent = self.runtime, self.runtime.here(sent)
-        training, indices = runtime.scenario.training_of(arm), runtime.parts[client]
+        training, indices = runtime.specs[arm].training, runtime.parts[client]
         if attack.observes == "gradient":
             training = Training(algorithm="fedsgd", batch_size=None)
             draw = seeds.numpy_generator(runtime.scenario.seed, "victim", sent.round, client)
@@ -205,10 +205,10 @@ class ObservationBuilder:
 
     def _trained(self, arm: str, sent: Sent, client: int, states: Mapping[int, State]) -> Named:
         """A client's own weights and buffers after its local training of this round, before what defends the update."""
-        runtime, training = self.runtime, self.runtime.scenario.training_of(arm)
+        runtime, training = self.runtime, self.runtime.specs[arm].training
         task = runtime.task(arm, sent, client, runtime.parts[client], copy.deepcopy(states.get(client, {})))
         update = training_method(training, runtime.arm(arm).defences)(task)
-        scale = runtime.scenario.update_scale(arm)
+        scale = runtime.specs[arm].update_scale
         weights = {name: w - scale * update.tensors[name] for name, w in sent.weights.items()}
         buffers = {name: b.clone() for name, b in (sent.buffers | update.buffers).items()}
         return {**weights, **buffers, **task.state.get(PRIVATE, {})}

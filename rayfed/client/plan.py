@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from math import ceil
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from rayfed import seeds
 from rayfed.client.arm import Protecting
 from rayfed.errors import ScenarioError
 from rayfed.privacy.sampling import SecureGenerator
-from rayfed.scenario import AttackSpec, Scenario
+from rayfed.scenario import AttackSpec, ResolvedArm, Scenario, resolve
 
 
 def drawn_clients(scenario: Scenario, round: int) -> list[int]:
@@ -43,9 +44,9 @@ def server_key(scenario: Scenario, arm: str, round: int, failed: Iterable[int]) 
     return scenario.secret("server", round, arm, *sorted(failed))
 
 
-def malicious_clients(scenario: Scenario, arm: str) -> frozenset[int]:
+def malicious_clients(scenario: Scenario, arm: ResolvedArm) -> frozenset[int]:
     """The malicious clients of an arm, the same in every round; where two arms have as many, the same in both."""
-    malicious = scenario.malicious_of(arm)
+    malicious = arm.malicious
     if malicious is None:
         return frozenset()
     if isinstance(malicious.clients, list):
@@ -60,9 +61,17 @@ def fewest_clients(scenario: Scenario) -> int:
     return min(filter(None, drawn), default=scenario.clients_per_round)
 
 
+def cohort_size(scenario: Scenario) -> int:
+    """Clients in one unit of work: from the scenario alone, never from the cluster."""
+    if scenario.federation.cohort_size:
+        return scenario.federation.cohort_size
+    vmapped = any(arm.training.vectorise == "vmap" for arm in resolve(scenario).values())
+    return ceil(scenario.clients_per_round / (8 if vmapped or scenario.resources.clients.num_gpus else 64))
+
+
 def cohorts(scenario: Scenario, round: int) -> list[list[int]]:
     """The round's clients in slices of the scenario's cohort size."""
-    clients, size = drawn_clients(scenario, round), scenario.cohort_size
+    clients, size = drawn_clients(scenario, round), cohort_size(scenario)
     return [clients[i : i + size] for i in range(0, len(clients), size)]
 
 
@@ -71,7 +80,7 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndar
 
     Raises `ScenarioError` when the scenario asks for a client that cannot be observed.
     """
-    malicious = frozenset[int]().union(*(malicious_clients(scenario, arm) for arm in scenario.stacks))
+    malicious = frozenset[int]().union(*(malicious_clients(scenario, arm) for arm in resolve(scenario).values()))
     drawn = [client for client in drawn_clients(scenario, round) if client not in malicious]
     need = attack.batch_size if attack.observes == "gradient" else 1
     if isinstance(attack.victims, int):
@@ -102,25 +111,24 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndar
     return list(attack.victims)
 
 
-def protecting(scenario: Scenario, arm: str, samples: np.ndarray) -> Protecting | None:
+def protecting(scenario: Scenario, arm: ResolvedArm, samples: np.ndarray) -> Protecting | None:
     """How an arm's updates are hidden in their sum, with room for the heaviest round that there may be; None: not at
     all.
 
     Raises `ScenarioError` for a round of one client, whose update would be the sum that is opened.
     """
-    protection = scenario.protection_of(arm)
-    if protection is None:
+    if arm.protection is None:
         return None
     for round in range(scenario.federation.rounds):
         if len(drawn_clients(scenario, round)) == 1:
             raise ScenarioError(
-                f"arm '{arm}' hides updates in their sum, but round {round} has one client, so that the sum "
+                f"arm '{arm.name}' hides updates in their sum, but round {round} has one client, so that the sum "
                 f"that is opened is its update: set federation.clients_per_round to 2 or more (with sampling: poisson, "
                 f"far more)"
             )
     fixed = scenario.federation.sampling == "fixed"
     clients = scenario.clients_per_round if fixed else scenario.federation.clients
-    return Protecting(protection, clients, int(np.sort(samples)[-clients:].sum()))
+    return Protecting(arm.protection, clients, int(np.sort(samples)[-clients:].sum()))
 
 
 def heaviest(scenario: Scenario, weights: Sequence[int]) -> tuple[float, int, int]:

@@ -20,7 +20,7 @@ from rayfed.aggregation.protected import Sealing
 from rayfed.aggregation.secure_sum import Hosted, SecureSum
 from rayfed.aggregation.server import TreeFold
 from rayfed.client import plan
-from rayfed.client.arm import aggregation_of
+from rayfed.client.arm import protected_aggregation
 from rayfed.client.clients import Clients, Sent, Split, State
 from rayfed.client.cohort import Record, cohort_updates, works_together
 from rayfed.client.diagnosis import private_layers
@@ -66,18 +66,15 @@ class ClientRuntime(Clients):
         """`parts[i]` are the training indices of client i, `validation[i]` those that it has held out, if any."""
         super().__init__(scenario, data, parts, device, validation)
         self._aggregations = {
-            arm: aggregation_of(scenario.aggregation_of(arm), stack, scenario.clients_per_round)
-            for arm, stack in scenario.stacks.items()
+            name: protected_aggregation(arm, plan.protecting(scenario, arm, self.parts.sizes))
+            for name, arm in self.specs.items()
         }
-        for arm, rule in self._aggregations.items():
-            if protecting := plan.protecting(scenario, arm, self.parts.sizes):
-                self._aggregations[arm] = protecting.wrap(rule)
 
     def cohorts(
         self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]
-    ) -> tuple[dict[tuple[int, int], Any], CohortReport]:
-        """The work of consecutive cohorts, of which the first has this number: their partial results, merged as far as
-        the server's tree merges them, and the report on all; see `cohort`.
+    ) -> tuple[CohortReport, dict[tuple[int, int], Any]]:
+        """The work of consecutive cohorts, of which the first has this number: the report on all, and their partial
+        results, merged as far as the server's tree merges them; see `cohort`.
         """
         sent = self.here(sent)
         rule, whole = self.rule(arm, sent), CohortReport([], 0.0)
@@ -87,7 +84,7 @@ class ClientRuntime(Clients):
             partial, report = self._cohort(rule, honest, arm, sent, clients, states)
             fold.add(index, partial)
             whole = whole + report
-        return fold.nodes, whole
+        return whole, fold.nodes
 
     def cohort(
         self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]
@@ -97,7 +94,7 @@ class ClientRuntime(Clients):
         `states` are the memories of these clients, and of all malicious ones where they collude; they stay as they are.
         The partial result is None where all clients have failed. Raises `ClientError` for a failure that ends the run.
         """
-        nodes, report = self.cohorts(arm, sent, 0, [clients], states)
+        report, nodes = self.cohorts(arm, sent, 0, [clients], states)
         return nodes[0, 0], report
 
     def _cohort(
@@ -111,7 +108,7 @@ class ClientRuntime(Clients):
     ) -> tuple[Any, CohortReport]:
         """One of `cohorts`, with what malicious clients that collude would send if they were `honest`."""
         began = perf_counter()
-        training, defences, malicious = self.scenario.training_of(arm), self.arm(arm).defences, self.malicious[arm]
+        training, defences, malicious = self.specs[arm].training, self.arm(arm).defences, self.malicious[arm]
 
         def given(members: Sequence[int]) -> list[Task]:
             return [self.task(arm, sent, c, self.parts[c], copy.deepcopy(states.get(c, {}))) for c in members]
@@ -140,7 +137,7 @@ class ClientRuntime(Clients):
         """Updates made one by one, so that they do not depend on who shares a cohort, and without a trace in their
         clients' memories.
         """
-        update = update_method(self.scenario.training_of(arm), self.arm(arm).defences)
+        update = update_method(self.specs[arm].training, self.arm(arm).defences)
         return [update(self.task(arm, sent, c, self.parts[c], copy.deepcopy(states.get(c, {})))) for c in clients]
 
     def seen(self, arm: str, sent: Sent, states: Mapping[int, State]) -> Shown | None:
@@ -290,7 +287,7 @@ class ClientProxy:
         self, update: Named, buffers: Named, split: Literal["validation", "train"] = "validation"
     ) -> tuple[float, float]:
         """Mean loss and accuracy, on some of the client's own samples, of the model that sent this update."""
-        scale = self.runtime.scenario.update_scale(self.arm)
+        scale = self.runtime.specs[self.arm].update_scale
         weights = {name: w - scale * update[name].to(w) for name, w in self.sent.weights.items()}
         moved = replace(self.sent, weights=weights, buffers=self.sent.buffers | buffers)
         return self.runtime.evaluate_as(self.arm, moved, self.client, self.state, split)

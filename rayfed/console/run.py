@@ -26,8 +26,8 @@ from rayfed.privacy.printing import at_most
 class RunView:
     """Draws one run; implements `actors.progress.Progress`."""
 
-    def __init__(self, console: Console, quiet: bool = False, brief: bool = False) -> None:
-        """`quiet` says nothing but notes; `brief` leaves the lines of rounds out."""
+    def __init__(self, console: Console, quiet: bool = False, brief: bool = False, bar: bool = True) -> None:
+        """`quiet` says nothing but notes; `brief` leaves out the lines of rounds; `bar` shows progress on terminals."""
         self._console, self._quiet, self._brief = console, quiet, brief
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -38,7 +38,7 @@ class RunView:
             TextColumn("{task.fields[left]}"),
             console=console,
             transient=True,
-            disable=quiet or not console.is_terminal,
+            disable=quiet or not bar or not console.is_terminal,
         )
         self._task: TaskID | None = None
         self._rounds = self._first = 0
@@ -50,16 +50,11 @@ class RunView:
         self._withdrawn: list[str] = []
         self._success: dict[str, float] = {}
 
-    def starting(self, scenario: Any, folder: Any, allotment: Any) -> None:
+    def starting(self, scenario: Any, folder: Any, where: str) -> None:
         """Say what runs where, and begin the bar."""
         self._rounds, self._success = scenario.federation.rounds, scenario.metrics.success
-        counts = [(scenario.federation.clients, "client"), (len(scenario.stacks), "arm"), (self._rounds, "round")]
-        kinds = [
-            (allotment.clients, "client actor", allotment.client),
-            (allotment.attackers, "attacker", allotment.attacker),
-        ]
-        actors = [f"{_plural(n, what)} of {share} each" for n, what, share in kinds if n]
-        self._say((scenario.name, "bold"), f": {', '.join(_plural(*c) for c in counts)}; {', '.join(actors)}")
+        counts = [(scenario.federation.clients, "client"), (len(scenario.played), "arm"), (self._rounds, "round")]
+        self._say((scenario.name, "bold"), f": {', '.join(_plural(*c) for c in counts)}; {where}")
         self._say(f"results in {folder.url}")
         self._bar.start()
         self._task = self._bar.add_task("starting actors", total=None, rate="", left="")

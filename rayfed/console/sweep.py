@@ -40,15 +40,14 @@ class SweepView:
         self._task: TaskID | None = None
         self._began, self._ended, self._trials, self._failed = 0.0, 0, 0, 0
 
-    def starting(self, scenario: Any, folder: Any, allotment: Any, trials: int, done: int) -> None:
+    def starting(self, scenario: Any, folder: Any, where: str, trials: int, done: int) -> None:
         """Say what varies and where results go, and begin the bar."""
         self._trials, self._began = trials, monotonic()
         before = f", {done} played before" if done else ""
         swept = scenario.sweep
         self._say(
             f"[bold]{scenario.name}[/bold]: {trials} trial{'s' * (trials != 1)} over {len(swept.fields) or 'no'} "
-            f"fields ({swept.search}){before}; each has {allotment.clients} client actor of {allotment.client}"
-            + (f" and {allotment.attackers} attacker of {allotment.attacker}" if allotment.attackers else "")
+            f"fields ({swept.search}){before}; {where}"
         )
         self._say(f"results in {folder.url}", markup=False)
         self._bar.start()

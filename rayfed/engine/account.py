@@ -29,20 +29,19 @@ class Account:
     """How one arm spends privacy."""
 
     scenario: Scenario
-    name: str
     arm: Arm
     samples: np.ndarray
     """(clients,) int64, of each client."""
     image_shape: tuple[int, int, int]
 
     @property
-    def stack(self) -> list[DefenceSpec]:
-        """The arm's defences as the scenario writes them."""
-        return self.scenario.stacks[self.name]
+    def name(self) -> str:
+        """The arm's."""
+        return self.arm.spec.name
 
     def setting(self, rounds: int) -> Setting:
         """The first so many rounds of the run."""
-        s, training = self.scenario, self.scenario.training_of(self.name)
+        s, training = self.scenario, self.arm.spec.training
         drawn = np.zeros_like(self.samples)
         for round in range(rounds):
             drawn[plan.drawn_clients(s, round)] += 1
@@ -67,9 +66,9 @@ class Account:
         """The same with the noise that the arm's epsilons need over so many rounds."""
         setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
         defences = tuple(defence.calibrated(setting, accountant) for defence in self.arm.defences)
-        stack = [_respecified(*each) for each in zip(self.stack, self.arm.defences, defences, strict=True)]
-        scenario = self.scenario.with_stacks(self.scenario.stacks | {self.name: stack})
-        return replace(self, scenario=scenario, arm=replace(self.arm, defences=defences))
+        before = zip(self.arm.spec.defences, self.arm.defences, defences, strict=True)
+        spec = replace(self.arm.spec, defences=[_respecified(*each) for each in before])
+        return replace(self, arm=replace(self.arm, spec=spec, defences=defences))
 
     def epsilon(self, rounds: int) -> float:
         """The largest epsilon of the arm's guarantees after so many rounds; 0 where it has none."""
@@ -136,12 +135,12 @@ class Account:
 
     @cached_property
     def _protection(self) -> Protection | None:
-        spec = self.scenario.protection_of(self.name)
+        spec = self.arm.spec.protection
         return spec.build() if spec else None
 
     @cached_property
     def _named(self) -> list[tuple[str, Defence]]:
-        return [(spec.name, defence) for spec, defence in zip(self.stack, self.arm.defences, strict=True)]
+        return [(spec.name, defence) for spec, defence in zip(self.arm.spec.defences, self.arm.defences, strict=True)]
 
     @cached_property
     def _broken(self) -> dict[int, str]:
@@ -152,7 +151,7 @@ class Account:
         return {place: f"no guarantee: {obstacle}" for place, obstacle in found if obstacle is not None}
 
     def _obstacle(self, place: int, spent: Spending) -> str | None:
-        rule = aggregation_of(self.scenario.aggregation_of(self.name), self.stack, self.scenario.clients_per_round)
+        rule = aggregation_of(self.arm.spec)
         if rule.reveals:
             return f"the aggregation {type(rule).__name__} has clients send {rule.reveals} without noise"
         if moves_buffers(self.arm.model, self.image_shape):
@@ -162,7 +161,7 @@ class Account:
                 uncovered = _uncovered(self.arm.defences[place], protection, self.scenario.clients_per_round)
                 if uncovered:
                     return uncovered
-            if self.scenario.malicious_of(self.name):
+            if self.arm.spec.malicious:
                 return "malicious clients need not add their part of the noise, nor keep the clip bound"
         stages = ("wrap_gradient", "wrap_update")
         own = next(stage for stage in stages if self.arm.defences[place].overrides(stage))

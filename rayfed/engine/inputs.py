@@ -15,7 +15,7 @@ from rayfed.aggregation.protected import Protected, Sealing
 from rayfed.aggregation.secure_sum import SecureSum
 from rayfed.attacks.base import Checked
 from rayfed.client import plan
-from rayfed.client.arm import Arm, aggregation_of, build_arm
+from rayfed.client.arm import Arm, aggregation_of, build_arm, protected_aggregation
 from rayfed.client.failures import check_droppable
 from rayfed.client.local import trained_samples
 from rayfed.client.malicious import Malicious
@@ -30,7 +30,7 @@ from rayfed.models.build import places_of
 from rayfed.models.text import check_vocabulary
 from rayfed.objective import needed_places
 from rayfed.poisoning.base import Poisoning
-from rayfed.scenario import Scenario
+from rayfed.scenario import ResolvedArm, Scenario, resolve
 
 _HEAVY = 0.5
 """Share of a round's weight above which a client outweighs all others together."""
@@ -81,33 +81,31 @@ class Inputs:
     def encryption(self) -> list[str]:
         """What is to be known of the arms that encrypt or mask: how finely, and whether their keys can be broken."""
         found = []
-        for name, stack in self.scenario.stacks.items():
-            if protecting := plan.protecting(self.scenario, name, self.parts.sizes):
-                rule = aggregation_of(self.scenario.aggregation_of(name), stack, self.scenario.clients_per_round)
-                wrapped = protecting.wrap(rule)
+        for name, arm in resolve(self.scenario).items():
+            if protecting := plan.protecting(self.scenario, arm, self.parts.sizes):
+                wrapped = protecting.wrap(aggregation_of(arm))
                 found.append(f"arm {name} {wrapped.describe()}")
-                found += self._unhidden(name, wrapped)
+                found += self._unhidden(arm, wrapped)
                 if caveat := wrapped.caveat():
                     found.append(f"arm {name} {caveat}")
                 if warning := protecting.protection.build().warning():
                     found.append(f"arm {name} is INSECURE: {warning}")
         return found
 
-    def _unhidden(self, name: str, rule: Sealing | SecureSum) -> Iterator[str]:
+    def _unhidden(self, arm: ResolvedArm, rule: Sealing | SecureSum) -> Iterator[str]:
         """Where what clients open of an arm comes near one client's update, in words."""
         if isinstance(rule, Protected) and rule.rule.weights == "samples":
-            training = self.scenario.training_of(name)
-            weights = [trained_samples(size, training) for size in self.parts.sizes.tolist()]
+            weights = [trained_samples(size, arm.training) for size in self.parts.sizes.tolist()]
             share, client, round = plan.heaviest(self.scenario, weights)
             if share > _HEAVY:
                 yield (
-                    f"arm {name} gives client {client} {share:.0%} of the weight of round {round}: the sum that is "
+                    f"arm {arm.name} gives client {client} {share:.0%} of the weight of round {round}: the sum that is "
                     f"opened is nearly its update; take weights: uniform"
                 )
         if isinstance(rule, Sealing) and self.scenario.federation.failures.then == "drop":
             yield (
-                f"arm {name} goes on without clients that fail: its clients have to believe the server who has failed, "
-                f"and one that lies about it opens single updates as differences of sums"
+                f"arm {arm.name} goes on without clients that fail: its clients have to believe the server who has "
+                f"failed, and one that lies about it opens single updates as differences of sums"
             )
 
 
@@ -125,42 +123,47 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     for what does not fit.
     """
     data = scenario.data.load()
+    parts, validation = _dealt(scenario, data)
+    plan.check_victims(scenario, parts.sizes)
+    accounts = [_account(scenario, arm, data, parts.sizes, rounds) for arm in resolve(scenario).values()]
+    if not any(account.arm.private for account in accounts):
+        plan.check_nothing_private_is_given(scenario)
+    scenario = scenario.with_defences({account.name: account.arm.spec.defences for account in accounts})
+    fewest = plan.fewest_clients(scenario)
+    for account in accounts:
+        account.check()
+        aggregation_of(account.arm.spec).check(fewest)
+        Malicious.of(scenario, account.arm.spec).check(data.image_shape, len(data.classes))
+        rule = protected_aggregation(account.arm.spec, plan.protecting(scenario, account.arm.spec, parts.sizes))
+        rule.check(fewest)
+        check_droppable(scenario, account.arm, rule)
+    return Inputs(scenario, data, parts, validation, accounts)
+
+
+def _dealt(scenario: Scenario, data: Dataset) -> tuple[Parts, Parts]:
+    """The training indices of every client, and those that it has held out."""
     generator = seeds.numpy_generator(scenario.seed, "partition")
     parts = Parts.of(scenario.partition.build().split(data.groups[0], scenario.federation.clients, generator))
-    validation = Parts.of([])
-    if share := scenario.federation.validation:
-        held = [hold_out(part, data.groups[0], share) for part in parts]
-        parts, validation = Parts.of(trained for trained, _ in held), Parts.of(kept for _, kept in held)
-    checked = [method for method in (attack.build() for attack in scenario.attacks) if isinstance(method, Checked)]
-    samples = parts.sizes
-    plan.check_victims(scenario, samples)
-    accounts = {}
-    for name, stack in scenario.stacks.items():
-        arm = build_arm(scenario.model_of(name), stack, data.image_shape, len(data.classes), scenario.seed)
-        _check_words(scenario, name, arm, data)
-        if isinstance(data.form, Tokens):
-            check_vocabulary(arm.model, len(data.form.vocabulary))
-        for spec, defence in zip(stack, arm.defences, strict=True):
-            _check_samples(f"arm '{name}': {spec.name}", defence, samples, data)
-        for method in checked:
+    if not (share := scenario.federation.validation):
+        return parts, Parts.of([])
+    held = [hold_out(part, data.groups[0], share) for part in parts]
+    return Parts.of(trained for trained, _ in held), Parts.of(kept for _, kept in held)
+
+
+def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.ndarray, rounds: int | None) -> Account:
+    """The account of an arm that fits data and attacks, with the noise that its epsilons need; `samples[i]` is how many
+    client i holds.
+    """
+    arm = build_arm(spec, data.image_shape, len(data.classes), scenario.seed)
+    _check_words(scenario, arm, data)
+    if isinstance(data.form, Tokens):
+        check_vocabulary(arm.model, len(data.form.vocabulary))
+    for written, defence in zip(spec.defences, arm.defences, strict=True):
+        _check_samples(f"arm '{spec.name}': {written.name}", defence, samples, data)
+    for method in (attack.build() for attack in scenario.attacks):
+        if isinstance(method, Checked):
             method.check(arm.model, data.image_shape, len(data.classes))
-        accounts[name] = Account(scenario, name, arm, samples, data.image_shape).calibrated(
-            rounds or scenario.federation.rounds
-        )
-    if not any(account.arm.private for account in accounts.values()):
-        plan.check_nothing_private_is_given(scenario)
-    scenario = scenario.with_stacks({name: account.stack for name, account in accounts.items()})
-    fewest = plan.fewest_clients(scenario)
-    for name, account in accounts.items():
-        account.check()
-        rule = aggregation_of(scenario.aggregation_of(name), account.stack, scenario.clients_per_round)
-        rule.check(fewest)
-        Malicious.of(scenario, name).check(data.image_shape, len(data.classes))
-        if protecting := plan.protecting(scenario, name, samples):
-            rule = protecting.wrap(rule)
-            rule.check(fewest)
-        check_droppable(scenario, name, account.arm, rule)
-    return Inputs(scenario, data, parts, validation, list(accounts.values()))
+    return Account(scenario, arm, samples, data.image_shape).calibrated(rounds or scenario.federation.rounds)
 
 
 def _check_samples(title: str, defence: Defence, samples: np.ndarray, data: Dataset) -> None:
@@ -182,12 +185,12 @@ def _check_samples(title: str, defence: Defence, samples: np.ndarray, data: Data
         )
 
 
-def _check_words(scenario: Scenario, name: str, arm: Arm, data: Dataset) -> None:
+def _check_words(scenario: Scenario, arm: Arm, data: Dataset) -> None:
     """Raise `UserError` for a model of the other kind than the labels, and for what knows classes alone.
 
     CTC cannot be differentiated twice, as attacks do, nor sample by sample under vmap.
     """
-    model = scenario.model_of(name).name
+    model = arm.spec.model.name
     places = places_of(arm.model, data.image_shape)
     if data.has_words != (places is not None):
         kinds = ("words", "classes") if data.has_words else ("classes", "words")
@@ -205,9 +208,9 @@ def _check_words(scenario: Scenario, name: str, arm: Arm, data: Dataset) -> None
         )
     if scenario.attacks:
         raise UserError(f"attacks: '{scenario.attacks[0].title}' knows classes, not words: leave attacks out")
-    malicious = scenario.malicious_of(name)
+    malicious = arm.spec.malicious
     if malicious and type(malicious.build()).poison_data is not Poisoning.poison_data:
         raise UserError(f"malicious: '{malicious.name}' knows classes, not words: take one that works on the update")
-    for spec, defence in zip(scenario.stacks[name], arm.defences, strict=True):
+    for spec, defence in zip(arm.spec.defences, arm.defences, strict=True):
         if defence.overrides("wrap_data") or defence.overrides("wrap_gradient"):
             raise UserError(f"defence '{spec.name}' knows classes, not words: take one that works on the whole update")

@@ -15,7 +15,7 @@ is asked of a policy is relative to the untransformed images.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,7 +33,7 @@ from rayfed.defences.base import Batch, Task
 from rayfed.defences.transformations import NAMES
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, many_gradients, weights_of
-from rayfed.scenario import Scenario, Training
+from rayfed.scenario import Scenario, Training, resolve
 from rayfed.update import Named
 
 _LONGEST = 3
@@ -156,7 +156,8 @@ def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Exam
     assert data.public_labels is not None
     pixels = torch.from_numpy(in_memory(data.public_images)).float() / 255
     labels = torch.from_numpy(data.public_labels)
-    net = build_arm(scenario.model, (), data.image_shape, len(data.classes), scenario.seed).model
+    bare = replace(next(iter(resolve(scenario).values())), model=scenario.model, defences=[])
+    net = build_arm(bare, data.image_shape, len(data.classes), scenario.seed).model
     task = Task(0, 0, net, weights_of(net), buffers_of(net), Batch(pixels, labels), torch.Generator(), order=seed)
     settings = scenario.training.model_dump() | {"algorithm": "fedavg", "epochs": epochs, "steps": None}
     update = update_method(Training(**settings), ())(task)

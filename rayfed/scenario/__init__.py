@@ -4,6 +4,7 @@
 value found and what is allowed.
 """
 
+from rayfed.scenario.arms import ResolvedArm, resolve
 from rayfed.scenario.components import (
     AggregationSpec,
     AttackSpec,
@@ -35,6 +36,7 @@ __all__ = [
     "Normalise",
     "PartitionSpec",
     "ProtectionSpec",
+    "ResolvedArm",
     "Scenario",
     "Sweep",
     "Training",
@@ -45,5 +47,6 @@ __all__ = [
     "load",
     "parse",
     "read_text",
+    "resolve",
     "with_changes",
 ]

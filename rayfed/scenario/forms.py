@@ -8,7 +8,7 @@ from typing import Any
 from rayfed import registry
 from rayfed.documents import Place
 from rayfed.errors import UserError
-from rayfed.scenario.components import ComponentSpec, named
+from rayfed.scenario.components import ComponentSpec, ModelSpec, named
 from rayfed.scenario.problems import Problem
 from rayfed.scenario.sections import Scenario
 
@@ -84,7 +84,7 @@ def _components(s: Scenario) -> Iterator[tuple[Place, ComponentSpec]]:
             yield ("opponents", name), malicious
     for name, arm in s.arms.items():
         if arm.model:
-            yield ("arms", name, "model"), s.model_of(name)
+            yield ("arms", name, "model"), ModelSpec.model_validate(s.model_with(arm.model))
         if arm.malicious:
             yield ("arms", name, "malicious"), arm.malicious
         for i, defence in enumerate(arm.defences):

@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from rayfed import registry
 from rayfed.documents import Place
 from rayfed.errors import UserError, nearest
+from rayfed.scenario.arms import resolve
 from rayfed.scenario.components import (
     AggregationSpec,
     AttackSpec,
@@ -152,8 +153,7 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
     yield from _training_problems(("training",), s.training)
     of_arms = [problem for name, arm in s.arms.items() for problem in _arm_problems(s, name, arm)]
     yield from of_arms
-    for name in s.stacks:
-        rule = s.aggregation_of(name)
+    for rule in (arm.aggregation for arm in resolve(s).values()):
         if not s.federation.validation and registry.find(rule.kind, rule.name).validates:
             message = f"{rule.name} has clients score models on samples that they do not train on: set a share, as 0.1"
             yield Problem(path=("federation", "validation"), message=message)
@@ -244,7 +244,7 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
         if "activations" in attack.knowledge and "cut" not in attack.parameters:
             message = f"activations are those of an attack with a `cut`, and {attack.name} has none set"
             yield Problem(path=("attacks", i, "knowledge"), message=message)
-        if attack.observes != "gradient" and any(s.training_of(arm).optimiser == "adam" for arm in s.stacks):
+        if attack.observes != "gradient" and any(arm.training.optimiser == "adam" for arm in resolve(s).values()):
             message = "an update after steps of Adam is no sum of gradients: set `observes: gradient`, or train by sgd"
             yield Problem(path=("attacks", i, "observes"), message=message)
         if attack.observes != "gradient" and attack.batch_size != 1:

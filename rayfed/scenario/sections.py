@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
@@ -290,11 +289,6 @@ class Scenario(Section):
         """The arms before each meets its `opponents`."""
         return list(self.arms or self.model_copy(update={"opponents": {}}).played)
 
-    @property
-    def stacks(self) -> dict[str, list[DefenceSpec]]:
-        """Arm name -> its defences."""
-        return {name: arm.defences for name, arm in self.played.items()}
-
     def owner_of(self, path: str) -> tuple[str | None, str]:
         """The arm that a field belongs to, or None where it is of all, and the field's path in it."""
         for arm in sorted(self.arms, key=len, reverse=True):  # `a.b` before `a`
@@ -302,60 +296,23 @@ class Scenario(Section):
                 return arm, path.removeprefix(f"arms.{arm}.")
         return None, path
 
-    def training_of(self, arm: str) -> Training:
-        """What an arm's clients do in one round."""
-        own = self.played[arm].training
-        return Training.model_validate({**self.training.model_dump(), **own}) if own else self.training
-
-    def model_of(self, arm: str) -> ModelSpec:
-        """The model that an arm trains."""
-        own = self.played[arm].model
-        return ModelSpec.model_validate(self.model_with(own)) if own else self.model
-
-    def aggregation_of(self, arm: str) -> AggregationSpec:
-        """How an arm's updates become one step."""
-        return self.played[arm].aggregation or self.federation.aggregation
-
-    def malicious_of(self, arm: str) -> MaliciousSpec | None:
-        """The malicious clients of an arm."""
-        return self.played[arm].malicious or self.federation.malicious
-
-    def protection_of(self, arm: str) -> ProtectionSpec | None:
-        """How an arm's clients encrypt what they send."""
-        return self.played[arm].protection or self.federation.protection
-
     def model_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """The model's fields with an arm's; another architecture does not take over the parameters of this one."""
         same = own.get("name", self.model.name) == self.model.name
         shared = self.model.model_dump(include=None if same else set(ModelSpec.model_fields))
         return {**shared, **own}
 
-    def with_stacks(self, stacks: Mapping[str, list[DefenceSpec]]) -> Scenario:
+    def with_defences(self, defences: Mapping[str, list[DefenceSpec]]) -> Scenario:
         """The same with other defences in the same arms."""
         if not (self.arms or self.opponents):
-            return self.model_copy(update={"defences": next(iter(stacks.values()))})
-        arms = {name: arm.model_copy(update={"defences": stacks[name]}) for name, arm in self.played.items()}
+            return self.model_copy(update={"defences": next(iter(defences.values()))})
+        arms = {name: arm.model_copy(update={"defences": defences[name]}) for name, arm in self.played.items()}
         return self.model_copy(update={"defences": [], "arms": arms, "opponents": {}})
 
     @property
     def clients_per_round(self) -> int:
         """Clients drawn each round."""
         return self.federation.clients_per_round or self.federation.clients
-
-    @property
-    def cohort_size(self) -> int:
-        """Clients in one unit of work: from the scenario alone, never from the cluster."""
-        together = self.resources.clients.num_gpus or any(self.training_of(a).vectorise == "vmap" for a in self.stacks)
-        return self.federation.cohort_size or ceil(self.clients_per_round / (8 if together else 64))
-
-    def update_scale(self, arm: str) -> float:
-        """What a client's own model in an arm is: the weights that it was sent, less so many times its update."""
-        training = self.training_of(arm)
-        return 1.0 if training.algorithm == "fedavg" else training.lr
-
-    def server_lr(self, arm: str) -> float:
-        """The server's step size in an arm with its default resolved."""
-        return self.federation.server.lr or self.update_scale(arm)
 
     def attacked_in(self, round: int) -> Scenario:
         """The same with every attack in this round, its last, and no other."""

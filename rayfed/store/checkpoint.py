@@ -35,7 +35,7 @@ class Checkpoint:
     """Global weights, optimiser and aggregation state."""
     clients: Mapping[str, Mapping[int, State]] = field(default_factory=dict)
     """Arm -> client -> private state, of the clients whose state the round has changed; it never leaves the clients'
-    side but for its file. What is loaded has none: `recall` reads those that are asked for."""
+    side but for its file. What is loaded has none: `load_states` reads those that are asked for."""
 
 
 def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
@@ -81,7 +81,7 @@ def load(folder: RunFolder) -> Checkpoint | None:
     return Checkpoint(round, verified(folder, f"{_FOLDER}/{server['file']}", server["sha256"]))
 
 
-def recall(folder: RunFolder, arm: str, clients: Iterable[int], before: int) -> dict[int, State]:
+def load_states(folder: RunFolder, arm: str, clients: Iterable[int], before: int) -> dict[int, State]:
     """The states of those of some clients of an arm that have one, as they are when a round begins.
 
     Raises `RunError` naming what is damaged, or where the run has gone on since: it keeps the latest states alone.

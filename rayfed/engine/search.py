@@ -1,16 +1,15 @@
-"""How a sweep looks for values, and when it gives a trial up: Tune's own searchers and schedulers."""
+"""How a sweep that is given no list of settings looks for them: with Optuna."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialScheduler
-from ray.tune.search.optuna import OptunaSearch
 
 from rayfed import seeds
 from rayfed.analysis.outcomes import MEASURES, held
@@ -18,7 +17,7 @@ from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.sweep import Range
 from rayfed.scenario.trials import fields_of
 
-_STUDY = "rayfed"
+STUDY = "rayfed"
 
 
 @dataclass(frozen=True)
@@ -30,38 +29,31 @@ class Tried:
     objectives: Sequence[float]
 
 
-def scheduler(sweep: Sweep, rounds: int) -> TrialScheduler | None:
-    """What stops trials early, by their test accuracy."""
-    common: dict[str, Any] = {"time_attr": "rounds", "metric": "test_accuracy", "mode": "max"}
-    if sweep.scheduler == "asha":
-        # what reaches max_t is stopped: no trial does, for each ends by itself
-        return ASHAScheduler(**common, max_t=rounds + 1, grace_period=min(sweep.grace, rounds))
-    if sweep.scheduler == "median":
-        return MedianStoppingRule(**common, grace_period=sweep.grace)
-    return None
+@dataclass(frozen=True)
+class Search:
+    """A study of Optuna that goes on from what was tried, and what asks it for a setting."""
+
+    study: optuna.Study
+    storage: optuna.storages.InMemoryStorage
+    sampler: optuna.samplers.BaseSampler
+    setting: Callable[[optuna.Trial], dict[str, Any]]
 
 
-def search(scenario: Scenario, sweep: Sweep, tried: Mapping[int, Tried], begun: int) -> OptunaSearch:
-    """Optuna, which goes on from what was tried: index of a setting -> its result.
+def search(scenario: Scenario, tried: Mapping[int, Tried], begun: int) -> Search:
+    """From what was tried on: index of a setting -> its result.
 
     The numbers below `begun` are not given again: a setting without a result counts as failed.
     """
+    assert scenario.sweep is not None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    modes: list[Literal["maximize", "minimize"]] = [
-        "maximize" if MEASURES[name].higher_is_better else "minimize" for name in sweep.objectives
-    ]
+    better = [MEASURES[name].higher_is_better for name in scenario.sweep.objectives]
+    directions = [StudyDirection.MAXIMIZE if higher else StudyDirection.MINIMIZE for higher in better]
+    sampler = optuna.samplers.TPESampler(seed=seeds.number(scenario.seed, "search", len(tried)) % 2**32)
     storage = optuna.storages.InMemoryStorage()
-    study = optuna.create_study(storage=storage, study_name=_STUDY, directions=modes)
+    study = optuna.create_study(storage=storage, study_name=STUDY, directions=directions, sampler=sampler)
     for index in range(begun):
         study.add_trial(_known(scenario, tried[index]) if index in tried else create_trial(state=TrialState.FAIL))
-    return OptunaSearch(
-        _Space(scenario, sweep),
-        metric=list(sweep.objectives),
-        mode=[mode[:3] for mode in modes],
-        sampler=optuna.samplers.TPESampler(seed=seeds.number(scenario.seed, "search", len(tried)) % 2**32),
-        storage=storage,
-        study_name=_STUDY,
-    )
+    return Search(study, storage, sampler, _Space(scenario, scenario.sweep))
 
 
 @dataclass(frozen=True)

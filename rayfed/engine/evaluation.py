@@ -1,21 +1,18 @@
-"""How new weights are evaluated over client actors: on slices of the data, or client by client with private parts."""
+"""How new weights are evaluated by client workers: on slices of the data, or client by client with private parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import ray
 
-from actors.calls import Call
 from rayfed.client.clients import Split, State
+from rayfed.engine.executor import Call, Ref, Run
 
 EVALUATION_SLICE = 1000
 """Samples in one call; fixed, so that the sum of losses does not depend on the cluster."""
 
-Run: TypeAlias = "Callable[[Sequence[Call]], Iterable[tuple[Call, Any, list[ray.ObjectRef[Any]]]]]"
-"""Has client actors do the calls: each with its result, as they come."""
 Found = dict[str, float | None]
 """Columns of the rounds' table."""
 
@@ -25,7 +22,7 @@ def slices(samples: int) -> int:
     return -(-samples // EVALUATION_SLICE)
 
 
-def evaluate(run: Run, sent: Mapping[str, ray.ObjectRef[Any]], sizes: Mapping[Split, int]) -> dict[str, Found]:
+def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> dict[str, Found]:
     """Loss and accuracy, arm by arm, on so many samples of each split."""
     calls = [
         Call("evaluate", (arm, ref, start, min(start + EVALUATION_SLICE, size), split), (arm, split, start))
@@ -50,7 +47,7 @@ def evaluate(run: Run, sent: Mapping[str, ray.ObjectRef[Any]], sizes: Mapping[Sp
     }
 
 
-def evaluate_backdoors(run: Run, sent: Mapping[str, ray.ObjectRef[Any]], size: int) -> dict[str, Found]:
+def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str, Found]:
     """How often triggers work, arm by arm, on so many test samples less those of the target."""
     calls = [
         Call("evaluate_backdoor", (arm, ref, start, min(start + EVALUATION_SLICE, size)), arm)
@@ -73,7 +70,7 @@ def private_layers(run: Run, states: Mapping[str, Mapping[int, State]]) -> list[
 
 def evaluate_members(
     run: Run,
-    sent: Mapping[str, ray.ObjectRef[Any]],
+    sent: Mapping[str, Ref],
     states: Mapping[str, Mapping[int, State]],
     samples: np.ndarray,
     splits: Sequence[Split],

@@ -1,8 +1,8 @@
-"""A round's cohorts over client actors, and who is left out of them because its work took too long.
+"""A round's cohorts, and who is left out of them because its work took too long.
 
-Work that hangs in C code cannot be stopped from within, so the pool ends its actor. Whoever of a cohort it was shows
-when each client is tried alone; then the cohort is computed again without those, so that its sum has the bits of one
-that never had them.
+Work that hangs in C code cannot be stopped from within, so the executor ends its process. Whoever of a cohort it was
+shows when each client is tried alone; then the cohort is computed again without those, so that its sum has the bits of
+one that never had them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import ray
 
-from actors.calls import Call, Overdue
-from actors.evaluation import Run
-from actors.tables import Rows
 from rayfed.client import plan
 from rayfed.client.clients import State
 from rayfed.client.failures import Failed
 from rayfed.client.runtime import CohortReport
+from rayfed.engine.executor import Call, Overdue, Ref, Run
+from rayfed.engine.tables import Rows
 from rayfed.errors import ClientError
-from rayfed.scenario import Failures, Scenario
+from rayfed.scenario import Failures, ResolvedArm, Scenario
 
 _SAID = 5
 """Clients whose reasons are told; the table has all."""
@@ -32,9 +30,9 @@ _SAID = 5
 class Cohort:
     """Some clients of an arm in a round, and what their work needs."""
 
-    arm: str
+    arm: ResolvedArm
     index: int
-    sent: ray.ObjectRef[Any]
+    sent: Ref
     clients: tuple[int, ...]
     states: Mapping[int, State]
     """Their memories, and those of all malicious clients where they collude."""
@@ -54,9 +52,9 @@ class Cohort:
 
 Portion = Sequence[Cohort]
 """Consecutive cohorts of one arm, for one call: their partial results travel merged."""
-Partials: TypeAlias = "ray.ObjectRef[Any] | dict[tuple[int, int], None]"
+Partials: TypeAlias = Ref
 """Their places in the server's tree (`TreeFold.nodes`); at a place, None where nobody is left."""
-Result: TypeAlias = "tuple[Portion, CohortReport, Partials]"
+Result: TypeAlias = tuple[Portion, CohortReport, Partials]
 
 
 def portions(weights: Sequence[float], calls: int) -> list[list[int]]:
@@ -70,17 +68,17 @@ def _call(portion: Portion, timeout: float | None) -> Call:
     first, clients = portion[0], [cohort.clients for cohort in portion]
     states = {client: state for cohort in portion for client, state in cohort.states.items()}
     limit = None if timeout is None else timeout * sum(map(len, clients))
-    return Call("cohorts", (first.arm, first.sent, first.index, clients, states), portion, returns=2, limit=limit)
+    return Call("cohorts", (first.arm.name, first.sent, first.index, clients, states), portion, returns=2, limit=limit)
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long a round waits for its clients."""
+class StragglerHandling:
+    """How long a round waits for its clients, and what becomes of those that it does not wait for."""
 
     round: int
     failures: Failures
     run: Run
-    """Has client actors do calls."""
+    """On client workers."""
     note: Callable[[str], None]
 
     def results(self, work: Sequence[Portion]) -> Iterator[Result]:
@@ -103,7 +101,7 @@ class Patience:
     def _searched(self, portions: Sequence[Portion], last: bool) -> list[Cohort]:
         """The cohorts less the clients that take too long alone, too; the `last` search finds one or ends."""
         failures, late = self.failures, [cohort for portion in portions for cohort in portion]
-        arms = ", ".join(sorted({cohort.arm for cohort in late}))
+        arms = ", ".join(sorted({cohort.arm.name for cohort in late}))
         self.note(
             f"{sum(len(c.clients) for c in late)} clients of round {self.round} took longer together than "
             f"federation.failures.timeout allows (arm {arms}): their actor is ended, they are tried one by one"
@@ -118,15 +116,15 @@ class Patience:
         failed = [(one, Failed(one.clients[0], reason, advice)) for one in hanging]
         if failures.then == "stop" and failed:
             one, failure = failed[0]
-            raise failure.error(one.arm, self.round)
+            raise failure.error(one.arm.name, self.round)
         if last and not failed:
             raise ClientError(
-                f"the cohort of client {late[0].clients[0]} in round {self.round} of arm '{late[0].arm}' takes too "
-                f"long again and again, though none of its clients does alone: {advice}; complete rounds are kept and "
-                f"`rayfed resume` goes on from there"
+                f"the cohort of client {late[0].clients[0]} in round {self.round} of arm '{late[0].arm.name}' takes "
+                f"too long again and again, though none of its clients does alone: {advice}; complete rounds are kept "
+                f"and `rayfed resume` goes on from there"
             )
         return [
-            cohort.without([f for one, f in failed if (one.arm, one.index) == (cohort.arm, cohort.index)])
+            cohort.without([f for one, f in failed if (one.arm.name, one.index) == (cohort.arm.name, cohort.index)])
             for cohort in late
         ]
 
@@ -146,7 +144,7 @@ def rows_of(cohort: Cohort, scenario: Scenario, round: int) -> Rows:
     malicious = plan.malicious_clients(scenario, cohort.arm)
     return [
         {
-            "arm": cohort.arm,
+            "arm": cohort.arm.name,
             "round": round,
             "client": one.client,
             "malicious": one.client in malicious,

@@ -10,30 +10,30 @@ from ray.actor import ActorHandle
 
 from actors.process import Share
 
-Hired: TypeAlias = "tuple[ActorHandle[Any], ray.ObjectRef[Any]]"
+Acquired: TypeAlias = "tuple[ActorHandle[Any], ray.ObjectRef[Any]]"
 """An actor, and what is there once it is up."""
 
 
-class Crew:
-    """Makes actors, and keeps those that are dismissed for the next run of this process."""
+class ActorPool:
+    """Makes actors, and keeps those that are released for the next run of this process."""
 
     def __init__(self) -> None:
         self._idle: dict[tuple[str, Share], list[ActorHandle[Any]]] = defaultdict(list)
         self._kinds: dict[ActorHandle[Any], tuple[str, Share]] = {}
 
-    def hire(self, kind: type, share: Share, *arguments: Any) -> Hired:
-        """An actor made with these arguments."""
+    def acquire(self, kind: type, share: Share, *arguments: Any) -> Acquired:
+        """An actor made with its share and these arguments."""
         key = kind.__name__, share
         if self._idle[key]:
             actor = self._idle[key].pop()
-            return actor, actor.renew.remote(*arguments)
+            return actor, actor.renew.remote(share, *arguments)
         remote: Any = ray.remote(kind)
-        actor = remote.options(num_cpus=share.num_cpus, num_gpus=share.num_gpus).remote(*arguments)
+        actor = remote.options(num_cpus=share.num_cpus, num_gpus=share.num_gpus).remote(share, *arguments)
         self._kinds[actor] = key
         return actor, actor.__ray_ready__.remote()
 
-    def dismiss(self, actor: ActorHandle[Any], keep: bool) -> None:
-        """Keep an actor that has done its work for a later `hire`, or end it and what it may be doing."""
+    def release(self, actor: ActorHandle[Any], keep: bool) -> None:
+        """Keep an actor that has done its work for a later `acquire`, or end it and what it may be doing."""
         key = self._kinds[actor]
         if keep:
             self._idle[key].append(actor)

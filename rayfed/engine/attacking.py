@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import ray
 
-from actors.calls import Call
-from actors.evaluation import Run
-from actors.progress import Progress
-from actors.tables import RoundTables, Scored
 from rayfed import seeds
 from rayfed.attacks.base import Guess, Inference
 from rayfed.client import plan
 from rayfed.client.clients import State
-from rayfed.scenario import AttackSpec, Scenario
+from rayfed.engine.executor import Call, Executor, Ref
+from rayfed.engine.progress import Progress
+from rayfed.engine.tables import RoundTables, Scored
+from rayfed.scenario import AttackSpec, ResolvedArm, Scenario
 
 
 @dataclass(frozen=True)
 class AttackCall:
     """Some victims of one attack in one arm."""
 
-    arm: str
+    arm: ResolvedArm
     attack: AttackSpec
     victims: tuple[int, ...]
     repeat: int
@@ -32,58 +29,60 @@ class AttackCall:
     """Whether the snapshots of its first victim are kept: of the attack's first in the round, the first time."""
 
 
+LoadStates = Callable[[str, Iterable[int], int], dict[int, State]]
+"""The states of some clients of an arm when a round begins."""
+
+
 @dataclass(frozen=True)
 class Attacks:
     """A scenario's attacks, and who does the work."""
 
     scenario: Scenario
+    arms: Mapping[str, ResolvedArm]
     samples: np.ndarray
     """(clients,) int64, how many each client holds."""
-    recall: Callable[[str, Iterable[int], int], dict[int, State]]
-    """The memories of some clients in an arm when a round begins."""
-    run_clients: Run
-    run_attackers: Run
+    load_states: LoadStates
+    executor: Executor
     progress: Progress
 
-    def strike(self, round: int, sent: Mapping[str, ray.ObjectRef[Any]], tables: RoundTables) -> None:
+    def strike(self, round: int, sent: Mapping[str, Ref], tables: RoundTables) -> None:
         """Observe, attack and score what is due: each in its own place, observations and truths by reference. A client
         that failed in the round has sent nothing that could be attacked.
         """
         failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] != "ok"}
-        due = [
+        due = self._due(round, [self.arms[name] for name in sent], failed)
+        if not due:
+            return
+        run_clients, run_attackers = self.executor.run_clients, self.executor.run_attackers
+        observe = []
+        for i, d in enumerate(due):
+            args = d.arm.name, sent[d.arm.name], d.victims, d.attack, self._states_behind(d, round), d.repeat
+            observe.append(Call("observe", args, i, returns=3))
+        observed = {call.tag: refs for call, _, refs in run_clients(observe)}
+        attack = [
+            Call("attack", (d.attack, d.arm, observed[i][0], self._keys(d, round)), i, returns=2)
+            for i, d in enumerate(due)
+        ]
+        attacked = {}
+        for call, outcomes, [reconstructions] in run_attackers(attack):
+            attacked[call.tag] = outcomes, reconstructions
+            self.progress.attacks_done(round, len(attacked), len(due))
+        score = [Call("score", (observed[i][1], attacked[i][1], d.strip), i) for i, d in enumerate(due)]
+        scored = {call.tag: result for call, result, _ in run_clients(score)}
+        for i, d in enumerate(due):
+            _note_attack(tables, d, round, attacked[i][0], scored[i])
+
+    def _due(self, round: int, arms: Sequence[ResolvedArm], failed: Collection[tuple[str, int]]) -> list[AttackCall]:
+        """The calls of a round, less the victims that have `failed` in an arm."""
+        return [
             AttackCall(arm, attack, there, repeat, strip=chunk == repeat == 0)
             for attack in self.scenario.attacks
             if round in attack.rounds
             for chunk, victims in enumerate(self._chunks(attack, round))
             for repeat in range(attack.repeats)
-            for arm in sent
-            if (there := tuple(v for v in victims if (arm, v) not in failed))
+            for arm in arms
+            if (there := tuple(v for v in victims if (arm.name, v) not in failed))
         ]
-        if not due:
-            return
-        observe = [
-            Call(
-                "observe",
-                (d.arm, sent[d.arm], d.victims, d.attack, self._states_behind(d, round), d.repeat),
-                i,
-                returns=3,
-            )
-            for i, d in enumerate(due)
-        ]
-        observed = {call.tag: refs for call, _, refs in self.run_clients(observe)}
-        known = {arm: (self.scenario.model_of(arm), stack) for arm, stack in self.scenario.stacks.items()}
-        attack = [
-            Call("attack", (d.attack, *known[d.arm], observed[i][0], self._keys(d, round)), i, returns=2)
-            for i, d in enumerate(due)
-        ]
-        attacked = {}
-        for call, outcomes, [reconstructions] in self.run_attackers(attack):
-            attacked[call.tag] = outcomes, reconstructions
-            self.progress.attacks_done(round, len(attacked), len(due))
-        score = [Call("score", (observed[i][1], attacked[i][1], d.strip), i) for i, d in enumerate(due)]
-        scored = {call.tag: result for call, result, _ in self.run_clients(score)}
-        for i, d in enumerate(due):
-            _note_attack(tables, d, round, attacked[i][0], scored[i])
 
     def _chunks(self, attack: AttackSpec, round: int) -> Iterable[tuple[int, ...]]:
         victims = plan.victims(self.scenario, attack, round, self.samples)
@@ -95,13 +94,13 @@ class Attacks:
         return [seeds.derived(*key, v, *seeds.again(d.repeat)) for v in d.victims]
 
     def _states_behind(self, d: AttackCall, round: int) -> dict[int, State]:
-        """The memories of the clients whose work an observation repeats."""
+        """The states of the clients whose work an observation repeats."""
         if d.attack.observes == "shown":
-            return self.recall(d.arm, plan.drawn_clients(self.scenario, round), round)
+            return self.load_states(d.arm.name, plan.drawn_clients(self.scenario, round), round)
         colluders = (
             [plan.colluder(self.scenario, round, v) for v in d.victims] if "colluder" in d.attack.knowledge else []
         )
-        return self.recall(d.arm, [*d.victims, *colluders], round)
+        return self.load_states(d.arm.name, [*d.victims, *colluders], round)
 
 
 def _note_attack(
@@ -113,7 +112,7 @@ def _note_attack(
 ) -> None:
     """Add one call's rows to the tables of attacks, traces, images, texts, snapshots and inferences."""
     for victim, outcome, (rows, images, texts, snapshots) in zip(d.victims, outcomes, scored, strict=True):
-        key = {"arm": d.arm, "round": round, "attack": d.attack.title, "victim": victim, "repeat": d.repeat}
+        key = {"arm": d.arm.name, "round": round, "attack": d.attack.title, "victim": victim, "repeat": d.repeat}
         tables.images += [key | image for image in images]
         tables.texts += [key | text for text in texts]
         tables.snapshots += [key | snapshot for snapshot in snapshots]

@@ -14,8 +14,9 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
-from actors.calls import Call, Overdue, Running, Started
-from actors.crew import Crew
+from actors.actor_pool import ActorPool
+from actors.calls import Running, Started
+from rayfed.engine.executor import Call, Done, Overdue
 from rayfed.errors import ResourceError, UserError
 
 START_TIMEOUT = 900.0
@@ -29,15 +30,17 @@ class ActorsLost(RuntimeError):
     """One call took several actors with it, one after another."""
 
 
-class Pool:
+class Workers:
     """A fixed number of equal actors; dead ones are replaced."""
 
     RETRIES = 3
     """Actors that one call may lose before the fault is taken to be the call's own."""
 
-    def __init__(self, crew: Crew, size: int, *hired: Any, make_room: Callable[[], None] = lambda: None) -> None:
-        """`hired` is what `crew.hire` takes; `make_room` is called where all actors died and no new one comes up."""
-        self._crew, self._size, self._hired, self._make_room = crew, size, hired, make_room
+    def __init__(
+        self, actor_pool: ActorPool, size: int, *made_of: Any, make_room: Callable[[], None] = lambda: None
+    ) -> None:
+        """`made_of` is what `ActorPool.acquire` takes; `make_room` is called where all died and no new one comes up."""
+        self._actor_pool, self._size, self._made_of, self._make_room = actor_pool, size, made_of, make_room
         self._actors: dict[int, ActorHandle[Any]] = {}
         self._starting: dict[ray.ObjectRef[Any], int] = {}
         """The actors that are not up yet, by what says that they are; they are given no call."""
@@ -64,7 +67,7 @@ class Pool:
                 break
         self._starting.clear()
 
-    def run(self, calls: Sequence[Call]) -> Iterator[tuple[Call, Any, list[ray.ObjectRef[Any]]]]:
+    def run(self, calls: Sequence[Call]) -> Iterator[Done]:
         """Each call with its first result and references to the others, in the order in which they finish.
 
         An actor is handed its next call before it has finished the last, so that it need not wait for the driver, while
@@ -89,7 +92,7 @@ class Pool:
             if overdue:
                 waiting.extendleft((other.call, other.losses) for other in running.behind(ended.slot))
                 self._replace(ended.slot, ended.actor)
-                yield ended.call, Overdue(), []
+                yield Done(ended.call, Overdue(), [])
                 continue
             try:
                 result = ray.get(first)
@@ -102,7 +105,7 @@ class Pool:
                     raise ActorsLost(f"{ended.call.method} lost {losses} actors in a row: {error}") from error
                 waiting.appendleft((ended.call, losses))
                 continue
-            yield ended.call, result, ended.rest
+            yield Done(ended.call, result, ended.rest)
 
     def _first(self, running: Running) -> tuple[ray.ObjectRef[Any], bool]:
         """What comes first, an actor that is up or the end of a call, and False; or the call whose time ends before,
@@ -140,7 +143,7 @@ class Pool:
         kept = up[:-1] or up
         given = [slot for slot in self._actors if slot not in kept]
         for slot in given:
-            self._crew.dismiss(self._actors.pop(slot), keep=False)
+            self._actor_pool.release(self._actors.pop(slot), keep=False)
         self._starting.clear()
         return bool(given)
 
@@ -161,7 +164,7 @@ class Pool:
         """
         if self._actors[slot] is not dead:
             return False
-        self._crew.dismiss(dead, keep=False)
+        self._actor_pool.release(dead, keep=False)
         self._start_actor(slot)
         return True
 
@@ -170,13 +173,13 @@ class Pool:
             self._start_actor(slot)
 
     def _start_actor(self, slot: int) -> None:
-        self._actors[slot], ready = self._crew.hire(*self._hired)
+        self._actors[slot], ready = self._actor_pool.acquire(*self._made_of)
         self._starting[ready] = slot
 
     def close(self, keep: bool = False) -> None:
-        """Leave all actors to the crew, or end them."""
+        """Leave all actors to the actor pool, or end them."""
         for actor in self._actors.values():
-            self._crew.dismiss(actor, keep)
+            self._actor_pool.release(actor, keep)
 
 
 def wait_for(starting: list[ray.ObjectRef[Any]]) -> None:

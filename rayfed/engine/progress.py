@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from actors.cluster import Allotment
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import Trial
@@ -15,11 +14,11 @@ from rayfed.store.folder import RunFolder
 class Progress:
     """Called by the driver as a run goes on; this one keeps silent."""
 
-    def starting(self, scenario: Scenario, folder: RunFolder, allotment: Allotment) -> None:
-        """The cluster is there; actors are being started."""
+    def starting(self, scenario: Scenario, folder: RunFolder, where: str) -> None:
+        """Clients and server are being brought up; `where` says in words what runs where."""
 
     def ready(self, first_round: int) -> None:
-        """All actors are up; this round begins."""
+        """All are up; this round begins."""
 
     def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
         """What every arm guarantees over its whole run: the rows of `privacy`."""
@@ -45,8 +44,8 @@ class Progress:
 class SweepProgress:
     """Called by the driver as a sweep goes on; this one keeps silent."""
 
-    def starting(self, scenario: Scenario, folder: SweepFolder, allotment: Allotment, trials: int, done: int) -> None:
-        """The cluster is there: so many trials begin, so many were played before."""
+    def starting(self, scenario: Scenario, folder: SweepFolder, where: str, trials: int, done: int) -> None:
+        """So many trials begin, so many were played before; `where` says in words what runs where."""
 
     def trial_done(self, trial: Trial, rows: Sequence[dict[str, Any]]) -> None:
         """A trial has ended; its outcomes are these."""

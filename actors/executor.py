@@ -1,0 +1,198 @@
+"""The executor on Ray: client workers, attackers and the server as actors, and what becomes of those that die."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.exceptions import ObjectLostError, RayActorError
+
+from actors import transport
+from actors.actor_pool import ActorPool
+from actors.attacker import AttackerActor
+from actors.client import ClientActor
+from actors.cluster import Allotment, allot, connected
+from actors.process import Share
+from actors.server import ServerActor
+from actors.workers import Workers, wait_for
+from rayfed.data.partitions.base import Parts
+from rayfed.engine.executor import Call, Done, Execution, Lost, Ref
+from rayfed.engine.inputs import Inputs
+from rayfed.engine.progress import Progress
+from rayfed.engine.rounds import count_calls
+from rayfed.engine.server import ArmState, ServerRole
+from rayfed.errors import ClientError, UserError
+
+
+def on_ray(address: str | None = None) -> Execution:
+    """Runs on the Ray that is connected to, the cluster at `address`, or one of this machine that is started for it."""
+
+    @contextmanager
+    def execution(inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
+        scenario = inputs.scenario
+        with connected(address, scenario):
+            allotment = allot(scenario, *count_calls(scenario, len(inputs.data.test_labels)))
+            with _closing(RayExecutor(allotment, ActorPool(), progress.note), keep=False) as executor:
+                yield executor
+
+    return execution
+
+
+def for_trial(allotment: Allotment, actor_pool: ActorPool) -> Execution:
+    """Trials of a sweep, one after another, each within this allotment; their actors are this pool's."""
+
+    @contextmanager
+    def execution(inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
+        with (
+            connected(None, inputs.scenario),
+            _closing(RayExecutor(allotment, actor_pool, progress.note), keep=True) as executor,
+        ):
+            yield executor
+
+    return execution
+
+
+@contextmanager
+def _closing(executor: RayExecutor, keep: bool) -> Iterator[RayExecutor]:
+    """End the actors; `keep` leaves them to another run, unless what ended this one may be their fault.
+
+    A call that is still under way does not matter: an actor begins anew behind it.
+    """
+    try:
+        yield executor
+    except ClientError:
+        executor.close()  # one more of its clients may hang in an actor
+        raise
+    except (UserError, SystemExit):
+        executor.close(keep)
+        raise
+    except BaseException:
+        executor.close()
+        raise
+    executor.close(keep)
+
+
+class RayExecutor:
+    """Does calls on actors, as many at once as there are (`rayfed.engine.executor.Executor`)."""
+
+    def __init__(self, allotment: Allotment, actor_pool: ActorPool, note: Callable[[str], None]) -> None:
+        transport.register()
+        self._allotment, self._actor_pool, self._note = allotment, actor_pool, note
+        self._server: Any = None
+        self._clients: Workers | None = None
+        self._attackers: Workers | None = None
+        self._attackers_made_of: tuple[Any, ...] = ()
+
+    @property
+    def clients(self) -> int:
+        """Client actors."""
+        return self._allotment.clients
+
+    def describe(self) -> str:
+        """How many actors of which share."""
+        return self._allotment.describe()
+
+    def environment(self) -> dict[str, object]:
+        """What the cluster has, and what of it the actors take."""
+        return self._allotment.environment()
+
+    def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
+        """Wait until the clients' actors are up, so that a round's time is that of its work."""
+        data = inputs.data
+        self._attackers_made_of = data.image_shape, len(data.classes)
+        shared = [ray.put(value) for value in (data, Parts.of(inputs.parts), Parts.of(inputs.validation))]
+        self.restart_server(roles, saved)
+        self._clients = self._workers(
+            ClientActor,
+            self._allotment.clients,
+            self._allotment.client,
+            (inputs.scenario, *shared),
+            self._free_attacker,
+        )
+        self._clients.wait()
+        if self._clients.losses:
+            self._note(f"{self._clients.losses} client actor died as it started; another takes its place")
+
+    def check_server(self) -> None:
+        """Wait until it is up."""
+        with _telling_losses():
+            wait_for([self._server.__ray_ready__.remote()])
+
+    def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
+        """End the one that there is, which may live on with half a round added, and make another."""
+        if self._server is not None:
+            self._actor_pool.release(self._server, keep=False)
+        self._server, _ = self._actor_pool.acquire(ServerActor, self._allotment.server, roles, saved)
+
+    def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
+        """On client actors."""
+        assert self._clients is not None
+        return self._noting_losses(self._clients, calls, "client actor")
+
+    def run_attackers(self, calls: Sequence[Call]) -> Iterator[Done]:
+        """On attackers, which are started for the first calls."""
+        if self._attackers is None:
+            self._attackers = self._workers(
+                AttackerActor,
+                self._allotment.attackers,
+                self._allotment.attacker,
+                self._attackers_made_of,
+                self._free_client,
+            )
+        return self._noting_losses(self._attackers, calls, "attacker")
+
+    def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
+        """On the server's actor, one call after another."""
+        return getattr(self._server, method).options(num_returns=returns).remote(*args)
+
+    def get(self, refs: Sequence[Ref]) -> list[Any]:
+        """From the object store."""
+        with _telling_losses():
+            return list(ray.get(list(refs)))
+
+    def close(self, keep: bool = False) -> None:
+        """End all actors, or leave them to the actor pool."""
+        for pool in (self._clients, self._attackers):
+            if pool:
+                pool.close(keep)
+        if self._server is not None:
+            self._actor_pool.release(self._server, keep)
+
+    def _workers(
+        self, kind: type, size: int, share: Share, args: tuple[Any, ...], make_room: Callable[[], None]
+    ) -> Workers:
+        return Workers(self._actor_pool, size, kind, share, *args, make_room=make_room)
+
+    def _free_attacker(self) -> None:
+        self._make_room(self._attackers, "attacker")
+
+    def _free_client(self) -> None:
+        self._make_room(self._clients, "client actor")
+
+    def _make_room(self, giver: Workers | None, what: str) -> None:
+        """Where a node died and its actors find no place on those that are left, one of the other kind gives way."""
+        if giver and giver.give_place():
+            self._note(f"there is no place for what died: one {what} gives way")
+
+    def _noting_losses(self, pool: Workers, calls: Sequence[Call], what: str) -> Iterator[Done]:
+        known = pool.losses
+        with _telling_losses():
+            for done in pool.run(calls):
+                if pool.losses > known:
+                    lost = pool.losses - known
+                    self._note(f"{lost} {what}{'s' * (lost > 1)} died; another does the work again")
+                    known = pool.losses
+                yield done
+
+
+@contextmanager
+def _telling_losses() -> Iterator[None]:
+    """Turn what Ray says of the dead and the lost into `Lost`."""
+    try:
+        yield
+    except RayActorError as error:
+        raise Lost("the server died", error) from error
+    except ObjectLostError as error:
+        raise Lost("an object was lost", error) from error

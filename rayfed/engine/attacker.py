@@ -1,0 +1,48 @@
+"""An attacker: gets observations, gives reconstructions. Neither data nor the scenario's seed is ever given to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from rayfed.attacks.base import Attack, Guess, InferenceAttack, Reconstruction
+from rayfed.attacks.sealed import attempt
+from rayfed.client.arm import build_arm
+from rayfed.models.private import freeze
+from rayfed.scenario import AttackSpec, ResolvedArm
+from rayfed.seeds import torch_generator
+from rayfed.update import Observation
+
+
+class Attacker:
+    """Runs attacks on what a threat model lets them see."""
+
+    def __init__(self, image_shape: tuple[int, int, int], classes: int, device: torch.device) -> None:
+        self._image_shape, self._classes, self._device = image_shape, classes, device
+
+    def attack(
+        self,
+        attack: AttackSpec,
+        arm: ResolvedArm,
+        observations: Sequence[Observation],
+        keys: Sequence[bytes],
+    ) -> tuple[list[Guess], list[Guess]]:
+        """What is guessed of each observation: without its images for the driver, and whole for scoring.
+
+        `keys[i]` seeds the attacker's randomness for observation i. The arm is there because a defence may change the
+        architecture, which an attacker knows from the weights that are sent; the model's own are drawn anew.
+        """
+        method: Attack | InferenceAttack = attack.build()
+        built = build_arm(arm, self._image_shape, self._classes, seed=0)
+        seen = [observation.to(self._device) for observation in observations]
+        freeze(built.model, built.private - seen[0].weights.keys())
+        generators = [torch_generator(key) for key in keys]
+        found = attempt(method, seen, built.model.to(self._device), generators, attack.factor)
+        return [_without_images(guess) for guess in found], list(found)
+
+
+def _without_images(guess: Guess) -> Guess:
+    bare = replace(guess, images=guess.images[:0])
+    return replace(bare, snapshots=()) if isinstance(bare, Reconstruction) else bare

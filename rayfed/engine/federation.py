@@ -1,0 +1,101 @@
+"""A run between its rounds: its arms, where each of them stands, and who does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rayfed.aggregation.server_optimiser import ServerOptimiser
+from rayfed.client import plan
+from rayfed.client.arm import Arm
+from rayfed.client.clients import State
+from rayfed.client.malicious import Malicious
+from rayfed.crypto.masking import Transcript
+from rayfed.engine.attacking import Attacks, LoadStates
+from rayfed.engine.executor import Call, Executor, Ref
+from rayfed.engine.inputs import Inputs
+from rayfed.engine.progress import Progress
+from rayfed.engine.server import ArmState, ServerRole
+
+
+class Served(NamedTuple):
+    """What the server gives for the beginning of a round."""
+
+    sent: Ref
+    """To clients (`Sent`)."""
+    kept: Ref
+    """To the checkpoint alone (`Kept`)."""
+
+
+class Federation:
+    """What the rounds of a run have in common."""
+
+    def __init__(
+        self,
+        inputs: Inputs,
+        executor: Executor,
+        progress: Progress,
+        saved: Mapping[str, ArmState],
+        load_states: LoadStates,
+    ) -> None:
+        """`saved` is the server's side of a checkpoint, or empty; `load_states` reads the clients', to which whoever
+        plays rounds adds what they `changed`.
+        """
+        self.scenario, self.data, self.samples = inputs.scenario, inputs.data, inputs.parts.sizes
+        self.arms = {account.name: account.arm for account in inputs.accounts}
+        self.malicious = {name: Malicious.of(inputs.scenario, arm.spec) for name, arm in self.arms.items()}
+        self.executor, self.progress, self.load_states = executor, progress, load_states
+        self.saved = {name: saved.get(name) or _untrained(arm) for name, arm in self.arms.items()}
+        """The server's state after the last finished round."""
+        self.changed: dict[str, dict[int, State]] = {}
+        """Arm -> client -> state, of the clients of the last finished round."""
+        self.served: dict[str, Served] = {}
+        """By arm, for the next round; empty where the server has to be asked."""
+        self.transcripts: dict[tuple[str, int, int], Transcript] = {}
+        """What an arm's client remembers of a round's questions; kept when the server dies and asks them again."""
+        self.attacks = Attacks(
+            self.scenario,
+            {name: arm.spec for name, arm in self.arms.items()},
+            self.samples,
+            load_states,
+            executor,
+            progress,
+        )
+        self._keys: dict[str, bytes] = {}
+        executor.start(inputs, self._roles(), self.saved)
+
+    def make_keys(self) -> None:
+        """Where clients encrypt, one client makes the keys of all, and the server passes them on without being able to
+        read them.
+        """
+        making = [Call("make_keys", (name,), name) for name, arm in self.arms.items() if arm.spec.protection]
+        self._keys = {done.call.tag: done.result for done in self.executor.run_clients(making)}
+        for name, locked in self._keys.items():
+            self.executor.serve("relay", name, locked)  # one that dies of it is started again with them
+
+    def restart_server(self) -> None:
+        """Have a new server go on after the last finished round."""
+        self.executor.restart_server(self._roles(), self.saved)
+        self.served = {}
+
+    def forget_transcripts(self, round: int) -> None:
+        """Drop what clients remember of other rounds than this."""
+        self.transcripts = {key: known for key, known in self.transcripts.items() if key[1] == round}
+
+    def ask_server(self, method: str, *args: Any) -> Served:
+        """`Server.sent`, or another method that returns the same two."""
+        return Served(*self.executor.serve(method, *args, returns=2))
+
+    def _roles(self) -> dict[str, ServerRole]:
+        """The server is told how to add and where to start; with the seed it could draw every client's noise again."""
+        roles = {}
+        for name, arm in self.arms.items():
+            server = arm.spec.server
+            optimiser = ServerOptimiser(server.optimiser, arm.spec.server_lr, server.momentum)
+            protecting = plan.protecting(self.scenario, arm.spec, self.samples)
+            roles[name] = ServerRole(arm.spec, optimiser, protecting, self._keys.get(name, b""))
+        return roles
+
+
+def _untrained(arm: Arm) -> ArmState:
+    return {"weights": arm.weights, "buffers": arm.buffers, "state": {}, "memory": {}}

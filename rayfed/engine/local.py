@@ -1,0 +1,119 @@
+"""Everything of a run in this process, call after call: what a debugger can follow and a test is through with soonest.
+
+Bits are those of any other executor. What goes to a client or an attacker, and what comes back, is pickled as it is
+where these are processes of their own: whoever writes on it writes on a copy, and what could not travel shows here.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayfed.engine.attacker import Attacker
+from rayfed.engine.executor import Call, Done, Ref
+from rayfed.engine.inputs import Inputs
+from rayfed.engine.progress import Progress
+from rayfed.engine.server import ArmState, Server, ServerRole
+from rayfed.engine.worker import ClientWorker
+from rayfed.scenario import Actors
+
+
+@contextmanager
+def local(inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
+    """`rayfed.engine.executor.Execution` in this process."""
+    if inputs.scenario.federation.failures.timeout is not None:
+        progress.note("federation.failures.timeout is not kept: in one process nothing can end a client that hangs")
+    threads = torch.get_num_threads()
+    try:
+        yield LocalExecutor(inputs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+class LocalExecutor:
+    """Does each call when it is asked for (`rayfed.engine.executor.Executor`)."""
+
+    clients = 1
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._resources = inputs.scenario.resources
+        data = inputs.data
+        self._client = ClientWorker(
+            inputs.scenario, data, inputs.parts, _device(self._resources.clients), inputs.validation
+        )
+        self._attacker = Attacker(data.image_shape, len(data.classes), _device(self._resources.attackers))
+        self._server: Server
+
+    def describe(self) -> str:
+        """Where it runs."""
+        return "all in this process"
+
+    def environment(self) -> dict[str, object]:
+        """That it takes no more than one process."""
+        return {"actors": "none: all in this process"}
+
+    def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
+        """Only the server has to be made."""
+        self.restart_server(roles, saved)
+
+    def check_server(self) -> None:
+        """It is there."""
+
+    def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
+        """Make it."""
+        self._server = Server(roles, saved)
+
+    def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
+        """In their order."""
+        return self._run(self._client, self._resources.clients, calls)
+
+    def run_attackers(self, calls: Sequence[Call]) -> Iterator[Done]:
+        """In their order."""
+        return self._run(self._attacker, self._resources.attackers, calls)
+
+    def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
+        """At once."""
+        torch.set_num_threads(_threads(self._resources.server))
+        return getattr(self._server, method)(*args)
+
+    def get(self, refs: Sequence[Ref]) -> list[Any]:
+        """The same: references are the values."""
+        return list(refs)
+
+    def _run(self, worker: ClientWorker | Attacker, resources: Actors, calls: Sequence[Call]) -> Iterator[Done]:
+        for call in calls:
+            torch.set_num_threads(_threads(resources))
+            result = _travelled(getattr(worker, call.method)(*_travelled(call.args)))
+            first, *rest = result if call.returns > 1 else (result,)
+            yield Done(call, first, rest)
+
+
+class _Pickler(pickle.Pickler):
+    """Takes tensors along as actors do: as memory on the CPU, without what they were computed from."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How one object is pickled."""
+        return (torch.from_numpy, (obj.detach().cpu().numpy(),)) if isinstance(obj, Tensor) else NotImplemented
+
+
+def _travelled(value: Any) -> Any:
+    """A value as it arrives in another process."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return pickle.loads(buffer.getvalue())
+
+
+def _threads(resources: Actors) -> int:
+    """As many as an actor takes, for their number changes the order of sums inside a convolution."""
+    return max(1, ceil(resources.num_cpus or 0))
+
+
+def _device(resources: Actors) -> torch.device:
+    return torch.device("cuda" if resources.num_gpus and torch.cuda.is_available() else "cpu")

@@ -1,0 +1,58 @@
+"""A sweep in this process: one trial after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from optuna.trial import TrialState
+
+from rayfed.analysis import outcomes
+from rayfed.analysis.sweep_folder import TRIALS
+from rayfed.engine import runs
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
+from rayfed.engine.sweeps import SweepRecorder, objectives_of, swept, trials_of
+from rayfed.errors import UserError
+from rayfed.scenario.trials import scenario_of
+
+
+def local_sweep(recorder: SweepRecorder) -> None:
+    """Play what is left (`rayfed.engine.sweeps.SweepExecution`).
+
+    Raises `UserError` for what Ray Tune alone has.
+    """
+    section = swept(recorder.scenario)
+    for name, value in (("scheduler", section.scheduler), ("trackers", section.trackers)):
+        if value:
+            raise UserError(
+                f"sweep.{name}: Ray Tune has it, and this process has not: leave it, or --executor local, out"
+            )
+    recorder.starting({"actors": "none: all in this process"}, "all in this process")
+    for setting in recorder.settings:
+        _play_setting(recorder, setting)
+    if recorder.trials is None:
+        found = recorder.search()
+        for _ in range(recorder.left):
+            trial = found.study.ask()
+            reached = _play_setting(recorder, found.setting(trial))
+            known = [reached[name] for name in section.objectives if name in reached]
+            if len(known) == len(section.objectives):
+                found.study.tell(trial, known)
+            else:
+                found.study.tell(trial, state=TrialState.FAIL)
+
+
+def _play_setting(recorder: SweepRecorder, setting: Mapping[str, Any]) -> dict[str, float]:
+    """The objectives that a setting with its repeats has reached; none of one that has failed."""
+    trials, played = trials_of(setting), []
+    try:
+        for one in trials:
+            run = recorder.folder.trial(f"{TRIALS}/{one.name}")
+            runs.launch_in(run, scenario_of(recorder.scenario, one), local, Progress())
+            played.append(outcomes.outcomes(run))
+    except Exception as error:
+        recorder.end(trials, f"{type(error).__name__}: {error}")
+        return {}
+    recorder.end(trials, None)
+    return objectives_of(played, swept(recorder.scenario).objectives)

@@ -1,0 +1,48 @@
+"""Questions that an arm's rule puts to clients, before they train or when all they sent is added."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from rayfed.client import plan
+from rayfed.client.clients import State
+from rayfed.engine.executor import Call, Ref
+from rayfed.engine.federation import Federation
+
+
+def consult(
+    federation: Federation,
+    round: int,
+    sent: Mapping[str, Ref],
+    states: Mapping[str, Mapping[int, State]],
+    failed: Collection[tuple[str, int]] = (),
+) -> None:
+    """Carry what the rules ask to the round's clients and the answers back, until no arm's rule asks any more; clients
+    that have `failed` in an arm are asked nothing.
+
+    Payloads and answers go by reference: this process never holds them. The server hears clients in their order,
+    whoever answered first.
+    """
+    executor, transcripts = federation.executor, federation.transcripts
+    drawn = plan.drawn_clients(federation.scenario, round)
+    members = {arm: [client for client in drawn if (arm, client) not in failed] for arm in sent}
+    asking = list(sent)
+    while asking:
+        asked = {arm: executor.serve("ask", arm, returns=2) for arm in asking}
+        found = zip(asked, executor.get([whom for whom, _ in asked.values()]), strict=True)
+        of = {arm: whom for arm, whom in found if whom}
+        calls = []
+        for arm, whom in of.items():
+            for client in members[arm] if whom == "all" else members[arm][:1]:
+                known = states[arm].get(client, {}), transcripts.get((arm, round, client), {})
+                calls.append(Call("reply", (arm, sent[arm], asked[arm][1], client, *known), (arm, client), returns=2))
+        answers = {}
+        for call, transcript, [answer] in executor.run_clients(calls):
+            arm, client = call.tag
+            answers[arm, client], transcripts[arm, round, client] = answer, transcript
+        heard = []
+        for arm in of:
+            own = [client for client in members[arm] if (arm, client) in answers]
+            heard.append(executor.serve("hear", arm, own, *(answers[arm, client] for client in own)))
+        executor.get(heard)
+        asking = list(of)

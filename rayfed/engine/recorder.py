@@ -1,0 +1,105 @@
+"""What a run leaves as it goes on: tables, checkpoints, status, log, and the report at its end."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from io import StringIO
+from typing import Literal
+
+from rayfed.engine.tables import RoundTables
+from rayfed.errors import UserError
+from rayfed.store import checkpoint
+from rayfed.store.checkpoint import Checkpoint
+from rayfed.store.folder import RunFolder
+
+RunKind = Literal["training", "attack"]
+"""What a run does; only training can be resumed."""
+
+
+class RunRecorder:
+    """Writes what comes of a run into its folder."""
+
+    def __init__(self, folder: RunFolder, kind: RunKind, rounds: int) -> None:
+        self._folder, self._kind, self._rounds = folder, kind, rounds
+        self._done, self._text = 0, StringIO()
+        if folder.exists("log.txt"):
+            self._text.write(folder.read_text("log.txt"))
+
+    def line(self, message: str) -> None:
+        """Add a line to the log."""
+        self._text.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {message}\n")
+        self._folder.write_text("log.txt", self._text.getvalue())
+
+    def write(self, round: int, tables: RoundTables) -> None:
+        """Write a round's part of every table that has rows."""
+        for table, rows in vars(tables).items():
+            if rows:
+                self._folder.write_part(table, round, rows)
+
+    def finish_round(self, tables: RoundTables, state: Checkpoint) -> None:
+        """Write the tables of a round that is over, then the state to go on from, then that it is over."""
+        self.write(state.round, tables)
+        checkpoint.save(self._folder, state)
+        self._running(state.round + 1)
+        for row in tables.rounds:
+            accuracy = "" if row.get("test_accuracy") is None else f", test accuracy {row['test_accuracy']:.4f}"
+            loss = "no client" if row["train_loss"] is None else f"training loss {row['train_loss']:.4f}"
+            self.line(f"round {state.round}, arm {row['arm']}: {loss}{accuracy}")
+        for row in tables.clients:
+            if row["status"] != "ok":
+                said = f"client {row['client']} is left out: it {row['status']}"
+                self.line(f"round {state.round}, arm {row['arm']}: {said}")
+
+    @contextmanager
+    def recording(self, first: int, reports: bool = True) -> Iterator[None]:
+        """Keep status, log and report true however the run, which begins at round `first`, ends."""
+        self._running(first)
+        self.line(f"run starts at round {first} of {self._rounds}")
+        try:
+            yield
+        except BaseException as error:
+            self._note_end(error)
+            if reports:
+                with self._not_hiding_the_first():
+                    self._report()
+            raise
+        self.line("run finished")
+        self._status("finished")
+        if reports:
+            self._report()
+
+    def _note_end(self, error: BaseException) -> None:
+        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)  # by the user; by a sweep's scheduler
+        message = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
+        trace = message if interrupted or isinstance(error, UserError) else traceback.format_exc()
+        with self._not_hiding_the_first():
+            self.line(trace)
+        with self._not_hiding_the_first():
+            self._status("interrupted" if interrupted else "failed", message)
+
+    def _running(self, done: int) -> None:
+        self._done = done
+        self._status("running")
+
+    def _status(self, state: str, error: str | None = None) -> None:
+        rounds = {"rounds_done": self._done, "rounds": self._rounds}
+        status = {"kind": self._kind, "state": state, **rounds, "error": error}
+        self._folder.write_text("status.json", json.dumps(status, indent=2))
+
+    def _report(self) -> None:
+        from rayfed.report.run import write_report  # its plotting libraries cost a second, at the end not at the start
+
+        write_report(self._folder)
+
+    @contextmanager
+    def _not_hiding_the_first(self) -> Iterator[None]:
+        """Let nothing that fails in here hide the error that ended the run; the log notes it, if it can be written."""
+        try:
+            yield
+        except Exception as error:
+            with suppress(Exception):
+                self.line(f"after the run ended: {type(error).__name__}: {error}")

@@ -1,0 +1,235 @@
+"""The journey of one round: weights out, cohorts, questions, the server's step, evaluation, attacks, rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from math import ceil, isnan
+from typing import Any
+
+from rayfed.client import plan
+from rayfed.client.clients import Split, State
+from rayfed.client.failures import check_left
+from rayfed.engine.evaluation import (
+    Found,
+    evaluate,
+    evaluate_backdoors,
+    evaluate_members,
+    private_layers,
+    slices,
+)
+from rayfed.engine.executor import Ref
+from rayfed.engine.federation import Federation, Served
+from rayfed.engine.questions import consult
+from rayfed.engine.server import ArmState
+from rayfed.engine.stragglers import Cohort, Portion, StragglerHandling, portions, rows_of, told
+from rayfed.engine.tables import RoundTables, Rows
+from rayfed.scenario import Scenario
+
+_CALLS = 2
+"""Calls for each client worker in a round's training: more even out better, but each costs its way there and back."""
+States = dict[str, dict[int, State]]
+"""Arm -> client -> its own state."""
+
+
+def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
+    """The most calls that a round has for clients and for attackers at once: more workers would never work."""
+    arms = len(scenario.played)
+    cohorts = -(-scenario.clients_per_round // plan.cohort_size(scenario))
+    due: dict[int, int] = {}
+    for attack in scenario.attacks:
+        victims = attack.victims if isinstance(attack.victims, int) else len(attack.victims)
+        for round in attack.rounds:
+            due[round] = due.get(round, 0) + arms * attack.repeats * -(-victims // attack.victims_per_call)
+    return arms * max(cohorts, slices(test_samples)), max(due.values(), default=0)
+
+
+class Round:
+    """One round of some arms of a federation."""
+
+    def __init__(self, federation: Federation, number: int, arms: Sequence[str]) -> None:
+        self.federation, self.number = federation, number
+        self.arms = {name: federation.arms[name] for name in arms}
+        self.cohorts = plan.cohorts(federation.scenario, number)
+        self.tables = RoundTables()
+
+    def play(self, due: Iterable[str]) -> RoundTables:
+        """Its rows, when the federation stands where it has brought it; the arms that are `due` are evaluated."""
+        before = self._states_before()
+        sent = self._begin()
+        after = self._train(sent, before)
+        self._measure_private_layers(after)
+        self._ask(sent, before, after)
+        served = self._step()
+        evaluations = self._evaluate({arm: served[arm].sent for arm in due}, after)
+        self.federation.attacks.strike(self.number, sent, self.tables)
+        self._end(served, after, evaluations)
+        return self.tables
+
+    def attack_alone(self) -> RoundTables:
+        """Only its attacks, on the weights that clients would be sent in it."""
+        sent = {arm: self.federation.ask_server("sent", arm, self.number).sent for arm in self.arms}
+        self.federation.attacks.strike(self.number, sent, self.tables)
+        return self.tables
+
+    @property
+    def _failed(self) -> set[tuple[str, int]]:
+        """Arms and clients whose work has come to nothing."""
+        return {(row["arm"], row["client"]) for row in self.tables.clients if row["status"] != "ok"}
+
+    def _states_before(self) -> States:
+        """The states of all clients of the round as it begins."""
+        drawn = set(chain(*self.cohorts))
+        return {arm: self.federation.load_states(arm, drawn, self.number) for arm in self.arms}
+
+    def _begin(self) -> dict[str, Ref]:
+        """What clients are sent, by arm; with what they are told of sessions that rules open before they train."""
+        federation = self.federation
+        federation.forget_transcripts(self.number)
+        served = {
+            arm: federation.served.get(arm) or federation.ask_server("sent", arm, self.number) for arm in self.arms
+        }
+        sent = {arm: one.sent for arm, one in served.items()}
+        members = plan.drawn_clients(federation.scenario, self.number)
+        if not members:
+            return sent
+        opening = [federation.executor.serve("open", arm, self.number, members) for arm in self.arms]
+        opened = [arm for arm, opens in zip(self.arms, federation.executor.get(opening), strict=True) if opens]
+        states = {arm: federation.load_states(arm, members, self.number) for arm in opened}
+        consult(federation, self.number, {arm: sent[arm] for arm in opened}, states)
+        return sent | {arm: federation.ask_server("sent", arm, self.number).sent for arm in opened}
+
+    def _train(self, sent: Mapping[str, Ref], before: States) -> States:
+        """Have all arms' cohorts trained, their sums added by the server, and their rows noted; the clients' new
+        states.
+        """
+        federation = self.federation
+        note, executor = federation.progress.note, federation.executor
+        handling = StragglerHandling(self.number, federation.scenario.federation.failures, executor.run_clients, note)
+        states: States = {arm: {} for arm in self.arms}
+        seconds = dict.fromkeys(self.arms, 0.0)
+        added: list[Ref] = []
+        everybody = sum(map(len, self.cohorts)) * len(self.arms)
+        for portion, report, partials in handling.results(self._work(sent, before)):
+            arm = portion[0].arm.name
+            added.append(executor.serve("add", arm, len(self.cohorts), partials))
+            self.tables.clients += report.rows
+            self.tables.clients += chain(*(rows_of(cohort, federation.scenario, self.number) for cohort in portion))
+            states[arm].update(report.states)
+            seconds[arm] += report.seconds
+            federation.progress.clients_done(self.number, len(self.tables.clients), everybody)
+        executor.get(added)
+        self._sum_up(seconds)
+        return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # whoever was done first
+
+    def _work(self, sent: Mapping[str, Ref], before: States) -> list[Portion]:
+        """The cohorts of all arms in portions for one call each, the largest first so that the last to end is small."""
+        federation, scenario = self.federation, self.federation.scenario
+        weights = [float(federation.samples[clients].sum()) for clients in self.cohorts]
+        alone = scenario.federation.failures.timeout is not None  # else waiting would depend on the number of workers
+        calls = len(self.cohorts) if alone else max(2, ceil(_CALLS * federation.executor.clients / len(self.arms)))
+        work = []
+        for name, arm in self.arms.items():
+            malicious = federation.malicious[name]
+            colluders = malicious.clients if malicious.poisoning.colludes else frozenset()
+            for portion in portions(weights, calls):
+                own = [(i, tuple(self.cohorts[i])) for i in portion]
+                work.append([Cohort(arm.spec, i, sent[name], c, _some(before[name], {*c, *colluders})) for i, c in own])
+        return sorted(work, key=lambda portion: -sum(weights[cohort.index] for cohort in portion))
+
+    def _sum_up(self, seconds: Mapping[str, float]) -> None:
+        """A row for every arm, from those of its clients; `seconds` are what their work took.
+
+        Raises `ClientError` where too few are left.
+        """
+        order = {arm: i for i, arm in enumerate(self.arms)}
+        self.tables.clients.sort(key=lambda row: (order[row["arm"]], row["client"]))
+        for name, arm in self.arms.items():
+            rows = [row for row in self.tables.clients if row["arm"] == name]
+            left = [row for row in rows if row["status"] == "ok"]
+            if len(left) < len(rows):
+                self.federation.progress.note(told(name, self.number, rows))
+                check_left(arm.spec, self.number, len(left), len(rows))
+            self.tables.rounds.append(_round_row(name, self.number, left, seconds[name]))
+
+    def _measure_private_layers(self, after: States) -> None:
+        private = {name: after[name] for name, arm in self.arms.items() if arm.private}
+        rows = private_layers(self.federation.executor.run_clients, private)
+        self.tables.private += [row | {"round": self.number} for row in rows]
+
+    def _ask(self, sent: Mapping[str, Ref], before: States, after: States) -> None:
+        """Have clients answer what rules ask of the round's sums."""
+        states = {arm: before[arm] | after[arm] for arm in self.arms}
+        consult(self.federation, self.number, sent, states, self._failed)
+
+    def _step(self) -> dict[str, Served]:
+        """What the server makes of it: the beginning of the next round."""
+        federation, secure = self.federation, self.federation.scenario.privacy.secure
+        failed = self._failed
+        served = {}
+        for arm in self.arms:
+            without = [client for its, client in failed if its == arm]
+            key = plan.server_key(federation.scenario, arm, self.number, without)
+            served[arm] = federation.ask_server("finish", arm, self.number, key, secure)
+        return served
+
+    def _evaluate(self, sent: Mapping[str, Ref], after: States) -> dict[str, Found]:
+        """Loss and accuracy on the test set, arm by arm, and accuracy on clients' own data where it is asked for."""
+        federation, run = self.federation, self.federation.executor.run_clients
+        sizes: dict[Split, int] = {"test": len(federation.data.test_labels)}
+        if federation.scenario.federation.evaluate_clients:
+            sizes["train"] = int(federation.samples.sum())
+        shared = {arm: ref for arm, ref in sent.items() if not self.arms[arm].private}
+        split = {arm: ref for arm, ref in sent.items() if self.arms[arm].private}
+        means, own = evaluate_members(run, split, after, federation.samples, list(sizes))
+        for row in self.tables.clients:
+            row["test_accuracy"] = own.get((row["arm"], row["client"]))
+        found = evaluate(run, shared, sizes) | means
+        backdoored = {a: ref for a, ref in shared.items() if federation.malicious[a].poisoning.has_trigger}
+        for arm, share in evaluate_backdoors(run, backdoored, sizes["test"]).items():
+            found[arm] |= share
+        return found
+
+    def _end(self, served: Mapping[str, Served], after: States, evaluations: Mapping[str, Found]) -> None:
+        """Take over what the server has come to, of all arms or of none: it may die here."""
+        federation = self.federation
+        values = iter(federation.executor.get([ref for one in served.values() for ref in one]))
+        finished = {arm: (next(values), next(values)) for arm in served}
+        for arm, (new, kept) in finished.items():
+            federation.saved[arm] = {
+                "weights": new.weights,
+                "buffers": new.buffers,
+                "state": kept.state,
+                "memory": kept.memory,
+            }
+            if kept.aborted:
+                federation.progress.note(f"round {self.number} of arm {arm} is not applied: {kept.aborted}")
+            for table, rows in kept.rows.items():
+                getattr(self.tables, table).extend({"arm": arm, "round": self.number} | row for row in rows)
+        federation.served, federation.changed = dict(served), after
+        for row in self.tables.rounds:
+            clients = sum(one["arm"] == row["arm"] for one in self.tables.clients)
+            row.update(evaluations.get(row["arm"], {}))
+            row["bytes_down"] = _bytes_of(federation.saved[row["arm"]]) * clients
+
+
+def _some(states: Mapping[int, State], clients: Iterable[int]) -> dict[int, State]:
+    return {c: states[c] for c in clients if c in states}
+
+
+def _bytes_of(arm: ArmState) -> int:
+    return sum(t.numel() * t.element_size() for t in [*arm["weights"].values(), *arm["buffers"].values()])
+
+
+def _round_row(arm: str, round: int, clients: Rows, actor_seconds: float) -> dict[str, Any]:
+    trained = [row for row in clients if not isnan(row["loss"])]
+    counted = sum(row["samples"] for row in trained)
+    return {
+        "arm": arm,
+        "round": round,
+        "train_loss": sum(row["loss"] * row["samples"] for row in trained) / counted if counted else None,
+        "clients": len(clients),
+        "samples": sum(row["samples"] for row in clients),
+        "actor_seconds": actor_seconds,
+        "bytes_up": sum(row["sent_bytes"] for row in clients),
+    }

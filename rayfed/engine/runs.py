@@ -1,0 +1,275 @@
+"""Runs, from a scenario to a finished folder: load, check, play the rounds, write tables and checkpoints, report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from rayfed import scenario as scenarios
+from rayfed import seeds
+from rayfed.console import guarantees
+from rayfed.data.partitions.base import label_mix
+from rayfed.engine.environment import environment
+from rayfed.engine.executor import Execution
+from rayfed.engine.federation import Federation
+from rayfed.engine.inputs import Inputs, prepare, scorer
+from rayfed.engine.progress import Progress
+from rayfed.engine.recorder import RunKind, RunRecorder
+from rayfed.engine.recovery import until_played
+from rayfed.engine.rounds import Round
+from rayfed.engine.tables import RoundTables
+from rayfed.errors import RunError
+from rayfed.scenario import Scenario
+from rayfed.store import checkpoint, client_states, run_key
+from rayfed.store.folder import RunFolder
+from rayfed.store.schemas import TABLES
+
+
+def launch(scenario: Scenario, out: str | None, execution: Execution, progress: Progress) -> RunFolder:
+    """Run a scenario into a new folder under `out` (by default the scenario's own) and return it finished.
+
+    Raises `UserError` for what the user can mend; whatever is raised, the folder says how far the run came.
+    """
+    inputs = prepare(scenario.model_copy(update={"sweep": None}))
+    _ = inputs.privacy  # what cannot be accounted, or kept to a budget, shows before there is a folder
+    folder = RunFolder.create(out or scenario.output.folder, scenario.name)
+    _describe(inputs, folder)
+    _play(inputs, folder, execution, progress, None)
+    return folder
+
+
+def launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progress: Progress) -> None:
+    """Run a scenario, one trial of a sweep, in this folder, after the last complete round that is there.
+
+    No report is made. Raises `RunError` where the run has failed before: it would again.
+    """
+    if folder.exists("status.json"):
+        status = folder.read_mapping("status.json")
+        if status["state"] == "finished":
+            run_key.remove(folder)  # its process may have died before it did
+            return
+        if status["state"] == "failed":
+            raise RunError(status["error"])
+        check_streams(folder)
+    saved = checkpoint.load(folder)
+    inputs = prepare(_continued(scenario, folder, saved))
+    _drop_after(folder, saved)
+    _describe(inputs, folder)
+    _play(inputs, folder, execution, progress, saved, reports=False)
+
+
+def resume(path: str, execution: Execution, progress: Progress) -> RunFolder:
+    """Continue a run after its last complete round; a finished one is left as it is.
+
+    Raises `RunError` where there is nothing to resume.
+    """
+    folder = RunFolder.open(path)
+    if _kind(folder) == "attack":
+        raise RunError(
+            f"{folder.url}: it attacked without training; nothing to resume: attack again with `rayfed attack`"
+        )
+    check_streams(folder)
+    scenario = scenarios.parse(folder.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
+    saved = checkpoint.load(folder)
+    inputs = prepare(_continued(scenario, folder, saved))
+    rounds = max(inputs.limits.values())
+    if saved and saved.round + 1 >= rounds and _finished(folder):
+        run_key.remove(folder)  # its process may have died before it did
+        raise RunError(f"{folder.url}: all {rounds} rounds are played; nothing to resume")
+    _drop_after(folder, saved)
+    folder.write_part("partition", 0, _partition_table(inputs))
+    _play(inputs, folder, execution, progress, saved)
+    return folder
+
+
+def check_streams(folder: RunFolder) -> None:
+    """Raise `RunError` for a run or sweep that was begun by a rayfed whose seeds give other random numbers."""
+    if folder.exists("environment.json") and folder.read_mapping("environment.json").get("streams") != seeds.STREAMS:
+        raise RunError(
+            f"{folder.url}: it was begun by another version of rayfed, whose seeds give other random numbers, so its "
+            f"clients had other data and noise: go on with that version, or launch its scenario anew"
+        )
+
+
+def _continued(scenario: Scenario, folder: RunFolder, saved: checkpoint.Checkpoint | None) -> Scenario:
+    """The scenario, with the key that the run in the folder began with where that is secure.
+
+    Raises `RunError` where a secure run has rounds but no key any more.
+    """
+    if not scenario.privacy.secure:
+        return scenario
+    if key := run_key.load(folder):
+        return scenario.with_run_key(key)
+    if saved and _finished(folder):
+        raise RunError(
+            f"{folder.url}: all {saved.round + 1} rounds are played; nothing to resume, and no more rounds can follow: "
+            f"the key of this run (privacy.secure) went when it ended"
+        )
+    if saved:
+        raise RunError(
+            f"{folder.url}: the key of this run (privacy.secure) is gone, as it is when a run has ended or a sweep has "
+            f"stopped it, so it cannot go on; launch its scenario anew"
+        )
+    return scenario
+
+
+def _finished(folder: RunFolder) -> bool:
+    return folder.exists("report.html") and folder.read_mapping("status.json")["state"] == "finished"
+
+
+def _drop_after(folder: RunFolder, saved: checkpoint.Checkpoint | None) -> None:
+    """Remove what a round has left that did not end."""
+    round = saved.round if saved else -1
+    folder.drop_after(round)
+    client_states.tidy(folder, round + 1)
+
+
+def attack(scenario: Scenario, run: str | None, out: str | None, execution: Execution, progress: Progress) -> RunFolder:
+    """Attack without training, into a new folder: the untrained model, or what `run` had learnt when it ended.
+
+    Every attack strikes once, whatever its `rounds`. Raises `RunError` where `run` has no weights for the scenario.
+    """
+    saved = _trained(run) if run else None
+    round = saved.round + 1 if saved else 0
+    inputs = prepare(scenario.attacked_in(round), rounds=scenario.federation.rounds)
+    if saved:
+        _check_fit(f"the run {run}", saved, inputs)
+    folder = RunFolder.create(out or scenario.output.folder, scenario.name)
+    _describe(inputs, folder)
+    recorder, source = RunRecorder(folder, "attack", 0), RunFolder.open(run) if run else folder
+    with recorder.recording(0), _federation(inputs, folder, execution, progress, saved, source) as federation:
+        tables = until_played(federation, round, lambda: Round(federation, round, list(federation.arms)).attack_alone())
+        recorder.write(round, tables)
+        recorder.line(f"attacked the weights of round {round}" + (f" of {run}" if run else ", which are untrained"))
+        progress.round_done([], tables.attacks, tables.inferences)
+    return folder
+
+
+def _trained(run: str) -> checkpoint.Checkpoint:
+    folder = RunFolder.open(run)
+    check_streams(folder)
+    saved = checkpoint.load(folder)
+    if saved is None:
+        raise RunError(
+            f"{run}: none of its rounds is complete, so it has no weights to attack; `rayfed resume` it first"
+        )
+    return saved
+
+
+def _check_fit(what: str, saved: checkpoint.Checkpoint, inputs: Inputs) -> None:
+    for account in inputs.accounts:
+        name = account.name
+        if name not in saved.server:
+            raise RunError(f"{what} has no arm '{name}', only {', '.join(saved.server)}: name the scenario's arms so")
+        shapes = {name: w.shape for name, w in account.arm.weights.items()}
+        if shapes != {name: w.shape for name, w in saved.server[name]["weights"].items()}:
+            raise RunError(f"{what} trained another model than the scenario's in arm '{name}': make `model` the same")
+
+
+def _describe(inputs: Inputs, folder: RunFolder) -> None:
+    """Write what a run is of, before its first round."""
+    folder.write_text("scenario.yaml", inputs.scenario.dump())
+    folder.write_part("partition", 0, _partition_table(inputs))
+
+
+def _play(
+    inputs: Inputs,
+    folder: RunFolder,
+    execution: Execution,
+    progress: Progress,
+    saved: checkpoint.Checkpoint | None,
+    reports: bool = True,
+) -> None:
+    """The rounds after the checkpoint, then the report; the folder's status and log follow along."""
+    first, rounds = saved.round + 1 if saved else 0, max(inputs.limits.values())
+    secure = inputs.scenario.privacy.secure
+    if secure:
+        run_key.save(folder, inputs.scenario.run_key)
+    recorder = RunRecorder(folder, "training", rounds)
+    with (
+        recorder.recording(first, reports),
+        _federation(inputs, folder, execution, progress, saved, folder) as federation,
+    ):
+        _account(inputs, folder, recorder, progress)
+        for round in range(first, rounds):
+            tables = _play_round(federation, round, inputs.limits)
+            recorder.finish_round(tables, checkpoint.Checkpoint(round, federation.saved, federation.changed))
+            progress.round_done(tables.rounds, tables.attacks, tables.inferences)
+    if secure:
+        run_key.remove(folder)
+
+
+def _play_round(federation: Federation, round: int, limits: Mapping[str, int]) -> RoundTables:
+    """One round of the arms that have so many."""
+    arms = [arm for arm, limit in limits.items() if round < limit]
+    every = federation.scenario.federation.evaluate_every
+    due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]
+    return until_played(federation, round, lambda: Round(federation, round, arms).play(due))
+
+
+def _account(inputs: Inputs, folder: RunFolder, recorder: RunRecorder, progress: Progress) -> None:
+    """Write and tell what every arm guarantees, and what weakens it."""
+    folder.write_part("privacy", 0, inputs.privacy)
+    progress.accounted(inputs.privacy)
+    for line in guarantees(inputs.privacy):
+        recorder.line(line)
+    for message in inputs.encryption:
+        recorder.line(message)
+    for message in filter(None, [inputs.randomness, *_early_ends(inputs)]):
+        recorder.line(message)
+        progress.note(message)
+
+
+def _early_ends(inputs: Inputs) -> Iterator[str]:
+    """Which arms end before the others, in words."""
+    for arm, limit in inputs.limits.items():
+        if limit < inputs.scenario.federation.rounds:
+            message = f"arm {arm} ends after {limit} rounds: one more would spend more than privacy.budget"
+            if any(round >= limit for attack in inputs.scenario.attacks for round in attack.rounds):
+                message += "; attacks of later rounds do not meet it"
+            yield message
+
+
+@contextmanager
+def _federation(
+    inputs: Inputs,
+    folder: RunFolder,
+    execution: Execution,
+    progress: Progress,
+    saved: checkpoint.Checkpoint | None,
+    source: RunFolder,
+) -> Iterator[Federation]:
+    """Up and ready to go on after a checkpoint; `source` is the run that has the clients' states behind it."""
+    scenario = inputs.scenario
+    with execution(inputs, progress) as executor:
+        folder.write_text("environment.json", json.dumps(environment(scenario, executor.environment()), indent=2))
+        progress.starting(scenario, folder, executor.describe())
+        states = partial(checkpoint.load_states, source)
+        federation = Federation(inputs, executor, progress, saved.server if saved else {}, states)
+        federation.make_keys()
+        progress.ready(saved.round + 1 if saved else 0)
+        for message in inputs.encryption:
+            progress.note(message)
+        if scenario.attacks:
+            for message in scorer(scenario, inputs.data).unavailable():
+                progress.note(message)
+        yield federation
+
+
+def _kind(folder: RunFolder) -> RunKind | None:
+    """What the run is by its status; None where it ended before it had one."""
+    return folder.read_mapping("status.json").get("kind") if folder.exists("status.json") else None
+
+
+def _partition_table(inputs: Inputs) -> pa.Table:
+    """By columns: many clients make many rows."""
+    groups, names = inputs.data.groups
+    counts = label_mix(groups, inputs.parts, len(names))
+    clients, labels = np.indices(counts.shape, np.int32).reshape(2, -1)
+    columns = [clients, labels, pa.DictionaryArray.from_arrays(labels, names).cast(pa.string()), counts.reshape(-1)]
+    return pa.table(columns, schema=TABLES["partition"])

@@ -1,0 +1,130 @@
+"""The server's side of a run: the global weights of every arm, and the fold of what clients send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rayfed.aggregation.base import Memory
+from rayfed.aggregation.server import GlobalModel, TreeFold
+from rayfed.aggregation.server_optimiser import ServerOptimiser
+from rayfed.client.arm import Protecting, protected_aggregation
+from rayfed.client.clients import Sent
+from rayfed.privacy.sampling import generator
+from rayfed.scenario import ResolvedArm
+from rayfed.update import Named
+
+ArmState = dict[str, Any]
+"""`weights`, `buffers`, the optimiser's `state` and the aggregation's `memory`: what the checkpoint keeps of an arm."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What stays with the server, and with the simulator, when a round begins."""
+
+    state: dict[str, Named]
+    """The server optimiser's."""
+    memory: Memory
+    """The aggregation's."""
+    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """What the aggregation tells of the round before, by table."""
+    aborted: str | None = None
+    """Why that round was not applied."""
+
+
+@dataclass(frozen=True)
+class ServerRole:
+    """What the server does in one arm."""
+
+    arm: ResolvedArm
+    optimiser: ServerOptimiser
+    protecting: Protecting | None = None
+    """Where clients encrypt what they send."""
+    keys: bytes = b""
+    """Their key pair, locked for them: it is passed on."""
+
+
+class Server:
+    """Sees updates (or what the aggregation makes of them) and weights; never data, seed, keys or client state.
+
+    It adds and does not train, so its model stays on the CPU, where partial results arrive.
+    """
+
+    def __init__(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
+        """`saved` holds every arm as it is to go on: untrained, or from a checkpoint."""
+        self._aggregations = {name: protected_aggregation(r.arm, r.protecting) for name, r in roles.items()}
+        self._keys = {arm: role.keys for arm, role in roles.items()}
+        self._sessions: dict[str, Any] = {}
+        self._folds: dict[str, TreeFold] = {}
+        self._totals: dict[str, Any] = {}
+        self._models = {arm: GlobalModel(optimiser=roles[arm].optimiser, **state) for arm, state in saved.items()}
+
+    def relay(self, arm: str, keys: bytes) -> None:
+        """Send clients from now on this key pair, which is locked for them."""
+        self._keys[arm] = keys
+
+    def sent(self, arm: str, round: int) -> tuple[Sent, Kept]:
+        """What clients are sent in a round, and beside it what stays with the server."""
+        model = self._models[arm]
+        told = self._aggregations[arm].told(self._sessions[arm]) if arm in self._sessions else None
+        return Sent(round, model.weights, model.buffers, self._keys[arm], told), Kept(model.state, model.memory)
+
+    def open(self, arm: str, round: int, clients: Sequence[int]) -> bool:
+        """Begin a round of these clients; whether the rule has something to ask them before they train."""
+        session = self._aggregations[arm].opens(clients, round)
+        if session is not None:
+            self._sessions[arm] = session
+        return session is not None
+
+    def add(self, arm: str, cohorts: int, partials: Mapping[tuple[int, int], Any]) -> None:
+        """Take partial results of so many cohorts by their places in the tree (`TreeFold.nodes`), in any order, each
+        once.
+        """
+        if arm not in self._folds:
+            self._folds[arm] = TreeFold(self._aggregations[arm], cohorts)
+        for (level, index), partial in partials.items():
+            self._folds[arm].add(index, partial, level)
+
+    def ask(self, arm: str) -> tuple[str | None, Any]:
+        """Whom the rule asks, and what: of its session before anything is added, and before it steps when all is; None:
+        nobody (any more).
+        """
+        aggregation = self._aggregations[arm]
+        if arm in self._folds:
+            total = self._folds.pop(arm).total()
+            if arm in self._sessions:
+                total = aggregation.joins(self._sessions.pop(arm), total)
+            if total is not None:  # else every client has failed, and the round is as if it had had none
+                self._totals[arm] = aggregation.recall(total, self._models[arm].memory)
+        known = self._known(arm)
+        question = aggregation.asks(known[arm]) if arm in known else None
+        return (question.of, question.payload) if question else (None, None)
+
+    def hear(self, arm: str, clients: Sequence[int], *answers: Any) -> None:
+        """Take the clients' answers to what was asked last."""
+        known, heard = self._known(arm), dict(zip(clients, answers, strict=True))
+        known[arm] = self._aggregations[arm].hears(known[arm], heard)
+
+    def finish(self, arm: str, round: int, key: bytes, secure: bool) -> tuple[Sent, Kept]:
+        """Step on what was added and heard; what clients are sent in the next round, as `sent` gives it, with the
+        aggregation's rows.
+
+        `key` and `secure` say how the server draws its own noise of the round.
+        """
+        aggregation, model = self._aggregations[arm], self._models[arm]
+        draws = generator(key, secure)
+        if arm not in self._totals:
+            model.apply(aggregation.idle(model.weights, draws), {})
+            return self.sent(arm, round + 1)
+        total = self._totals.pop(arm)
+        aborted = aggregation.aborted(total)
+        if aborted is None:
+            model.apply(*aggregation.combine(total, draws))
+            model.memory = aggregation.memory(total)
+        sent, kept = self.sent(arm, round + 1)
+        return sent, replace(kept, rows=aggregation.rows(total), aborted=aborted)
+
+    def _known(self, arm: str) -> dict[str, Any]:
+        """Where what is asked about stands: among the sessions until all has been added."""
+        return self._sessions if arm in self._sessions else self._totals

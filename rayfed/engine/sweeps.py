@@ -1,0 +1,209 @@
+"""Sweeps: many runs of one scenario over its own fields, a row for every trial; on from where one was broken off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rayfed import scenario as scenarios
+from rayfed.analysis import outcomes
+from rayfed.analysis.robustness import VERSUS
+from rayfed.analysis.settings import estimate
+from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
+from rayfed.engine import runs
+from rayfed.engine.environment import environment
+from rayfed.engine.progress import SweepProgress
+from rayfed.engine.search import Search, Tried, search
+from rayfed.errors import RunError
+from rayfed.scenario import Scenario, Sweep
+from rayfed.scenario.trials import Trial, check_values, fields_of, planned
+from rayfed.store import run_key
+from rayfed.store.folder import RunFolder
+
+SweepExecution = Callable[["SweepRecorder"], None]
+"""Plays all trials of a sweep that have no row yet."""
+
+
+def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
+    """Play all trials of a scenario's `sweep` into a new folder and return it.
+
+    Raises `UserError` for what the user can mend, before anything is played; a trial that fails is a row with its
+    error.
+    """
+    trials = _planned(scenario)
+    files = RunFolder.create(out or scenario.output.folder, scenario.name)
+    files.write_text("scenario.yaml", scenario.dump())
+    folder = SweepFolder(files)
+    _play(SweepRecorder(scenario, folder, trials, [], progress), execution)
+    return folder
+
+
+def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
+    """Play what is missing of a sweep, and with `failed` once more what has failed.
+
+    Raises `RunError` where there is nothing to play.
+    """
+    folder = SweepFolder.open(path)
+    runs.check_streams(folder.files)
+    scenario = scenarios.parse(folder.files.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
+    trials, rows = _planned(scenario), folder.outcomes().to_pylist()
+    again = [row for row in rows if row["status"] == "failed"] if failed else []
+    if again and trials is None:
+        raise RunError(f"{folder.url}: to Optuna a setting that failed is tried; raise `samples` to try others")
+    recorder = SweepRecorder(scenario, folder, trials, [row for row in rows if row not in again], progress)
+    if not recorder.left:
+        hint = "" if failed else "; `--failed` plays again what has failed"
+        raise RunError(f"{folder.url}: all trials are played; nothing to resume{hint}")
+    for run in {row["run"] for row in again}:
+        if folder.trial(run).exists("status.json"):
+            folder.trial(run).remove("status.json")
+    _play(recorder, execution)
+    return folder
+
+
+def _planned(scenario: Scenario) -> list[Trial] | None:
+    """All trials, where they are known before; values are checked in any case."""
+    if swept(scenario).search != "optuna":
+        return planned(scenario)
+    check_values(scenario)
+    return None
+
+
+def _play(recorder: SweepRecorder, execution: SweepExecution) -> None:
+    with recorder.recording():
+        execution(recorder)
+
+
+def swept(scenario: Scenario) -> Sweep:
+    """What a scenario that is swept says of it."""
+    assert scenario.sweep is not None
+    return scenario.sweep
+
+
+def trials_of(setting: Mapping[str, Any]) -> list[Trial]:
+    """One setting with its repeats, from how `Search.setting` and executions write it."""
+    return [Trial(setting["index"], setting["arm"], setting["values"], repeat) for repeat in setting["repeats"]]
+
+
+def objectives_of(runs: Sequence[Sequence[Mapping[str, Any]]], objectives: Sequence[str]) -> dict[str, float]:
+    """Each objective: of the attack that gets most, mean over the repeats; none that was not measured."""
+    means = {
+        name: estimate([outcomes.for_the_attacker([row.get(name) for row in rows], name) for rows in runs])
+        for name in objectives
+    }
+    return {name: found.mean for name, found in means.items() if found}
+
+
+class SweepRecorder:
+    """The trials of a sweep, played and to be played: writes a row for each that ends, and how the sweep stands."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        folder: SweepFolder,
+        trials: Sequence[Trial] | None,
+        rows: list[dict[str, Any]],
+        progress: SweepProgress,
+    ) -> None:
+        """`trials` is None where Optuna makes them; `rows` are of those that were played before."""
+        self.scenario, self.folder, self.trials, self.rows = scenario, folder, trials, rows
+        self._progress, self._document = progress, scenario.model_dump(mode="json")
+
+    @property
+    def left(self) -> int:
+        """Trials without a row; settings, where Optuna makes them, for one with a repeat missing is tried anew."""
+        done = {row["trial"] for row in self.rows}
+        if self.trials is not None:
+            return sum(trial.name not in done for trial in self.trials)
+        return max(0, (swept(self.scenario).samples or 0) - len({name.partition("-")[0] for name in done}))
+
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """The planned trials that have no row yet, each as one setting."""
+        done = {row["trial"] for row in self.rows}
+        left = [t for t in self.trials or () if t.name not in done]
+        return [{"index": t.index, "arm": t.arm, "values": t.values, "repeats": [t.repeat]} for t in left]
+
+    def search(self) -> Search:
+        """Optuna behind all settings that have a row or a folder."""
+        names = [*self.folder.trial_names(), *(row["trial"] for row in self.rows)]
+        begun = max((int(name.partition("-")[0]) + 1 for name in names), default=0)
+        return search(self.scenario, _tried(self.scenario, self.rows), begun)
+
+    def starting(self, machine: Mapping[str, object], where: str) -> None:
+        """Note on what the sweep runs, and tell that it begins."""
+        self.folder.files.write_text("environment.json", json.dumps(environment(self.scenario, machine), indent=2))
+        left = self.left * (swept(self.scenario).repeats if self.trials is None else 1)
+        self._progress.starting(self.scenario, self.folder, where, left, len({row["trial"] for row in self.rows}))
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Keep status.json true however the sweep ends."""
+        self._status("running")
+        try:
+            yield
+        except BaseException as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            self._status("interrupted" if interrupted else "failed", None if interrupted else str(error))
+            raise
+        self._status("finished")
+
+    def end(self, repeats: Sequence[Trial], error: str | None) -> None:
+        """Note that the repeats of a setting have ended, well or not, or were stopped."""
+        for one in repeats:
+            rows = self._outcome(one, error)
+            if rows[0]["status"] != "failed":  # it will not go on; what has failed may be played again
+                run_key.remove(self.folder.trial(rows[0]["run"]))
+            self.rows = [row for row in self.rows if row["trial"] != one.name] + rows
+            self._progress.trial_done(one, rows)
+        self.rows.sort(key=lambda row: (*map(int, row["trial"].split("-")), row["attack"] or ""))
+        self.rows = outcomes.with_pmm(self.rows, self._document, self._all_else)
+        self.folder.write_outcomes(self.rows)
+        self._status("running")
+
+    def _all_else(self, row: Any) -> Any:
+        """The seed, and the values of the fields beside an arm's defences."""
+        owned = [(path, *self.scenario.owner_of(path)) for path in swept(self.scenario).fields]
+        values = [(rest, str(row.get(path))) for path, arm, rest in owned if arm in (None, row["arm"])]
+        return row["repeat"], tuple(sorted(value for value in values if not value[0].startswith("defences")))
+
+    def _outcome(self, trial: Trial, error: str | None) -> list[dict[str, Any]]:
+        run = f"{TRIALS}/{trial.name}"
+        folder = self.folder.trial(run)
+        status = folder.read_mapping("status.json") if folder.exists("status.json") else {}
+        ended = status.get("state") == "finished" or 0 < status.get("rounds", 0) == status.get("rounds_done")
+        known = {
+            "trial": trial.name,
+            "repeat": trial.repeat,
+            "seed": self.scenario.seed + trial.repeat,
+            "status": "finished" if ended else "failed" if error else "stopped",
+            "error": None if ended else status.get("error") or error if error else None,
+            "run": run,
+            **{path: outcomes.held(value) for path, value in trial.values.items()},
+        }
+        found = outcomes.outcomes(folder) if folder.exists("scenario.yaml") else []
+        return [row | known for row in found] or [{"arm": trial.arm, "attack": None} | known]
+
+    def _status(self, state: str, error: str | None = None) -> None:
+        done = len({row["trial"] for row in self.rows})
+        status = {"kind": "sweep", "state": state, "trials_done": done, "error": error}
+        self.folder.files.write_text("status.json", json.dumps(status, indent=2))
+
+
+def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, Tried]:
+    """What Optuna knew: index of a setting -> its values and objectives, where all repeats have ended well."""
+    objectives = swept(scenario).objectives
+    settings: dict[int, dict[str, list[dict[str, Any]]]] = {}
+    for row in rows:
+        settings.setdefault(int(row["trial"].partition("-")[0]), {}).setdefault(row["trial"], []).append(row)
+    found = {}
+    for index, repeats in settings.items():
+        judged = objectives_of(list(repeats.values()), objectives)
+        every = [row for trial in repeats.values() for row in trial]
+        if len(judged) == len(objectives) and all(row["status"] == "finished" for row in every):
+            arm = every[0]["arm"].partition(VERSUS)[0]
+            values = {path: every[0].get(path) for path in fields_of(scenario, arm)}
+            found[index] = Tried(arm, values, [judged[name] for name in objectives])
+    return found

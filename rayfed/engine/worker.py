@@ -1,0 +1,97 @@
+"""A worker for clients: does any call of a round for any virtual client, and scores what attackers make of it.
+
+It alone has the data, so reconstructions are scored here too. It keeps nothing between calls: any worker can do any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from rayfed.attacks.base import Guess, Inference, Reconstruction
+from rayfed.client.clients import Sent, State
+from rayfed.client.observations import ObservationBuilder, Truth
+from rayfed.client.runtime import ClientRuntime
+from rayfed.crypto.masking import Transcript
+from rayfed.data.forms import Pixels, Records, Tokens
+from rayfed.engine.inputs import scorer
+from rayfed.engine.tables import Rows, Scored
+from rayfed.metrics.score import Scorer
+from rayfed.scenario import AttackSpec
+from rayfed.store.images import encode_png
+from rayfed.update import Observation
+
+
+class ClientWorker(ClientRuntime):
+    """What an executor calls for clients; where a call returns several values, the first is for the rounds."""
+
+    @cached_property
+    def _scorer(self) -> Scorer:
+        return scorer(self.scenario, self.data)
+
+    def reply(
+        self, arm: str, sent: Sent, payload: Any, client: int, state: State, transcript: Transcript
+    ) -> tuple[Transcript, Any]:
+        """What the client remembers of the round now, and its answer to what the server's rule asks, which goes to the
+        server.
+        """
+        answer = self.answer(arm, sent, payload, client, state, transcript)
+        return transcript, answer
+
+    def observe(
+        self, arm: str, sent: Sent, victims: Sequence[int], attack: AttackSpec, states: Mapping[int, State], repeat: int
+    ) -> tuple[None, list[Observation], list[Truth]]:
+        """A sign that it is done; what attackers see; and the truth, which goes to `score` alone."""
+        builder = ObservationBuilder(self)
+        seen = [builder.observe(arm, sent, v, attack, states, repeat) for v in victims]
+        return None, [observation for observation, _ in seen], [truth for _, truth in seen]
+
+    def score(self, truths: Sequence[Truth], guesses: Sequence[Guess], strip: bool) -> list[Scored]:
+        """For each victim, its rows for the tables of attacks (or inferences), of images (or texts) and, where a
+        `strip` of them is asked for, of the first victim's snapshots, less the call's columns.
+        """
+        return [
+            self._inferred(t, g) if isinstance(g, Inference) else self._scored(t, g, strip and not i)
+            for i, (t, g) in enumerate(zip(truths, guesses, strict=True))
+        ]
+
+    def _inferred(self, truth: Truth, guess: Inference) -> Scored:
+        row, pairs = ObservationBuilder(self).judge(truth, guess)
+        images = [
+            {"sample": i, "true": encode_png(true), "reconstructed": encode_png(made)}
+            for i, (true, made) in enumerate(pairs)
+        ]
+        return Scored([row], images)
+
+    def _scored(self, truth: Truth, guess: Reconstruction, strip: bool) -> Scored:
+        if guess.status == "not applicable":
+            return Scored([row | {"distortion": truth.distortion} for row in self._scorer.nothing(truth.labels)])
+        true = truth.images.cpu()
+        rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
+        orders = [row.pop("order") for row in rows]
+        rows = [row | {"distortion": truth.distortion} for row in rows]
+        form = self.data.form
+        if not isinstance(form, Pixels):
+            return Scored(rows, texts=self._in_words(form, rows, true, guess.images[orders]))
+        images = [
+            {"sample": row["sample"], "true": encode_png(image), "reconstructed": encode_png(guess.images[order])}
+            for row, image, order in zip(rows, true, orders, strict=True)
+        ]
+        snapshots = [
+            {"sample": row["sample"], "iteration": iteration, "image": encode_png(shown[order])}
+            for iteration, shown in (guess.snapshots if strip else ())
+            for row, order in zip(rows, orders, strict=True)
+            if order < len(shown)
+        ]
+        return Scored(rows, images, snapshots=snapshots)
+
+    @staticmethod
+    def _in_words(form: Tokens | Records, rows: Rows, true: Tensor, guess: Tensor) -> Rows:
+        """Rows for the table of texts; `guess` is in the order of the true samples."""
+        guess = guess.nan_to_num(0).to(true)
+        right = form.found(true, guess).tolist()
+        texts = zip(rows, form.read(true), form.read(guess), right, strict=True)
+        return [{"sample": row["sample"], "true": t, "reconstructed": f, "right": r} for row, t, f, r in texts]

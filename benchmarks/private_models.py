@@ -27,8 +27,9 @@ from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.attacks.base import Reconstruction
 from rayfed.client.arm import Arm, aggregation_of, build_arm
 from rayfed.client.local import update_method
-from rayfed.client.observations import ObservationBuilder, Truth
+from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent, State
+from rayfed.client.visit import ClientVisit, Truth
 from rayfed.defences.base import Batch, Task
 from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
@@ -133,7 +134,9 @@ class Run:
         truths: list[Truth] = []
         assert isinstance(spec.victims, int)
         for victim in range(spec.victims):
-            observation, truth = ObservationBuilder(self.runtime).observe(self.arm, sent, victim, spec, self.states)
+            observation, truth = ObservationBuilder(self.runtime).observe(
+                ClientVisit(self.arm, sent, victim, self.states), spec
+            )
             seen.append(observation)
             truths.append(truth)
         arm = attackers_view(self.scenario, self.arm, self.runtime)

@@ -21,9 +21,9 @@ HEADER = """\
 # The scenario, field by field
 
 Made by `python docs/generate.py` from the schema; `rayfed schema` prints the same for editors. A component (data set,
-partition, model, aggregation, protection, defence, attack) is named by its short name, by an entry point of another
-installed package (`rayfed.attacks`, `rayfed.defences`, ...), or by a dotted path `my_module:Name`; its own fields stand
-beside the name.
+partition, model, aggregation, protection, defence, attack, and what an attack `observes` and has as `knowledge`) is
+named by its short name, by an entry point of another installed package (`rayfed.attacks`, `rayfed.defences`, ...), or
+by a dotted path `my_module:Name`; its own fields stand beside the name.
 """
 
 

@@ -25,7 +25,18 @@ from rayfed.errors import UserError, nearest
 
 T = TypeVar("T")
 
-KINDS = ("attacks", "defences", "aggregations", "protections", "models", "datasets", "partitions", "poisonings")
+KINDS = (
+    "attacks",
+    "grants",
+    "views",
+    "defences",
+    "aggregations",
+    "protections",
+    "models",
+    "datasets",
+    "partitions",
+    "poisonings",
+)
 DOTTED_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 """What names a module and something in it; nothing else is imported, so whoever looks for these finds all."""
 SEARCHED: list[str] = []
@@ -33,11 +44,15 @@ SEARCHED: list[str] = []
 _ROOMS = {
     "aggregations": "aggregation",
     "datasets": "data.sets",
+    "grants": "client.grants",
     "partitions": "data.partitions",
     "poisonings": "poisoning",
+    "views": "client.views",
 }
 _METHODS = {
     "attacks": ("reconstruct", "infer"),
+    "grants": ("grant",),
+    "views": ("shows",),
     "defences": ("wrap_update",),
     "aggregations": ("combine",),
     "protections": ("warning",),

@@ -286,16 +286,7 @@ def test_new_validate_list_describe_schema(tmp_path: Path, monkeypatch: pytest.M
     sealed = ("--set", "federation.protection=ckks", "--set", "federation.failures={then: drop}")
     code, output = run("validate", "mine.yaml", *sealed)
     assert "its clients have to believe the server who has failed" in output, output
-    for kind in (
-        "attacks",
-        "defences",
-        "aggregations",
-        "models",
-        "datasets",
-        "partitions",
-        "poisonings",
-        "protections",
-    ):
+    for kind in registry.KINDS:
         assert run("list", kind)[0] == 0
     assert "did you mean 'defences'" in run("list", "defence5")[1]
     code, output = run("describe", "defence", "gaussian")

@@ -13,6 +13,7 @@ from rayfed.client.cohort import cohort_updates
 from rayfed.client.local import data_method, gradient_method, update_method
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.instahide import InstaHide
 from rayfed.defences.mixup import Mixup
@@ -156,8 +157,8 @@ arms: {{none: [], mixed: [{name}]}}
     model = runtime.arm("none").model
     sent = Sent(0, weights_of(model), buffers_of(model))
     attack = AttackSpec(name="dlg", observes="gradient", batch_size=2, knowledge=["labels"])
-    _, plain = ObservationBuilder(runtime).observe("none", sent, 1, attack, {})
-    seen, truth = ObservationBuilder(runtime).observe("mixed", sent, 1, attack, {})
+    _, plain = ObservationBuilder(runtime).observe(ClientVisit("none", sent, 1), attack)
+    seen, truth = ObservationBuilder(runtime).observe(ClientVisit("mixed", sent, 1), attack)
     assert torch.equal(truth.images, plain.images)
     assert torch.equal(truth.labels, plain.labels)
     assert truth.labels.dtype == torch.int64

@@ -221,13 +221,14 @@ attacks:
 
 def test_an_observation_of_a_sealed_update_has_its_ciphertext_alone() -> None:
     from rayfed.client.observations import ObservationBuilder
+    from rayfed.client.visit import ClientVisit
 
     scenario = parsed(extra=ATTACK)
     inputs = prepare(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
     arm = runtime.arm("paillier")
     sent = Sent(1, arm.weights, arm.buffers, runtime.make_keys("paillier"))
-    observation, _ = ObservationBuilder(runtime).observe("paillier", sent, 0, scenario.attacks[0], {})
+    observation, _ = ObservationBuilder(runtime).observe(ClientVisit("paillier", sent, 0), scenario.attacks[0])
     assert isinstance(observation.sealed, Sealed)
     assert not observation.update
     assert not observation.returned_buffers

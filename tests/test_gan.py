@@ -9,8 +9,9 @@ import torch
 from rayfed import scenario as scenarios
 from rayfed.attacks.base import Inference
 from rayfed.attacks.inference.gan import Gan
-from rayfed.client.observations import ObservationBuilder, Truth
+from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime
+from rayfed.client.visit import Truth
 from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.inference import class_share, nearest

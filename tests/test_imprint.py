@@ -15,6 +15,7 @@ from rayfed.attacks.imprint import Imprint, thresholds
 from rayfed.client.local import local_training, update_method
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Batch, Task
 from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
@@ -182,7 +183,7 @@ def test_the_host_sends_its_victims_the_tampered_model(observes: str) -> None:
     sent = Sent(0, weights_of(net), buffers_of(net))
     spec = AttackSpec(name="imprint", observes=observes, batch_size=4, variant="sparse", bins=512)  # type: ignore[call-arg]
     before, _ = runtime.cohort("gaussian", sent, [3], {})
-    seen, truth = ObservationBuilder(runtime).observe("gaussian", sent, 3, spec, {})
+    seen, truth = ObservationBuilder(runtime).observe(ClientVisit("gaussian", sent, 3), spec)
     after, _ = runtime.cohort("gaussian", sent, [3], {})
     assert all(torch.equal(t, after.tensors[name]) for name, t in before.tensors.items())
     assert "imprint.encode.weight" in seen.weights

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from rayfed import scenario as scenarios
 from rayfed.attacks.inference.membership import Membership
-from rayfed.client.observations import ObservationBuilder, Truth
+from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.visit import ClientVisit, Truth
 from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.metrics.inference import auc
@@ -36,7 +37,7 @@ def runtime(epochs: int) -> ClientRuntime:
 def observed(h: ClientRuntime, victim: int, score: str = "loss") -> tuple[Observation, Truth]:
     net = h.arm("none").model
     spec = AttackSpec(name="membership", knowledge=["candidates"], score=score)  # type: ignore[call-arg]
-    return ObservationBuilder(h).observe("none", Sent(0, weights_of(net), buffers_of(net)), victim, spec, {})
+    return ObservationBuilder(h).observe(ClientVisit("none", Sent(0, weights_of(net), buffers_of(net)), victim), spec)
 
 
 @pytest.fixture(scope="module")

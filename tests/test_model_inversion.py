@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from rayfed.attacks.model_inversion import ModelInversion
 from rayfed.client import plan
+from rayfed.client.grants.colluder import colluder
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.visit import ClientVisit, ObservedClient
 from rayfed.engine.inputs import prepare
 from rayfed.errors import ScenarioError, UserError
 from rayfed.gradients import buffers_of, weights_of
@@ -97,12 +99,11 @@ def test_a_cut_that_is_none_is_refused() -> None:
 def test_a_host_grants_the_victims_activations_and_the_colluders_part() -> None:
     s = scenario()
     runtime, sent = hosted(s)
-    victim, other = 4, plan.colluder(s, 0, 4)
-    builder = ObservationBuilder(runtime)
-    observation, truth = builder.observe("none", sent, victim, s.attacks[0], {})
+    victim, other = 4, colluder(s, 0, 4)
+    looked = ObservedClient(runtime, ClientVisit("none", sent, victim), s.attacks[0])
+    observation, truth = ObservationBuilder(runtime).observe(looked.visit, looked.attack)
     trained = {
-        client: {n: w - builder._trained("none", sent, client, {})[n] for n, w in sent.weights.items()}
-        for client in (victim, other)
+        client: {n: w - looked.trained(client)[n] for n, w in sent.weights.items()} for client in (victim, other)
     }
     for client, step in trained.items():
         partial, _ = runtime.cohort("none", sent, [client], {})
@@ -118,7 +119,7 @@ def test_a_host_grants_the_victims_activations_and_the_colluders_part() -> None:
         observation.extra["colluder"]["conv1.weight"], sent.weights["conv1.weight"] - trained[other]["conv1.weight"]
     )
     plain, _ = ObservationBuilder(runtime).observe(
-        "none", sent, victim, AttackSpec(name="dlg", observes="gradient"), {}
+        ClientVisit("none", sent, victim), AttackSpec(name="dlg", observes="gradient")
     )
     assert not plain.extra
 
@@ -127,7 +128,7 @@ def test_granting_leaves_what_was_sent_as_it_was() -> None:
     s = scenario(cut="conv1").model_copy(update={"model": parse(SCENARIO_WITH_BATCH_NORM).model})
     runtime, sent = hosted(s)
     before = {name: tensor.clone() for name, tensor in sent.buffers.items()}
-    ObservationBuilder(runtime).observe("none", sent, 1, s.attacks[0], {})
+    ObservationBuilder(runtime).observe(ClientVisit("none", sent, 1), s.attacks[0])
     for name, tensor in sent.buffers.items():
         assert torch.equal(tensor, before[name])
 
@@ -139,11 +140,11 @@ def test_the_colluder_is_the_next_drawn_client() -> None:
     s = scenario()
     s = s.model_copy(update={"federation": s.federation.model_copy(update={"clients_per_round": 3})})
     drawn = plan.drawn_clients(s, 0)
-    assert [plan.colluder(s, 0, victim) for victim in drawn] == [*drawn[1:], drawn[0]]
+    assert [colluder(s, 0, victim) for victim in drawn] == [*drawn[1:], drawn[0]]
     alone = s.model_copy(update={"federation": s.federation.model_copy(update={"clients_per_round": 1})})
     [victim] = plan.drawn_clients(alone, 0)
     with pytest.raises(ScenarioError, match=r"none is drawn then: set federation\.clients_per_round to 2"):
-        plan.colluder(alone, 0, victim)
+        colluder(alone, 0, victim)
 
 
 def test_mistakes_show_before_a_run() -> None:
@@ -216,7 +217,7 @@ def test_lenet_on_mnist_gives_its_images_away(shared_data: Path) -> None:
     """The paper calls a mean squared error under 0.05 no protection (table 1)."""
     s = scenario(f"mnist, root: {shared_data}")
     runtime, sent = hosted(s)
-    seen = [ObservationBuilder(runtime).observe("none", sent, client, s.attacks[0], {}) for client in (2, 5)]
+    seen = [ObservationBuilder(runtime).observe(ClientVisit("none", sent, client), s.attacks[0]) for client in (2, 5)]
     found = ModelInversion(cut="conv1").reconstruct([o for o, _ in seen], runtime.arm("none").model, generators(2))
     for (_, truth), guess in zip(seen, found, strict=True):
         assert mse(truth.images, guess.images).max() < 0.05

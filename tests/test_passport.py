@@ -15,6 +15,7 @@ from rayfed.client.arm import build_arm
 from rayfed.client.local import PRIVATE
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.visit import ClientVisit
 from rayfed.defences.passport import Passport
 from rayfed.defences.split import Split
 from rayfed.engine.inputs import prepare
@@ -197,7 +198,7 @@ def struck(s: Scenario, round: int = 0) -> tuple[ClientRuntime, Observation, Rec
     runtime, arm, sent = hosted(s)
     states = runtime.cohort(arm, sent, [0, 1, 2], {})[1].states if round else {}
     observation, _ = ObservationBuilder(runtime).observe(
-        arm, Sent(round, sent.weights, sent.buffers), 0, s.attacks[0], states
+        ClientVisit(arm, Sent(round, sent.weights, sent.buffers), 0, states), s.attacks[0]
     )
     built = build_arm(s.model_of(arm), s.stacks[arm], runtime.data.image_shape, 10, seed=0)
     freeze(built.model, built.private - observation.weights.keys())

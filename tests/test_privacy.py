@@ -12,6 +12,7 @@ from rayfed import scenario as scenarios
 from rayfed.client.local import gradient_method, update_method
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Batch, DataMethod, Defence, Task, UpdateMethod
 from rayfed.defences.dp_fedavg import DpFedAvg
 from rayfed.defences.dp_sgd import DpSgd
@@ -387,8 +388,8 @@ def test_arms_and_observed_gradients_have_noise_of_their_own() -> None:
     runtime, sent = cohort(found, [0])
     seen = ObservationBuilder(runtime)
     attack = AttackSpec(name="dlg")
-    updates = [seen.observe(arm, sent, 0, attack, {})[0].update for arm in ("a", "b")]
-    gradient, _ = seen.observe("a", sent, 0, AttackSpec(name="dlg", observes="gradient"), {})
+    updates = [seen.observe(ClientVisit(arm, sent, 0), attack)[0].update for arm in ("a", "b")]
+    gradient, _ = seen.observe(ClientVisit("a", sent, 0), AttackSpec(name="dlg", observes="gradient"))
     noise = [torch.cat([t.flatten() for t in u.values()]) for u in (*updates, gradient.update)]
     for i, j in ((0, 1), (0, 2)):
         assert abs(float(torch.corrcoef(torch.stack([noise[i], noise[j]]))[0, 1])) < 0.2

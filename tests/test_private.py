@@ -20,6 +20,7 @@ from rayfed.client.arm import build_arm
 from rayfed.client.local import PRIVATE
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, CohortReport, Sent
+from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Defence
 from rayfed.defences.key_lock import KeyLock
 from rayfed.engine import runs
@@ -164,7 +165,7 @@ ATTACK = AttackSpec(name="inverting_gradients", observes="gradient")
 
 def seen(runtime: ClientRuntime, sent: Sent, victim: int, states: dict[int, Any], **changes: Any) -> Observation:
     observation, _ = ObservationBuilder(runtime).observe(
-        "locked", sent, victim, ATTACK.model_copy(update=changes), states
+        ClientVisit("locked", sent, victim, states), ATTACK.model_copy(update=changes)
     )
     return observation
 
@@ -235,7 +236,7 @@ def test_who_is_given_the_key_has_all_while_locks_begin_alike() -> None:
 def test_a_malicious_server_learns_nothing_of_the_private_part() -> None:
     runtime, sent = hosted(parsed())
     attack = AttackSpec.model_validate({"name": "imprint", "observes": "gradient", "bins": 8})
-    observation, _ = ObservationBuilder(runtime).observe("locked", sent, 0, attack, {})
+    observation, _ = ObservationBuilder(runtime).observe(ClientVisit("locked", sent, 0), attack)
     assert not holds(observation, runtime.drawn_privately("locked", 0))
     assert any(name.startswith("imprint.") for name in observation.update)
     assert not any(".lock." in name for name in observation.update)

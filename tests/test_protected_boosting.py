@@ -18,6 +18,7 @@ from rayfed.attacks.mixed import unmixed
 from rayfed.client.local import update_method
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.visit import ClientVisit
 from rayfed.crypto.packing import apportion
 from rayfed.crypto.sealing import Keys
 from rayfed.engine.inputs import prepare
@@ -242,7 +243,7 @@ def observed(arm: str, attack: int, text: str = TEXT) -> tuple[Observation, Name
     keys = runtime.make_keys(arm) if inputs.scenario.protection_of(arm) else b""
     sent = Sent(0, built.weights, built.buffers, keys)
     update = update_method(inputs.scenario.training_of(arm), ())(runtime.task(arm, sent, 2, runtime.parts[2], {}))
-    observation, truth = ObservationBuilder(runtime).observe(arm, sent, 2, inputs.scenario.attacks[attack], {})
+    observation, truth = ObservationBuilder(runtime).observe(ClientVisit(arm, sent, 2), inputs.scenario.attacks[attack])
     assert truth.distortion == pytest.approx(
         float((flat(observation.update) - flat(update.tensors)).norm() / flat(update.tensors).norm())
         if observation.update

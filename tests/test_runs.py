@@ -19,7 +19,7 @@ from actors.actor_pool import ActorPool
 from actors.executor import on_ray
 from actors.process import Share
 from rayfed import scenario as scenarios
-from rayfed.client.observations import Truth
+from rayfed.client.visit import Truth
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.engine import runs

@@ -20,6 +20,7 @@ from rayfed.aggregation.secure_sum import Hosted, SecureSum
 from rayfed.client import plan
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.visit import ClientVisit
 from rayfed.crypto.keys import derive
 from rayfed.crypto.masking import Advertised, Transcript, neighbours
 from rayfed.crypto.session import Session
@@ -325,7 +326,7 @@ def test_an_observation_of_a_masked_update_is_noise() -> None:
     observer = ObservationBuilder(runtime)
     arm = runtime.arm("all")
     sent = Sent(1, arm.weights, arm.buffers)
-    first, again = (observer.observe("all", sent, 0, scenario.attacks[0], {})[0] for _ in range(2))
+    first, again = (observer.observe(ClientVisit("all", sent, 0), scenario.attacks[0])[0] for _ in range(2))
     assert not first.update
     assert not first.returned_buffers
     assert isinstance(first.sealed, Masked)

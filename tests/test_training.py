@@ -19,6 +19,7 @@ from rayfed.client.cohort import cohort_updates
 from rayfed.client.local import batches, local_training, trained_samples, update_method
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task
 from rayfed.defences.gaussian import Gaussian
 from rayfed.engine.inputs import prepare
@@ -312,8 +313,8 @@ def test_an_observed_update_is_the_one_that_was_sent() -> None:
     s = scenario("arms: {none: [], gaussian: [{name: gaussian, sigma: 0.1}]}\n")
     h, sent = runtime(s)
     partial, _ = h.cohort("gaussian", sent, [2], {})
-    seen, truth = ObservationBuilder(h).observe("gaussian", sent, 2, AttackSpec(name="dlg"), {})
-    plain, undefended = ObservationBuilder(h).observe("none", sent, 2, AttackSpec(name="dlg"), {})
+    seen, truth = ObservationBuilder(h).observe(ClientVisit("gaussian", sent, 2), AttackSpec(name="dlg"))
+    plain, undefended = ObservationBuilder(h).observe(ClientVisit("none", sent, 2), AttackSpec(name="dlg"))
     apart = torch.cat([(t - plain.update[n]).flatten() for n, t in seen.update.items()]).norm()
     assert truth.distortion == pytest.approx(
         float(apart / torch.cat([t.flatten() for t in plain.update.values()]).norm())
@@ -330,7 +331,7 @@ def test_the_statistics_that_a_client_returns_are_observed_bare() -> None:
     s = with_batch_norm(s)
     h, sent = runtime(s)
     partial, _ = h.cohort("none", sent, [2], {})
-    seen, _ = ObservationBuilder(h).observe("gaussian", sent, 2, AttackSpec(name="dlg"), {})
+    seen, _ = ObservationBuilder(h).observe(ClientVisit("gaussian", sent, 2), AttackSpec(name="dlg"))
     assert any(not torch.equal(b, seen.buffers[name]) for name, b in seen.returned_buffers.items())
     for name, total in partial.buffers.items():
         assert torch.equal(seen.returned_buffers[name] * partial.weight, total)
@@ -361,7 +362,7 @@ def test_attackers_are_shown_the_parameters_that_are_frozen(how: str) -> None:
     partial, _ = h.cohort("none", sent, [1, 2], {})
     assert partial.buffers == {}
     attack = AttackSpec(name="dlg", observes="gradient", knowledge=["labels"])
-    seen, truth = ObservationBuilder(h).observe("none", sent, 1, attack, {})
+    seen, truth = ObservationBuilder(h).observe(ClientVisit("none", sent, 1), attack)
     others = build_arm(s.model, (), h.data.image_shape, 10, seed=7).model  # as attackers build it: another seed
     problem = Matching.of([seen], others, None, squared_l2)
     assert problem.losses(truth.images.reshape(1, -1), torch.zeros(1, dtype=torch.int64)) < 1e-10
@@ -376,7 +377,7 @@ def test_an_observed_gradient_is_that_of_its_truth() -> None:
     s = scenario()
     h, sent = runtime(s)
     attack = AttackSpec(name="dlg", observes="gradient", batch_size=3, knowledge=["labels"])
-    seen, truth = ObservationBuilder(h).observe("none", sent, 2, attack, {})
+    seen, truth = ObservationBuilder(h).observe(ClientVisit("none", sent, 2), attack)
     model = h.arm("none").model
     nn.functional.cross_entropy(model(truth.images), truth.labels).backward()
     for name, p in model.named_parameters():
@@ -389,8 +390,8 @@ def test_noise_fades_in_the_mean_of_answers_that_an_informed_attacker_sees() -> 
     s = scenario("arms: {none: [], noisy: [{name: gaussian, sigma: 0.5}]}\n")
     h, sent = runtime(s)
     attack = AttackSpec(name="dlg", observes="gradient", knowledge=["defence"], averages=100)
-    plain, truth = ObservationBuilder(h).observe("none", sent, 2, attack, {})
-    noisy, same = ObservationBuilder(h).observe("noisy", sent, 2, attack, {})
+    plain, truth = ObservationBuilder(h).observe(ClientVisit("none", sent, 2), attack)
+    noisy, same = ObservationBuilder(h).observe(ClientVisit("noisy", sent, 2), attack)
     assert torch.equal(truth.images, same.images)
     rest = torch.cat([(noisy.update[n] - t).flatten() for n, t in plain.update.items()])
     assert float(rest.std()) == pytest.approx(0.05, rel=0.1)
@@ -400,7 +401,7 @@ def test_an_informed_attacker_matches_only_what_pruning_kept() -> None:
     s = scenario("arms: {none: [], pruned: [{name: prune, ratio: 0.9}]}\n")
     h, sent = runtime(s)
     attack = AttackSpec(name="dlg", observes="gradient", knowledge=["defence", "labels"])
-    seen, truth = ObservationBuilder(h).observe("pruned", sent, 2, attack, {})
+    seen, truth = ObservationBuilder(h).observe(ClientVisit("pruned", sent, 2), attack)
     problem = Matching.of([seen], h.arm("pruned").model, None, squared_l2)
     blind = Matching.of([replace(seen, extra={})], h.arm("pruned").model, None, squared_l2)
     point, victim = truth.images.reshape(1, -1), torch.tensor([0])
@@ -412,7 +413,7 @@ def test_the_gradient_estimate_of_one_local_step_is_exact() -> None:
     s = scenario()
     s = s.model_copy(update={"training": Training(steps=1, batch_size=None, lr=0.01)})
     h, sent = runtime(s)
-    seen, truth = ObservationBuilder(h).observe("none", sent, 2, AttackSpec(name="dlg"), {})
+    seen, truth = ObservationBuilder(h).observe(ClientVisit("none", sent, 2), AttackSpec(name="dlg"))
     model = h.arm("none").model
     nn.functional.cross_entropy(model(truth.images), truth.labels).backward()
     for name, p in model.named_parameters():
@@ -424,7 +425,7 @@ def test_a_clients_state_comes_back_and_an_attacker_does_not_change_it() -> None
     h, sent = runtime(s)
     h._arms["none"] = replace(h.arm("none"), defences=(Tracing("t", []),))
     state = {"rounds": 4}
-    ObservationBuilder(h).observe("none", sent, 1, AttackSpec(name="dlg"), {1: state})
+    ObservationBuilder(h).observe(ClientVisit("none", sent, 1, {1: state}), AttackSpec(name="dlg"))
     assert state == {"rounds": 4}
     _, report = h.cohort("none", sent, [1], {1: state})
     assert report.states == {1: {"rounds": 5}}
@@ -502,10 +503,12 @@ def test_an_attacker_knows_public_data_where_the_scenario_says_so(digits) -> Non
     s = scenario()
     h, sent = runtime(s.model_copy(update={"data": s.data.model_copy(update={"public": 0.1})}))
     known, _ = ObservationBuilder(h).observe(
-        "none", sent, 1, AttackSpec(name="dlg", observes="gradient", knowledge=["public"]), {}
+        ClientVisit("none", sent, 1), AttackSpec(name="dlg", observes="gradient", knowledge=["public"])
     )
     images, labels = known.extra["public"]
     assert torch.equal((images * 255).round().to(torch.uint8), torch.from_numpy(h.data.public_images))
     assert torch.equal(labels, torch.from_numpy(h.data.public_labels))
-    unknown, _ = ObservationBuilder(h).observe("none", sent, 1, AttackSpec(name="dlg", observes="gradient"), {})
+    unknown, _ = ObservationBuilder(h).observe(
+        ClientVisit("none", sent, 1), AttackSpec(name="dlg", observes="gradient")
+    )
     assert not unknown.extra

@@ -19,6 +19,7 @@ from rayfed.client.cohort import cohort_updates
 from rayfed.client.local import data_method
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Batch, Task
 from rayfed.defences.vae import Vae
 from rayfed.engine.inputs import prepare
@@ -186,7 +187,7 @@ def test_an_observed_gradient_comes_from_the_autoencoder_of_the_round(
     states = there.cohort("vae", sent(there), [1], {})[1].states if known else {}
     trained.clear()
     attack = AttackSpec(name="dlg", observes="gradient", batch_size=2, averages=2)
-    ObservationBuilder(there).observe("vae", sent(there, round), 1, attack, states)
+    ObservationBuilder(there).observe(ClientVisit("vae", sent(there, round), 1, states), attack)
     there.cohort("vae", sent(there, round), [0, 1], states)
     assert len(trained) == 4
     first, again, other, played = trained
@@ -200,7 +201,7 @@ def test_the_autoencoder_leaves_the_client_neither_to_the_server_nor_to_the_atta
     there = runtime()
     reports = [there.cohort("vae", sent(there), [client], {}) for client in (0, 1)]  # each sum is one update as it is
     observations = [
-        ObservationBuilder(there).observe("vae", sent(there), client, AttackSpec(name="dlg", **how), {})[0]  # type: ignore[arg-type]
+        ObservationBuilder(there).observe(ClientVisit("vae", sent(there), client), AttackSpec(name="dlg", **how))[0]  # type: ignore[arg-type]
         for client in (0, 1)
         for how in ({"observes": "update"}, {"observes": "gradient", "knowledge": ["labels", "defence"]})
     ]

@@ -21,7 +21,7 @@ Kind = Annotated[
     str,
     typer.Argument(
         metavar="KIND",
-        help="attacks, defences, aggregations, protections, models, datasets, partitions or poisonings.",
+        help="attacks, grants, views, defences, aggregations, protections, models, datasets, partitions or poisonings.",
         show_default=False,
     ),
 ]

@@ -125,7 +125,7 @@ def check_droppable(scenario: Scenario, arm: Arm, rule: Aggregation) -> None:
     if malicious and malicious.build().colludes:
         obstacles.append(f"the malicious clients of {malicious.name} work with one another's updates")
     for attack in scenario.attacks:
-        if attack.observes == "shown" or "colluder" in attack.knowledge:
+        if any(part.involves_others for part in (attack.view, *attack.grants.values())):
             obstacles.append(f"the attack '{attack.title}' makes the work of the victim's fellow clients again")
     for obstacle in filter(None, obstacles):
         raise ScenarioError(

@@ -82,7 +82,8 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndar
     """
     malicious = frozenset[int]().union(*(malicious_clients(scenario, arm) for arm in resolve(scenario).values()))
     drawn = [client for client in drawn_clients(scenario, round) if client not in malicious]
-    need = attack.batch_size if attack.observes == "gradient" else 1
+    view = attack.view
+    need = view.samples(attack)
     if isinstance(attack.victims, int):
         able = [c for c in drawn if samples[c] >= need]
         if len(able) < attack.victims:
@@ -98,7 +99,7 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndar
                 f"attack '{attack.title}' wants client {client}, which is malicious and has nothing to hide: choose "
                 f"another victim, or give the malicious clients as a list without it"
             )
-        if attack.observes != "gradient" and client not in drawn:
+        if view.of_round and client not in drawn:
             raise ScenarioError(
                 f"attack '{attack.title}' wants client {client} in round {round}, which sends nothing then "
                 f"(drawn: {', '.join(map(str, drawn))}): choose among these, or `observes: gradient`"
@@ -143,35 +144,29 @@ def heaviest(scenario: Scenario, weights: Sequence[int]) -> tuple[float, int, in
     return max(found, key=lambda one: one[0])
 
 
-def colluder(scenario: Scenario, round: int, victim: int) -> int:
-    """The client that lends the server its private part against a victim: the next one drawn in that round.
+def behind(scenario: Scenario, attack: AttackSpec, round: int, victims: Sequence[int]) -> list[int]:
+    """The clients whose work is made again to observe some victims in a round: theirs, and what view and grants need.
 
-    Raises `ScenarioError` when no other client is drawn.
+    Raises `ScenarioError` where there is no such client.
     """
-    others = [client for client in drawn_clients(scenario, round) if client != victim]
-    if not others:
-        raise ScenarioError(
-            f"`knowledge: [colluder]` needs another client beside the victim {victim} in round {round}, but none is "
-            f"drawn then: set federation.clients_per_round to 2 or more"
-        )
-    return next((client for client in others if client > victim), others[0])
+    parts = (attack.view, *attack.grants.values())
+    others = [client for part in parts for victim in victims for client in part.involves(scenario, round, victim)]
+    return list(dict.fromkeys([*victims, *others]))
 
 
 def check_nothing_private_is_given(scenario: Scenario) -> None:
     """Raise `ScenarioError` for an attack that is given a client's private part, where no arm has such a thing."""
     for attack in scenario.attacks:
-        split = {"colluder"} if "cut" in attack.parameters else set()
-        for known in sorted({"colluder", "key", "lock"} & set(attack.knowledge) - split):
-            raise ScenarioError(
-                f"attack '{attack.title}' is given a {known}, but no arm keeps a part of its model private: add a "
-                f"defence that does, such as key_lock or split, or take it out of the attack's knowledge"
-            )
+        for name, grant in sorted(attack.grants.items()):
+            if grant.needs_private(attack):
+                raise ScenarioError(
+                    f"attack '{attack.title}' is given a {name}, but no arm keeps a part of its model private: add a "
+                    f"defence that does, such as key_lock or split, or take it out of the attack's knowledge"
+                )
 
 
 def check_victims(scenario: Scenario, samples: np.ndarray) -> None:
     """Find every victim of the whole run, so that a wish that cannot be met is known before the first round."""
     for attack in scenario.attacks:
         for round in attack.rounds:
-            for victim in victims(scenario, attack, round, samples):
-                if "colluder" in attack.knowledge:
-                    colluder(scenario, round, victim)
+            behind(scenario, attack, round, victims(scenario, attack, round, samples))

@@ -95,12 +95,7 @@ class Attacks:
 
     def _states_behind(self, d: AttackCall, round: int) -> dict[int, State]:
         """The states of the clients whose work an observation repeats."""
-        if d.attack.observes == "shown":
-            return self.load_states(d.arm.name, plan.drawn_clients(self.scenario, round), round)
-        colluders = (
-            [plan.colluder(self.scenario, round, v) for v in d.victims] if "colluder" in d.attack.knowledge else []
-        )
-        return self.load_states(d.arm.name, [*d.victims, *colluders], round)
+        return self.load_states(d.arm.name, plan.behind(self.scenario, d.attack, round, d.victims), round)
 
 
 def _note_attack(

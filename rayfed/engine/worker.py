@@ -13,8 +13,9 @@ from torch import Tensor
 
 from rayfed.attacks.base import Guess, Inference, Reconstruction
 from rayfed.client.clients import Sent, State
-from rayfed.client.observations import ObservationBuilder, Truth
+from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime
+from rayfed.client.visit import ClientVisit, Truth
 from rayfed.crypto.masking import Transcript
 from rayfed.data.forms import Pixels, Records, Tokens
 from rayfed.engine.inputs import scorer
@@ -46,7 +47,7 @@ class ClientWorker(ClientRuntime):
     ) -> tuple[None, list[Observation], list[Truth]]:
         """A sign that it is done; what attackers see; and the truth, which goes to `score` alone."""
         builder = ObservationBuilder(self)
-        seen = [builder.observe(arm, sent, v, attack, states, repeat) for v in victims]
+        seen = [builder.observe(ClientVisit(arm, sent, v, states), attack, repeat) for v in victims]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
     def score(self, truths: Sequence[Truth], guesses: Sequence[Guess], strip: bool) -> list[Scored]:

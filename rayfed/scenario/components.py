@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from rayfed import registry
+from rayfed.errors import UserError
 
 if TYPE_CHECKING:
     from rayfed.data.base import Dataset
 
-Knowledge = Literal["labels", "public", "defence", "candidates", "activations", "colluder", "key", "lock"]
-"""What a threat model may grant an attacker beyond the weights, the update and the batch size."""
+
+def _found(kind: str, name: str) -> str:
+    """The name of a component of a kind that has no parameters of its own; raises `ValueError` for one there is not."""
+    try:
+        registry.find(kind, name)
+    except UserError as error:
+        raise ValueError(str(error)) from error
+    return name
+
+
+def _names(kind: str) -> Callable[[dict[str, Any]], None]:
+    """What adds the names of a kind's components to a JSON schema, for editors."""
+    dotted = {"pattern": ":", "description": "a dotted path my_module:Name"}
+    return lambda schema: schema.update(anyOf=[{"enum": list(registry.table(kind))}, dotted])
+
+
+GrantName = Annotated[str, AfterValidator(partial(_found, "grants")), Field(json_schema_extra=_names("grants"))]
+"""What a threat model grants an attacker beyond what it observes: `rayfed list grants`."""
+ViewName = Annotated[str, AfterValidator(partial(_found, "views")), Field(json_schema_extra=_names("views"))]
+"""What it lets an attacker observe: `rayfed list views`."""
 
 
 class Section(BaseModel):
@@ -119,19 +140,17 @@ class AttackSpec(ComponentSpec):
     """The rounds whose updates are attacked, counted from 0."""
     victims: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] = 1
     """How many clients (the first ones drawn in that round), or a list of client numbers."""
-    observes: Literal["update", "gradient", "shown"] = "update"
+    observes: ViewName = "update"
     """`update`: what the victim really sent in that round. `gradient`: what it would send for one step on `batch_size`
     of its samples, through the same defences (the setting of most papers). `shown`: the attacker is a client of the
-    round, and sees what `fedboosting` shows clients of the victim's model: its update, or a mixture (`fusion`)."""
+    round, and sees what `fedboosting` shows clients of the victim's model: its update, or a mixture (`fusion`). Or a
+    view of your own (`rayfed list views`)."""
     batch_size: Annotated[int, Field(ge=1)] = 1
     """Samples behind the gradient, with `observes: gradient`."""
-    knowledge: list[Knowledge] = []
-    """What the attacker is given beside weights, update and batch size: `labels` of the batch, `public` data, the
-    victim's `defence` (what it has spoilt is left out of the matching), `candidates` for membership. Of a split model,
-    whose modules up to the attack's `cut` are private: `activations` (what the victim's private part sends) and
-    `colluder` (the private part of the next drawn client). Where a defence keeps a part of the model private, an
-    attacker puts a random one in its place, or the `colluder`'s; the victim's `key` (what it drew and never trains:
-    keys, passports) and `lock` (what it trains: these are sent then, as all layers are) can be given to him."""
+    knowledge: list[GrantName] = []
+    """What the attacker is given beside weights, update and batch size: `rayfed list grants` names it. Where a defence
+    keeps a part of the model private, an attacker puts a random one in its place unless he is given a `colluder`, `key`
+    or `lock`."""
     averages: Annotated[int, Field(ge=1)] = 1
     """How often the victim answers at the same weights with the same samples; the attack sees the mean, in which fresh
     noise fades. More than 1 with `knowledge: [defence]` only."""
@@ -151,6 +170,16 @@ class AttackSpec(ComponentSpec):
     def title(self) -> str:
         """The attack's name in the tables."""
         return self.label or self.name
+
+    @property
+    def view(self) -> Any:
+        """What it observes (`rayfed.client.views.View`)."""
+        return registry.find("views", self.observes)()
+
+    @property
+    def grants(self) -> dict[str, Any]:
+        """What it is given (`rayfed.client.grants.base.Grant`), by the names of its knowledge."""
+        return {name: registry.find("grants", name)() for name in self.knowledge}
 
 
 def named(value: Any) -> Any:

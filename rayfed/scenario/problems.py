@@ -235,46 +235,39 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
             message = f"two attacks are called '{attack.title}' in the tables: give this one a `label`"
             yield Problem(path=("attacks", i), message=message)
         titles.add(attack.title)
-        if attack.averages > 1 and "defence" not in attack.knowledge:
-            message = "averaging over noise is for an attacker who knows of it: add `knowledge: [defence]`"
-            yield Problem(path=("attacks", i, "averages"), message=message)
-        if "public" in attack.knowledge and not s.data.public:
-            message = "knows the public data, but there are none: set a share aside with `data.public`, such as 0.1"
-            yield Problem(path=("attacks", i, "knowledge"), message=message)
-        if "activations" in attack.knowledge and "cut" not in attack.parameters:
-            message = f"activations are those of an attack with a `cut`, and {attack.name} has none set"
-            yield Problem(path=("attacks", i, "knowledge"), message=message)
-        if attack.observes != "gradient" and any(arm.training.optimiser == "adam" for arm in resolve(s).values()):
-            message = "an update after steps of Adam is no sum of gradients: set `observes: gradient`, or train by sgd"
-            yield Problem(path=("attacks", i, "observes"), message=message)
-        if attack.observes != "gradient" and attack.batch_size != 1:
-            message = f"found {attack.batch_size}, but an update has the victim's own batches: set `observes: gradient`"
-            yield Problem(path=("attacks", i, "batch_size"), message=message)
-        if attack.unmix and attack.observes != "shown":
-            message = "mixtures are what clients are shown of one another's models: set `observes: shown`"
-            yield Problem(path=("attacks", i, "unmix"), message=message)
-        if attack.observes == "shown" and hasattr(registry.find(attack.kind, attack.name), "tamper"):
-            message = (
-                f"{attack.name} is the server's attack, who sends another model: observe what it is sent, not shown"
-            )
-            yield Problem(path=("attacks", i, "observes"), message=message)
-        if attack.observes == "shown" and attack.averages > 1:
-            message = "clients are shown one mixture in a round: take `averages` out, or observe the gradient"
-            yield Problem(path=("attacks", i, "averages"), message=message)
-        for field, listed in (("rounds", attack.rounds), ("victims", attack.victims)):
-            if listed == []:
-                yield Problem(path=("attacks", i, field), message="is empty, so the attack never strikes")
-            elif isinstance(listed, list) and len(set(listed)) < len(listed):
-                yield Problem(path=("attacks", i, field), message=f"names one of {listed} twice")
-        for r in attack.rounds:
-            if r >= s.federation.rounds:
-                message = f"round {r} is never played: rounds count from 0 to {s.federation.rounds - 1}"
-                yield Problem(path=("attacks", i, "rounds"), message=message)
-        if isinstance(attack.victims, int) and attack.victims > s.clients_per_round:
-            message = f"found {attack.victims}, but only {s.clients_per_round} clients are drawn in a round"
-            yield Problem(path=("attacks", i, "victims"), message=message)
-        if isinstance(attack.victims, list):
-            for v in attack.victims:
-                if v >= s.federation.clients:
-                    message = f"there is no client {v}: they count from 0 to {s.federation.clients - 1}"
-                    yield Problem(path=("attacks", i, "victims"), message=message)
+        yield from (
+            Problem(path=("attacks", i, field), message=message) for field, message in _threat_problems(s, attack)
+        )
+        yield from (
+            Problem(path=("attacks", i, field), message=message) for field, message in _place_problems(s, attack)
+        )
+
+
+def _threat_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
+    """Fields that say what an attack observes and is given, and what is wrong with them."""
+    grants = attack.grants.values()
+    if attack.averages > 1 and not any(grant.averages for grant in grants):
+        yield "averages", "averaging over noise is for an attacker who knows of it: add `knowledge: [defence]`"
+    yield from (("knowledge", message) for grant in grants for message in grant.check(s, attack))
+    yield from attack.view.check(s, attack)
+
+
+def _place_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
+    """Fields that say when an attack strikes and whom, and what is wrong with them."""
+    for field, listed in (("rounds", attack.rounds), ("victims", attack.victims)):
+        if listed == []:
+            yield field, "is empty, so the attack never strikes"
+        elif isinstance(listed, list) and len(set(listed)) < len(listed):
+            yield field, f"names one of {listed} twice"
+    for r in attack.rounds:
+        if r >= s.federation.rounds:
+            message = f"round {r} is never played: rounds count from 0 to {s.federation.rounds - 1}"
+            yield "rounds", message
+    if isinstance(attack.victims, int) and attack.victims > s.clients_per_round:
+        message = f"found {attack.victims}, but only {s.clients_per_round} clients are drawn in a round"
+        yield "victims", message
+    if isinstance(attack.victims, list):
+        for v in attack.victims:
+            if v >= s.federation.clients:
+                message = f"there is no client {v}: they count from 0 to {s.federation.clients - 1}"
+                yield "victims", message

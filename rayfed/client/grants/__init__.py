@@ -1,0 +1,12 @@
+"""What a threat model may grant an attacker, one grant a file; `TABLE` is what `knowledge` can name."""
+
+TABLE: dict[str, str] = {
+    "labels": "rayfed.client.grants.labels:Labels",
+    "public": "rayfed.client.grants.public:Public",
+    "defence": "rayfed.client.grants.defence:KnownDefence",
+    "candidates": "rayfed.client.grants.candidates:Candidates",
+    "activations": "rayfed.client.grants.activations:Activations",
+    "colluder": "rayfed.client.grants.colluder:Colluder",
+    "key": "rayfed.client.grants.key:Key",
+    "lock": "rayfed.client.grants.lock:Lock",
+}

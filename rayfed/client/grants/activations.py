@@ -1,0 +1,41 @@
+"""What a split model's private part sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rayfed.client.grants.base import Grant
+from rayfed.registry import component
+
+if TYPE_CHECKING:
+    from rayfed.client.visit import ObservedClient, Truth
+    from rayfed.scenario import AttackSpec, Scenario
+    from rayfed.update import Update
+
+
+@component
+class Activations(Grant):
+    """The output of the victim's private part (up to the attack's `cut`) for the attacked images.
+
+    As it is after the victim's local training of the round.
+    """
+
+    describe: ClassVar[str] = "the activations of the victim's private part"
+    fills: ClassVar[tuple[str, ...]] = ("activations",)
+
+    def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
+        """The attack has to have a cut."""
+        if "cut" not in attack.parameters:
+            yield f"activations are those of an attack with a `cut`, and {attack.name} has none set"
+
+    def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
+        """(N, ...), in the order of the truth."""
+        import torch
+
+        from rayfed import seeds
+
+        state = observed.trained(observed.client)
+        order = observed.runtime.order(observed.visit.sent, observed.client)
+        with torch.no_grad(), seeds.global_stream(order, "activations", cuda=True):
+            return {"activations": observed.front()(state, truth.images)}

@@ -1,0 +1,62 @@
+"""The private part of a client that colludes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rayfed.client.grants.base import Grant
+from rayfed.errors import ScenarioError
+from rayfed.registry import component
+
+if TYPE_CHECKING:
+    from rayfed.client.visit import ObservedClient, Truth
+    from rayfed.scenario import AttackSpec, Scenario
+    from rayfed.update import Named, Update
+
+
+@component
+class Colluder(Grant):
+    """The private part of another client, the next one drawn after the victim, after its own training of the round.
+
+    The attacker puts it in place of the victim's; an attack with a `cut` is given the colluder's modules up to there.
+    """
+
+    describe: ClassVar[str] = "a colluder's private part"
+    fills: ClassVar[tuple[str, ...]] = ("colluder",)
+    involves_others: ClassVar[bool] = True
+
+    def needs_private(self, attack: AttackSpec) -> bool:
+        """Unless the attack says itself what is private."""
+        return "cut" not in attack.parameters
+
+    def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
+        """The colluder."""
+        return [colluder(scenario, round, victim)]
+
+    def supposes(self, observed: ObservedClient) -> Named:
+        """All that the colluder has."""
+        return observed.trained(colluder(observed.runtime.scenario, observed.round, observed.client))
+
+    def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
+        """Its parameters and buffers up to the cut, by name."""
+        if "cut" not in observed.attack.parameters:
+            return {}
+        state = self.supposes(observed)
+        names = observed.front().names(observed.runtime.data.image_shape)
+        return {"colluder": {name: state[name] for name in names}}
+
+
+def colluder(scenario: Scenario, round: int, victim: int) -> int:
+    """The client that lends the server its private part against a victim: the next one drawn in that round.
+
+    Raises `ScenarioError` when no other client is drawn.
+    """
+    from rayfed.client.plan import drawn_clients
+
+    others = [client for client in drawn_clients(scenario, round) if client != victim]
+    if not others:
+        raise ScenarioError(
+            f"`knowledge: [colluder]` needs another client beside the victim {victim} in round {round}, but none is "
+            f"drawn then: set federation.clients_per_round to 2 or more"
+        )
+    return next((client for client in others if client > victim), others[0])

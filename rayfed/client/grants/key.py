@@ -1,0 +1,27 @@
+"""What a victim keeps private and never trains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rayfed.client.grants.base import Grant
+from rayfed.registry import component
+
+if TYPE_CHECKING:
+    from rayfed.client.arm import Arm
+    from rayfed.scenario import AttackSpec
+
+
+@component
+class Key(Grant):
+    """What the victim drew and never trains: keys, passports."""
+
+    describe: ClassVar[str] = "the victim's key"
+
+    def needs_private(self, attack: AttackSpec) -> bool:
+        """Always."""
+        return True
+
+    def knows(self, arm: Arm) -> frozenset[str]:
+        """Private buffers but for statistics of batch norms."""
+        return arm.keys

@@ -1,0 +1,24 @@
+"""The labels behind the update."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rayfed.client.grants.base import Grant
+from rayfed.registry import component
+
+if TYPE_CHECKING:
+    from rayfed.client.visit import ObservedClient, Truth
+    from rayfed.update import Update
+
+
+@component
+class Labels(Grant):
+    """The labels behind the update as a sorted list: which labels are in it, not which image has which."""
+
+    describe: ClassVar[str] = "the labels"
+    fills: ClassVar[tuple[str, ...]] = ("labels",)
+
+    def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
+        """(N,) int64."""
+        return {"labels": truth.labels.sort().values}

@@ -1,0 +1,27 @@
+"""What a victim keeps private and trains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rayfed.client.grants.base import Grant
+from rayfed.registry import component
+
+if TYPE_CHECKING:
+    from rayfed.client.arm import Arm
+    from rayfed.scenario import AttackSpec
+
+
+@component
+class Lock(Grant):
+    """What the victim keeps private and trains: it is sent then, and so is its gradient, like any other layer's."""
+
+    describe: ClassVar[str] = "the victim's lock"
+
+    def needs_private(self, attack: AttackSpec) -> bool:
+        """Always."""
+        return True
+
+    def sends(self, arm: Arm) -> frozenset[str]:
+        """All that is private but the keys."""
+        return arm.private - arm.keys

@@ -1,0 +1,30 @@
+"""Public data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rayfed.client.grants.base import Grant
+from rayfed.registry import component
+
+if TYPE_CHECKING:
+    from rayfed.client.runtime import ClientRuntime
+    from rayfed.scenario import AttackSpec, Scenario
+
+
+@component
+class Public(Grant):
+    """Images and labels that no client owns, of the same source: the share `data.public` of the training samples."""
+
+    describe: ClassVar[str] = "public data"
+    fills: ClassVar[tuple[str, ...]] = ("public",)
+
+    def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
+        """There have to be public data."""
+        if not scenario.data.public:
+            yield "knows the public data, but there are none: set a share aside with `data.public`, such as 0.1"
+
+    def known_before(self, runtime: ClientRuntime) -> dict[str, Any]:
+        """A pair of images (M, C, H, W) and labels (M,)."""
+        return {"public": runtime.public}

@@ -1,0 +1,177 @@
+"""One client of a round as the simulator sees it that attacks it: its work, made again from the same keys at will."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfed import seeds
+from rayfed.attacks.base import MaliciousServer
+from rayfed.client.arm import Arm
+from rayfed.client.clients import Sent, State
+from rayfed.client.local import PRIVATE, training_method, update_method
+from rayfed.client.runtime import ClientRuntime
+from rayfed.defences.base import Task
+from rayfed.models.front import Front
+from rayfed.models.private import only, private_names
+from rayfed.scenario import AttackSpec, Training
+from rayfed.update import Named, Update
+
+
+@dataclass(frozen=True)
+class ClientVisit:
+    """One client of an arm in one round, and what it is sent."""
+
+    arm: str
+    sent: Sent
+    client: int
+    states: Mapping[int, State] = field(default_factory=dict)
+    """The clients' own memories when the round begins: of this one, and of others whose work is made again."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What lies behind an observation; for scoring alone."""
+
+    images: Tensor
+    """(N, C, H, W) in [0, 1]."""
+    labels: Tensor
+    """(N,) int64."""
+    distortion: float = 0.0
+    """Distance of the observed update from the one without the arm's defences, over the latter's norm."""
+    members: Tensor | None = None
+    """(M,) bool, which of the observation's candidates are among the images; None where it has none."""
+
+    def replace(self, **changes: Any) -> Truth:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class ObservedClient:
+    """A client under one attack, with all that the simulator knows; what of it the attacker gets is not decided here.
+
+    The client's work is done again from the same keys, so nothing has to be kept for attackers while a round is played,
+    and its memory stays as it is.
+    """
+
+    runtime: ClientRuntime
+    visit: ClientVisit
+    """What it is sent is on the runtime's device."""
+    attack: AttackSpec
+    repeat: int = 0
+
+    @property
+    def client(self) -> int:
+        """Its number."""
+        return self.visit.client
+
+    @property
+    def round(self) -> int:
+        """The round that is attacked."""
+        return self.visit.sent.round
+
+    @cached_property
+    def arm(self) -> Arm:
+        """The model, and the client's defences."""
+        return self.runtime.arm(self.visit.arm)
+
+    @property
+    def arms_training(self) -> Training:
+        """How clients of the arm train in a round."""
+        return self.arm.spec.training
+
+    @cached_property
+    def training(self) -> Training:
+        """How the answer is made that is observed."""
+        training: Training = self.attack.view.training(self.arms_training)
+        return training
+
+    @cached_property
+    def indices(self) -> np.ndarray:
+        """Which training samples the answer is about."""
+        indices: np.ndarray = self.attack.view.indices(self)
+        return indices
+
+    def noise(self, *answer: int | str) -> torch.Generator:
+        """What the client's defences draw from, another stream for each answer of its own beside the round's."""
+        key = ("client", self.round, self.client, "defences", self.visit.arm)
+        return self.runtime.scenario.generator(*key, *answer)
+
+    def asked(self) -> Task:
+        """What the client works on for the attack: on the model that a malicious server has made of the true one."""
+        return self._tampered(self._honest())
+
+    def supposed(self) -> Task:
+        """The same as the attacker supposes it: in place of the client's private part one as it begins, or what grants
+        say. All victims of an attack in a round meet the same draw.
+        """
+        task, grants = self._honest(), self.attack.grants.values()
+        draw = ("attacker", self.attack.title, self.round)
+        guess = self.runtime.drawn_privately(self.visit.arm, *draw, *seeds.again(self.repeat))
+        for grant in grants:
+            guess |= grant.supposes(self)
+        guess = only(guess, task.private.difference(*(grant.knows(self.arm) for grant in grants)))
+        weights, buffers = task.weights | only(guess, task.weights), task.buffers | only(guess, task.buffers)
+        return self._tampered(task.replace(weights=weights, buffers=buffers))
+
+    def answer(self, task: Task) -> Update:
+        """What the client answers: the mean of as many answers as the attack asks for, each with noise of its own."""
+        method = update_method(self.training, self.arm.defences)
+        mean = method(task)
+        for again in range(1, self.attack.averages):
+            answer = method(self.asked().replace(generator=self.noise(self.attack.observes, again)))
+            tensors = {n: t + (answer.tensors[n] - t) / (again + 1) for n, t in mean.tensors.items()}
+            mean = replace(mean, tensors=tensors)
+        return mean
+
+    def undefended(self) -> Update:
+        """What the client would answer without defences."""
+        return update_method(self.training, ())(self.asked())
+
+    def trained(self, client: int) -> Named:
+        """A client's own weights and buffers after its local training of this round, before what defends the update."""
+        sent, task = self.visit.sent, self._task(client, self.runtime.parts[client])
+        update = training_method(self.arms_training, self.arm.defences)(task)
+        scale = self.arm.spec.update_scale
+        weights = {name: w - scale * update.tensors[name] for name, w in sent.weights.items()}
+        buffers = {name: b.clone() for name, b in (sent.buffers | update.buffers).items()}
+        return {**weights, **buffers, **task.state.get(PRIVATE, {})}
+
+    def front(self) -> Front:
+        """The arm's model up to the attack's `cut`."""
+        return Front(self.arm.model, self.attack.parameters["cut"])
+
+    def known_before(self) -> dict[str, Any]:
+        """What the grants give that does not depend on any client."""
+        grants = self.attack.grants.values()
+        return {name: value for grant in grants for name, value in grant.known_before(self.runtime).items()}
+
+    def _task(self, client: int, indices: np.ndarray) -> Task:
+        state = copy.deepcopy(self.visit.states.get(client, {}))
+        return self.runtime.task(self.visit.arm, self.visit.sent, client, indices, state)
+
+    def _honest(self) -> Task:
+        """What the client works on where the server does as it says."""
+        task = self._task(self.client, self.indices)
+        public = (grant.sends(self.arm) for grant in self.attack.grants.values())
+        noise = task.generator if self.attack.view.of_round else self.noise(self.attack.observes)
+        return task.replace(generator=noise, private=task.private.difference(*public))
+
+    def _tampered(self, task: Task) -> Task:
+        """The task with what a malicious server sends; all victims of a round are sent the same."""
+        server, runtime = self.attack.build(), self.runtime
+        if not isinstance(server, MaliciousServer):
+            return task
+        generator = seeds.torch_generator(runtime.scenario.seed, "tamper", self.attack.title, task.round)
+        shape, extra = runtime.data.image_shape, self.known_before()
+        model, weights, buffers = server.tamper(task.model, task.weights, task.buffers, shape, extra, generator)
+        kept = (name for name in private_names(model) if name.endswith(tuple(task.private)))
+        return task.replace(model=model, weights=weights, buffers=buffers, private=frozenset(kept))

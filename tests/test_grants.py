@@ -1,0 +1,203 @@
+"""Threat models: an attacker sees what the protocol shows and what its grants declare, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from itertools import combinations
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from rayfed import registry
+from rayfed import scenario as scenarios
+from rayfed.client.clients import Sent
+from rayfed.client.grants.base import Grant
+from rayfed.client.observations import ObservationBuilder
+from rayfed.client.runtime import ClientRuntime
+from rayfed.client.views import View
+from rayfed.client.visit import ClientVisit, ObservedClient, Truth
+from rayfed.engine.inputs import prepare
+from rayfed.errors import ScenarioError, UserError
+from rayfed.registry import component
+from rayfed.scenario import AttackSpec
+from rayfed.update import Observation, Update
+from tests.conftest import REPOSITORY
+
+GRANTS = sorted(registry.table("grants"))
+OF_PRIVATE = {"colluder", "key", "lock"}
+"""The grants that say what becomes of a private part; all others leave the protocol's fields alone."""
+TEXT = """
+name: t
+data: {name: digits, size: 8, train_samples: 120, test_samples: 40, public: 0.1}
+model: {name: lenet, norm: batch}
+federation: {rounds: 1, clients: 3}
+arms: {locked: [{name: key_lock, length: 8}, {name: prune, ratio: 0.5}]}
+"""
+
+
+@pytest.fixture(scope="module")
+def seen() -> Any:
+    """Client 0 as an attack with some knowledge observes it."""
+    inputs = prepare(scenarios.parse(TEXT))
+    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    sent = Sent(0, runtime.arm("locked").weights, runtime.arm("locked").buffers)
+
+    def observe(*knowledge: str, **settings: Any) -> Observation:
+        raw = {"name": "model_inversion", "cut": "conv1", "knowledge": list(knowledge), "observes": "gradient"}
+        attack = AttackSpec.model_validate({**raw, "batch_size": 3, **settings})
+        return ObservationBuilder(runtime).observe(ClientVisit("locked", sent, 0), attack)[0]
+
+    return observe
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+SOME = [names for size in (0, 1, 2, len(GRANTS)) for names in combinations(GRANTS, size)]
+
+
+@pytest.mark.parametrize("observes", registry.table("views"))
+def test_an_attacker_receives_what_protocol_and_grants_declare_and_nothing_else(observes: str, seen: Any) -> None:
+    """Whatever it is given, `labels` and `extra` hold what its grants declare, each as if it were given alone; of the
+    protocol's fields it sees what it sees without, unless a grant is of the private part.
+    """
+    own = {"observes": observes, "batch_size": 3 if observes == "gradient" else 1}
+    alone = {names: seen(*names, **own) for names in SOME if len(names) <= 1 or OF_PRIVATE.issuperset(names)}
+    for names in SOME:
+        observation = seen(*names, **own)
+        declared = {filled for name in names for filled in registry.find("grants", name).fills}
+        assert (observation.labels is not None) == ("labels" in declared)
+        assert set(observation.extra) == declared - {"labels"}
+        for name in names:
+            for filled in set(registry.find("grants", name).fills) - {"labels"}:
+                assert same(observation.extra[filled], alone[(name,)].extra[filled]) or "lock" in names, filled
+        private = tuple(name for name in names if name in OF_PRIVATE)
+        protocol = alone.get(private) or seen(*private, **own)
+        for field in {f.name for f in fields(Observation)} - {"labels", "extra"}:
+            assert same(getattr(observation, field), getattr(protocol, field)), (names, field)
+
+
+def test_the_order_of_knowledge_does_not_matter(seen: Any) -> None:
+    one, other = seen(*GRANTS), seen(*reversed(GRANTS))
+    for field in fields(Observation):
+        assert same(getattr(one, field.name), getattr(other, field.name)), field.name
+
+
+@component
+class Loss(Grant):
+    """The victim's training loss."""
+
+    describe: ClassVar[str] = "the training loss"
+    fills: ClassVar[tuple[str, ...]] = ("loss",)
+
+    def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
+        return {"loss": update.loss}
+
+
+@component
+class Chatty(Loss):
+    """Declares one thing and gives another."""
+
+    fills: ClassVar[tuple[str, ...]] = ("losses",)
+
+
+@component
+class Forger(Loss):
+    """Goes by the name of a field of the protocol."""
+
+    fills: ClassVar[tuple[str, ...]] = ("update",)
+
+    def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
+        return {"update": truth.images}
+
+
+def test_a_grant_of_ones_own_is_named_by_its_path(seen: Any) -> None:
+    plain, known = seen(), seen("tests.test_grants:Loss")
+    assert known.extra.keys() == {"loss"}
+    assert known.extra["loss"] > 0
+    assert not plain.extra
+
+
+def test_what_a_grant_does_not_declare_is_refused(seen: Any) -> None:
+    with pytest.raises(UserError, match=r"'tests\.test_grants:Chatty' gives loss, which its `fills` does not declare"):
+        seen("tests.test_grants:Chatty")
+
+
+def test_no_grant_reaches_a_field_of_the_protocol(seen: Any) -> None:
+    plain, forged = seen(), seen("tests.test_grants:Forger")
+    assert forged.extra.keys() == {"update"}
+    assert same(forged.update, plain.update)
+
+
+def test_observations_are_built_in_one_place() -> None:
+    """Elsewhere there are copies with less, or with what an attacker made of them: `Observation` is called once."""
+    found = [
+        (path.relative_to(REPOSITORY).as_posix(), call.lineno)
+        for room in ("rayfed", "actors")
+        for path in (REPOSITORY / room).rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "Observation"
+    ]
+    assert [path for path, _ in found] == ["rayfed/client/observations.py"], found
+
+
+def test_no_two_grants_fill_the_same() -> None:
+    filled = [name for grant in GRANTS for name in registry.find("grants", grant).fills]
+    assert len(filled) == len(set(filled))
+
+
+@pytest.mark.parametrize(("kind", "base"), [("grants", Grant), ("views", View)])
+def test_who_involves_others_says_so(kind: str, base: type) -> None:
+    for name in registry.table(kind):
+        found = registry.find(kind, name)
+        assert found.involves_others == (found.involves is not base.involves), name  # type: ignore[attr-defined]
+
+
+def test_names_and_words_are_known_without_pytorch() -> None:
+    code = """
+import sys
+from rayfed import registry
+from rayfed.scenario import has_form
+for kind in ("grants", "views"):
+    assert all(registry.find(kind, name).describe for name in registry.table(kind))
+assert has_form("name: t\\nfederation: {rounds: 1, clients: 2}\\nattacks: [{name: dlg, knowledge: [labels, lock]}]")
+assert not has_form("name: t\\nfederation: {rounds: 1, clients: 2}\\nattacks: [{name: dlg, knowledge: [lables]}]")
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("knowledge: [lables]", r"attacks.0.knowledge.0: .*unknown grant 'lables': did you mean 'labels'"),
+        ("knowledge: [no.such:Grant]", r"attacks.0.knowledge.0: .*cannot import 'no.such'"),
+        ("knowledge: ['rayfed.attacks.dlg:Dlg']", r"attacks.0.knowledge.0: .*is no grant: expected a class with"),
+        ("observes: gradients", r"attacks.0.observes: .*unknown view 'gradients': did you mean 'gradient'"),
+    ],
+)
+def test_a_threat_model_that_there_is_not(setting: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        scenarios.parse(TEXT + f"attacks: [{{name: dlg, {setting}}}]\n")
+
+
+def test_a_grant_of_the_documents_works_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: Any) -> None:
+    page = (REPOSITORY / "docs" / "threat-models.md").read_text(encoding="utf-8")
+    [code] = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Loss" in block]
+    (tmp_path / "my_grants.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert np.isclose(seen("my_grants:Loss").extra["loss"], seen("tests.test_grants:Loss").extra["loss"])

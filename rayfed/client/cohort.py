@@ -50,7 +50,7 @@ def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence
 
 
 @dataclass(frozen=True)
-class Record:
+class CohortRecord:
     """What is noted of a cohort's clients as they finish."""
 
     arm: str

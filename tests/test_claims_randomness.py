@@ -17,6 +17,7 @@ from torch.nn.utils import parameters_to_vector
 
 from actors import sweep as sweeps
 from actors.executor import on_ray
+from rayfed.scenario import resolve
 from rayfed import scenario as scenarios
 from rayfed import seeds
 from rayfed.client import plan
@@ -247,7 +248,7 @@ def test_the_noise_of_every_mechanism_is_secure(name: str, monkeypatch: pytest.M
     def released() -> torch.Tensor:
         update = release(runtime.task(name, sent, 1, runtime.parts[1], {})).tensors
         if name == "dp_fedavg":  # the server's part
-            rule = aggregation_of(s.aggregation_of(name), s.stacks[name], 3)
+            rule = aggregation_of(resolve(s)[name])
             update = rule._noised(update, generator(s.secret("server", 0, name), s.privacy.secure))  # type: ignore
         return torch.cat([t.flatten() for t in update.values()])
 

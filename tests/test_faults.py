@@ -24,6 +24,7 @@ from actors import workers
 from actors.actor_pool import ActorPool
 from actors.process import Share
 from benchmarks import faults
+from rayfed.scenario import resolve
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.server import TreeFold
@@ -104,7 +105,7 @@ def cohort(scenario: Scenario, clients: list[int], states: dict[int, Any] | None
     """What a runtime makes of these clients in round 0."""
     inputs = prepare(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    arm = build_arm(scenario.model, scenario.stacks["odd"], inputs.data.image_shape, 10, scenario.seed)
+    arm = build_arm(resolve(scenario)["odd"], inputs.data.image_shape, 10, scenario.seed)
     return runtime.cohort("odd", Sent(0, arm.weights, arm.buffers), clients, states or {})
 
 
@@ -234,7 +235,7 @@ def test_a_round_in_which_all_fail_changes_nothing(ray_session: None, tmp_path: 
     [row] = failed.read_table("rounds").to_pylist()
     assert (row["clients"], row["train_loss"], row["bytes_up"]) == (0, None, 0)
     saved = weights(failed)["odd"]
-    assert_same_bits(saved["weights"], build_arm(one.model, one.stacks["odd"], (1, 8, 8), 10, one.seed).weights)
+    assert_same_bits(saved["weights"], build_arm(resolve(one)["odd"], (1, 8, 8), 10, one.seed).weights)
 
 
 @pytest.mark.engine

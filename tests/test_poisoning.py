@@ -11,6 +11,7 @@ import torch
 from scipy.stats import norm
 
 from actors.executor import on_ray
+from rayfed.scenario import resolve
 from rayfed import scenario as scenarios
 from rayfed.aggregation.base import Aggregation
 from rayfed.client import plan
@@ -219,13 +220,12 @@ def test_every_arm_meets_every_opponent() -> None:
         "null", "arms={mean: {}, median: {aggregation: median}}",
         "opponents={nobody: null, flip: {name: label_flip, clients: 2}}",
     )  # fmt: skip
-    assert list(s.stacks) == ["mean vs nobody", "mean vs flip", "median vs nobody", "median vs flip"]
-    assert s.aggregation_of("median vs flip").name == "median"
-    assert s.malicious_of("median vs nobody") is None
-    resolved = scenarios.parse(prepare(s).scenario.dump())
-    assert {arm: resolved.malicious_of(arm) for arm in resolved.stacks} == {
-        arm: s.malicious_of(arm) for arm in s.stacks
-    }
+    assert list(s.played) == ["mean vs nobody", "mean vs flip", "median vs nobody", "median vs flip"]
+    arms = resolve(s)
+    assert arms["median vs flip"].aggregation.name == "median"
+    assert arms["median vs nobody"].malicious is None
+    again = resolve(scenarios.parse(prepare(s).scenario.dump()))
+    assert {name: arm.malicious for name, arm in again.items()} == {name: arm.malicious for name, arm in arms.items()}
 
 
 @pytest.mark.parametrize(

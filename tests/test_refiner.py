@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rayfed.scenario import parse, resolve
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.client.arm import build_arm
@@ -173,8 +174,10 @@ def test_a_step_without_samples_sends_no_slope(model: nn.Module) -> None:
 
 
 def test_what_does_not_fit_is_said_before_a_run(tmp_path: Path) -> None:
+    lenet = resolve(parse("{name: t, model: lenet, federation: {rounds: 1, clients: 2}}"))["none"]
+
     def arm(*stack: DefenceSpec) -> None:
-        build_arm(ModelSpec(name="lenet"), stack, (3, 16, 16), 10, seed=0)
+        build_arm(replace(lenet, defences=list(stack)), (3, 16, 16), 10, seed=0)
 
     with pytest.raises(UserError, match=r"no evaluation network .*absent\.pt"):
         arm(DefenceSpec(name="refiner", evaluator=str(tmp_path / "absent.pt")))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors.search import Tried, search
+from rayfed.engine.search import Tried, search
 from ray import tune
 
 from actors import sweep as sweeps
@@ -89,7 +89,7 @@ def test_a_trial_is_the_scenario_with_one_arm_its_values_and_its_seed() -> None:
     trial = next(t for t in planned(scenario) if t.arm == "noise" and t.repeat == 1 and t.values[NOISE] == 1.0)
     played = scenario_of(scenario, trial)
     assert list(played.played) == ["noise"]
-    assert played.stacks["noise"][0].parameters["sigma"] == 1.0
+    assert played.played["noise"].defences[0].parameters["sigma"] == 1.0
     assert (played.seed, played.sweep, played.training.lr) == (8, None, trial.values["training.lr"])
 
 

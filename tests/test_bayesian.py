@@ -16,7 +16,7 @@ from rayfed.engine.attacking import AttackCall, _note_attack
 from rayfed.engine.tables import RoundTables
 from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
 from rayfed.metrics.score import Scorer
-from rayfed.scenario import AttackSpec
+from rayfed.scenario import AttackSpec, parse, resolve
 from tests.attack_fixtures import digit, photo
 
 UNIFORM = np.full(10, 0.1)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from scipy import stats
 
-from rayfed.scenario import resolve
 from rayfed import scenario as scenarios
 from rayfed.aggregation.noisy_sum import NoisySum
 from rayfed.aggregation.server import GlobalModel
@@ -29,6 +28,7 @@ from rayfed.errors import UserError
 from rayfed.privacy.accountant import Release, guarantee
 from rayfed.privacy.spending import Setting, Work
 from rayfed.protections.secure_aggregation import Dropouts, SecureAggregation
+from rayfed.scenario import resolve
 from rayfed.update import Named, Update
 
 TEXT = """

@@ -17,7 +17,6 @@ from torch.nn.utils import parameters_to_vector
 
 from actors import sweep as sweeps
 from actors.executor import on_ray
-from rayfed.scenario import resolve
 from rayfed import scenario as scenarios
 from rayfed import seeds
 from rayfed.client import plan
@@ -33,7 +32,7 @@ from rayfed.errors import RunError, ScenarioError
 from rayfed.gradients import weights_of
 from rayfed.models.build import build_model
 from rayfed.privacy.sampling import Draw, SecureGenerator, gaussian, generator, laplace, noised
-from rayfed.scenario import Training
+from rayfed.scenario import Training, resolve
 from rayfed.store import run_key
 from rayfed.store.folder import RunFolder
 

@@ -24,7 +24,6 @@ from actors import workers
 from actors.actor_pool import ActorPool
 from actors.process import Share
 from benchmarks import faults
-from rayfed.scenario import resolve
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.server import TreeFold
@@ -37,7 +36,7 @@ from rayfed.engine.inputs import prepare
 from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.errors import ClientError, RunError, ScenarioError
 from rayfed.registry import component
-from rayfed.scenario import Scenario
+from rayfed.scenario import Scenario, resolve
 from rayfed.store import folder as folders
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES

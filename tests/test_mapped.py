@@ -17,7 +17,6 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from rayfed.scenario import resolve
 from rayfed import scenario as scenarios
 from rayfed.cli import app
 from rayfed.data import packing
@@ -30,6 +29,7 @@ from rayfed.engine import runs
 from rayfed.engine.federation import Federation
 from rayfed.engine.progress import Progress
 from rayfed.errors import DataError, UserError
+from rayfed.scenario import resolve
 from tests.conftest import REPOSITORY
 
 TEXT = """

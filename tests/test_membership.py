@@ -143,8 +143,8 @@ def test_inferences_pass_through_the_workers_into_their_own_table() -> None:
         "{name: imprint, observes: gradient, batch_size: 4}]}"
     )
     inputs = prepare(scenario)
-    client = ClientWorker(scenario, inputs.data, inputs.parts, CPU)
-    attacker = Attacker(inputs.data.image_shape, 10, CPU)
+    client = ClientWorker(scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    attacker = Attacker(inputs.data.image_shape, 10, torch.device("cpu"))
     net = client.arm("none").model
     sent, tables = Sent(0, weights_of(net), buffers_of(net)), RoundTables()
     for attack in scenario.attacks:

@@ -11,7 +11,6 @@ import torch
 from scipy.stats import norm
 
 from actors.executor import on_ray
-from rayfed.scenario import resolve
 from rayfed import scenario as scenarios
 from rayfed.aggregation.base import Aggregation
 from rayfed.client import plan
@@ -26,7 +25,7 @@ from rayfed.poisoning.gaussian_update import GaussianUpdate
 from rayfed.poisoning.label_flip import LabelFlip
 from rayfed.poisoning.scaled_update import ScaledUpdate
 from rayfed.poisoning.sign_flip import SignFlip
-from rayfed.scenario import Scenario
+from rayfed.scenario import Scenario, resolve
 from rayfed.store.folder import RunFolder
 from rayfed.update import Update
 

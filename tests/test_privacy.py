@@ -8,7 +8,6 @@ import torch
 from scipy import stats
 from torch import nn
 
-from rayfed.scenario import resolve
 from rayfed import scenario as scenarios
 from rayfed.client.local import gradient_method, update_method
 from rayfed.client.observations import ObservationBuilder
@@ -25,7 +24,7 @@ from rayfed.gradients import norm, per_sample_gradients, weights_of
 from rayfed.models.build import build_model
 from rayfed.privacy.accountant import Release, analytic_gaussian, guarantee, least_noise
 from rayfed.registry import component
-from rayfed.scenario import AttackSpec, Training
+from rayfed.scenario import AttackSpec, Training, resolve
 from rayfed.update import Named
 
 CPU = torch.device("cpu")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from rayfed.scenario import parse, resolve
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.client.arm import build_arm
@@ -19,7 +19,7 @@ from rayfed.defences.refiner import Refiner, projected, utility_weights
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, gradient, norm, weights_of
 from rayfed.models.pretrained import load_evaluator
-from rayfed.scenario import DefenceSpec, ModelSpec
+from rayfed.scenario import DefenceSpec, parse, resolve
 from rayfed.update import Named
 from tests.attack_fixtures import leaky_lenet, photo
 

@@ -124,13 +124,13 @@ def test_the_first_victims_strip_stands_beside_its_true_images() -> None:
         "{name: t, data: digits, model: lenet, federation: {rounds: 1, clients: 40}, attacks: ["
         "{name: inverting_gradients, iterations: 12, victims: [2, 3], observes: gradient, batch_size: 6}]}"
     )
-    inputs = prepare(scenario)
+    inputs, cpu = prepare(scenario), torch.device("cpu")
     [attack] = scenario.attacks
-    client = ClientWorker(scenario, inputs.data, inputs.parts, CPU)
+    client = ClientWorker(scenario, inputs.data, inputs.parts, cpu)
     net = client.arm("none").model
     sent = Sent(0, weights_of(net), buffers_of(net))
     _, seen, truths = client.observe("none", sent, [2, 3], attack, {}, 0)
-    attacker = Attacker(inputs.data.image_shape, 10, CPU)
+    attacker = Attacker(inputs.data.image_shape, 10, cpu)
     bare, found = attacker.attack(attack, client.specs["none"], seen, [b"0", b"1"])
     assert all(guess.snapshots == () for guess in bare)  # the driver holds no images
 

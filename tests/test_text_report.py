@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 
 from rayfed import scenario as scenarios
 from rayfed.client.runtime import Sent

@@ -362,7 +362,9 @@ def test_attackers_are_shown_the_parameters_that_are_frozen(how: str) -> None:
     assert partial.buffers == {}
     attack = AttackSpec(name="dlg", observes="gradient", knowledge=["labels"])
     seen, truth = ObservationBuilder(h).observe("none", sent, 1, attack, {})
-    others = build_arm(next(iter(h.specs.values())), h.data.image_shape, 10, seed=7).model  # as attackers build it: another seed
+    others = build_arm(
+        next(iter(h.specs.values())), h.data.image_shape, 10, seed=7
+    ).model  # as attackers build it: another seed
     problem = Matching.of([seen], others, None, squared_l2)
     assert problem.losses(truth.images.reshape(1, -1), torch.zeros(1, dtype=torch.int64)) < 1e-10
 

@@ -12,7 +12,7 @@ import torch
 from actors import server
 from actors.cluster import divide
 from actors.executor import on_ray
-from actors.process import Share
+from actors.process import ResourceShare
 from rayfed import scenario as scenarios
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.engine import runs
@@ -41,7 +41,9 @@ def test_a_server_with_a_gpu_adds_on_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
     optimiser = ServerOptimiser("sgd", lr=1.0)
     arm = {"weights": weights, "buffers": {}, "state": {}}
     made = server.ServerActor(
-        {"none": server.ServerRole(AggregationSpec(name="fedavg"), [], 2, optimiser)}, Share(0, 1), {"none": arm}
+        {"none": server.ServerRole(AggregationSpec(name="fedavg"), [], 2, optimiser)},
+        ResourceShare(0, 1),
+        {"none": arm},
     )
     sent, _ = made.sent("none", 0)
     steps: dict[str, Any] = {name: torch.ones_like(w, device="cpu") for name, w in sent.weights.items()}

@@ -32,7 +32,7 @@ from rayfed.errors import RunError, ScenarioError
 from rayfed.gradients import weights_of
 from rayfed.models.build import build_model
 from rayfed.privacy.sampling import Draw, SecureGenerator, gaussian, generator, laplace, noised
-from rayfed.scenario import Training
+from rayfed.scenario import Training, resolve
 from rayfed.store import run_key
 from rayfed.store.folder import RunFolder
 
@@ -247,7 +247,7 @@ def test_the_noise_of_every_mechanism_is_secure(name: str, monkeypatch: pytest.M
     def released() -> torch.Tensor:
         update = release(runtime.task(name, sent, 1, runtime.parts[1], {})).tensors
         if name == "dp_fedavg":  # the server's part
-            rule = aggregation_of(s.aggregation_of(name), s.stacks[name], 3)
+            rule = aggregation_of(resolve(s)[name])
             update = rule._noised(update, generator(s.secret("server", 0, name), s.privacy.secure))  # type: ignore
         return torch.cat([t.flatten() for t in update.values()])
 

@@ -76,7 +76,7 @@ def spied(ray_session: None, scenario: Scenario, tmp_path_factory: pytest.TempPa
 @pytest.mark.engine
 def test_the_key_of_a_secure_run_reaches_neither_server_nor_attacker(spied: Spied, scenario: Scenario) -> None:
     """Nor does what clients derive from it: the server is told the keys of its own noise, an attacker none."""
-    purposes: list[tuple[Any, ...]] = [("encryption", arm) for arm in scenario.stacks]
+    purposes: list[tuple[Any, ...]] = [("encryption", arm) for arm in scenario.played]
     purposes += [("clients", round) for round in (0, 1)]
     for client in range(8):
         purposes += [("client", r, client, *of) for r in (0, 1) for of in (["order"], ["defences", "local"])]

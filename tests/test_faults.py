@@ -22,7 +22,7 @@ from pydantic import Field
 from actors import sweep as sweeps
 from actors import workers
 from actors.actor_pool import ActorPool
-from actors.process import Share
+from actors.process import ResourceShare
 from benchmarks import faults
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
@@ -36,7 +36,7 @@ from rayfed.engine.inputs import prepare
 from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.errors import ClientError, RunError, ScenarioError
 from rayfed.registry import component
-from rayfed.scenario import Scenario
+from rayfed.scenario import Scenario, resolve
 from rayfed.store import folder as folders
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
@@ -104,7 +104,7 @@ def cohort(scenario: Scenario, clients: list[int], states: dict[int, Any] | None
     """What a runtime makes of these clients in round 0."""
     inputs = prepare(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    arm = build_arm(scenario.model, scenario.stacks["odd"], inputs.data.image_shape, 10, scenario.seed)
+    arm = build_arm(resolve(scenario)["odd"], inputs.data.image_shape, 10, scenario.seed)
     return runtime.cohort("odd", Sent(0, arm.weights, arm.buffers), clients, states or {})
 
 
@@ -234,7 +234,7 @@ def test_a_round_in_which_all_fail_changes_nothing(ray_session: None, tmp_path: 
     [row] = failed.read_table("rounds").to_pylist()
     assert (row["clients"], row["train_loss"], row["bytes_up"]) == (0, None, 0)
     saved = weights(failed)["odd"]
-    assert_same_bits(saved["weights"], build_arm(one.model, one.stacks["odd"], (1, 8, 8), 10, one.seed).weights)
+    assert_same_bits(saved["weights"], build_arm(resolve(one)["odd"], (1, 8, 8), 10, one.seed).weights)
 
 
 @pytest.mark.engine
@@ -259,7 +259,7 @@ class Sleeper:
 
 class Sleepers(ActorPool):
     def acquire(self, *_: Any) -> Any:
-        return super().acquire(Sleeper, Share(0, 0))
+        return super().acquire(Sleeper, ResourceShare(0, 0))
 
 
 @pytest.mark.engine
@@ -289,7 +289,7 @@ class Frail:
 
 class FrailCrew(ActorPool):
     def acquire(self, *arguments: Any) -> Any:
-        return super().acquire(Frail, Share(0, 0), *arguments)
+        return super().acquire(Frail, ResourceShare(0, 0), *arguments)
 
 
 @pytest.mark.engine

@@ -29,6 +29,7 @@ from rayfed.engine import runs
 from rayfed.engine.federation import Federation
 from rayfed.engine.progress import Progress
 from rayfed.errors import DataError, UserError
+from rayfed.scenario import resolve
 from tests.conftest import REPOSITORY
 
 TEXT = """
@@ -192,7 +193,7 @@ def trained(data: str) -> dict[str, torch.Tensor]:
 
     s = scenarios.parse(TEXT.replace("{DATA}", data))
     inputs = prepare(s)
-    arm = build_arm(s.model, [], inputs.data.image_shape, len(inputs.data.classes), s.seed)
+    arm = build_arm(resolve(s)["none"], inputs.data.image_shape, len(inputs.data.classes), s.seed)
     runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
     total, _ = runtime.cohort("none", Sent(0, arm.weights, arm.buffers), range(4), {})
     tensors: dict[str, torch.Tensor] = total.tensors

@@ -25,7 +25,7 @@ from rayfed.poisoning.gaussian_update import GaussianUpdate
 from rayfed.poisoning.label_flip import LabelFlip
 from rayfed.poisoning.scaled_update import ScaledUpdate
 from rayfed.poisoning.sign_flip import SignFlip
-from rayfed.scenario import Scenario
+from rayfed.scenario import Scenario, resolve
 from rayfed.store.folder import RunFolder
 from rayfed.update import Update
 
@@ -219,13 +219,12 @@ def test_every_arm_meets_every_opponent() -> None:
         "null", "arms={mean: {}, median: {aggregation: median}}",
         "opponents={nobody: null, flip: {name: label_flip, clients: 2}}",
     )  # fmt: skip
-    assert list(s.stacks) == ["mean vs nobody", "mean vs flip", "median vs nobody", "median vs flip"]
-    assert s.aggregation_of("median vs flip").name == "median"
-    assert s.malicious_of("median vs nobody") is None
-    resolved = scenarios.parse(prepare(s).scenario.dump())
-    assert {arm: resolved.malicious_of(arm) for arm in resolved.stacks} == {
-        arm: s.malicious_of(arm) for arm in s.stacks
-    }
+    assert list(s.played) == ["mean vs nobody", "mean vs flip", "median vs nobody", "median vs flip"]
+    arms = resolve(s)
+    assert arms["median vs flip"].aggregation.name == "median"
+    assert arms["median vs nobody"].malicious is None
+    again = resolve(scenarios.parse(prepare(s).scenario.dump()))
+    assert {name: arm.malicious for name, arm in again.items()} == {name: arm.malicious for name, arm in arms.items()}
 
 
 @pytest.mark.parametrize(

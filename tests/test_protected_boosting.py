@@ -240,9 +240,9 @@ def observed(arm: str, attack: int, text: str = TEXT) -> tuple[Observation, Name
     inputs = prepare(scenarios.parse(text))
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     built = runtime.arm(arm)
-    keys = runtime.make_keys(arm) if inputs.scenario.protection_of(arm) else b""
+    keys = runtime.make_keys(arm) if runtime.specs[arm].protection else b""
     sent = Sent(0, built.weights, built.buffers, keys)
-    update = update_method(inputs.scenario.training_of(arm), ())(runtime.task(arm, sent, 2, runtime.parts[2], {}))
+    update = update_method(runtime.specs[arm].training, ())(runtime.task(arm, sent, 2, runtime.parts[2], {}))
     observation, truth = ObservationBuilder(runtime).observe(ClientVisit(arm, sent, 2), inputs.scenario.attacks[attack])
     assert truth.distortion == pytest.approx(
         float((flat(observation.update) - flat(update.tensors)).norm() / flat(update.tensors).norm())

@@ -361,7 +361,7 @@ def secrets_of(scenario: Scenario) -> dict[str, bytes]:
     runtime, found = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu")), dict[str, bytes]()
     for arm in MASKED:
         root = derive(runtime._secret(arm), "own")
-        spec = scenario.protection_of(arm)
+        spec = runtime.specs[arm].protection
         assert spec is not None
         before = spec.build().dropouts.until("mask")
         found |= {f"{arm} secret": runtime._secret(arm), f"{arm} root": root}

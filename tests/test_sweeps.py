@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors.search import Tried, search
 from ray import tune
 
-from actors import sweep as sweeps
 from actors import trackers
-from actors.executor import on_ray
 from actors.trial import Reporter, prepare_process, search_places
 from rayfed import scenario as scenarios
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.engine import runs
+from rayfed.engine import runs, sweeps
 from rayfed.engine.progress import Progress, SweepProgress
+from rayfed.engine.search import Tried, search
+from rayfed.engine.sweeps import SweepRecorder
 from rayfed.errors import ResourceError, RunError, ScenarioError, UserError
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
@@ -89,7 +88,7 @@ def test_a_trial_is_the_scenario_with_one_arm_its_values_and_its_seed() -> None:
     trial = next(t for t in planned(scenario) if t.arm == "noise" and t.repeat == 1 and t.values[NOISE] == 1.0)
     played = scenario_of(scenario, trial)
     assert list(played.played) == ["noise"]
-    assert played.stacks["noise"][0].parameters["sigma"] == 1.0
+    assert played.played["noise"].defences[0].parameters["sigma"] == 1.0
     assert (played.seed, played.sweep, played.training.lr) == (8, None, trial.values["training.lr"])
 
 
@@ -147,14 +146,12 @@ def test_optuna_goes_on_from_what_was_tried() -> None:
         0: Tried("noise", {NOISE: 0.5, "training.lr": 0.2}, [9.0, 0.8]),
         2: Tried("prune", {"training.lr": 0.1}, [8.0, 0.7]),
     }
-    assert scenario.sweep is not None
-    searcher = search(scenario, scenario.sweep, tried, begun=3)
-    suggested = searcher.suggest("new")
-    assert suggested is not None
+    found = search(scenario, tried, begun=3)
+    suggested = found.setting(found.study.ask())
     assert suggested["index"] == 3
     assert suggested["arm"] in scenario.arms
     assert suggested["values"].keys() == ({NOISE} if suggested["arm"] == "noise" else set()) | {"training.lr"}
-    known = searcher._ot_study.get_trials()
+    known = found.study.get_trials()
     assert [trial.values for trial in known[:3]] == [[9.0, 0.8], None, [8.0, 0.7]]
     assert known[0].params == {"arm": "noise", NOISE: 0.5, "training.lr": 1}
 
@@ -167,11 +164,10 @@ def test_optuna_takes_values_from_a_table(tmp_path: Path) -> None:
     folder.files.write_text("scenario.yaml", scenario.dump())
     folder.write_outcomes([row | {NOISE: 0.5, "model.hidden": "[32]", "training.batch_size": None}])
     (Path(folder.url) / "trials" / "0004-0").mkdir(parents=True)
-    known = sweeps._search(scenario, folder, folder.outcomes().to_pylist())
-    suggested = known.suggest("new")
-    assert suggested is not None
+    found = SweepRecorder(scenario, folder, None, folder.outcomes().to_pylist(), SweepProgress()).search()
+    suggested = found.setting(found.study.ask())
     assert suggested["index"] == 5  # behind what was begun, too
-    assert known._ot_study.get_trials()[1].params == {
+    assert found.study.get_trials()[1].params == {
         "arm": "noise",
         NOISE: 0.5,
         "model.hidden": 1,

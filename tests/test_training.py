@@ -227,7 +227,7 @@ federation: {rounds: 3, clients: 8, clients_per_round: 5, cohort_size: 2}
 def runtime(s: Scenario) -> tuple[ClientRuntime, Sent]:
     inputs = prepare(s)
     found = ClientRuntime(s, inputs.data, inputs.parts, CPU)
-    model = found.arm(next(iter(s.stacks))).model
+    model = found.arm(next(iter(s.played))).model
     return found, Sent(0, weights_of(model), buffers_of(model))
 
 
@@ -363,7 +363,8 @@ def test_attackers_are_shown_the_parameters_that_are_frozen(how: str) -> None:
     assert partial.buffers == {}
     attack = AttackSpec(name="dlg", observes="gradient", knowledge=["labels"])
     seen, truth = ObservationBuilder(h).observe(ClientVisit("none", sent, 1), attack)
-    others = build_arm(s.model, (), h.data.image_shape, 10, seed=7).model  # as attackers build it: another seed
+    [spec] = h.specs.values()
+    others = build_arm(spec, h.data.image_shape, 10, seed=7).model  # as attackers build it: another seed
     problem = Matching.of([seen], others, None, squared_l2)
     assert problem.losses(truth.images.reshape(1, -1), torch.zeros(1, dtype=torch.int64)) < 1e-10
 

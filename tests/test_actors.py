@@ -11,11 +11,11 @@ import torch
 
 from actors import server
 from actors.cluster import divide
-from actors.executor import on_ray
 from actors.process import Share
 from rayfed import scenario as scenarios
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.engine import runs
+from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.errors import ResourceError, RunError
 from rayfed.report import run as report
@@ -119,4 +119,4 @@ def test_attacks_without_training_cannot_be_resumed(end: type[BaseException], tm
         raise end
     assert "rayfed resume" not in folder.read_text("report.html")
     with pytest.raises(RunError, match="attacked without training; nothing to resume"):
-        runs.resume(folder.url, on_ray(), Progress())
+        runs.resume(folder.url, local, Progress())

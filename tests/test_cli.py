@@ -29,6 +29,7 @@ model: {name: mlp, hidden: [8]}
 federation: {rounds: 1, clients: 4}
 resources: {clients: {actors: 1}, attackers: {actors: 1}}
 """
+LOCAL = ("--executor", "local")
 SCENARIOS = sorted((REPOSITORY / "scenarios").glob("*.yaml"))
 
 
@@ -130,9 +131,6 @@ def test_resources_that_are_not_there(tmp_path: Path, file) -> None:  # type: ig
     assert "resources.clients: one actor asks for 1 CPU and 1 GPU" in output
 
 
-@pytest.mark.engine
-@pytest.mark.usefixtures("ray_session")
-@pytest.mark.slow
 def test_a_module_beside_the_scenario_is_found_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,16 +154,16 @@ def test_a_module_beside_the_scenario_is_found_from_another_folder(
     text = MINIMAL.replace("{name: mlp, hidden: [8]}", "own_net:net") + "attacks: [{name: idlg, iterations: 1}]\n"
     (home / "s.yaml").write_text(text)
     move_to("elsewhere")
-    exit_code, output = run("launch", str(home / "s.yaml"), "--out", str(tmp_path / "runs"))
+    exit_code, output = run("launch", str(home / "s.yaml"), "--out", str(tmp_path / "runs"), *LOCAL)
     assert exit_code == 0, output
     [folder] = (tmp_path / "runs").iterdir()
     saved = folder / "scenario.yaml"
     saved.write_text(saved.read_text().replace("rounds: 1", "rounds: 2"))
     move_to("third")
-    exit_code, output = run("resume", str(folder))
+    exit_code, output = run("resume", str(folder), *LOCAL)
     assert exit_code == 0, output
     (move_to("fourth") / "s.yaml").write_text(text)
-    exit_code, output = run("attack", "s.yaml", "--run", str(folder), "--out", str(tmp_path / "attacked"))
+    exit_code, output = run("attack", "s.yaml", "--run", str(folder), "--out", str(tmp_path / "attacked"), *LOCAL)
     assert exit_code == 0, output
 
 

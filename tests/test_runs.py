@@ -1,34 +1,24 @@
 """Whole runs: folders that survive, the same bits after a break, and what is in the tables."""
 
 from __future__ import annotations
+
 import json
 import time
 from pathlib import Path
-from typing import Any
-import numpy as np
+
 import pytest
-import ray
-import torch
-from pydantic import BaseModel
-from ray.exceptions import ObjectLostError
-from actors import workers
-from actors.actor_pool import ActorPool
-from rayfed.engine.local import local
-from actors.process import Share
+
 from rayfed import scenario as scenarios
-from rayfed.client.observations import Truth
-from rayfed.data.base import Dataset
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.engine import runs
-from rayfed.engine.federation import Federation
-from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
-from rayfed.errors import ResourceError, RunError, UserError
+from rayfed.errors import RunError, UserError
 from rayfed.registry import component
 from rayfed.scenario import Scenario
 from rayfed.store.folder import RunFolder
 from rayfed.update import Update
-from tests.run_fixtures import Killer, Noting, Spied, assert_same_bits, kill, spied_launch, weights
+from tests.run_fixtures import assert_same_bits, weights
 
 TEXT = """
 name: t

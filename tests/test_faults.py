@@ -248,6 +248,9 @@ def test_a_run_that_a_client_stops_is_resumed_when_it_is_mended(undisturbed: Run
 
 
 class Sleeper:
+    def __init__(self, share: Share) -> None:
+        pass
+
     def work(self, what: Any) -> Any:
         return what
 
@@ -276,7 +279,7 @@ def test_who_takes_too_long_is_ended_and_what_waits_behind_it_is_not_lost() -> N
 class Frail:
     """Dies as it starts while a file has a character left."""
 
-    def __init__(self, lives: Path) -> None:
+    def __init__(self, share: Share, lives: Path) -> None:
         if text := lives.read_text():
             lives.write_text(text[1:])
             os._exit(1)

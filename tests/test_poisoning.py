@@ -140,13 +140,13 @@ def test_a_backdoor_stamps_its_share_and_is_tried_on_other_classes() -> None:
 
 def test_who_is_malicious_is_drawn_once_and_alike_in_all_arms() -> None:
     s = scenario("{name: label_flip, clients: 2}", "arms.a={}", "arms.b.malicious={name: sign_flip, clients: 3}")
-    two, three = (plan.malicious_clients(s, arm) for arm in "ab")
+    two, three = (plan.malicious_clients(s, resolve(s)[arm]) for arm in "ab")
     assert (len(two), len(three)) == (2, 3)
     assert two < three
-    drawn = {plan.malicious_clients(s.model_copy(update={"seed": seed}), "a") for seed in range(20)}
+    drawn = {plan.malicious_clients(s.model_copy(update={"seed": seed}), resolve(s)["a"]) for seed in range(20)}
     assert len(drawn) > 5
     listed = scenario("{name: label_flip, clients: [1, 4]}")
-    assert plan.malicious_clients(listed, "none") == {1, 4}
+    assert plan.malicious_clients(listed, resolve(listed)["none"]) == {1, 4}
 
 
 def test_the_others_pass_and_the_tables_know_who_is_malicious() -> None:

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from rayfed import registry
 from rayfed.cli import app
 from tests.conftest import REPOSITORY
+from tests.scenario_fixtures import SCENARIOS, tiny
 
 MINIMAL = """
 name: t
@@ -30,7 +30,8 @@ federation: {rounds: 1, clients: 4}
 resources: {clients: {actors: 1}, attackers: {actors: 1}}
 """
 LOCAL = ("--executor", "local")
-SCENARIOS = sorted((REPOSITORY / "scenarios").glob("*.yaml"))
+LONG: tuple[str, ...] = ()
+"""Scenarios that take more than some seconds even so."""
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -319,51 +320,17 @@ def test_every_scenario_is_valid(path: Path) -> None:
         sys.path.remove(str(path.parent))
 
 
-@pytest.mark.engine
-@pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(p, marks=[pytest.mark.slow] if p.stem not in ("noniid", "private", "key_lock") else [])
-        for p in SCENARIOS
-    ],
+    [pytest.param(p, marks=[pytest.mark.slow] if p.stem in LONG else []) for p in SCENARIOS],
     ids=lambda p: p.stem,
 )
 def test_every_scenario_runs_at_a_tiny_size(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    import yaml
-
     monkeypatch.chdir(REPOSITORY)
-    raw = yaml.safe_load(path.read_text())
-    rounds = min(raw["federation"]["rounds"], 2)
-    changes = [f"federation.rounds={rounds}", "data.train_samples=100", "data.test_samples=20"]
-    small = {"iterations": 2, "batches": 20, "epochs": 1}
-    for name, arm in raw.get("arms", {}).items():
-        if isinstance(arm, dict) and arm.get("protection") == "paillier":  # full keys take minutes
-            changes.append(f"arms.{name}.protection={{name: paillier, key_bits: 512, insecure: true}}")
-        for i, defence in enumerate(arm if isinstance(arm, list) else []):
-            if isinstance(defence, str):  # a name alone
-                continue
-            fields = {p.name for p in registry.parameters(registry.find("defences", defence["name"]))}
-            changes += [f"arms.{name}.{i}.{field}={value}" for field, value in small.items() if field in fields]
-    for i, attack in enumerate(raw.get("attacks", [])):
-        fields = {p.name for p in registry.parameters(registry.find("attacks", attack["name"]))}
-        changes += [f"attacks.{i}.{name}={value}" for name, value in small.items() if name in fields]
-        changes += [f"attacks.{i}.victims=1", f"attacks.{i}.rounds=[0]"]
-    data = raw["data"] if isinstance(raw["data"], dict) else {"name": raw["data"]}
-    if data["name"] in ("cifar10", "mnist"):
-        root = request.getfixturevalue("shared_data") / data["name"]
-        changes += [f"data.root={root}", "federation.clients=2", "federation.clients_per_round=2"]
-    if str(train := data.get("train", "")).startswith("../shared/"):
-        file = request.getfixturevalue("shared_data") / Path(train).relative_to("../shared/data")
-        changes += [f"data.train={file}", "data.train_samples=80", "federation.clients=2"]
-    if "sweep" in raw:  # one setting of each arm
-        fields = {field: values[:1] for field, values in raw["sweep"]["fields"].items()}
-        changes += [f"sweep.fields={json.dumps(fields)}", "sweep.repeats=1", "sweep.max_concurrent=1"]
-    for kind in ("clients", "attackers"):  # to start an actor takes longer than its work
-        changes += [f"resources.{kind}.actors=1", f"resources.{kind}.num_gpus=0"]
-    code, output = run("launch", str(path), "--out", str(tmp_path), *(part for c in changes for part in ("--set", c)))
+    sets = (part for change in tiny(path, request) for part in ("--set", change))
+    code, output = run("launch", str(path), "--out", str(tmp_path), *sets, *LOCAL)
     assert code == 0, output
     [folder] = tmp_path.iterdir()
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"

@@ -72,11 +72,9 @@ def test_mistakes_are_named() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.engine
-@pytest.mark.usefixtures("ray_session")
 def test_an_audit_says_what_leaks_and_what_stops_it(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--size", "8", "--batch", "1,2", "--images", "2", "--iterations", "60"]
-    code, output = run("audit", "--model", "mlp", *arguments, "--out", str(tmp_path))
+    code, output = run("audit", "--model", "mlp", *arguments, "--out", str(tmp_path), "--executor", "local")
     assert code == 0, output
     assert "analytic leaks" in output
     assert "gaussian 0.1" in output

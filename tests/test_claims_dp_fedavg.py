@@ -170,7 +170,7 @@ def sums(found: Inputs, chosen: str = "dp") -> tuple[Named, Any, Any]:
     runtime = ClientRuntime(s, found.data, found.parts, torch.device("cpu"))
     rule = aggregation_of(resolve(s)[chosen])
     members, sent = plan.drawn_clients(s, 0), Sent(0, runtime.arm(chosen).weights, runtime.arm(chosen).buffers)
-    protecting = plan.protecting(s, chosen, found.parts.sizes)
+    protecting = plan.protecting(s, resolve(s)[chosen], found.parts.sizes)
     if protecting is None:
         total, _ = runtime.cohort(chosen, sent, members, {})
         return rule.combine(total, torch.Generator())[0], total, rule

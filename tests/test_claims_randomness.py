@@ -15,8 +15,6 @@ import torch
 from scipy import stats
 from torch.nn.utils import parameters_to_vector
 
-from actors import sweep as sweeps
-from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed import seeds
 from rayfed.client import plan
@@ -25,8 +23,10 @@ from rayfed.client.local import batches, update_method
 from rayfed.client.plan import drawn_clients
 from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.keys import derive
-from rayfed.engine import runs
+from rayfed.engine import runs, sweeps
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
+from rayfed.engine.local_sweep import local_sweep
 from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.errors import RunError, ScenarioError
 from rayfed.gradients import weights_of
@@ -320,9 +320,9 @@ def test_a_run_that_began_with_other_random_numbers_is_not_continued(begun: str,
     folder.write_text("scenario.yaml", text)
     folder.write_text("status.json", '{"kind": "training", "state": "interrupted"}')
     with pytest.raises(RunError, match="other random numbers"):
-        runs.resume(folder.url, on_ray(), Progress())
+        runs.resume(folder.url, local, Progress())
     with pytest.raises(RunError, match="other random numbers"):
-        runs.attack(scenarios.parse(text), folder.url, None, on_ray(), Progress())
+        runs.attack(scenarios.parse(text), folder.url, None, local, Progress())
     folder.write_text("scenario.yaml", text + "sweep: {fields: {training.lr: [0.1, 0.2]}}\n")
     with pytest.raises(RunError, match="other random numbers"):
-        sweeps.resume(folder.url, False, None, SweepProgress())
+        sweeps.resume(folder.url, False, local_sweep, SweepProgress())

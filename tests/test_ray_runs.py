@@ -118,6 +118,9 @@ def test_weights_are_the_same_after_objects_are_lost(
 
 
 class Worker:
+    def __init__(self, share: ResourceShare) -> None:
+        pass
+
     def work(self, what: Any) -> Any:
         return what
 

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from rayfed import registry
 from rayfed.cli import app
 from tests.conftest import REPOSITORY
 from tests.scenario_fixtures import SCENARIOS, tiny
@@ -135,7 +136,6 @@ def test_resources_that_are_not_there(tmp_path: Path, file) -> None:  # type: ig
 def test_a_module_beside_the_scenario_is_found_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rayfed import registry
 
     def move_to(name: str) -> Path:
         """As a new process in another folder would start."""

@@ -22,8 +22,8 @@ import torch
 
 from actors.executor import on_ray
 from rayfed import scenario as scenarios
+from rayfed.crypto.encryptor import Encryptor, Keys, Load
 from rayfed.crypto.paillier import KeyPair
-from rayfed.crypto.sealing import Keys, Load, Sealer
 from rayfed.engine import runs
 from rayfed.engine.progress import Progress
 from rayfed.models.build import build_model
@@ -48,8 +48,8 @@ def naive(keys: KeyPair, values: list[float], clients: int) -> dict[str, float]:
     public = phe.PaillierPublicKey(int(keys.public.n))
     private = phe.PaillierPrivateKey(public, int(keys.p), int(keys.q))
     encrypt, first = timed(lambda: [public.encrypt(v) for v in values])
-    weigh, sealed = timed(lambda: [c * WEIGHT for c in first])
-    add, total = timed(lambda: [a + b for a, b in zip(sealed, sealed, strict=True)])
+    weigh, encrypted = timed(lambda: [c * WEIGHT for c in first])
+    add, total = timed(lambda: [a + b for a, b in zip(encrypted, encrypted, strict=True)])
     decrypt, _ = timed(lambda: [private.decrypt(c) for c in total])
     size = sum((c.ciphertext(be_secure=False).bit_length() + 7) // 8 for c in first)
     spent = {"encrypt": encrypt, "decrypt": decrypt, "bytes": float(size)}
@@ -57,9 +57,9 @@ def naive(keys: KeyPair, values: list[float], clients: int) -> dict[str, float]:
     return {name: value / len(values) for name, value in spent.items()}
 
 
-def packed(sealer: Sealer, pair: bytes, values: np.ndarray, clients: int, way: str) -> dict[str, float]:
+def packed(encryptor: Encryptor, pair: bytes, values: np.ndarray, clients: int, way: str) -> dict[str, float]:
     """Seconds and bytes a value of the engine: weighed, encrypted, added, decrypted."""
-    scheme, code = sealer.scheme, sealer.code
+    scheme, code = encryptor.scheme, encryptor.code
     assert isinstance(scheme, PaillierScheme)
     assert scheme.lanes is not None
     keys, lanes = parsed(pair)[0], scheme.lanes
@@ -72,24 +72,24 @@ def packed(sealer: Sealer, pair: bytes, values: np.ndarray, clients: int, way: s
             return keys.public.encrypt(plain)
         return keys.encrypt(plain, tabulated(len(plain)) if tabulated else None)
 
-    seconds, sealed = timed(encrypt)
-    add, total = timed(lambda: keys.public.add(sealed, sealed))
+    seconds, encrypted = timed(encrypt)
+    add, total = timed(lambda: keys.public.add(encrypted, encrypted))
     decrypt, numbers = timed(lambda: lanes.unpack([int(m) for m in keys.decrypt(total)], len(values)))
     found = code.decode(numbers - 2 * WEIGHT * scheme.offset, ones) / (2 * WEIGHT)
     assert np.abs(found - values).max() <= 1 / (2**16 - 2) * (1 + 1e-9)
-    spent = {"encrypt": seconds, "decrypt": decrypt, "bytes": float(len(sealed) * 512)}
+    spent = {"encrypt": seconds, "decrypt": decrypt, "bytes": float(len(encrypted) * 512)}
     spent["end to end"] = clients * seconds + (clients - 1) * add + decrypt
     return {name: value / len(values) for name, value in spent.items()}
 
 
 def paillier(count: int, clients: int, sample: int) -> None:
     values = np.random.default_rng(0).uniform(-1, 1, count)
-    sealer = Paillier(bits=16).sealer(Load(clients, WEIGHT * clients))
-    pair = sealer.scheme.generate(bytes(32))
+    encryptor = Paillier(bits=16).encryptor(Load(clients, WEIGHT * clients))
+    pair = encryptor.scheme.generate(bytes(32))
     slow = naive(parsed(pair)[0], values[:sample].tolist(), clients)
     print(f"Paillier, 2048 bits, {count} values of 16 bits, {clients} clients: naive phe over packed")
     for way in ("plain", "crt", "table"):
-        fast = packed(sealer, pair, values, clients, way)
+        fast = packed(encryptor, pair, values, clients, way)
         print(f"  {way:6}" + "".join(f"  {name} {slow[name] / fast[name]:.0f}x" for name in fast), end="")
         print(f"  ({1e6 * fast['encrypt']:.0f} us and {fast['bytes']:.1f} bytes a value)")
 
@@ -98,17 +98,17 @@ def lattices(count: int, clients: int) -> None:
     g = torch.Generator().manual_seed(0)
     sent = [Update(c, 0, {"w": torch.rand(count, generator=g) * 2 - 1}, {}, 1, 0.0) for c in range(clients)]
     for name, protection in (("CKKS", Ckks()), ("BFV", Bfv())):
-        sealer = protection.sealer(Load(clients, clients))
-        keys = Keys(bytes(32), sealer.scheme.generate(bytes(32)))
-        encrypt, sealed = timed(lambda: [sealer.seal(keys, u, 1) for u in sent])  # noqa: B023
-        add, total = timed(lambda: sealer.add(sealed[0], sealed[1]))  # noqa: B023
-        for other in sealed[2:]:
-            total = sealer.add(total, other)
-        decrypt, (tensors, _, weight) = timed(lambda: sealer.open(keys, total))  # noqa: B023
+        encryptor = protection.encryptor(Load(clients, clients))
+        keys = Keys(bytes(32), encryptor.scheme.generate(bytes(32)))
+        encrypt, encrypted = timed(lambda: [encryptor.encrypt(keys, u, 1) for u in sent])  # noqa: B023
+        add, total = timed(lambda: encryptor.add(encrypted[0], encrypted[1]))  # noqa: B023
+        for other in encrypted[2:]:
+            total = encryptor.add(total, other)
+        decrypt, (tensors, _, weight) = timed(lambda: encryptor.open(keys, total))  # noqa: B023
         mean = torch.stack([u.tensors["w"].double() for u in sent]).mean(0)
         error = float((tensors["w"] / weight - mean).abs().max())
         print(
-            f"{name}, {count} values, {clients} clients: {sealed[0].sent_bytes / 4 / count:.2f}x float32, seal "
+            f"{name}, {count} values, {clients} clients: {encrypted[0].sent_bytes / 4 / count:.2f}x float32, encrypt "
             f"{encrypt / clients:.2f} s, add {add:.2f} s, open {decrypt:.2f} s, error {error:.1e}"
         )
 
@@ -120,16 +120,16 @@ def overhead() -> None:
     sent = [Update(c, 0, weights, {}, 6000, 0.0) for c in range(10)]
     protections = {"paillier": Paillier(), "paillier, no table": Paillier(table=False), "ckks": Ckks(), "bfv": Bfv()}
     for name, protection in protections.items():
-        sealer = protection.sealer(Load(10, 60_000))
-        keys = Keys(bytes(32), sealer.scheme.generate(bytes(32)))
-        sealer.seal(keys, sent[0], 6000)  # makes the table
-        seal, sealed = timed(lambda: [sealer.seal(keys, u, 6000) for u in sent])  # noqa: B023
-        add, total = timed(lambda: reduce(sealer.add, sealed))  # noqa: B023
-        opening, _ = timed(lambda: sealer.open(keys, total))  # noqa: B023
-        size = sealed[0].sent_bytes / sum(4 * w.numel() for w in weights.values())
+        encryptor = protection.encryptor(Load(10, 60_000))
+        keys = Keys(bytes(32), encryptor.scheme.generate(bytes(32)))
+        encryptor.encrypt(keys, sent[0], 6000)  # makes the table
+        encrypt, encrypted = timed(lambda: [encryptor.encrypt(keys, u, 6000) for u in sent])  # noqa: B023
+        add, total = timed(lambda: reduce(encryptor.add, encrypted))  # noqa: B023
+        opening, _ = timed(lambda: encryptor.open(keys, total))  # noqa: B023
+        size = encrypted[0].sent_bytes / sum(4 * w.numel() for w in weights.values())
         print(
-            f"LeNet on MNIST, ten clients, {name}: {seal / 2 + add + opening:.2f} s more on two cores (seal all "
-            f"{seal:.2f}, add {add:.2f}, open {opening:.2f}), {size:.1f}x float32"
+            f"LeNet on MNIST, ten clients, {name}: {encrypt / 2 + add + opening:.2f} s more on two cores (encrypt all "
+            f"{encrypt:.2f}, add {add:.2f}, open {opening:.2f}), {size:.1f}x float32"
         )
 
 

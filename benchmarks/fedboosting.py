@@ -29,6 +29,7 @@ from torch.func import functional_call
 
 from rayfed import scenario as scenarios
 from rayfed import seeds
+from rayfed.aggregation.base import InteractiveAggregation
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.client import plan
@@ -139,13 +140,16 @@ def play(inputs: Inputs, arm: str) -> Iterator[Played]:
         fold = TreeFold(rule, len(cohorts))
         for index, clients in enumerate(cohorts):
             fold.add(index, runtime.cohort(arm, sent, clients, {})[0])
-        total = rule.recall(fold.total(), model.memory)
-        while question := rule.asks(total):
-            asked = plan.drawn_clients(s, round)[: 1 if question.of == "one" else None]
-            total = rule.hears(total, {c: runtime.answer(arm, sent, question.payload, c, {}) for c in asked})
+        total, weights = fold.total(), {}
+        if isinstance(rule, InteractiveAggregation):
+            members = plan.drawn_clients(s, round)
+            total = rule.begin_round(members, model.memory).finalise(total)
+            while question := total.request():
+                asked = members[: 1 if question.of == "one" else None]
+                total = total.receive({c: runtime.answer(arm, sent, question.payload, c, {}) for c in asked})
+            model.memory = total.remembered()
+            weights = {row["client"]: row["weight"] for row in total.rows().get("weights", [])}
         model.apply(*rule.combine(total, seeds.torch_generator(s.seed, "server", round, arm)))
-        model.memory = rule.memory(total)
-        weights = {row["client"]: row["weight"] for row in rule.rows(total).get("weights", [])}
         right = runtime.evaluate(arm, Sent(round + 1, model.weights, model.buffers), 0, samples)[1]
         yield Played(right / samples, weights, model)
 
@@ -198,7 +202,7 @@ def least_cosine(inputs: Inputs, arm: str) -> float:
     """Between a client's update of the first round and what stands for it."""
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     keys = runtime.make_keys(arm) if runtime.specs[arm].protection else b""
-    seen = runtime.seen(arm, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers, keys), {})
+    seen = runtime.mixtures(arm, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers, keys), {})
     assert seen is not None
     shown = torch.stack([torch.cat([t.ravel() for t in update.values()]) for update in seen.updates.values()]).double()
     return float(torch.cosine_similarity(torch.linalg.solve(seen.shares, shown), shown).min())

@@ -146,7 +146,8 @@ def fold_cost(numbers: int) -> float:
 
     import torch
 
-    from rayfed.aggregation.fedavg import FedAvg, WeightedSum
+    from rayfed.aggregation.fedavg import FedAvg
+    from rayfed.aggregation.weighted_sum import WeightedSum
 
     torch.set_num_threads(1)
     sums = [WeightedSum({"w": torch.rand(numbers)}, {}, 1.0) for _ in range(2)]

@@ -10,30 +10,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import process_time
 from typing import Any
 
 import torch
 
 from rayfed.aggregation.fedavg import FedAvg
-from rayfed.aggregation.secure_sum import Hosted, SecureSum
+from rayfed.aggregation.over_channel import SumOverChannel
 from rayfed.crypto.masking import Transcript
-from rayfed.crypto.session import Session
-from rayfed.protections.secure_aggregation import Dropouts, SecureAggregation
+from rayfed.protections.secure_aggregation import Dropouts, Hosted, MaskedChannel, SecureAggregation
 from rayfed.update import Update
-
-
-@dataclass(frozen=True)
-class Client:
-    """Who answers in round 0."""
-
-    client: int
-    round: int = 0
-
-    def evaluate(self, *_: object) -> tuple[float, float]:
-        """Is asked of nobody here."""
-        raise NotImplementedError
 
 
 def measured(values: int, count: int, neighbours: int | None) -> tuple[float, float, float]:
@@ -41,7 +27,9 @@ def measured(values: int, count: int, neighbours: int | None) -> tuple[float, fl
     lost, members, spent = count // 10, list(range(count)), {"clients": 0.0, "server": 0.0}
     least = neighbours // 2 + 2 if neighbours else None  # the default loses rounds of hundreds to one unlucky client
     protection = SecureAggregation(neighbours=neighbours, threshold=least, dropouts=Dropouts(mask=lost))
-    server = SecureSum.of(FedAvg(), protection, count, count)
+    server = SumOverChannel.of(FedAvg(), protection, count, count)
+    assert isinstance(server.channel, MaskedChannel)
+    masks = server.channel
     g = torch.Generator().manual_seed(1)
     sent = [Update(c, 0, {"w": torch.rand(values, generator=g) - 0.5}, {}, 1, 0.0) for c in members]
 
@@ -53,17 +41,17 @@ def measured(values: int, count: int, neighbours: int | None) -> tuple[float, fl
 
     transcripts: dict[int, Transcript] = {}
 
-    def consulted(known: Session) -> Session:
-        clients = server.at_clients(Hosted(b"secret of the clients", None, members, transcripts=transcripts))
-        while question := by("server", server.asks, known):
-            said = {c: by("clients", clients.answer, question.payload, Client(c)) for c in members}
-            known = by("server", server.hears, known, said)
+    def consulted(known: Any) -> Any:
+        clients = masks.hosting(Hosted(b"secret of the clients", None, members, transcripts=transcripts))
+        while question := by("server", known.request):
+            said = {c: by("clients", clients.answer, question.payload, c, 0) for c in members}
+            known = by("server", known.receive, said)
         return known
 
-    session = consulted(server.opens(members, 0))
-    clients = server.at_clients(Hosted(b"secret of the clients", server.told(session), members))
-    masked = [by("clients", clients.sends, update) for update in sent]
-    total = consulted(server.joins(session, by("server", server.partial, masked)))
+    session = consulted(server.begin_round(members, {}))
+    clients = masks.hosting(Hosted(b"secret of the clients", session.broadcast(), members))
+    masked = [by("clients", clients.protect, update, 1) for update in sent]
+    total = consulted(session.finalise(by("server", server.partial, masked)))
     assert total.aborted is None, total.aborted
     step, _ = server.combine(total, torch.Generator())
     expected = torch.stack([update.tensors["w"] for update in sent[lost:]]).mean(0)

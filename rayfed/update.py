@@ -70,24 +70,24 @@ class Update:
 
 
 class Share(NamedTuple):
-    """What one client has in a sum of sealed updates."""
+    """What one client has in a sum of encrypted updates."""
 
     client: int
     weight: int
     """In the mean."""
     before: int
-    """The whole number by which the client multiplied its update before it sealed it."""
+    """The whole number by which the client multiplied its update before it encrypted it."""
     after: int
-    """And the one by which the sealed update has been multiplied since."""
+    """And the one by which the encrypted update has been multiplied since."""
     nonce: bytes
-    """Random: by it no two updates that a client seals have the mask of their tags in common."""
+    """Random: by it no two updates that a client encrypts have the mask of their tags in common."""
 
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
-class Sealed:
+class Encrypted:
     """Updates of one or more clients, encrypted and added: all that the server has of them."""
 
     round: int
@@ -96,12 +96,12 @@ class Sealed:
     """Names and shapes of the parameters; their values come first among those encrypted."""
     buffers: Shapes
     parameters: Any
-    """How they were sealed (`rayfed.crypto.sealing.Sealer`), public: the same in all that are added."""
+    """How they were encrypted (`rayfed.crypto.encryptor.Encryptor`), public: the same in all that are added."""
     public: bytes
     """The public key, where adding needs one."""
     ciphertexts: tuple[bytes, ...]
     tag: int
-    """By which who opens the sum knows that it is one of what clients sealed (`rayfed.crypto.tags`)."""
+    """By which who opens the sum knows that it is one of what clients encrypted (`rayfed.crypto.tags`)."""
 
     @property
     def sent_bytes(self) -> int:
@@ -117,7 +117,7 @@ class Masked:
     clients: tuple[int, ...]
     """Those whose vectors are in the sum; nobody where all have dropped out."""
     tensors: Shapes
-    """As in `Sealed`."""
+    """As in `Encrypted`."""
     buffers: Shapes
     vector: np.ndarray
     """(D + 1,) uint64, modulo 2^64; the last one is the sum of the weights."""
@@ -149,8 +149,8 @@ class LocalTraining:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What every client of a round is shown of all clients' updates, where a rule has clients score them."""
+class Mixtures:
+    """What every client of a round is sent to score, where a rule has clients do so: all updates, or mixtures."""
 
     updates: dict[int, Named]
     """Client -> its update, or the mixture that stands for it."""
@@ -173,7 +173,7 @@ class Observation:
     for the client's private part, where it has one (`rayfed.models.private`)."""
     update: Named
     """The update that the client returned, after its defences, or what stood for it where clients were shown it; empty
-    where it was sealed, or nothing was shown."""
+    where it was hidden by a channel, or nothing was shown."""
     scale: float
     """`update / scale` estimates the mean gradient: 1 for FedSGD, lr * local steps for FedAvg."""
     batch_size: int
@@ -193,9 +193,9 @@ class Observation:
     """The local steps that the client was told to take."""
     returned_buffers: Named = field(default_factory=dict)
     """The floating-point buffers that the client returned beside its update: no defence has changed them."""
-    sealed: Sealed | Masked | None = None
+    sealed: Encrypted | Masked | None = None
     """The client's update and buffers as it encrypted or masked them, in place of both."""
-    shown: Shown | None = None
+    shown: Mixtures | None = None
     """All that clients were shown in the round, to who may unmix it."""
 
     def to(self, device: torch.device) -> Observation:

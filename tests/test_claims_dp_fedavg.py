@@ -178,15 +178,15 @@ def sums(found: Inputs, chosen: str = "dp") -> tuple[Named, Any, Any]:
     transcripts: dict[int, Transcript] = {c: {} for c in members}
 
     def consulted(known: Any) -> Any:
-        while question := server.asks(known):
+        while question := known.request():
             said = {c: runtime.answer(chosen, sent, question.payload, c, {}, transcripts[c]) for c in members}
-            known = server.hears(known, said)
+            known = known.receive(said)
         return known
 
-    session = consulted(server.opens(members, 0))
-    partial, report = runtime.cohort(chosen, replace(sent, told=server.told(session)), members, {})
+    session = consulted(server.begin_round(members, {}))
+    partial, report = runtime.cohort(chosen, replace(sent, broadcast=session.broadcast()), members, {})
     assert {row["clipped"] for row in report.rows} == {0}
-    total = consulted(server.joins(session, partial))
+    total = consulted(session.finalise(partial))
     return server.combine(total, torch.Generator())[0], total, server
 
 

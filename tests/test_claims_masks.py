@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
-from rayfed.aggregation.secure_sum import Hosted, SecureSum
+from rayfed.aggregation.over_channel import SumOverChannel
 from rayfed.client.clients import Sent
 from rayfed.client.runtime import ClientRuntime
 from rayfed.crypto import shamir
@@ -33,10 +33,10 @@ from rayfed.crypto.masking import (
     expand,
     neighbours,
 )
-from rayfed.crypto.session import Agree, Confirm, Reveal, Share, Told
+from rayfed.crypto.session import Agree, Confirm, Peers, Reveal, Share
 from rayfed.engine.inputs import prepare
 from rayfed.errors import ProtectionError, UserError
-from rayfed.protections.secure_aggregation import SecureAggregation
+from rayfed.protections.secure_aggregation import Hosted, MaskedChannel, SecureAggregation
 from rayfed.update import Named, Update
 
 ROUND, CLIENTS, VICTIM, SIZE = 4, 7, 3, 4
@@ -73,12 +73,17 @@ class Lying:
         self.secret, self.members = secret, list(range(clients))
         self.transcripts: dict[int, Transcript] = {}
         protection = SecureAggregation(bits=8, clip=127, clip_buffers=127, **parameters)
-        self.rule = SecureSum.of(FedAvg(weights="uniform"), protection, clients, clients)
+        self.rule = SumOverChannel.of(FedAvg(weights="uniform"), protection, clients, clients)
         self.rule.check(clients)
-        self.session = self.rule.opens(self.members, ROUND)
-        while question := self.rule.asks(self.session):
+        self.session: Any = self.rule.begin_round(self.members, {})
+        while question := self.session.request():
             said = {c: self.ask(c, lies(c, question.payload)) for c in self.members}
-            self.session = self.rule.hears(self.session, said)
+            self.session = self.session.receive(said)
+
+    def hosting(self, hosted: Hosted) -> SumOverChannel:
+        """The rule where clients are."""
+        assert isinstance(self.rule.channel, MaskedChannel)
+        return replace(self.rule, channel=self.rule.channel.hosting(hosted))
 
     @cached_property
     def vectors(self) -> dict[int, np.ndarray]:
@@ -86,15 +91,15 @@ class Lying:
 
     def ask(self, client: int, payload: Any, model: Named = MODEL) -> Any:
         hosted = Hosted(self.secret, None, self.members, model, self.transcripts)
-        return self.rule.at_clients(hosted).answer(payload, Member(client))
+        return self.hosting(hosted).answer(payload, Member(client))
 
     def masked(self, client: int, among: Collection[int] | None = None, model: Named = MODEL) -> np.ndarray:
         """What a client sends that is told that these have shared, and is sent this model."""
-        told = self.session.told()
-        assert told is not None
-        told = replace(told, shared=tuple(c for c in told.shared if among is None or c in among))
+        peers = self.session.broadcast()
+        assert peers is not None
+        peers = replace(peers, shared=tuple(c for c in peers.shared if among is None or c in among))
         update = Update(client, ROUND, {"w": torch.full((SIZE - 1,), float(client + 1))}, {}, 1, 0.0)
-        return self.rule.at_clients(Hosted(self.secret, told, self.members, model)).sends(update).vector
+        return self.hosting(Hosted(self.secret, peers, self.members, model)).protect(update).vector
 
     def confirm(self, client: int, survivors: Collection[int]) -> dict[int, bytes]:
         """The tags of a client that is told of these survivors."""
@@ -285,10 +290,10 @@ def test_a_client_sends_one_vector() -> None:
 def test_the_server_cannot_make_the_tag_by_which_a_client_knows_what_it_agreed_to() -> None:
     """With a key of its own in the place of the client's, it would know what this has in common with itself."""
     server, own = Lying(), X25519PrivateKey.generate()
-    told = server.session.told()
-    assert told is not None
-    hosted = Hosted(server.secret, told, server.members, MODEL)
-    honest = told.directory[VICTIM]
+    peers = server.session.broadcast()
+    assert peers is not None
+    hosted = Hosted(server.secret, peers, server.members, MODEL)
+    honest = peers.directory[VICTIM]
     keys = {VICTIM: replace(honest, box=own.public_key().public_bytes_raw())}
     common = own.exchange(X25519PublicKey.from_public_bytes(honest.box))
     setting = Setting(derive(server.secret, "run"), ROUND, server.session.threshold, CLIENTS)
@@ -296,10 +301,10 @@ def test_the_server_cannot_make_the_tag_by_which_a_client_knows_what_it_agreed_t
     statement = forger._shared(keys, (VICTIM,), hosted.digest)
     about = forger._about("agree", VICTIM, VICTIM, statement)
     tag = hmac.digest(derive(common, "tags"), about, "sha256")
-    forged = replace(hosted, told=Told(keys, (VICTIM,), {VICTIM: tag}))
+    forged = replace(hosted, peers=Peers(keys, (VICTIM,), {VICTIM: tag}))
     update = Update(VICTIM, ROUND, {"w": torch.zeros(SIZE - 1)}, {}, 1, 0.0)
     with pytest.raises(ProtectionError, match="than it has agreed to mask with"):
-        server.rule.at_clients(forged).sends(update)
+        server.hosting(forged).protect(update)
 
 
 @pytest.mark.parametrize("what", ["directory", "shared", "model"])
@@ -446,15 +451,15 @@ def seen_by(sent: Mapping[int, Sent], *changes: str) -> tuple[dict[int, np.ndarr
     transcripts: dict[int, Transcript] = {c: {} for c in sent}
 
     def consulted(session: Any) -> Any:
-        while question := rule.asks(session):
+        while question := session.request():
             said = {c: runtime.answer("none", sent[c], question.payload, c, {}, transcripts[c]) for c in sent}
-            session = rule.hears(session, said)
+            session = session.receive(said)
         return session
 
-    session = consulted(rule.opens(list(sent), 0))
-    told = rule.told(session)
-    masked = {c: runtime.cohort("none", replace(one, told=told), [c], {})[0] for c, one in sent.items()}
-    total = consulted(rule.joins(session, reduce(rule.merge, masked.values())))
+    session = consulted(rule.begin_round(list(sent), {}))
+    peers = session.broadcast()
+    masked = {c: runtime.cohort("none", replace(one, broadcast=peers), [c], {})[0] for c, one in sent.items()}
+    total = consulted(session.finalise(reduce(rule.merge, masked.values())))
     return {c: one.vector for c, one in masked.items()}, total.opened
 
 
@@ -462,7 +467,8 @@ def update_of(client: int, sent: Sent, *changes: str) -> np.ndarray:
     """What a client adds to the sum, in whole steps."""
     runtime, _ = runtime_and_sent(*changes)
     rule: Any = runtime.rule("none", sent)
-    vector: np.ndarray = rule._vector(runtime._made("none", sent, [client], {})[0]).view(np.int64)
+    update = runtime._made("none", sent, [client], {})[0]
+    vector: np.ndarray = rule.channel._vector(update, rule.weight(update)).view(np.int64)
     return vector
 
 

@@ -18,15 +18,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayfed import scenario as scenarios
-from rayfed.aggregation.fedavg import WeightedSum
-from rayfed.aggregation.fedboosting import Judgement
+from rayfed.aggregation.fedboosting import Evaluation, Score
 from rayfed.client.plan import drawn_clients
 from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.keys import derive
 from rayfed.crypto.tags import PRIME
 from rayfed.engine.inputs import prepare
 from rayfed.errors import ProtectionError, ScenarioError
-from rayfed.update import Sealed, Share
+from rayfed.protections.encrypted import Open
+from rayfed.update import Encrypted, Share
 
 TEXT = """
 name: t
@@ -61,28 +61,34 @@ class Round:
     def rule(self) -> Any:
         """As the server has it, without keys."""
         rule: Any = self.runtime.rule(self.arm, self.sent)
-        return replace(rule, keys=None)
+        return replace(rule, channel=replace(rule.channel, keys=None))
 
-    def sealed(self, client: int) -> Sealed:
+    def sealed(self, client: int) -> Encrypted:
         """What a client sends."""
         partial, _ = self.runtime.cohort(self.arm, self.sent, [client], {})
-        return partial.updates[client] if self.arm in ("boosted", "shown") else partial[0]
+        return partial[client].model if self.arm in ("boosted", "shown") else partial[0]
 
-    def asked(self, *clients: int) -> Sealed:
+    def asked(self, *clients: int) -> Encrypted:
         """What an honest server asks about these clients' sum."""
         cohorts = [self.runtime.cohort(self.arm, self.sent, [client], {})[0] for client in clients]
-        return self.rule.asks(reduce(self.rule.merge, cohorts)).payload
+        session = self.rule.begin_round(clients, {}).finalise(reduce(self.rule.merge, cohorts))
+        asked: Encrypted = session.request().payload.sum
+        return asked
+
+    def answer(self, payload: Any, client: int = 0) -> Any:
+        """What a client says that is asked to open a sum, or to score models."""
+        asked = Score(payload) if isinstance(payload, dict) else Open(payload)
+        return self.runtime.answer(self.arm, self.sent, asked, client, {})
 
     def opened(self, payload: Any, client: int = 0) -> torch.Tensor:
         """What comes back to the server."""
-        found = self.runtime.answer(self.arm, self.sent, payload, client, {})
-        tensors, buffers = (found.tensors, found.buffers) if isinstance(found, WeightedSum) else found
+        tensors, buffers, *_ = self.answer(payload, client)
         return torch.cat([t.ravel() for t in [*tensors.values(), *buffers.values()]])
 
     def refuses(self, payload: Any, client: int = 0) -> None:
         """That nothing comes back."""
         with pytest.raises(ProtectionError):
-            self.runtime.answer(self.arm, self.sent, payload, client, {})
+            self.answer(payload, client)
 
 
 @cache
@@ -105,24 +111,24 @@ def box_of(arm: str, *changes: str) -> bytes:
 
 
 @cache
-def whole(arm: str, *changes: str) -> Sealed:
+def whole(arm: str, *changes: str) -> Encrypted:
     """What an honest server asks: the sum of all three clients."""
     return round_of(arm, 0, *changes).asked(0, 1, 2)
 
 
 @cache
-def single(arm: str, client: int) -> Sealed:
+def single(arm: str, client: int) -> Encrypted:
     return round_of(arm).sealed(client)
 
 
-def changed(sealed: Sealed, place: int, **fields: Any) -> Sealed:
+def changed(sealed: Encrypted, place: int, **fields: Any) -> Encrypted:
     """With other fields of one share."""
     shares = list(sealed.shares)
     shares[place] = shares[place]._replace(**fields)
     return replace(sealed, shares=tuple(shares))
 
 
-def plus(sealed: Sealed, value: int, place: int = 0) -> Sealed:
+def plus(sealed: Encrypted, value: int, place: int = 0) -> Encrypted:
     """With a number added to a Paillier plaintext, by who has the public key alone."""
     n = int.from_bytes(sealed.public, "big")
     ciphertexts = list(sealed.ciphertexts)
@@ -131,7 +137,7 @@ def plus(sealed: Sealed, value: int, place: int = 0) -> Sealed:
     return replace(sealed, ciphertexts=tuple(ciphertexts))
 
 
-def added(*sealed: Sealed) -> Sealed:
+def added(*sealed: Encrypted) -> Encrypted:
     """A sum as somebody adds it who does not ask whether it belongs together."""
     scheme, first = sealed[0].parameters.scheme, sealed[0]
     return replace(
@@ -142,7 +148,7 @@ def added(*sealed: Sealed) -> Sealed:
     )
 
 
-def times(sealed: Sealed, factor: int) -> Sealed:
+def times(sealed: Encrypted, factor: int) -> Encrypted:
     """A product as such a one makes it."""
     scheme = sealed.parameters.scheme
     return replace(
@@ -153,7 +159,7 @@ def times(sealed: Sealed, factor: int) -> Sealed:
     )
 
 
-def weighted(arm: str, factors: dict[int, int]) -> Sealed:
+def weighted(arm: str, factors: dict[int, int]) -> Encrypted:
     """Clients' updates with factors of the server's choice."""
     return added(*(times(single(arm, client), factor) for client, factor in factors.items()))
 
@@ -314,12 +320,12 @@ def test_mixtures_are_those_of_the_rule_and_nothing_of_them_goes_back_but_scores
     round = round_of("boosted")
     parts = {client: round.sealed(client) for client in (0, 1, 2)}
 
-    def mixture(model: int, own: int = 90, other: int = 5) -> Sealed:
+    def mixture(model: int, own: int = 90, other: int = 5) -> Encrypted:
         return added(*(times(part, own if c == model else other) for c, part in parts.items()))
 
     good = {model: mixture(model) for model in parts}
-    found = round.runtime.answer("boosted", round.sent, good, 0, {})
-    assert isinstance(found, Judgement)
+    found = round.answer(good)
+    assert isinstance(found, Evaluation)
     assert all(isinstance(number, float) for pair in found.validation.values() for number in pair)
     round.refuses(good | {0: mixture(0, 98, 1)})
     round.refuses(good | {0: good[1]})
@@ -331,7 +337,7 @@ def test_mixtures_are_those_of_the_rule_and_nothing_of_them_goes_back_but_scores
 def test_without_fusion_single_updates_are_opened_to_be_scored_and_never_sent_back() -> None:
     round = round_of("shown")
     shown = {client: times(round.sealed(client), 100) for client in (0, 1, 2)}
-    assert isinstance(round.runtime.answer("shown", round.sent, shown, 0, {}), Judgement)
+    assert isinstance(round.answer(shown), Evaluation)
     round.refuses(shown[0])
     round.refuses(replace(shown[0], shares=(*shown[0].shares, shown[1].shares[0]._replace(after=0))))
     round.refuses(shown | {0: shown[1]})
@@ -446,7 +452,7 @@ def test_two_tags_of_one_client_and_round_do_not_give_a_third() -> None:
     other = replace(update, tensors={name: t + 0.01 for name, t in update.tensors.items()})
     rule: Any = round.runtime.rule("pieces", round.sent)
     n = int.from_bytes(whole("pieces").public, "big")
-    one, two = rule.sealed(update), rule.sealed(other)
+    one, two = rule.protect(update), rule.protect(other)
     forged = [
         int.from_bytes(c, "big") * int.from_bytes(b, "big") * int(gmpy2.invert(int.from_bytes(a, "big"), n**2)) % n**2
         for c, a, b in zip(whole("pieces").ciphertexts, one.ciphertexts, two.ciphertexts, strict=True)
@@ -476,7 +482,7 @@ SHAPES = st.lists(
 
 
 @st.composite
-def tampering(draw: st.DrawFn, arm: str) -> Sealed:
+def tampering(draw: st.DrawFn, arm: str) -> Encrypted:
     """An honest sum with some of its fields changed at random, moved about, or taken from another sum."""
     sealed, others = whole(arm), [single(arm, client) for client in (0, 1, 2)]
     donors = st.sampled_from([*others, round_of(arm, 1).asked(0, 1, 2), whole("other"), added(*others)])
@@ -520,7 +526,7 @@ def test_whatever_is_tampered_with_is_refused_or_the_true_sum(arm: str) -> None:
 
     @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(tampering(arm))
-    def tried(sealed: Sealed) -> None:
+    def tried(sealed: Encrypted) -> None:
         try:
             found = round_of(arm).opened(sealed)
         except ProtectionError:

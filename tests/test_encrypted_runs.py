@@ -13,7 +13,7 @@ import torch
 
 from actors.executor import on_ray
 from rayfed import scenario as scenarios
-from rayfed.aggregation.protected import Protected
+from rayfed.aggregation.over_channel import SumOverChannel
 from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.keys import derive, unlock
 from rayfed.engine import runs
@@ -22,10 +22,11 @@ from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.engine.server import Server
 from rayfed.errors import ProtectionError, ScenarioError, UserError
+from rayfed.protections.encrypted import EncryptedChannel
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
-from rayfed.update import Sealed
+from rayfed.update import Encrypted
 from tests.run_fixtures import Killer, Spied, assert_same_bits, spied_launch, weights
 
 TEXT = """
@@ -115,7 +116,7 @@ def test_secrets_are_with_clients_alone(spied: Spied) -> None:
     added = [args[2] for method, args in spied.calls if method == "ServerActor.add" and args[0] in PROTECTED]
     partials = [partial for places in added for partial in places.values()]
     assert partials
-    assert all(isinstance(sealed, Sealed) for partial in partials for sealed in partial)
+    assert all(isinstance(sealed, Encrypted) for partial in partials for sealed in partial)
 
 
 def secrets_of(scenario: Scenario, relayed: dict[str, bytes]) -> dict[str, bytes]:
@@ -126,9 +127,10 @@ def secrets_of(scenario: Scenario, relayed: dict[str, bytes]) -> dict[str, bytes
         secret = runtime._secret(arm)
         pair = unlock(derive(secret, "box"), relayed[arm])
         rule = runtime.rule(arm, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers, relayed[arm]))
-        assert isinstance(rule, Protected)
-        assert rule.keys is not None
-        found |= {f"{arm} secret": secret, f"{arm} pair": pair, f"{arm} tags": rule.keys.secret}
+        assert isinstance(rule, SumOverChannel)
+        assert isinstance(rule.channel, EncryptedChannel)
+        assert rule.channel.keys is not None
+        found |= {f"{arm} secret": secret, f"{arm} pair": pair, f"{arm} tags": rule.channel.keys.secret}
         found |= {f"{arm} box": derive(secret, "box"), f"{arm} seed of pair": derive(secret, "pair")}
         if arm == "paillier":
             p, q = pair[: len(pair) // 2], pair[len(pair) // 2 :]
@@ -156,7 +158,7 @@ def secrets_of(scenario: Scenario, relayed: dict[str, bytes]) -> dict[str, bytes
 )
 def test_a_round_with_a_damaged_ciphertext_is_not_applied(
     arm: str,
-    damage: Callable[[Sealed], Sealed],
+    damage: Callable[[Encrypted], Encrypted],
     message: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -222,14 +224,15 @@ def test_an_observation_of_a_sealed_update_has_its_ciphertext_alone() -> None:
     arm = runtime.arm("paillier")
     sent = Sent(1, arm.weights, arm.buffers, runtime.make_keys("paillier"))
     observation, _ = ObservationBuilder(runtime).observe(ClientVisit("paillier", sent, 0), scenario.attacks[0])
-    assert isinstance(observation.sealed, Sealed)
+    assert isinstance(observation.sealed, Encrypted)
     assert not observation.update
     assert not observation.returned_buffers
     assert not observation.sealed.tag
     rule = runtime.rule("paillier", sent)
-    assert isinstance(rule, Protected)
-    assert rule.keys is not None
-    assert rule.keys.pair not in pickle.dumps(observation)
+    assert isinstance(rule, SumOverChannel)
+    assert isinstance(rule.channel, EncryptedChannel)
+    assert rule.channel.keys is not None
+    assert rule.channel.keys.pair not in pickle.dumps(observation)
 
 
 def test_rounds_of_one_client_are_refused() -> None:

@@ -16,13 +16,13 @@ from torch.nn import functional as F
 
 from benchmarks.fedboosting import FLIPPERS, POISON, play, prepared, shares
 from rayfed import scenario as scenarios
-from rayfed.aggregation.base import Memory
-from rayfed.aggregation.fedboosting import FedBoosting, Judgement
+from rayfed.aggregation.fedboosting import Evaluation, FedBoosting, Score
 from rayfed.aggregation.server import TreeFold
 from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.data.partitions.base import hold_out
 from rayfed.engine.inputs import prepare
 from rayfed.errors import ScenarioError, UserError
+from rayfed.questions import Memory
 from rayfed.update import Named, Update
 
 CPU = torch.device("cpu")
@@ -33,9 +33,9 @@ FIT = {4: 0.8, 7: 0.5, 9: 0.9}
 """Of three clients: training losses, and by model what clients 4, 7 and 9 say of it."""
 
 
-def judgements() -> dict[int, Judgement]:
+def evaluations() -> dict[int, Evaluation]:
     return {
-        judge: Judgement({model: (LOSS[model][place], ACCURACY[model][place]) for model in LOSSES}, FIT[judge])
+        judge: Evaluation({model: (LOSS[model][place], ACCURACY[model][place]) for model in LOSSES}, FIT[judge])
         for place, judge in enumerate(LOSSES)
     }
 
@@ -49,8 +49,8 @@ def proportional(values: Mapping[int, float]) -> dict[int, float]:
     return {key: value / sum(values.values()) for key, value in values.items()}
 
 
-def weights_of(rule: FedBoosting, said: Mapping[int, Judgement] | None = None) -> dict[int, float]:
-    return rule.weigh(LOSSES, said or judgements(), {})[0]
+def weights_of(rule: FedBoosting, said: Mapping[int, Evaluation] | None = None) -> dict[int, float]:
+    return rule.weigh(LOSSES, said or evaluations(), {})[0]
 
 
 def test_the_papers_weights_are_equation_4_2() -> None:
@@ -64,7 +64,7 @@ def test_the_papers_weights_are_equation_4_2() -> None:
 def test_without_training_losses_all_count_as_equal() -> None:
     expected = softmax({c: fmean(ACCURACY[c]) for c in LOSSES})
     assert weights_of(FedBoosting(training_loss=False)) == pytest.approx(expected)
-    equal = FedBoosting().weigh(dict.fromkeys(LOSSES, 0.7), judgements(), {})[0]
+    equal = FedBoosting().weigh(dict.fromkeys(LOSSES, 0.7), evaluations(), {})[0]
     assert equal == pytest.approx(expected)
 
 
@@ -90,7 +90,7 @@ def test_sharpness_is_a_power_of_the_weights(rule: Any) -> None:
 @pytest.mark.parametrize("score", ["accuracy", "loss"])
 def test_what_has_diverged_weighs_least(rule: Any, score: Any) -> None:
     said = {j: replace(judgement, validation=judgement.validation | {7: (nan, 0.0)}, training_accuracy=0.5)
-            for j, judgement in judgements().items()}  # fmt: skip
+            for j, judgement in evaluations().items()}  # fmt: skip
     found = weights_of(FedBoosting(rule=rule, score=score, training_loss=False), said)
     assert sum(found.values()) == pytest.approx(1)
     assert found[7] == min(found.values())
@@ -101,14 +101,14 @@ def test_what_has_diverged_weighs_least(rule: Any, score: Any) -> None:
 @pytest.mark.parametrize("value", [(nan, 0.0), (0.0, 1.0)])
 @pytest.mark.parametrize("loss", [nan, 0.0])
 def test_models_that_are_all_alike_weigh_alike(rule: Any, score: Any, value: tuple[float, float], loss: float) -> None:
-    said = {judge: Judgement(dict.fromkeys(LOSSES, value), value[1]) for judge in LOSSES}
+    said = {judge: Evaluation(dict.fromkeys(LOSSES, value), value[1]) for judge in LOSSES}
     found, _ = FedBoosting(rule=rule, score=score).weigh(dict.fromkeys(LOSSES, loss), said, {})
     assert found == pytest.approx(dict.fromkeys(LOSSES, 1 / 3))
 
 
 def test_a_client_that_drew_no_sample_has_the_others_mean_training_loss() -> None:
-    some, _ = FedBoosting().weigh(LOSSES | {7: nan}, judgements(), {})
-    mean, _ = FedBoosting().weigh(LOSSES | {7: fmean([LOSSES[4], LOSSES[9]])}, judgements(), {})
+    some, _ = FedBoosting().weigh(LOSSES | {7: nan}, evaluations(), {})
+    mean, _ = FedBoosting().weigh(LOSSES | {7: fmean([LOSSES[4], LOSSES[9]])}, evaluations(), {})
     assert some == mean
 
 
@@ -116,7 +116,7 @@ def smoothed(rule: FedBoosting, rounds: list[list[int]]) -> tuple[list[dict[int,
     """Rounds with some of the clients each, in which client 7 does better every time."""
     found, memory = [], Memory()
     for number, clients in enumerate(rounds):
-        said = {j: Judgement({c: (1.0, 0.1 * number if c == 7 else 0.3) for c in clients}) for j in clients}
+        said = {j: Evaluation({c: (1.0, 0.1 * number if c == 7 else 0.3) for c in clients}) for j in clients}
         weights, memory = rule.weigh(dict.fromkeys(clients, 1.0), said, memory)
         found.append(weights)
     return found, memory
@@ -164,22 +164,22 @@ def test_the_step_is_the_weighted_sum_whatever_the_cohorts(size: int) -> None:
     fold = TreeFold(rule, len(cohorts))
     for i in reversed(range(len(cohorts))):
         fold.add(i, rule.partial(cohorts[i]))
-    total = rule.recall(fold.total(), {})
+    total = rule.begin_round(range(5), {}).finalise(fold.total())
     assert list(total.candidates) == list(range(5))
-    question = rule.asks(total)
+    question = total.request()
     assert question is not None
     assert question.of == "all"
-    assert torch.equal(question.payload[3][0]["w"], sent[3].tensors["w"])
-    said = {j: Judgement({m: (1.0, (m + j) / 10) for m in range(5)}) for j in range(5)}
-    total = rule.hears(total, said)
-    assert rule.asks(total) is None
+    assert torch.equal(question.payload.models[3][0]["w"], sent[3].tensors["w"])
+    said = {j: Evaluation({m: (1.0, (m + j) / 10) for m in range(5)}) for j in range(5)}
+    total = total.receive(said)
+    assert total.request() is None
     step, buffers = rule.combine(total, torch.Generator())
     share = softmax({c: 0.5 * c for c in range(5)})
     weights = list(softmax({m: share[m] * sum((m + j) / 10 for j in range(5)) for m in range(5)}).values())
     for name, found, of in (("w", step, "tensors"), ("m", buffers, "buffers")):
         expected = np.average([getattr(u, of)[name].numpy() for u in sent], axis=0, weights=weights)
         np.testing.assert_allclose(found[name].numpy(), expected, rtol=1e-5, atol=1e-6)
-    rows = rule.rows(total)
+    rows = total.rows()
     assert [row["weight"] for row in rows["weights"]] == pytest.approx(weights)
     assert [row["accuracy"] for row in rows["weights"]] == pytest.approx([(m + 2) / 10 for m in range(5)])
     assert {(r["model"], r["validator"]): r["accuracy"] for r in rows["scores"]} == {
@@ -200,13 +200,13 @@ class Fixed:
 
 
 def test_a_loss_that_is_not_finite_counts_as_nothing_right() -> None:
-    said = FedBoosting().answer({0: ({}, {}), 1: ({}, {})}, Fixed(inf))
+    said = FedBoosting().answer(Score({0: ({}, {}), 1: ({}, {})}), Fixed(inf))
     assert [accuracy for _, accuracy in said.validation.values()] == [0.0, 0.0]
-    assert FedBoosting().answer({0: ({}, {})}, Fixed(2.0)).validation == {0: (2.0, 0.25)}
+    assert FedBoosting().answer(Score({0: ({}, {})}), Fixed(2.0)).validation == {0: (2.0, 0.25)}
 
 
 def test_the_codes_rule_has_a_client_tell_its_training_accuracy() -> None:
-    assert FedBoosting(rule="code").answer({0: ({}, {})}, Fixed(2.0)).training_accuracy == 0.875
+    assert FedBoosting(rule="code").answer(Score({0: ({}, {})}), Fixed(2.0)).training_accuracy == 0.875
 
 
 def test_a_share_of_every_class_is_held_out_and_nothing_lost() -> None:
@@ -267,13 +267,13 @@ def test_the_matrix_is_what_the_clients_models_get_on_held_out_samples(algorithm
     built = runtime.arm("boosted")
     sent = Sent(0, built.weights, built.buffers)
     partials = [runtime.cohort("boosted", sent, [c], {})[0] for c in range(3)]
-    total = rule.merge(rule.merge(partials[0], partials[1]), partials[2])
-    question = rule.asks(total)
+    total = rule.begin_round(range(3), {}).finalise(rule.merge(rule.merge(partials[0], partials[1]), partials[2]))
+    question = total.request()
     assert question is not None
     said = {c: runtime.answer("boosted", sent, question.payload, c, {}) for c in range(3)}
     scale = 1.0 if algorithm == "fedavg" else 0.1  # the model that a client had, not what the server makes of it
     for model, candidate in total.candidates.items():
-        local = {name: w - scale * candidate.tensors[name] for name, w in sent.weights.items()}
+        local = {name: w - scale * candidate.model[0][name] for name, w in sent.weights.items()}
         for judge in range(3):
             rows = inputs.validation[judge]
             images = torch.from_numpy(inputs.data.train_images[rows]).float() / 255

@@ -23,10 +23,11 @@ from tests.conftest import REPOSITORY
 
 FLOORS = (
     "rayfed.update rayfed.gradients rayfed.objective rayfed.registry rayfed.seeds rayfed.errors rayfed.documents"
-    " rayfed.subsets",
+    " rayfed.questions rayfed.subsets",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
-    "rayfed.attacks rayfed.defences rayfed.aggregation rayfed.poisoning rayfed.protections rayfed.scenario"
-    " rayfed.analysis rayfed.audit",
+    # channels, over which rules go; they know no rule
+    "rayfed.protections",
+    "rayfed.attacks rayfed.defences rayfed.aggregation rayfed.poisoning rayfed.scenario rayfed.analysis rayfed.audit",
     # `rayfed` is the package's own `__init__.py`
     "rayfed.client rayfed.report rayfed.console rayfed.reproductions rayfed",
     "rayfed.engine rayfed.pretraining",
@@ -47,9 +48,7 @@ ARROWS = {
     "rayfed.metrics": {"rayfed.data.forms", "rayfed.models.pretrained"},
     # a defence on the server's side is a rule of aggregation; malicious clients meet both
     "rayfed.defences": {"rayfed.aggregation.base", "rayfed.aggregation.fedavg", "rayfed.aggregation.noisy_sum"},
-    "rayfed.poisoning": {"rayfed.aggregation.fedavg", "rayfed.defences.base"},
-    # there is a class for each pair of rule and protection
-    "rayfed.aggregation": {"rayfed.protections.base", "rayfed.protections.secure_aggregation"},
+    "rayfed.poisoning": {"rayfed.aggregation.weighted_sum", "rayfed.defences.base"},
     # the schema checks names of measures, which are those of the tables of results
     "rayfed.scenario": {"rayfed.analysis.outcomes", "rayfed.analysis.robustness"},
     "rayfed.audit": {"rayfed.analysis.summary"},

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from rayfed import scenario as scenarios
-from rayfed.aggregation.fedboosting import FedBoosting, Judgement
-from rayfed.aggregation.protected_boosting import ProtectedBoosting
+from rayfed.aggregation.boosting_over_channel import BoostingOverChannel
+from rayfed.aggregation.fedboosting import Evaluation, FedBoosting, Score
 from rayfed.attacks.mixed import unmixed
 from rayfed.client.local import update_method
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.client.visit import ClientVisit
+from rayfed.crypto.encryptor import Keys
 from rayfed.crypto.packing import apportion
-from rayfed.crypto.sealing import Keys
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
@@ -28,8 +28,9 @@ from rayfed.errors import ProtectionError, ScenarioError, UserError
 from rayfed.protections.base import Protection
 from rayfed.protections.bfv import Bfv
 from rayfed.protections.ckks import Ckks
+from rayfed.protections.encrypted import Open
 from rayfed.protections.paillier import Paillier
-from rayfed.update import Named, Observation, Sealed, Update
+from rayfed.update import Encrypted, Named, Observation, Update
 from tests.run_fixtures import weights
 
 SHORT = {"key_bits": 256, "insecure": True}
@@ -55,11 +56,15 @@ def sent_updates(count: int) -> list[Update]:
     ]  # fmt: skip
 
 
-def sealing(name: str, rule: FedBoosting, clients: int, **parameters: Any) -> ProtectedBoosting:
+def sealing(name: str, rule: FedBoosting, clients: int, **parameters: Any) -> BoostingOverChannel:
     protection = replace(PROTECTIONS[name], clip_buffers=1.0, **parameters)
-    protected = ProtectedBoosting.of(rule, protection, clients)
-    keys = Keys(b"s" * 32, protected.sealer.scheme.generate(b"s" * 32))
-    return protected.at_clients(keys, range(0, 2 * clients, 2))
+    server = BoostingOverChannel.of(rule, protection, clients)
+    keys = Keys(b"s" * 32, server.channel.encryptor.scheme.generate(b"s" * 32))
+    return replace(server, channel=replace(server.channel, keys=keys, clients=tuple(range(0, 2 * clients, 2))))
+
+
+def without_keys(rule: BoostingOverChannel) -> BoostingOverChannel:
+    return replace(rule, channel=replace(rule.channel, keys=None))
 
 
 class Judge:
@@ -76,20 +81,23 @@ class Judge:
         return 1.0, float((1 + update["w"][0, 0]) / 2)
 
 
-def played(rule: FedBoosting | ProtectedBoosting, sent: list[Update]) -> tuple[Any, list[Any], Judge]:
-    """A round as it is played: the total before the step, what was asked, and the first client."""
-    server: Any = replace(rule, keys=None) if isinstance(rule, ProtectedBoosting) else rule
+def played(rule: FedBoosting | BoostingOverChannel, sent: list[Update]) -> tuple[Any, list[Any], Judge]:
+    """A round as it is played: the session before the step, what was asked, and the first client."""
+    hidden = isinstance(rule, BoostingOverChannel)
+    server: Any = without_keys(rule) if hidden else rule
     judges = [Judge(update.client) for update in sent]
-    partials = [rule.partial([rule.sends(update)]) for update in sent]  # type: ignore[list-item]
+    partials = [rule.partial([rule.protect(update) if hidden else update]) for update in sent]  # type: ignore
     total = partials[0]
     for partial in partials[1:]:
         total = server.merge(total, partial)
-    total, asked = server.recall(total, {}), []
-    while question := server.asks(total):
+    session, asked = server.begin_round([update.client for update in sent], {}), []
+    assert session.request() is None
+    session = session.finalise(total)
+    while question := session.request():
         asked.append(question.payload)
         whom = judges if question.of == "all" else judges[:1]
-        total = server.hears(total, {judge.client: rule.answer(question.payload, judge) for judge in whom})
-    return total, asked, judges[0]
+        session = session.receive({judge.client: rule.answer(question.payload, judge) for judge in whom})
+    return session, asked, judges[0]
 
 
 def flat(named: Named) -> torch.Tensor:
@@ -98,12 +106,12 @@ def flat(named: Named) -> torch.Tensor:
 
 def test_a_mixture_is_nine_parts_its_own_and_one_part_everybody_elses() -> None:
     ones = {c: {"w": torch.eye(4)[c]} for c in range(4)}
-    ballot = FedBoosting().partial([Update(c, 0, ones[c], {"m": 10 * ones[c]["w"]}, 1, 0.0) for c in ones])
-    shown = FedBoosting(fusion=0.7).shown(ballot)
+    models = {c: (ones[c], {"m": 10 * ones[c]["w"]}) for c in ones}
+    shown = FedBoosting(fusion=0.7).mixed(models)
     tensors = torch.stack([shown[c][0]["w"] for c in range(4)])
     torch.testing.assert_close(tensors, 0.6 * torch.eye(4) + 0.1)
     torch.testing.assert_close(torch.stack([shown[c][1]["m"] for c in range(4)]), 6 * torch.eye(4) + 1)
-    assert FedBoosting().shown(ballot)[2][0] is ballot.candidates[2].tensors
+    assert FedBoosting().mixed(models)[2][0] is ones[2]
 
 
 @pytest.mark.parametrize(("clients", "own", "other"), [(2, 90, 10), (3, 90, 5), (10, 90, 1), (11, 90, 1)])
@@ -111,7 +119,7 @@ def test_sealed_mixtures_are_equation_4_5_rounded_down(clients: int, own: int, o
     sent, rule = sent_updates(clients), sealing("bfv", FedBoosting(fusion=0.9), clients)
     _, [mixtures, _], judge = played(rule, sent)
     for place, update in enumerate(sent):
-        sealed = mixtures[update.client]
+        sealed = mixtures.models[update.client]
         assert {s.client: s.after for s in sealed.shares} == {u.client: own if u is update else other for u in sent}
         parts = [own if u is update else other for u in sent]
         expected = sum(part * flat(u.tensors) for part, u in zip(parts, sent, strict=True)) / sum(parts)
@@ -123,7 +131,7 @@ def test_fusion_wants_somebody_to_fuse_with_and_pieces_enough_for_everybody() ->
         FedBoosting(fusion=0.9).check(1)
     with pytest.raises(UserError, match=r"leaves the 11 others .* raise the protection's pieces_of_weight"):
         sealing("bfv", FedBoosting(fusion=0.9), 12)
-    assert sealing("bfv", FedBoosting(fusion=0.9), 12, pieces_of_weight=110).sealer.load.units == 110
+    assert sealing("bfv", FedBoosting(fusion=0.9), 12, pieces_of_weight=110).pieces == 110
 
 
 @EACH
@@ -137,16 +145,16 @@ def test_scores_and_steps_are_the_plain_ones_within_quantisation(name: str, fusi
     for (found, buffers), (tensors, means) in zip(judge.shown, plain_judge.shown, strict=True):
         torch.testing.assert_close(flat(found), flat(tensors), rtol=0, atol=TOLERANCE[name])
         torch.testing.assert_close(flat(buffers), flat(means), rtol=0, atol=TOLERANCE[name])
-    assert total.ballot.weights == pytest.approx(plain.weights, abs=3 * TOLERANCE[name])
-    dealt = [pieces / 100 for pieces in apportion(list(total.ballot.weights.values()), 100)]
+    assert total.weights == pytest.approx(plain.weights, abs=3 * TOLERANCE[name])
+    dealt = [pieces / 100 for pieces in apportion(list(total.weights.values()), 100)]
     assert max(abs(p - w) for p, w in zip(dealt, plain.weights.values(), strict=True)) < 0.01 + 3 * TOLERANCE[name]
     step, buffers = protected.combine(total, torch.Generator())
     for found, of in ((step, "tensors"), (buffers, "buffers")):
         expected = sum(p * flat(getattr(u, of)) for p, u in zip(dealt, sent, strict=True))
         torch.testing.assert_close(flat(found), expected, rtol=0, atol=TOLERANCE[name])
-    assert protected.rows(total)["weights"] == [
+    assert total.rows()["weights"] == [
         row | {"weight": pytest.approx(row["weight"], abs=1e-4), "accuracy": pytest.approx(row["accuracy"], abs=1e-4)}
-        for row in rule.rows(plain)["weights"]
+        for row in plain.rows()["weights"]
     ]
 
 
@@ -155,20 +163,24 @@ def test_smoothed_weights_are_remembered() -> None:
     rule = FedBoosting(smoothing=0.1)
     protected = sealing("bfv", rule, 3)
     (total, _, _), (plain, _, _) = played(protected, sent_updates(3)), played(rule, sent_updates(3))
-    memory, expected = protected.memory(total), rule.memory(plain)
+    memory, expected = total.remembered(), plain.remembered()
     assert set(memory) == {0, 2, 4}
     for client, state in expected.items():
         torch.testing.assert_close(memory[client], state, rtol=0, atol=1e-4)
-    changed = {client: Judgement({m: (loss, 1 - score) for m, (loss, score) in said.validation.items()})
-               for client, said in total.ballot.judgements.items()}  # fmt: skip
-    recalled, forgotten = (rule.hears(protected.recall(total, m).ballot, changed).weights for m in (memory, {}))
-    assert recalled == pytest.approx(rule.hears(rule.recall(plain, expected), changed).weights, abs=1e-4)
+    changed = {client: Evaluation({m: (loss, 1 - score) for m, (loss, score) in said.validation.items()})
+               for client, said in total.evaluations.items()}  # fmt: skip
+    losses = {candidate.client: candidate.loss for candidate in total.candidates.values()}
+    recalled, forgotten = (
+        again.receive(changed).weights
+        for again in (protected.begin_round([], m).finalise(total.candidates) for m in (memory, {}))
+    )
+    assert recalled == pytest.approx(rule.weigh(losses, changed, expected)[0], abs=1e-4)
     assert recalled != pytest.approx(forgotten, abs=1e-2)
 
 
 def test_who_sees_all_mixtures_has_every_update() -> None:
     sent = sent_updates(10)
-    shown = FedBoosting(fusion=0.9).shown(FedBoosting().partial(sent))
+    shown = FedBoosting(fusion=0.9).mixed({update.client: (update.tensors, update.buffers) for update in sent})
     shares = torch.full((10, 10), 0.1 / 9).double().fill_diagonal_(0.9)
     mixed = torch.stack([flat(tensors) for tensors, _ in shown.values()])
     found = torch.linalg.solve(shares, mixed)
@@ -182,39 +194,41 @@ def test_who_sees_all_mixtures_has_every_update() -> None:
 def test_server_and_answers_have_nothing_of_the_clients(name: str) -> None:
     rule = sealing(name, FedBoosting(fusion=0.9), 3)
     total, asked, judge = played(rule, sent_updates(3))
-    assert rule.keys is not None
-    for secret in (rule.keys.pair, rule.keys.secret):
-        assert secret not in pickle.dumps([asked, replace(total, opened=None), replace(rule, keys=None)])
+    assert rule.channel.keys is not None
+    for secret in (rule.channel.keys.pair, rule.channel.keys.secret):
+        assert secret not in pickle.dumps([asked, replace(total, opened=None), without_keys(rule)])
     answer = rule.answer(asked[0], judge)
-    assert isinstance(answer, Judgement)
+    assert isinstance(answer, Evaluation)
     assert all(isinstance(number, float) for pair in answer.validation.values() for number in pair)
-    assert all(not candidate.tensors for candidate in total.ballot.candidates.values())
+    assert all(isinstance(candidate.model, Encrypted) for candidate in total.candidates.values())
     with pytest.raises(ProtectionError, match="only clients have the keys"):
-        replace(rule, keys=None).answer(asked[0], judge)
+        without_keys(rule).answer(asked[0], judge)
 
 
 def test_single_updates_are_opened_only_to_be_scored_without_fusion() -> None:
     sent = sent_updates(2)
     fused, plain = (sealing("bfv", FedBoosting(fusion=fusion), 2) for fusion in (0.9, None))
-    alone = fused.sealed(sent[0])
-    for rule, payload in ((fused, {0: alone}), (fused, alone), (plain, replace(alone, parameters=plain.sealer))):
+    alone = fused.protect(sent[0]).model
+    its_own = replace(alone, parameters=plain.channel.encryptor)
+    for rule, payload in ((fused, Score({0: alone})), (fused, Open(alone)), (plain, Open(its_own))):
         with pytest.raises(ProtectionError, match="not opened"):
             rule.answer(payload, Judge(0))
     judge = Judge(0)
-    plain.answer({u.client: plain.sealer.times(plain.sealed(u), 100) for u in sent}, judge)
+    models = {u.client: plain.channel.encryptor.times(plain.protect(u).model, 100) for u in sent}
+    plain.answer(Score(models), judge)
     torch.testing.assert_close(judge.shown[0][0]["w"], sent[0].tensors["w"], rtol=0, atol=TOLERANCE["bfv"])
 
 
 def test_of_another_round_or_tampered_with_nothing_is_opened() -> None:
     rule = sealing("paillier", FedBoosting(fusion=0.9), 3)
     _, [mixtures, summed], judge = played(rule, sent_updates(3))
-    assert isinstance(summed, Sealed)
-    first = mixtures[0]
+    assert isinstance(summed, Open)
+    first = mixtures.models[0]
     with pytest.raises(ProtectionError, match="of round 3 was sent in round 4"):
-        rule.answer({model: replace(sealed, round=3) for model, sealed in mixtures.items()}, judge)
+        rule.answer(Score({model: replace(one, round=3) for model, one in mixtures.models.items()}), judge)
     swapped = replace(first, ciphertexts=(first.ciphertexts[1], *first.ciphertexts[1:]))
-    with pytest.raises(ProtectionError, match="not the sum of what its clients sealed"):
-        rule.answer(mixtures | {0: swapped}, judge)
+    with pytest.raises(ProtectionError, match="not the sum of what its clients encrypted"):
+        rule.answer(Score(mixtures.models | {0: swapped}), judge)
 
 
 TEXT = """

@@ -11,15 +11,16 @@ from pydantic import ValidationError
 
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.median import Median
-from rayfed.aggregation.protected import Protected
-from rayfed.crypto.sealing import Keys, Load, Sealer
+from rayfed.aggregation.over_channel import SumOverChannel
+from rayfed.crypto.encryptor import Encryptor, Keys, Load
 from rayfed.crypto.tags import PRIME
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.base import Encryption
 from rayfed.protections.bfv import Bfv
 from rayfed.protections.ckks import Ckks
+from rayfed.protections.encrypted import EncryptedChannel, Open
 from rayfed.protections.paillier import Paillier
-from rayfed.update import Sealed, Update
+from rayfed.update import Encrypted, Update
 
 SHORT = {"key_bits": 256, "insecure": True}
 PROTECTIONS: dict[str, Encryption] = {
@@ -45,14 +46,20 @@ def updates(count: int, samples: int = 0) -> list[Update]:
     return sent
 
 
-def keys_of(sealer: Sealer, secret: bytes = b"s" * 32) -> Keys:
-    return Keys(secret, sealer.scheme.generate(secret))
+def keys_of(encryptor: Encryptor, secret: bytes = b"s" * 32) -> Keys:
+    return Keys(secret, encryptor.scheme.generate(secret))
 
 
-def ruled(name: str, sent: list[Update], weights: str = "samples") -> Protected:
-    rule = FedAvg(weights=weights)
-    protected = Protected.of(rule, PROTECTIONS[name], len(sent), sum(u.samples for u in sent))
-    return protected.at_clients(keys_of(protected.sealer), [update.client for update in sent])
+def ruled(name: str, sent: list[Update], weights: str = "samples") -> SumOverChannel:
+    server = SumOverChannel.of(FedAvg(weights=weights), PROTECTIONS[name], len(sent), sum(u.samples for u in sent))
+    assert isinstance(server.channel, EncryptedChannel)
+    keys, clients = keys_of(server.channel.encryptor), tuple(update.client for update in sent)
+    return replace(server, channel=replace(server.channel, keys=keys, clients=clients))
+
+
+def without_keys(rule: SumOverChannel) -> SumOverChannel:
+    assert isinstance(rule.channel, EncryptedChannel)
+    return replace(rule, channel=replace(rule.channel, keys=None))
 
 
 class Someone:
@@ -62,20 +69,23 @@ class Someone:
         raise AssertionError
 
 
-def mean_of(rule: Protected, sent: list[Update], cohort: int = 3):  # type: ignore[no-untyped-def]
+def mean_of(rule: SumOverChannel, sent: list[Update], cohort: int = 3):  # type: ignore[no-untyped-def]
     """The round as it is played: cohorts at clients, their sums at a server that has no keys, the total at a client."""
-    server, partials = replace(rule, keys=None), []
+    server, partials = without_keys(rule), []
     for low in range(0, len(sent), cohort):
-        partials.append(rule.partial(rule.sends(u) for u in sent[low : low + cohort]))
+        partials.append(rule.partial(rule.protect(u) for u in sent[low : low + cohort]))
     total = partials[0]
     for partial in partials[1:]:
         total = server.merge(total, partial)
-    question = server.asks(total)
+    session = server.begin_round([u.client for u in sent], {})
+    assert session.request() is None
+    session = session.finalise(total)
+    question = session.request()
     assert question is not None
     assert question.of == "one"
-    total = server.hears(total, {0: rule.answer(question.payload, Someone())})
-    assert server.asks(total) is None
-    return server.combine(total, torch.Generator())
+    session = session.receive({0: rule.answer(question.payload, Someone())})
+    assert session.request() is None
+    return server.combine(session, torch.Generator())
 
 
 @EACH
@@ -89,7 +99,7 @@ def test_means_are_exact_to_half_a_step(name: str, weights: str, clients: int) -
     for found, key, part, clip in ((step, "w", "tensors", 1.0), (buffers, "mean", "buffers", 100.0)):
         values = [np.clip(getattr(u, part)[key].double().numpy(), -clip, clip) for u in sent]
         expected = np.average(values, axis=0, weights=weight)
-        half = 1e-30 if name == "fedboosting" else clip / (2**rule.sealer.code.bits - 2)
+        half = 1e-30 if name == "fedboosting" else clip / (2**rule.channel.encryptor.code.bits - 2)
         rounding = 3e-7 * np.abs(expected)  # of float32
         assert (np.abs(found[key].numpy() - expected) <= half + rounding).all()
     assert not step["b"].any()
@@ -115,7 +125,7 @@ def test_the_heaviest_sum_does_not_overflow(name: str) -> None:
     step, buffers = mean_of(rule, top)
     torch.testing.assert_close(step["w"], torch.tensor([1.0, -1.0, 1.0, -1.0]), rtol=0, atol=1e-6)
     torch.testing.assert_close(buffers["m"], torch.tensor([100.0, -100.0]), rtol=1e-6, atol=0)
-    assert rule.clipped(top[0]) == 3
+    assert rule.channel.clipped(top[0]) == 3
 
 
 @EACH
@@ -124,33 +134,33 @@ def test_public_factors_multiply(name: str) -> None:
     sent = updates(2, samples=1)
     rule = ruled(name, sent)
     load = Load(2, 100, multiplied=True)
-    sealer = PROTECTIONS[name].sealer(load)
-    keys = keys_of(sealer)
-    a, b = (sealer.seal(keys, u, rule.rule.weight(u)) for u in sent)
-    tensors, _, weight = sealer.open(keys, sealer.add(sealer.times(a, 70), sealer.times(b, 30)))
+    encryptor = PROTECTIONS[name].encryptor(load)
+    keys = keys_of(encryptor)
+    a, b = (encryptor.encrypt(keys, u, rule.rule.weight(u)) for u in sent)
+    tensors, _, weight = encryptor.open(keys, encryptor.add(encryptor.times(a, 70), encryptor.times(b, 30)))
     x, y = (u.tensors["w"].clamp(-1, 1).double() for u in sent)
-    half = 1e-9 if name == "fedboosting" else 1 / (2**sealer.code.bits - 2)  # type: ignore[attr-defined]
+    half = 1e-9 if name == "fedboosting" else 1 / (2**encryptor.code.bits - 2)  # type: ignore[attr-defined]
     torch.testing.assert_close(tensors["w"] / weight, 0.7 * x + 0.3 * y, rtol=0, atol=half)
 
 
-def sum_of(sealer: Sealer, keys: Keys, sent: list[Update]) -> Sealed:
-    first, *rest = (sealer.seal(keys, u, u.samples) for u in sent)
+def sum_of(encryptor: Encryptor, keys: Keys, sent: list[Update]) -> Encrypted:
+    first, *rest = (encryptor.encrypt(keys, u, u.samples) for u in sent)
     for sealed in rest:
-        first = sealer.add(first, sealed)
+        first = encryptor.add(first, sealed)
     return first
 
 
 @EACH
 def test_what_is_not_the_sum_of_what_was_sealed_is_not_opened(name: str) -> None:
     sent = updates(3)
-    sealer = PROTECTIONS[name].sealer(Load(6, 60))
-    keys = keys_of(sealer)
-    good = sum_of(sealer, keys, sent)
-    sealer.open(keys, good)
-    other = sealer.seal(keys, updates(4)[3], 4)
+    encryptor = PROTECTIONS[name].encryptor(Load(6, 60))
+    keys = keys_of(encryptor)
+    good = sum_of(encryptor, keys, sent)
+    encryptor.open(keys, good)
+    other = encryptor.encrypt(keys, updates(4)[3], 4)
     share = good.shares[0]
     bad = {
-        "added to": sealer.add(good, good),
+        "added to": encryptor.add(good, good),
         "replaced": replace(good, ciphertexts=other.ciphertexts),
         "truncated": replace(good, ciphertexts=good.ciphertexts[:-1]),
         "cut": replace(good, ciphertexts=(good.ciphertexts[0][:-1], *good.ciphertexts[1:])),
@@ -167,13 +177,13 @@ def test_what_is_not_the_sum_of_what_was_sealed_is_not_opened(name: str) -> None
             first = int.from_bytes(good.ciphertexts[0], "big") * (1 + change * n) % n**2
             data = first.to_bytes(len(good.ciphertexts[0]), "big")
             bad[f"{change} more"] = replace(good, ciphertexts=(data, *good.ciphertexts[1:]))
-    opened = [what for what, sealed in bad.items() if opens(sealer, keys, sealed)]
+    opened = [what for what, sealed in bad.items() if opens(encryptor, keys, sealed)]
     assert not opened
 
 
-def opens(sealer: Sealer, keys: Keys, sealed: Sealed) -> bool:
+def opens(encryptor: Encryptor, keys: Keys, sealed: Encrypted) -> bool:
     try:
-        sealer.open(keys, sealed)
+        encryptor.open(keys, sealed)
     except ProtectionError:
         return False
     return True
@@ -182,85 +192,85 @@ def opens(sealer: Sealer, keys: Keys, sealed: Sealed) -> bool:
 @EACH
 def test_a_flipped_bit_is_noticed_unless_the_sum_is_the_same(name: str) -> None:
     """A bit of a lattice ciphertext may be noise, which decryption takes away: then nothing has been changed."""
-    sealer = PROTECTIONS[name].sealer(Load(3, 30))
-    keys = keys_of(sealer)
-    good = sum_of(sealer, keys, updates(3))
-    expected, _, _ = sealer.open(keys, good)
+    encryptor = PROTECTIONS[name].encryptor(Load(3, 30))
+    keys = keys_of(encryptor)
+    good = sum_of(encryptor, keys, updates(3))
+    expected, _, _ = encryptor.open(keys, good)
     noticed = 0
     whole = good.ciphertexts[0]
     for place in range(0, len(whole), max(1, len(whole) // 40)):
         flipped = whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :]
         sealed = replace(good, ciphertexts=(flipped, *good.ciphertexts[1:]))
-        if not opens(sealer, keys, sealed):
+        if not opens(encryptor, keys, sealed):
             noticed += 1
         else:
-            assert torch.equal(sealer.open(keys, sealed)[0]["w"], expected["w"])
+            assert torch.equal(encryptor.open(keys, sealed)[0]["w"], expected["w"])
     assert noticed >= 20
 
 
 @EACH
 def test_other_keys_do_not_open(name: str) -> None:
-    sealer = PROTECTIONS[name].sealer(Load(3, 30))
-    keys, others = keys_of(sealer), keys_of(sealer, b"t" * 32)
-    good = sum_of(sealer, keys, updates(3))
+    encryptor = PROTECTIONS[name].encryptor(Load(3, 30))
+    keys, others = keys_of(encryptor), keys_of(encryptor, b"t" * 32)
+    good = sum_of(encryptor, keys, updates(3))
     for wrong in (others, Keys(keys.secret, others.pair), Keys(others.secret, keys.pair)):
         with pytest.raises(ProtectionError):
-            sealer.open(wrong, good)
+            encryptor.open(wrong, good)
 
 
 @EACH
 def test_one_clients_update_is_not_opened(name: str) -> None:
-    sealer = PROTECTIONS[name].sealer(Load(3, 30))
-    keys = keys_of(sealer)
-    alone = sealer.seal(keys, updates(1)[0], 1)
-    for sealed in (alone, sealer.add(alone, alone)):
+    encryptor = PROTECTIONS[name].encryptor(Load(3, 30))
+    keys = keys_of(encryptor)
+    alone = encryptor.encrypt(keys, updates(1)[0], 1)
+    for sealed in (alone, encryptor.add(alone, alone)):
         with pytest.raises(ProtectionError, match="would give one's update away"):
-            sealer.open(keys, sealed)
+            encryptor.open(keys, sealed)
 
 
 @EACH
 def test_what_does_not_belong_together_is_not_added(name: str) -> None:
-    sealer = PROTECTIONS[name].sealer(Load(3, 30))
-    keys, (a, b, _) = keys_of(sealer), updates(3)
-    left, right = sealer.seal(keys, a, 1), sealer.seal(keys, b, 4)
+    encryptor = PROTECTIONS[name].encryptor(Load(3, 30))
+    keys, (a, b, _) = keys_of(encryptor), updates(3)
+    left, right = encryptor.encrypt(keys, a, 1), encryptor.encrypt(keys, b, 4)
     for wrong, message in (
         (replace(right, round=5), "the round of clients 0 and of clients 1"),
         (replace(right, tensors=(("v", (60, 5)), ("b", (2,)))), "the parameters of clients"),
         (replace(right, public=b"another"), "the public key of clients"),
         (replace(right, ciphertexts=right.ciphertexts[:-1]), "truncated|cannot be read"),
-        (replace(right, parameters=replace(sealer, clip=2.0)), "with other parameters"),
+        (replace(right, parameters=replace(encryptor, clip=2.0)), "with other parameters"),
     ):
         with pytest.raises(ProtectionError, match=message):
-            sealer.add(left, wrong)
+            encryptor.add(left, wrong)
 
 
 @EACH
 def test_what_there_is_no_room_for_is_not_added(name: str) -> None:
-    sealer = PROTECTIONS[name].sealer(Load(2, 30))
-    keys, (a, b, c) = keys_of(sealer), updates(3)
-    heavy = sealer.seal(keys, b, 30)
+    encryptor = PROTECTIONS[name].encryptor(Load(2, 30))
+    keys, (a, b, c) = keys_of(encryptor), updates(3)
+    heavy = encryptor.encrypt(keys, b, 30)
     with pytest.raises(ProtectionError, match="multiplied by 31 together, have no room"):
-        sealer.add(sealer.seal(keys, a, 1), heavy)
+        encryptor.add(encryptor.encrypt(keys, a, 1), heavy)
     with pytest.raises(ProtectionError, match="multiplied by 60 together, have no room"):
-        sealer.times(heavy, 2)
-    pair = sealer.add(sealer.seal(keys, a, 1), sealer.seal(keys, b, 1))
+        encryptor.times(heavy, 2)
+    pair = encryptor.add(encryptor.encrypt(keys, a, 1), encryptor.encrypt(keys, b, 1))
     with pytest.raises(ProtectionError, match="updates of 3 clients"):
-        sealer.add(pair, sealer.seal(keys, c, 1))
+        encryptor.add(pair, encryptor.encrypt(keys, c, 1))
 
 
 def test_a_server_without_keys_neither_seals_nor_opens() -> None:
     sent = updates(2)
     rule = ruled("paillier", sent)
-    server = replace(rule, keys=None)
+    server = without_keys(rule)
     with pytest.raises(ProtectionError, match="only clients have the keys"):
-        server.sends(sent[0])
+        server.protect(sent[0])
     with pytest.raises(ProtectionError, match="only clients have the keys"):
-        server.answer(sum_of(rule.sealer, rule.keys, sent), Someone())  # type: ignore[arg-type]
+        server.answer(Open(sum_of(rule.channel.encryptor, rule.channel.keys, sent)), Someone())
 
 
 def test_rules_that_are_no_weighted_sum_are_refused() -> None:
     with pytest.raises(UserError, match="not enough for Median"):
-        Protected.of(Median(), PROTECTIONS["bfv"], 2, 2)
+        SumOverChannel.of(Median(), PROTECTIONS["bfv"], 2, 2)
 
 
 def test_short_keys_must_be_asked_for() -> None:
@@ -281,11 +291,11 @@ def test_short_keys_must_be_asked_for() -> None:
 )
 def test_sums_without_room_are_refused(protection: Encryption, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        protection.sealer(Load(1000, 2**100))
+        protection.encryptor(Load(1000, 2**100))
 
 
 def test_lattices_take_as_many_bits_as_there_is_room_for() -> None:
-    bits = [Ckks().sealer(Load(10, units)).code.bits for units in (10, 600, 60_000)]  # type: ignore[attr-defined]
+    bits = [Ckks().encryptor(Load(10, units)).code.bits for units in (10, 600, 60_000)]  # type: ignore[attr-defined]
     assert bits == sorted(bits, reverse=True)
     assert bits[0] == 27
     assert bits[-1] >= 16

@@ -16,19 +16,19 @@ from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.median import Median
-from rayfed.aggregation.secure_sum import Hosted, SecureSum
+from rayfed.aggregation.over_channel import SumOverChannel
 from rayfed.client import plan
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.client.visit import ClientVisit
 from rayfed.crypto.keys import derive
 from rayfed.crypto.masking import Advertised, Transcript, neighbours
-from rayfed.crypto.session import Session
+from rayfed.crypto.session import MaskingSession
 from rayfed.engine import runs
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
 from rayfed.errors import ProtectionError, UserError
-from rayfed.protections.secure_aggregation import PHASES, Dropouts, SecureAggregation
+from rayfed.protections.secure_aggregation import PHASES, Dropouts, Hosted, MaskedChannel, SecureAggregation
 from rayfed.scenario import Scenario
 from rayfed.store.folder import RunFolder
 from rayfed.update import Masked, Update
@@ -58,33 +58,39 @@ class Someone:
         raise AssertionError
 
 
-def played(sent: list[Update], **parameters: Any) -> tuple[SecureSum, Session]:
+def played(sent: list[Update], **parameters: Any) -> tuple[SumOverChannel, MaskingSession]:
     """A round at a server that has no secrets: client c is the (c + 1)th to leave; cohorts of three."""
     # steps of one, for whole numbers
     protection = SecureAggregation(**{"bits": 8, "clip": 127, "clip_buffers": 127} | parameters)
     members = list(range(len(sent)))
-    server = SecureSum.of(FedAvg(), protection, len(sent), sum(u.samples for u in sent))
+    server = SumOverChannel.of(FedAvg(), protection, len(sent), sum(u.samples for u in sent))
     server.check(len(sent))
 
     transcripts: dict[int, Transcript] = {}
 
-    def consulted(known: Session) -> Session:
-        while question := server.asks(known):
-            clients = server.at_clients(Hosted(b"s" * 32, None, members, transcripts=transcripts))
+    def consulted(known: Any) -> Any:
+        while question := known.request():
+            clients = hosting(server, Hosted(b"s" * 32, None, members, transcripts=transcripts))
             payload = pickle.loads(pickle.dumps(question.payload))
-            known = server.hears(known, {c: clients.answer(payload, Someone(c)) for c in members})
+            known = known.receive({c: clients.answer(payload, Someone(c)) for c in members})
         return known
 
-    session = consulted(server.opens(members, ROUND))
-    clients = server.at_clients(Hosted(b"s" * 32, server.told(session), members))
-    partials = [clients.partial(map(clients.sends, sent[low : low + 3])) for low in range(0, len(sent), 3)]
+    session = consulted(server.begin_round(members, {}))
+    clients = hosting(server, Hosted(b"s" * 32, session.broadcast(), members))
+    partials = [clients.partial(map(clients.protect, sent[low : low + 3])) for low in range(0, len(sent), 3)]
     total = partials[0]
     for partial in partials[1:]:
         total = server.merge(total, partial)
-    return server, consulted(server.joins(session, total))
+    return server, consulted(session.finalise(total))
 
 
-def assert_mean_of(server: SecureSum, total: Session, left: list[Update]) -> None:
+def hosting(server: SumOverChannel, hosted: Hosted) -> SumOverChannel:
+    """The server's rule where clients are."""
+    assert isinstance(server.channel, MaskedChannel)
+    return replace(server, channel=server.channel.hosting(hosted))
+
+
+def assert_mean_of(server: SumOverChannel, total: MaskingSession, left: list[Update]) -> None:
     """Whole numbers are sent exactly, so that float32 division is all that rounds."""
     assert total.masked is not None
     assert set(total.masked.clients) == {u.client for u in left}
@@ -104,12 +110,12 @@ def test_sums_are_exact_up_to_n_minus_t_drop_outs_in_every_phase_and_no_further(
     sent = updates(7)
     server, total = played(sent, threshold=4, dropouts=Dropouts(**{phase: lost}))
     if lost > 3:
-        assert "needed" in str(server.aborted(total))
+        assert "needed" in str(total.aborted)
         assert total.opened is None
         return
-    assert server.aborted(total) is None
+    assert total.aborted is None
     assert_mean_of(server, total, sent if phase in ("confirm", "reveal") else sent[lost:])
-    [row] = server.rows(total)["secure_sums"]
+    [row] = total.rows()["secure_sums"]
     gone = PHASES.index(phase)
     assert [row[k] for k in COUNTS] == [7] * gone + [7 - lost] * (5 - gone)
 
@@ -119,7 +125,7 @@ def test_a_sparse_graph_costs_less_and_gives_the_same_sum(neighbours: int) -> No
     sent = updates(20)
     gone = Dropouts(share=1, mask=1)
     server, total = played(sent, neighbours=neighbours, threshold=neighbours // 2 + 2, dropouts=gone)
-    assert server.aborted(total) is None, total.aborted
+    assert total.aborted is None, total.aborted
     assert_mean_of(server, total, sent[2:])
     assert total.protocol_bytes < played(sent, dropouts=gone)[1].protocol_bytes
 
@@ -144,7 +150,7 @@ def test_values_are_exact_to_half_a_step() -> None:
         values = [u.tensors["w"].double().numpy().clip(-1, 1) for u in sent]
         expected = np.average(values, axis=0, weights=[u.samples for u in sent])
         assert (np.abs(step["w"].numpy() - expected) <= 1 / (2**bits - 2) + 1e-7).all()
-        assert server.clipped(sent[0]) == int((sent[0].tensors["w"].abs() > 1).sum())
+        assert server.channel.clipped(sent[0]) == int((sent[0].tensors["w"].abs() > 1).sum())
 
 
 def test_the_heaviest_sum_does_not_overflow_and_heavier_ones_are_refused() -> None:
@@ -153,7 +159,7 @@ def test_the_heaviest_sum_does_not_overflow_and_heavier_ones_are_refused() -> No
     step, _ = server.combine(total, torch.Generator())
     assert step["w"].tolist() == [1.0, -1.0, 1.0]
     with pytest.raises(UserError, match="no room in 64 bits"):
-        SecureSum.of(FedAvg(), SecureAggregation(), 3, 2**33)
+        SumOverChannel.of(FedAvg(), SecureAggregation(), 3, 2**33)
 
 
 @pytest.mark.parametrize(
@@ -166,16 +172,16 @@ def test_the_heaviest_sum_does_not_overflow_and_heavier_ones_are_refused() -> No
 )
 def test_what_cannot_be_is_refused(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        SecureSum.of(FedAvg(), SecureAggregation(**parameters), 5, 50).check(5)
+        SumOverChannel.of(FedAvg(), SecureAggregation(**parameters), 5, 50).check(5)
 
 
 def test_other_mistakes_are_named() -> None:
     with pytest.raises(ValidationError, match="with 8 neighbours take 6 or more"):
         SecureAggregation(neighbours=8, threshold=5)
     with pytest.raises(UserError, match="not enough for Median"):
-        SecureSum.of(Median(), SecureAggregation(), 5, 50)
+        SumOverChannel.of(Median(), SecureAggregation(), 5, 50)
     with pytest.raises(ProtectionError, match="only clients have secrets"):
-        SecureSum.of(FedAvg(), SecureAggregation(), 5, 50).sends(updates(1)[0])
+        SumOverChannel.of(FedAvg(), SecureAggregation(), 5, 50).protect(updates(1)[0])
 
 
 def test_no_graph_that_passes_the_threshold_falls_apart() -> None:
@@ -277,14 +283,14 @@ def test_a_round_of_training_is_plain_fedavg_of_those_who_are_left(arm: str) -> 
     transcripts: dict[int, Transcript] = {c: {} for c in members}
 
     def consulted(known: Any) -> Any:
-        while question := server.asks(known):
+        while question := known.request():
             said = {c: runtime.answer(arm, sent, question.payload, c, {}, transcripts[c]) for c in members}
-            known = server.hears(known, said)
+            known = known.receive(said)
         return known
 
-    session = consulted(server.opens(members, 1))
-    partial, report = runtime.cohort(arm, replace(sent, told=server.told(session)), members, {})
-    found = server.combine(consulted(server.joins(session, partial)), torch.Generator())
+    session = consulted(server.begin_round(members, {}))
+    partial, report = runtime.cohort(arm, replace(sent, broadcast=session.broadcast()), members, {})
+    found = server.combine(consulted(session.finalise(partial)), torch.Generator())
     gone = set(plan.leaving(scenario, 1)[: {"all": 0, "some": 1, "few": 3}[arm]])
     values = sum(t.numel() for part in found for t in part.values())
     assert {r["client"]: r["sent_bytes"] for r in report.rows} == {

@@ -3,34 +3,61 @@
 It is written as a fold, so that updates are reduced where they are made and the server never holds more than a few
 partial results: `partial` turns one cohort's updates into a partial result (on a client actor), `merge` joins
 two of them (on the server, always in the same tree order, so the result does not depend on what arrived first), and
-`combine` turns the last one into the step. A rule that needs more than the updates puts questions to clients in
-between: `asks` on the server, `answer` where the clients are, `hears` on the server again, until it has no more to ask.
-One that needs answers before clients train `opens` a session, which is asked about in the same way; then clients are
-`told` what they need of it, and when all is added it `joins` the total.
+`combine` turns the last one into the step. A rule that needs more than that is an `InteractiveAggregation`: it puts
+questions to the clients of a round in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from rayfed.update import Masked, Named, Sealed, Shown, Update
+from rayfed.questions import Memory, RoundSession
+from rayfed.update import Mixtures, Named, Update
 
-Memory = dict[Any, Any]
-"""What a rule keeps from round to round: tensors, numbers, strings and containers of them, as the checkpoint takes."""
+Sent = TypeVar("Sent")
+"""What one client sends: its `Update`, or what a channel makes of it."""
+Partial = TypeVar("Partial")
+"""What a cohort's work is reduced to, and all cohorts'."""
+Total = TypeVar("Total")
+"""What the step is made from: the last partial result, or the session of a round in which clients were asked."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """What the server asks clients of a round before it can step."""
+class Aggregation(Generic[Sent, Partial, Total]):
+    """Base of every aggregation rule."""
 
-    payload: Any
-    """What it sends them: weights, ciphertexts; picklable."""
-    of: Literal["one", "all"] = "all"
-    """Whom: every client of the round, or any one of them (the first)."""
+    validates: ClassVar[bool] = False
+    """Whether clients must hold samples out of training, on which they evaluate."""
+    reveals: ClassVar[str | None] = None
+    """What clients tell the server beside their updates, in words; no defence of the update covers it."""
+
+    def check(self, clients: int) -> None:
+        """Raise `UserError` where the rule has no meaning with so many clients, the fewest of any round."""
+
+    def partial(self, sent: Iterable[Sent]) -> Partial:
+        """Reduce what one cohort sends; what it returns is sent to the server and must be picklable."""
+        raise NotImplementedError
+
+    def merge(self, left: Partial, right: Partial) -> Partial:
+        """Join two partial results; the order of the arguments is the order of the cohorts."""
+        raise NotImplementedError
+
+    def combine(self, total: Total, generator: torch.Generator) -> tuple[Named, Named]:
+        """The step that the server optimiser takes (same sign as a gradient), and the averaged float buffers.
+
+        `generator` is the server's only source of randomness.
+        """
+        raise NotImplementedError
+
+    def idle(self, weights: Named, generator: torch.Generator) -> Named:
+        """The step after a round in which no client was drawn: none."""
+        return {name: torch.zeros_like(w) for name, w in weights.items()}
+
+
+AnyAggregation: TypeAlias = Aggregation[Any, Any, Any]
+"""Where it does not matter what a rule adds up."""
 
 
 class Member(Protocol):
@@ -52,91 +79,19 @@ class Member(Protocol):
         """
 
 
-class Aggregation:
-    """Base of every aggregation rule."""
+class InteractiveAggregation(Aggregation[Sent, Partial, Total]):
+    """Base of the rules that ask clients; what `combine` takes is the round's session."""
 
-    validates: ClassVar[bool] = False
-    """Whether clients must hold samples out of training, on which they evaluate."""
-    reveals: ClassVar[str | None] = None
-    """What clients tell the server beside their updates, in words; no defence of the update covers it."""
-
-    needs_all: ClassVar[str | None] = None
-    """Why no client of a round may be left out unplanned, in words; None where any may."""
-
-    def check(self, clients: int) -> None:
-        """Raise `UserError` where the rule has no meaning with so many clients, the fewest of any round."""
-
-    def opens(self, clients: Sequence[int], round: int) -> Any | None:
-        """What the server starts a round of these clients with; `asks` and `hears` go on with it. None: no session."""
-        return None
-
-    def told(self, total: Any) -> Any:
-        """What clients are sent of a session beside the weights, when all has been asked about it."""
+    def begin_round(self, clients: Sequence[int], memory: Memory) -> RoundSession:
+        """The server's side of a round of these clients; `memory` is that of the round before, empty at first."""
         raise NotImplementedError
-
-    def sends(self, update: Update) -> Any:
-        """What a client sends of its update, with its size as `sent_bytes`: the update itself, or that sealed."""
-        return update
-
-    def observed(self, update: Update) -> Sealed | Masked | None:
-        """What a server that looks at one client has in place of its update; None: the update."""
-        return None
-
-    def clipped(self, update: Update) -> int | None:
-        """How many of an update's values `sends` clips; None where it does not clip."""
-        return None
-
-    def partial(self, updates: Iterable[Any]) -> Any:
-        """Reduce what one cohort sends; what it returns is sent to the server and must be picklable."""
-        raise NotImplementedError
-
-    def merge(self, left: Any, right: Any) -> Any:
-        """Join two partial results; the order of the arguments is the order of the cohorts."""
-        raise NotImplementedError
-
-    def joins(self, session: Any, total: Any) -> Any:
-        """The total with the session that was opened before."""
-        raise NotImplementedError
-
-    def recall(self, total: Any, memory: Memory) -> Any:
-        """The total with what the rule remembers of earlier rounds; the memory is empty at first."""
-        return total
-
-    def asks(self, total: Any) -> Question | None:
-        """What clients have to answer before `combine`, given what is known by now; None: nothing (more)."""
-        return None
 
     def answer(self, payload: Any, member: Member) -> Any:
-        """A client's answer, made on a client actor and sent to the server."""
+        """A client's answer to a question, made on a client actor and sent to the server."""
         raise NotImplementedError
 
-    def hears(self, total: Any, answers: Mapping[int, Any]) -> Any:
-        """The total with the clients' answers to what it asked, by client."""
-        raise NotImplementedError
-
-    def aborted(self, total: Any) -> str | None:
-        """Why the round came to nothing, so that the server takes no step; None: it did not."""
-        return None
-
-    def seen(self, updates: Sequence[Update]) -> Shown | None:
-        """What every client of a round with these updates is shown of them; None: nothing. For attackers alone."""
-        return None
-
-    def combine(self, total: Any, generator: torch.Generator) -> tuple[Named, Named]:
-        """The step that the server optimiser takes (same sign as a gradient), and the averaged float buffers.
-
-        `generator` is the server's only source of randomness.
+    def mixtures(self, updates: Sequence[Update]) -> Mixtures | None:
+        """What every client of a round with these updates is sent of them to look at; None: nothing. For attackers
+        alone.
         """
-        raise NotImplementedError
-
-    def memory(self, total: Any) -> Memory:
-        """What the rule remembers after this round. It survives the server's death and a resume."""
-        return {}
-
-    def rows(self, total: Any) -> dict[str, list[dict[str, Any]]]:
-        """What the round leaves in the run's tables beside its step: rows by table, less arm and round."""
-        return {}
-
-    def idle(self, weights: Named, generator: torch.Generator) -> Named:
-        """The step after a round in which no client was drawn: none."""
-        return {name: torch.zeros_like(w) for name, w in weights.items()}
+        return None

@@ -1,6 +1,6 @@
 """FedBoosting: clients score one another's models, and a model weighs as it generalises.
 
-Source: Ren's thesis, chapter 4, equations 4.1 to 4.3 and 4.5, and algorithms 2 and 3; `protected_boosting` has its
+Source: Ren's thesis, chapter 4, equations 4.1 to 4.3 and 4.5, and algorithms 2 and 3; `boosting_over_channel` has its
 encryption. Its V is called a loss once; what it says of poisoned models makes it a score, higher is better, which is
 what it is here.
 """
@@ -12,17 +12,21 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isfinite, nan
 from statistics import fmean
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfed.aggregation.base import Aggregation, Member, Memory, Question
-from rayfed.aggregation.fedavg import scaled
+from rayfed.aggregation.base import InteractiveAggregation, Member
+from rayfed.aggregation.weighted_sum import scaled
 from rayfed.errors import UserError
+from rayfed.questions import Memory, Question, RoundSession, Tables
 from rayfed.registry import component
-from rayfed.update import Named, Shown, Update
+from rayfed.update import Mixtures, Named, Update
+
+Model = TypeVar("Model")
+"""What stands for a client's model: its update and its buffers, or these as a channel carries them."""
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 """Of Adam (Kingma and Ba 2015, algorithm 1)."""
@@ -31,17 +35,32 @@ _LEAST = 1e-12
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Generic[Model]):
     """One client's update with its training loss."""
 
-    tensors: Named
-    buffers: Named
+    client: int
+    model: Model
+    """Its update and its buffers, or these as a channel carries them."""
     loss: float
-    """Mean over the client's local steps (nats); NaN where it took none."""
+    """Mean over the client's local steps (nats); NaN where it took none. In plain: the server weighs by it."""
+
+
+Candidates = dict[int, Candidate[Model]]
+"""By client."""
+Tensors = tuple[Named, Named]
+"""An update and its buffers, or a mean of such."""
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Score(Generic[Model]):
+    """Asks a client for its evaluation of all models of a round."""
+
+    models: dict[int, Model]
+    """Client -> what stands for its model."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
     """What one client says of all models of a round."""
 
     validation: dict[int, tuple[float, float]]
@@ -51,18 +70,69 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Ballot:
-    """A round's candidates, and what has become of them."""
+class RoundScores(RoundSession, Generic[Model]):
+    """A round's candidates, how clients score them, and what they weigh by it."""
 
-    candidates: dict[int, Candidate]
-    judgements: Mapping[int, Judgement] = field(default_factory=dict)
-    memory: Memory = field(default_factory=dict)
+    rule: FedBoosting
+    memory: Memory
     """Client -> the state of its smoothed weight."""
+    candidates: Candidates[Model] = field(default_factory=dict)
+    evaluations: Mapping[int, Evaluation] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
+
+    def models(self) -> dict[int, Model]:
+        """What stands for each client's model when it is scored."""
+        raise NotImplementedError
+
+    def finalise(self, total: Candidates[Model]) -> Self:
+        """With all candidates."""
+        return replace(self, candidates=total)
+
+    def request(self) -> Question | None:
+        """Every client about all models, once."""
+        return Question(Score(self.models())) if self.candidates and not self.evaluations else None
+
+    def receive(self, answers: Mapping[int, Any]) -> Self:
+        """The weights decided."""
+        losses = {client: candidate.loss for client, candidate in self.candidates.items()}
+        weights, memory = self.rule.weigh(losses, answers, self.memory)
+        return replace(self, evaluations=answers, weights=weights, memory=memory)
+
+    def remembered(self) -> Memory:
+        """The state of the smoothed weights."""
+        return self.memory
+
+    def rows(self) -> Tables:
+        """The round's weights, and who gave which model what score."""
+        said = [
+            {"model": model, "validator": validator, "loss": loss, "accuracy": accuracy}
+            for model in self.candidates
+            for validator, evaluation in self.evaluations.items()
+            for loss, accuracy in [evaluation.validation[model]]
+        ]
+        weights = [
+            {
+                "client": client,
+                "weight": self.weights[client],
+                "train_loss": candidate.loss,
+                "accuracy": fmean(row["accuracy"] for row in said if row["model"] == client),
+            }
+            for client, candidate in self.candidates.items()
+        ]
+        return {"weights": weights, "scores": said}
+
+
+@dataclass(frozen=True)
+class PlainScores(RoundScores[Tensors]):
+    """Of updates that the server reads, and mixes itself."""
+
+    def models(self) -> dict[int, Tensors]:
+        """As they are, or mixed."""
+        return self.rule.mixed({client: candidate.model for client, candidate in self.candidates.items()})
 
 
 @component
-class FedBoosting(Aggregation):
+class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], PlainScores]):
     """Weighted sum of the updates, each client's weight from its training loss and from how its model scores at all.
 
     Source: thesis, section 4.2.1. The weights sum to 1, and how many samples a client has does not enter. A client
@@ -97,32 +167,28 @@ class FedBoosting(Aggregation):
                 "fedboosting: a round of one client has no other to fuse its model with: set fusion to null"
             )
 
-    def partial(self, updates: Iterable[Update]) -> Ballot:
+    def partial(self, sent: Iterable[Update]) -> Candidates[Tensors]:
         """The cohort's updates as they are, with their training losses."""
-        return Ballot({u.client: Candidate(u.tensors, u.buffers, u.loss) for u in updates})
+        return {u.client: Candidate(u.client, (u.tensors, u.buffers), u.loss) for u in sent}
 
-    def merge(self, left: Ballot, right: Ballot) -> Ballot:
+    def merge(self, left: Candidates[Tensors], right: Candidates[Tensors]) -> Candidates[Tensors]:
         """All of both."""
-        return Ballot(left.candidates | right.candidates)
+        return left | right
 
-    def recall(self, total: Ballot, memory: Memory) -> Ballot:
-        """The ballot with the smoothed weights of earlier rounds."""
-        return replace(total, memory=memory)
+    def begin_round(self, clients: Sequence[int], memory: Memory) -> PlainScores:
+        """The smoothed weights of earlier rounds."""
+        return PlainScores(self, memory)
 
-    def asks(self, total: Ballot) -> Question | None:
-        """Every client about all models, once."""
-        return None if total.judgements else Question(self.shown(total))
-
-    def shown(self, total: Ballot) -> dict[int, tuple[Named, Named]]:
+    def mixed(self, models: Mapping[int, Tensors]) -> dict[int, Tensors]:
         """What stands for each client's model when it is scored: its update and its buffers, or a mixture."""
-        updates = {client: candidate.tensors for client, candidate in total.candidates.items()}
-        buffers = {client: candidate.buffers for client, candidate in total.candidates.items()}
         if self.fusion is None:
-            return {client: (updates[client], buffers[client]) for client in updates}
-        mixtures = self.mixtures(updates)
-        return {model: (weighted_sum(updates, mix), weighted_sum(buffers, mix)) for model, mix in mixtures.items()}
+            return dict(models)
+        updates = {client: tensors for client, (tensors, _) in models.items()}
+        buffers = {client: values for client, (_, values) in models.items()}
+        shares = self.shares(models)
+        return {model: (weighted_sum(updates, mix), weighted_sum(buffers, mix)) for model, mix in shares.items()}
 
-    def mixtures(self, clients: Collection[int]) -> dict[int, dict[int, Fraction]]:
+    def shares(self, clients: Collection[int]) -> dict[int, dict[int, Fraction]]:
         """Model -> client -> its update's share in what is scored in the model's place (equation 4.5, without P).
 
         Exact, for whoever rounds down its multiples.
@@ -133,37 +199,32 @@ class FedBoosting(Aggregation):
         other = (1 - own) / (len(clients) - 1)
         return {model: {client: own if client == model else other for client in clients} for model in clients}
 
-    def seen(self, updates: Sequence[Update]) -> Shown:
+    def mixtures(self, updates: Sequence[Update]) -> Mixtures:
         """All models or mixtures."""
-        return as_shown(self.shown(self.partial(updates)), self.mixtures([update.client for update in updates]))
+        models = {update.client: (update.tensors, update.buffers) for update in updates}
+        return as_mixtures(self.mixed(models), self.shares(models))
 
-    def answer(self, payload: dict[int, tuple[Named, Named]], member: Member) -> Judgement:
+    def answer(self, payload: Score[Tensors], member: Member) -> Evaluation:
         """The client's scores of all models. One whose loss is not finite has accuracy 0, whatever it guesses."""
-        found = {model: member.evaluate(*shown) for model, shown in payload.items()}
+        found = {model: member.evaluate(*tensors) for model, tensors in payload.models.items()}
         kept = {model: (loss, accuracy) if isfinite(loss) else (nan, 0.0) for model, (loss, accuracy) in found.items()}
         if self.rule == "code" and self.score == "accuracy" and self.training_loss:
-            return Judgement(kept, member.evaluate(*payload[member.client], split="train")[1])
-        return Judgement(kept)
-
-    def hears(self, total: Ballot, answers: Mapping[int, Judgement]) -> Ballot:
-        """The ballot decided."""
-        losses = {client: candidate.loss for client, candidate in total.candidates.items()}
-        weights, memory = self.weigh(losses, answers, total.memory)
-        return replace(total, judgements=answers, weights=weights, memory=memory)
+            return Evaluation(kept, member.evaluate(*payload.models[member.client], split="train")[1])
+        return Evaluation(kept)
 
     def weigh(
-        self, losses: Mapping[int, float], judgements: Mapping[int, Judgement], memory: Memory
+        self, losses: Mapping[int, float], evaluations: Mapping[int, Evaluation], memory: Memory
     ) -> tuple[dict[int, float], Memory]:
         """Every client's weight, and what to remember for the next round, from what clients have said alone."""
-        logits = self.sharpness * self._evidence(losses, judgements)
+        logits = self.sharpness * self._evidence(losses, evaluations)
         weights = torch.softmax(logits, dim=0) if logits.isfinite().any() else torch.full_like(logits, 1 / len(logits))
         if self.smoothing is not None:
             weights, memory = _smoothed(weights, list(losses), memory, self.smoothing)
         return dict(zip(losses, weights.tolist(), strict=True)), memory
 
-    def _evidence(self, losses: Mapping[int, float], judgements: Mapping[int, Judgement]) -> Tensor:
+    def _evidence(self, losses: Mapping[int, float], evaluations: Mapping[int, Evaluation]) -> Tensor:
         """(N,) the logarithms of the weights up to a common summand, float64."""
-        found = _doubles([[judge.validation[model] for judge in judgements.values()] for model in losses])
+        found = _doubles([[judge.validation[model] for judge in evaluations.values()] for model in losses])
         loss, accuracy = found.nan_to_num(nan=torch.inf, posinf=torch.inf).unbind(dim=-1)  # (models, validators)
         trained = _doubles(list(losses.values()))
         known = trained.isfinite()
@@ -175,45 +236,22 @@ class FedBoosting(Aggregation):
         if self.score == "loss":
             logits = -loss.mean(dim=1).clamp(min=_LEAST).log()
             return logits - trained.clamp(min=_LEAST).log() if self.training_loss else logits
-        fit = _doubles([judgements[model].training_accuracy if self.training_loss else 1.0 for model in losses])
+        fit = _doubles([evaluations[model].training_accuracy if self.training_loss else 1.0 for model in losses])
         return accuracy.mean(dim=1).log() + fit.log()
 
-    def combine(self, total: Ballot, generator: torch.Generator) -> tuple[Named, Named]:
+    def combine(self, total: PlainScores, generator: torch.Generator) -> Tensors:
         """The weighted sum (equation 4.1)."""
-        updates = {client: candidate.tensors for client, candidate in total.candidates.items()}
-        buffers = {client: candidate.buffers for client, candidate in total.candidates.items()}
+        updates = {client: candidate.model[0] for client, candidate in total.candidates.items()}
+        buffers = {client: candidate.model[1] for client, candidate in total.candidates.items()}
         return weighted_sum(updates, total.weights), weighted_sum(buffers, total.weights)
 
-    def memory(self, total: Ballot) -> Memory:
-        """The state of the smoothed weights."""
-        return total.memory
 
-    def rows(self, total: Ballot) -> dict[str, list[dict[str, Any]]]:
-        """The round's weights, and who gave which model what score."""
-        said = [
-            {"model": model, "validator": validator, "loss": loss, "accuracy": accuracy}
-            for model in total.candidates
-            for validator, judgement in total.judgements.items()
-            for loss, accuracy in [judgement.validation[model]]
-        ]
-        weights = [
-            {
-                "client": client,
-                "weight": total.weights[client],
-                "train_loss": candidate.loss,
-                "accuracy": fmean(row["accuracy"] for row in said if row["model"] == client),
-            }
-            for client, candidate in total.candidates.items()
-        ]
-        return {"weights": weights, "scores": said}
-
-
-def as_shown(models: Mapping[int, tuple[Named, Named]], mixtures: Mapping[int, Mapping[int, Fraction]]) -> Shown:
-    """What clients are shown of these models, mixed so."""
-    return Shown(
+def as_mixtures(models: Mapping[int, Tensors], shares: Mapping[int, Mapping[int, Fraction]]) -> Mixtures:
+    """These models, mixed so."""
+    return Mixtures(
         updates={model: update for model, (update, _) in models.items()},
         buffers={model: buffers for model, (_, buffers) in models.items()},
-        shares=_doubles([[float(mixtures[model].get(client, 0)) for client in models] for model in models]),
+        shares=_doubles([[float(shares[model].get(client, 0)) for client in models] for model in models]),
     )
 
 

@@ -22,16 +22,16 @@ class Received:
     samples: int
 
 
-class Gathering(Aggregation):
+class Gathering(Aggregation[Update, list[Received], list[Received]]):
     """Base of the rules that need every update at the server, whose memory grows with the clients of a round.
 
     The float buffers (batch-norm statistics) are a second vector to which the same rule is applied, for a client that
     lies about the one may lie about the other.
     """
 
-    def partial(self, updates: Iterable[Update]) -> list[Received]:
+    def partial(self, sent: Iterable[Update]) -> list[Received]:
         """The cohort's updates as they are."""
-        return [Received(update.tensors, update.buffers, update.samples) for update in updates]
+        return [Received(update.tensors, update.buffers, update.samples) for update in sent]
 
     def merge(self, left: list[Received], right: list[Received]) -> list[Received]:
         """Both lists, in order."""

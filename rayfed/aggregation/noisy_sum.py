@@ -7,23 +7,21 @@ with a fixed denominator); Geyer et al. 2017, algorithm 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from rayfed.aggregation.fedavg import FedAvg, WeightedSum
+from rayfed.aggregation.weighted_sum import WeightedSum, WeightedSumRule
 from rayfed.privacy.sampling import gaussian, noised
 from rayfed.update import Named, Update
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisySum(FedAvg):
+class NoisySum(WeightedSumRule):
     """All updates alike, their noisy sum divided by how many clients a round has, or is expected to have.
 
     A divisor that follows from who was drawn would tell something about it; so the mean is right in expectation only.
     """
 
-    weights: Literal["samples", "uniform"] = "uniform"
     clients: int
     """Of a round."""
     deviation: float
@@ -31,6 +29,14 @@ class NoisySum(FedAvg):
     step: float | None = None
     """Of which all values of updates are whole multiples, where clients have added the noise and rounded to it; None
     where they have not. Nothing may round or clip such values again, for the sum would lose noise."""
+
+    def weight(self, update: Update) -> int:
+        """1, of every client."""
+        return 1
+
+    def heaviest(self, clients: int, samples: int) -> int:
+        """All clients."""
+        return clients
 
     def buffers(self, update: Update) -> Named:
         """In double precision, of which the mean of equal ones in single precision is what they are."""

@@ -11,9 +11,10 @@ from pydantic import Field
 
 from rayfed import gradients
 from rayfed.aggregation.base import Aggregation
-from rayfed.aggregation.fedavg import FedAvg, WeightedSum, scaled
+from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.gathering import Received
 from rayfed.aggregation.median import Median
+from rayfed.aggregation.weighted_sum import WeightedSum, scaled
 from rayfed.registry import component
 from rayfed.update import Named, Update
 
@@ -27,7 +28,7 @@ class Bounded:
 
 
 @component
-class NormBounding(Aggregation):
+class NormBounding(Aggregation[Update, Bounded, Bounded]):
     """The mean of the updates, each shortened to a Euclidean norm first if it is longer.
 
     Source: Sun et al. 2019, without their noise. Updates are shortened where they are made and streamed as a sum. Float
@@ -39,10 +40,10 @@ class NormBounding(Aggregation):
     weights: Literal["samples", "uniform"] = "samples"
     """Weigh a client by its samples, or all alike: who lies about its samples gains nothing."""
 
-    def partial(self, updates: Iterable[Update]) -> Bounded:
+    def partial(self, sent: Iterable[Update]) -> Bounded:
         """The weighted sum of one cohort's bounded updates."""
         buffers: list[Received] = []
-        return Bounded(self._mean.partial(self._bounded(updates, buffers)), buffers)
+        return Bounded(self._mean.partial(self._bounded(sent, buffers)), buffers)
 
     def merge(self, left: Bounded, right: Bounded) -> Bounded:
         """The sum of two sums, and all the buffers."""

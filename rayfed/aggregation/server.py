@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayfed.aggregation.base import Aggregation, Memory
+from rayfed.aggregation.base import Aggregation
 from rayfed.aggregation.server_optimiser import ServerOptimiser
+from rayfed.questions import Memory
 from rayfed.update import Named
 
 
@@ -18,7 +19,7 @@ class TreeFold:
     logarithm of the number of results for every gap in what has come so far.
     """
 
-    def __init__(self, aggregation: Aggregation, count: int) -> None:
+    def __init__(self, aggregation: Aggregation[Any, Any, Any], count: int) -> None:
         self._aggregation, self._count = aggregation, count
         self._nodes: dict[tuple[int, int], Any] = {}
 

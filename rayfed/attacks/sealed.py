@@ -11,7 +11,7 @@ from torch import nn
 
 from rayfed.attacks.base import Attack, Guess, Inference, InferenceAttack, not_applicable
 from rayfed.attacks.mixed import unmixed
-from rayfed.update import Masked, Observation, Sealed
+from rayfed.update import Encrypted, Masked, Observation
 
 _SEALED = "the update is encrypted: there is a ciphertext and no gradient to look at"
 _UNBROKEN = ", and its key cannot be found by factoring in any reasonable time"
@@ -37,16 +37,16 @@ def attempt(
     if sealed is None:
         return [_nothing(method, observation, _NOT_SHOWN) for observation in observations]
     began = perf_counter()
-    pair = sealed.parameters.scheme.crack(sealed.public) if factor and isinstance(sealed, Sealed) else None
+    pair = sealed.parameters.scheme.crack(sealed.public) if factor and isinstance(sealed, Encrypted) else None
     if pair is None:
         message = _MASKED if isinstance(sealed, Masked) else _SEALED + (_UNBROKEN if factor else "")
         return [_nothing(method, observation, message) for observation in observations]
-    opened = [_opened(o, o.sealed, pair) for o in observations if isinstance(o.sealed, Sealed)]
+    opened = [_opened(o, o.sealed, pair) for o in observations if isinstance(o.sealed, Encrypted)]
     spent = (perf_counter() - began) / len(opened)
     return [replace(guess, seconds=guess.seconds + spent) for guess in act(opened, model, generators)]
 
 
-def _opened(observation: Observation, sealed: Sealed, pair: bytes) -> Observation:
+def _opened(observation: Observation, sealed: Encrypted, pair: bytes) -> Observation:
     update, buffers = sealed.parameters.broken(pair, sealed)
     opened = replace(observation, sealed=None, update=update, returned_buffers=buffers)
     return opened.to(next(iter(observation.weights.values())).device)

@@ -9,17 +9,15 @@ from functools import cached_property
 from torch import nn
 
 from rayfed import seeds
-from rayfed.aggregation.base import Aggregation
+from rayfed.aggregation.base import AnyAggregation
+from rayfed.aggregation.boosting_over_channel import BoostingOverChannel
 from rayfed.aggregation.fedboosting import FedBoosting
-from rayfed.aggregation.protected import Protected, Sealing
-from rayfed.aggregation.protected_boosting import ProtectedBoosting
-from rayfed.aggregation.secure_sum import SecureSum
+from rayfed.aggregation.over_channel import SumOverChannel
 from rayfed.defences.base import Defence
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.private import common_names, key_names, only, private_names, without
-from rayfed.protections.secure_aggregation import SecureAggregation
 from rayfed.scenario import DefenceSpec, ProtectionSpec, ResolvedArm
 from rayfed.update import Named
 
@@ -69,9 +67,9 @@ class Arm:
         return only(weights_of(self.model), common_names(self.model))
 
 
-def aggregation_of(arm: ResolvedArm) -> Aggregation:
+def aggregation_of(arm: ResolvedArm) -> AnyAggregation:
     """The arm's rule as its defences change it; raises `UserError` where a defence and the rule do not go together."""
-    rule: Aggregation = arm.aggregation.build()
+    rule: AnyAggregation = arm.aggregation.build()
     for defence in arm.defences:
         rule = defence.build().wrap_aggregation(rule, arm.clients_per_round)
     return rule
@@ -87,17 +85,15 @@ class Protecting:
     samples: int
     """Of these clients together, at most."""
 
-    def wrap(self, rule: Aggregation) -> Sealing | SecureSum:
-        """The rule on what clients send; raises `UserError` where it and the protection do not go together."""
+    def wrap(self, rule: AnyAggregation) -> SumOverChannel | BoostingOverChannel:
+        """The rule over the protection's channel; raises `UserError` where the two do not go together."""
         protection = self.protection.build()
-        if isinstance(protection, SecureAggregation):
-            return SecureSum.of(rule, protection, self.clients, self.samples)
         if isinstance(rule, FedBoosting):
-            return ProtectedBoosting.of(rule, protection, self.clients)
-        return Protected.of(rule, protection, self.clients, self.samples)
+            return BoostingOverChannel.of(rule, protection, self.clients)
+        return SumOverChannel.of(rule, protection, self.clients, self.samples)
 
 
-def protected_aggregation(arm: ResolvedArm, protecting: Protecting | None) -> Aggregation:
+def protected_aggregation(arm: ResolvedArm, protecting: Protecting | None) -> AnyAggregation:
     """The same over what clients send where they hide it."""
     rule = aggregation_of(arm)
     return protecting.wrap(rule) if protecting else rule

@@ -35,8 +35,8 @@ class Sent:
     buffers: Named
     keys: bytes = b""
     """The clients' key pair where they encrypt, locked with what only they know: the server passes it on."""
-    told: Any = None
-    """Of the session of the arm's aggregation (`Aggregation.told`); None where it has none."""
+    broadcast: Any = None
+    """Of the session of the arm's aggregation (`rayfed.questions.RoundSession`); None where it has none."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Without digests: a client hashes what it is sent, and believes nobody's digest of it."""

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from rayfed.aggregation.base import Aggregation
+from rayfed.aggregation.base import AnyAggregation
+from rayfed.aggregation.over_channel import OverChannel
 from rayfed.client.failures import Attempt, Failed, Made, attempt
 from rayfed.client.local import (
     batches,
@@ -54,7 +55,7 @@ class CohortRecord:
     """What is noted of a cohort's clients as they finish."""
 
     arm: str
-    rule: Aggregation
+    rule: AnyAggregation
     failures: Failures
     rows: list[dict[str, Any]] = field(default_factory=list)
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -73,9 +74,10 @@ class CohortRecord:
                     raise made.error(self.arm, task.round)
                 self.rows.append(key | {"status": made.reason})
             else:
-                sent = self.rule.sends(made)
+                hidden = self.rule if isinstance(self.rule, OverChannel) else None
+                sent = hidden.protect(made) if hidden else made
                 known = {"samples": made.samples, "loss": made.loss, "seconds": together + perf_counter() - began}
-                size = {"sent_bytes": sent.sent_bytes, "clipped": self.rule.clipped(made)}
+                size = {"sent_bytes": sent.sent_bytes, "clipped": hidden.channel.clipped(made) if hidden else None}
                 self.rows.append(key | known | size | {"status": "ok"})
                 if task.state:
                     self.states[task.client] = task.state

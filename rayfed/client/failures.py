@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from rayfed.aggregation.base import Aggregation
+from rayfed.aggregation.base import AnyAggregation
+from rayfed.aggregation.over_channel import OverChannel
 from rayfed.client.arm import Arm, aggregation_of
 from rayfed.client.local import returned_buffers
 from rayfed.defences.base import Task
@@ -113,14 +114,15 @@ def until_none_fails(
     return list(latest.values())
 
 
-def check_droppable(scenario: Scenario, arm: Arm, rule: Aggregation) -> None:
+def check_droppable(scenario: Scenario, arm: Arm, rule: AnyAggregation) -> None:
     """Raise `ScenarioError` where an arm cannot do without a client that fails, although the scenario drops such.
 
     `rule` is the arm's, with its protection.
     """
     if scenario.federation.failures.then != "drop":
         return
-    obstacles = [rule.needs_all, *(defence.needs_all for defence in arm.defences)]
+    channel = rule.channel if isinstance(rule, OverChannel) else None
+    obstacles = [channel and channel.needs_all, *(defence.needs_all for defence in arm.defences)]
     malicious = arm.spec.malicious
     if malicious and malicious.build().colludes:
         obstacles.append(f"the malicious clients of {malicious.name} work with one another's updates")

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from rayfed import objective
-from rayfed.aggregation.base import Aggregation
-from rayfed.aggregation.protected import Sealing
-from rayfed.aggregation.secure_sum import Hosted, SecureSum
+from rayfed.aggregation.base import AnyAggregation, InteractiveAggregation
+from rayfed.aggregation.over_channel import OverChannel
 from rayfed.aggregation.server import TreeFold
 from rayfed.client import plan
 from rayfed.client.arm import protected_aggregation
@@ -26,15 +25,13 @@ from rayfed.client.cohort import CohortRecord, cohort_updates, works_together
 from rayfed.client.diagnosis import private_layers
 from rayfed.client.failures import Attempt, checked, until_none_fails
 from rayfed.client.local import PRIVATE, update_method
-from rayfed.crypto.keys import derive, lock, unlock
 from rayfed.crypto.masking import Transcript
-from rayfed.crypto.sealing import Keys
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Batch, Task
-from rayfed.errors import ProtectionError
 from rayfed.models.private import without
+from rayfed.protections.channel import ClientRound
 from rayfed.scenario import Scenario
-from rayfed.update import Named, Shown, Update
+from rayfed.update import Mixtures, Named, Update
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class ClientRuntime(Clients):
     ) -> None:
         """`parts[i]` are the training indices of client i, `validation[i]` those that it has held out, if any."""
         super().__init__(scenario, data, parts, device, validation)
-        self._aggregations = {
+        self._aggregations: dict[str, AnyAggregation] = {
             name: protected_aggregation(arm, plan.protecting(scenario, arm, self.parts.sizes))
             for name, arm in self.specs.items()
         }
@@ -99,7 +96,7 @@ class ClientRuntime(Clients):
 
     def _cohort(
         self,
-        rule: Aggregation,
+        rule: AnyAggregation,
         honest: Sequence[Update],
         arm: str,
         sent: Sent,
@@ -140,11 +137,14 @@ class ClientRuntime(Clients):
         update = update_method(self.specs[arm].training, self.arm(arm).defences)
         return [update(self.task(arm, sent, c, self.parts[c], copy.deepcopy(states.get(c, {})))) for c in clients]
 
-    def seen(self, arm: str, sent: Sent, states: Mapping[int, State]) -> Shown | None:
-        """What every client of a round is shown of all others' updates; `states` are all their memories."""
+    def mixtures(self, arm: str, sent: Sent, states: Mapping[int, State]) -> Mixtures | None:
+        """What every client of a round is sent of all others' updates to score; `states` are all their memories."""
+        rule = self.rule(arm, sent)
+        if not isinstance(rule, InteractiveAggregation):
+            return None
         updates = self._made(arm, sent, plan.drawn_clients(self.scenario, sent.round), states)
         poisoned = self.malicious[arm].sent(updates, self._honest(arm, sent, states))
-        return self.rule(arm, sent).seen(list(poisoned))
+        return rule.mixtures(list(poisoned))
 
     def answer(
         self, arm: str, sent: Sent, payload: Any, client: int, state: State, transcript: Transcript | None = None
@@ -154,40 +154,24 @@ class ClientRuntime(Clients):
         `transcript` is what it remembers of the round's questions so far; what it answers is added there.
         """
         rule = self.rule(arm, sent, {} if transcript is None else {client: transcript})
+        assert isinstance(rule, InteractiveAggregation)
         return rule.answer(payload, ClientProxy(self, arm, self.here(sent), client, state))
 
     def make_keys(self, arm: str) -> bytes:
         """A key pair for all clients of an arm that encrypts, made by one of them and locked for the others; nothing
         where they have none in common.
         """
-        rule, secret = self._aggregations[arm], self._secret(arm)
-        if not isinstance(rule, Sealing):
-            return b""
-        pair = rule.sealer.scheme.generate(derive(secret, "pair"))
-        return lock(derive(secret, "box"), pair)
+        rule = self._aggregations[arm]
+        return rule.channel.make_keys(self._secret(arm)) if isinstance(rule, OverChannel) else b""
 
-    def rule(self, arm: str, sent: Sent, transcripts: dict[int, Transcript] | None = None) -> Aggregation:
+    def rule(self, arm: str, sent: Sent, transcripts: dict[int, Transcript] | None = None) -> AnyAggregation:
         """The arm's aggregation as a client of the round works with it; `transcripts` are by client."""
-        rule, secret = self._aggregations[arm], self._secret(arm)
-        if isinstance(rule, SecureSum):
-            leaving, parts = plan.leaving(self.scenario, sent.round), {"weights": sent.weights, "buffers": sent.buffers}
-            model = {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
-            return rule.at_clients(Hosted(derive(secret, "own"), sent.told, leaving, model, transcripts or {}))
-        if isinstance(rule, Sealing):
-            keys = Keys(derive(secret, "session", sent.digest), self._pair(arm, sent))
-            drops = self.scenario.federation.failures.then == "drop"
-            return rule.at_clients(keys, plan.drawn_clients(self.scenario, sent.round), drops)
-        return rule
-
-    def _pair(self, arm: str, sent: Sent) -> bytes:
-        """The key pair that `make_keys` made; raises `ProtectionError` where the server sends another."""
-        try:
-            return unlock(derive(self._secret(arm), "box"), sent.keys)
-        except ProtectionError:
-            raise ProtectionError(
-                f"the key pair of arm '{arm}' cannot be unlocked: it was tampered with, or locked by clients of "
-                f"another secret; start the run again"
-            ) from None
+        rule = self._aggregations[arm]
+        if not isinstance(rule, OverChannel):
+            return rule
+        drawn, leaving = (those(self.scenario, sent.round) for those in (plan.drawn_clients, plan.leaving))
+        drops = self.scenario.federation.failures.then == "drop"
+        return rule.at_clients(ClientRound(self._secret(arm), sent, drawn, leaving, drops, transcripts or {}))
 
     def _secret(self, arm: str) -> bytes:
         """What an arm's clients know and nobody else: it stands for what they exchange before the first round."""
@@ -262,7 +246,7 @@ class ClientRuntime(Clients):
         return loss, correct
 
 
-def _partial(rule: Aggregation, sent: Iterator[Any]) -> Any:
+def _partial(rule: AnyAggregation, sent: Iterator[Any]) -> Any:
     """What a rule makes of what a cohort sends; None where that is nothing."""
     first = next(sent, None)
     return None if first is None else rule.partial(chain([first], sent))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rayfed.client.visit import ObservedClient
     from rayfed.scenario import AttackSpec, Scenario, Training
-    from rayfed.update import Masked, Sealed, Shown, Update
+    from rayfed.update import Encrypted, Masked, Mixtures, Update
 
 TABLE: dict[str, str] = {
     "update": "rayfed.client.views:WholeUpdate",
@@ -32,9 +32,9 @@ class Sight:
 
     update: Update
     """What the attacker takes for the update, or what is in `sealed`."""
-    sealed: Sealed | Masked | None = None
+    sealed: Encrypted | Masked | None = None
     """The answer as it was encrypted or masked: the attacker sees this in its place."""
-    mixtures: Shown | None = None
+    mixtures: Mixtures | None = None
     """All that clients were shown in the round."""
 
 
@@ -81,7 +81,10 @@ class View:
 
     def shows(self, observed: ObservedClient, answer: Update) -> Sight:
         """What is seen of the answer."""
-        return Sight(answer, sealed=observed.runtime.rule(observed.visit.arm, observed.visit.sent).observed(answer))
+        from rayfed.aggregation.over_channel import OverChannel
+
+        rule = observed.runtime.rule(observed.visit.arm, observed.visit.sent)
+        return Sight(answer, sealed=rule.observed(answer) if isinstance(rule, OverChannel) else None)
 
 
 @component
@@ -150,7 +153,7 @@ class ShownToClients(View):
     def shows(self, observed: ObservedClient, answer: Update) -> Sight:
         """What stands for the update; without any values where clients are shown nothing."""
         visit = observed.visit
-        seen = observed.runtime.seen(visit.arm, visit.sent, visit.states)
+        seen = observed.runtime.mixtures(visit.arm, visit.sent, visit.states)
         if seen is None:
             return Sight(replace(answer, tensors={}, buffers={}))
         shown = replace(answer, tensors=seen.updates[answer.client], buffers=seen.buffers[answer.client])

@@ -43,6 +43,11 @@ def flat(update: Update) -> np.ndarray:
     return np.concatenate([t.detach().cpu().numpy().ravel() for t in parts]).astype(np.float64)
 
 
+def single(tensors: Named) -> Named:
+    """As parameters are kept; sums are opened with 53 bits."""
+    return {name: t.float() for name, t in tensors.items()}
+
+
 def _shapes(tensors: Named) -> Shapes:
     return tuple((name, tuple(t.shape)) for name, t in tensors.items())
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from rayfed.crypto.masking import TAG_BYTES, Directory, KeyList, Revealed, neighbours, unmasked
 from rayfed.crypto.shamir import SHARE_BYTES
+from rayfed.questions import Question, RoundSession, Tables
 from rayfed.update import Masked
 
 Letters = Mapping[int, Mapping[int, bytes]]
@@ -45,8 +46,8 @@ class Agree:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What clients are told when they train."""
+class Peers:
+    """With whom clients mask, which they are sent when they train."""
 
     directory: Directory
     shared: tuple[int, ...]
@@ -79,8 +80,10 @@ class Reveal:
 
 
 @dataclass(frozen=True)
-class Session:
-    """All that the server has of a round."""
+class MaskingSession(RoundSession):
+    """All that the server has of a round: keys, shares, and with whom to mask; when vectors have come, whose they are,
+    and what unmasks them.
+    """
 
     clients: Sequence[int]
     """Those drawn for the round."""
@@ -103,30 +106,30 @@ class Session:
     aborted: str | None = None
     """Why the round came to nothing."""
 
-    def asks(self) -> Advertise | Share | Agree | Confirm | Reveal | None:
-        """Keys, shares, and with whom to mask; when vectors have come, whose they are, and what unmasks them."""
+    def request(self) -> Question | None:
+        """The next phase; it waits for the masked sum in between."""
         if self.aborted or self.opened is not None:
             return None
         if not self.advertised:
-            return Advertise()
+            return Question(Advertise())
         if not self.boxes:
-            return Share(self.advertised)
+            return Question(Share(self.advertised))
         if not self.agreed:
-            return Agree(self.advertised, self._shared)
+            return Question(Agree(self.advertised, self._shared))
         if self.masked is None:
             return None
         so_far, survivors = (self.advertised, self._shared), self.masked.clients
         if not self.confirmed:
-            return Confirm(*so_far, survivors, _delivered(self.agreed, survivors))
-        return Reveal(
-            *so_far, survivors, _delivered(self.confirmed, self.confirmed), _delivered(self.boxes, self.confirmed)
-        )
+            return Question(Confirm(*so_far, survivors, _delivered(self.agreed, survivors)))
+        confirmed, boxes = _delivered(self.confirmed, self.confirmed), _delivered(self.boxes, self.confirmed)
+        return Question(Reveal(*so_far, survivors, confirmed, boxes))
 
-    def hears(self, said: Mapping[int, Any]) -> Session:
+    def receive(self, answers: Mapping[int, Any]) -> MaskingSession:
         """With the answers of those who gave one; aborted where too few are left.
 
         Raises `ProtectionError` where shares do not fit together.
         """
+        said = {client: answer for client, answer in answers.items() if answer is not None}
         if not self.advertised:
             keys = KeyList(said)
             new = replace(self, advertised=keys, near=neighbours(keys, self.degree))
@@ -143,17 +146,31 @@ class Session:
         parties = self.masked.clients, self._dropped(self.masked), self.near, self.advertised
         return replace(new, opened=unmasked(self.masked.vector, *parties, said, self.threshold).view(np.int64))
 
-    def told(self) -> Told | None:
+    def broadcast(self) -> Peers | None:
         """With whom clients mask; None where the round is aborted, and nobody sends anything."""
         if self.aborted:
             return None
-        return Told(self.advertised, self._shared, {client: tags[client] for client, tags in self.agreed.items()})
+        return Peers(self.advertised, self._shared, {client: tags[client] for client, tags in self.agreed.items()})
 
-    def joins(self, masked: Masked) -> Session:
+    def finalise(self, total: Masked) -> MaskingSession:
         """With the masked sum."""
         if self.aborted:
             return self
-        return replace(self, masked=masked)._checked(self.boxes, masked.clients, "sent updates")
+        return replace(self, masked=total)._checked(self.boxes, total.clients, "sent updates")
+
+    def rows(self) -> Tables:
+        """How many clients were left in each phase, and what was sent for it."""
+        row = {
+            "clients": len(self.clients),
+            "advertised": len(self.advertised),
+            "shared": len(self.boxes),
+            "sent": len(self.masked.clients) if self.masked else 0,
+            "confirmed": len(self.confirmed),
+            "revealed": len(self.revealed),
+            "protocol_bytes": self.protocol_bytes,
+            "aborted": self.aborted,
+        }
+        return {"secure_sums": [row]}
 
     @property
     def protocol_bytes(self) -> int:
@@ -180,7 +197,7 @@ class Session:
     def _dropped(self, masked: Masked) -> tuple[int, ...]:
         return tuple(client for client in self.boxes if client not in masked.clients)
 
-    def _checked(self, owners: Collection[int], present: Collection[int], done: str) -> Session:
+    def _checked(self, owners: Collection[int], present: Collection[int], done: str) -> MaskingSession:
         """Aborted where too few of those are present who hold the shares of an owner's secrets."""
         fewest = min((len(self._around(owner, present)) for owner in owners), default=0)
         if fewest >= self.threshold:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rayfed.aggregation.base import Aggregation
+from rayfed.aggregation.base import AnyAggregation
 from rayfed.errors import UserError
 from rayfed.privacy.accountant import Method
 from rayfed.privacy.spending import Setting, Spending
@@ -177,7 +177,7 @@ class Defence:
         """Change the update that is sent."""
         return next
 
-    def wrap_aggregation(self, next: Aggregation, clients: int) -> Aggregation:
+    def wrap_aggregation(self, next: AnyAggregation, clients: int) -> AnyAggregation:
         """Change how the server adds updates; `clients` of them a round, or as many expected where they are drawn."""
         return next
 

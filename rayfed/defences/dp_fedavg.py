@@ -37,7 +37,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from rayfed.aggregation.base import Aggregation
+from rayfed.aggregation.base import AnyAggregation
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.noisy_sum import NoisySum
 from rayfed.defences.base import Defence, Task, UpdateMethod
@@ -98,7 +98,7 @@ class DpFedAvg(Private):
         """Anything behind it."""
         return "it must come last, for what comes after it could undo its clip bound" if later else None
 
-    def wrap_aggregation(self, next: Aggregation, clients: int) -> Aggregation:
+    def wrap_aggregation(self, next: AnyAggregation, clients: int) -> AnyAggregation:
         """Add all updates alike, whatever `weights` says; raises `UserError` for rules other than `fedavg`."""
         if type(next) is not FedAvg:
             raise UserError(f"dp_fedavg adds noise to a mean, not to what {type(next).__name__} makes: use fedavg")

@@ -20,7 +20,6 @@ from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
 from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.protections.base import Protection
-from rayfed.protections.secure_aggregation import SecureAggregation
 from rayfed.scenario import DefenceSpec, Scenario
 
 
@@ -46,7 +45,7 @@ class Account:
         for round in range(rounds):
             drawn[plan.drawn_clients(s, round)] += 1
         alike, which = np.unique(np.stack([self.samples, drawn]), axis=1, return_inverse=True)
-        works, masks = [], self._protection
+        works, protection = [], self._protection
         for n, times in alike.T.tolist():
             local = local_training(n, training)
             works.append(Work(n, local.batch_size or n, local.steps, times))
@@ -58,8 +57,8 @@ class Account:
             sample_sampling=training.sampling,
             layers=len(gradients.weights_of(self.arm.model)),
             values=sum(w.numel() for w in self.arm.weights.values()),
-            missing=masks.dropouts.until("mask") if isinstance(masks, SecureAggregation) else 0,
-            masked=isinstance(masks, SecureAggregation),
+            missing=protection.missing if protection else 0,
+            masked=protection is not None and protection.masks,
         )
 
     def calibrated(self, rounds: int) -> Account:
@@ -182,7 +181,7 @@ class Account:
 
 def _uncovered(defence: Defence, protection: Protection, clients: int) -> str | None:
     """Why the guarantee of a noisy sum does not cover sums under a protection; None where it does."""
-    if not (isinstance(protection, SecureAggregation) and isinstance(defence, DpFedAvg)):
+    if not (protection.masks and isinstance(defence, DpFedAvg)):
         return "encryption rounds updates after their clip bound, and who opens a sum may see it without noise"
     if defence.noise == "server":
         return (

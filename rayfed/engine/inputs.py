@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from rayfed import seeds
-from rayfed.aggregation.protected import Protected, Sealing
-from rayfed.aggregation.secure_sum import SecureSum
+from rayfed.aggregation.over_channel import OverChannel, SumOverChannel
 from rayfed.attacks.base import Checked
 from rayfed.client import plan
 from rayfed.client.arm import Arm, aggregation_of, build_arm, protected_aggregation
@@ -84,7 +83,7 @@ class Inputs:
         for name, arm in resolve(self.scenario).items():
             if protecting := plan.protecting(self.scenario, arm, self.parts.sizes):
                 wrapped = protecting.wrap(aggregation_of(arm))
-                found.append(f"arm {name} {wrapped.describe()}")
+                found.append(f"arm {name} {wrapped.channel.describe()}")
                 found += self._unhidden(arm, wrapped)
                 if caveat := wrapped.caveat():
                     found.append(f"arm {name} {caveat}")
@@ -92,17 +91,17 @@ class Inputs:
                     found.append(f"arm {name} is INSECURE: {warning}")
         return found
 
-    def _unhidden(self, arm: ResolvedArm, rule: Sealing | SecureSum) -> Iterator[str]:
-        """Where what clients open of an arm comes near one client's update, in words."""
-        if isinstance(rule, Protected) and rule.rule.weights == "samples":
-            weights = [trained_samples(size, arm.training) for size in self.parts.sizes.tolist()]
+    def _unhidden(self, arm: ResolvedArm, rule: OverChannel[Any, Any, Any]) -> Iterator[str]:
+        """Where what is opened of an arm comes near one client's update, in words."""
+        if isinstance(rule, SumOverChannel):
+            weights = [rule.rule.heaviest(1, trained_samples(size, arm.training)) for size in self.parts.sizes.tolist()]
             share, client, round = plan.heaviest(self.scenario, weights)
             if share > _HEAVY:
                 yield (
                     f"arm {arm.name} gives client {client} {share:.0%} of the weight of round {round}: the sum that is "
                     f"opened is nearly its update; take weights: uniform"
                 )
-        if isinstance(rule, Sealing) and self.scenario.federation.failures.then == "drop":
+        if self.scenario.federation.failures.then == "drop":
             yield (
                 f"arm {arm.name} goes on without clients that fail: its clients have to believe the server who has "
                 f"failed, and one that lies about it opens single updates as differences of sums"

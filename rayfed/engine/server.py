@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rayfed.aggregation.base import Memory
+from rayfed.aggregation.base import InteractiveAggregation
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.client.arm import Protecting, protected_aggregation
 from rayfed.client.clients import Sent
 from rayfed.privacy.sampling import generator
+from rayfed.questions import Memory, RoundSession, Tables
 from rayfed.scenario import ResolvedArm
 from rayfed.update import Named
 
@@ -27,7 +28,7 @@ class Kept:
     """The server optimiser's."""
     memory: Memory
     """The aggregation's."""
-    rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    rows: Tables = field(default_factory=dict)
     """What the aggregation tells of the round before, by table."""
     aborted: str | None = None
     """Why that round was not applied."""
@@ -55,7 +56,7 @@ class Server:
         """`saved` holds every arm as it is to go on: untrained, or from a checkpoint."""
         self._aggregations = {name: protected_aggregation(r.arm, r.protecting) for name, r in roles.items()}
         self._keys = {arm: role.keys for arm, role in roles.items()}
-        self._sessions: dict[str, Any] = {}
+        self._sessions: dict[str, RoundSession] = {}
         self._folds: dict[str, TreeFold] = {}
         self._totals: dict[str, Any] = {}
         self._models = {arm: GlobalModel(optimiser=roles[arm].optimiser, **state) for arm, state in saved.items()}
@@ -66,16 +67,17 @@ class Server:
 
     def sent(self, arm: str, round: int) -> tuple[Sent, Kept]:
         """What clients are sent in a round, and beside it what stays with the server."""
-        model = self._models[arm]
-        told = self._aggregations[arm].told(self._sessions[arm]) if arm in self._sessions else None
-        return Sent(round, model.weights, model.buffers, self._keys[arm], told), Kept(model.state, model.memory)
+        model, session = self._models[arm], self._sessions.get(arm)
+        known = session.broadcast() if session else None
+        return Sent(round, model.weights, model.buffers, self._keys[arm], known), Kept(model.state, model.memory)
 
     def open(self, arm: str, round: int, clients: Sequence[int]) -> bool:
         """Begin a round of these clients; whether the rule has something to ask them before they train."""
-        session = self._aggregations[arm].opens(clients, round)
-        if session is not None:
-            self._sessions[arm] = session
-        return session is not None
+        aggregation = self._aggregations[arm]
+        if not isinstance(aggregation, InteractiveAggregation):
+            return False
+        self._sessions[arm] = aggregation.begin_round(clients, self._models[arm].memory)
+        return self._sessions[arm].request() is not None
 
     def add(self, arm: str, cohorts: int, partials: Mapping[tuple[int, int], Any]) -> None:
         """Take partial results of so many cohorts by their places in the tree (`TreeFold.nodes`), in any order, each
@@ -87,24 +89,23 @@ class Server:
             self._folds[arm].add(index, partial, level)
 
     def ask(self, arm: str) -> tuple[str | None, Any]:
-        """Whom the rule asks, and what: of its session before anything is added, and before it steps when all is; None:
-        nobody (any more).
+        """Whom the rule asks, and what: before anything is added, and before it steps when all is; None: nobody (any
+        more).
         """
-        aggregation = self._aggregations[arm]
         if arm in self._folds:
-            total = self._folds.pop(arm).total()
-            if arm in self._sessions:
-                total = aggregation.joins(self._sessions.pop(arm), total)
-            if total is not None:  # else every client has failed, and the round is as if it had had none
-                self._totals[arm] = aggregation.recall(total, self._models[arm].memory)
-        known = self._known(arm)
-        question = aggregation.asks(known[arm]) if arm in known else None
+            total, session = self._folds.pop(arm).total(), self._sessions.pop(arm, None)
+            if total is None:  # every client has failed, and the round is as if it had had none
+                return None, None
+            if session is None:
+                self._totals[arm] = total
+            else:
+                self._sessions[arm] = session.finalise(total)
+        question = self._sessions[arm].request() if arm in self._sessions else None
         return (question.of, question.payload) if question else (None, None)
 
     def hear(self, arm: str, clients: Sequence[int], *answers: Any) -> None:
         """Take the clients' answers to what was asked last."""
-        known, heard = self._known(arm), dict(zip(clients, answers, strict=True))
-        known[arm] = self._aggregations[arm].hears(known[arm], heard)
+        self._sessions[arm] = self._sessions[arm].receive(dict(zip(clients, answers, strict=True)))
 
     def finish(self, arm: str, round: int, key: bytes, secure: bool) -> tuple[Sent, Kept]:
         """Step on what was added and heard; what clients are sent in the next round, as `sent` gives it, with the
@@ -114,17 +115,14 @@ class Server:
         """
         aggregation, model = self._aggregations[arm], self._models[arm]
         draws = generator(key, secure)
-        if arm not in self._totals:
+        if session := self._sessions.pop(arm, None):
+            if session.aborted is None:
+                model.apply(*aggregation.combine(session, draws))
+                model.memory = session.remembered()
+            sent, kept = self.sent(arm, round + 1)
+            return sent, replace(kept, rows=session.rows(), aborted=session.aborted)
+        if arm in self._totals:
+            model.apply(*aggregation.combine(self._totals.pop(arm), draws))
+        else:
             model.apply(aggregation.idle(model.weights, draws), {})
-            return self.sent(arm, round + 1)
-        total = self._totals.pop(arm)
-        aborted = aggregation.aborted(total)
-        if aborted is None:
-            model.apply(*aggregation.combine(total, draws))
-            model.memory = aggregation.memory(total)
-        sent, kept = self.sent(arm, round + 1)
-        return sent, replace(kept, rows=aggregation.rows(total), aborted=aborted)
-
-    def _known(self, arm: str) -> dict[str, Any]:
-        """Where what is asked about stands: among the sessions until all has been added."""
-        return self._sessions if arm in self._sessions else self._totals
+        return self.sent(arm, round + 1)

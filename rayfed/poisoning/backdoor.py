@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfed.aggregation.fedavg import scaled
+from rayfed.aggregation.weighted_sum import scaled
 from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch
 from rayfed.errors import UserError

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rayfed.aggregation.fedavg import scaled
+from rayfed.aggregation.weighted_sum import scaled
 from rayfed.poisoning.base import Insight, Poisoning
 from rayfed.registry import component
 from rayfed.update import Update

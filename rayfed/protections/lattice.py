@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from rayfed.crypto.encryptor import Encryptor, Load
 from rayfed.crypto.lattice import Lattice
 from rayfed.crypto.packing import FixedPoint
-from rayfed.crypto.sealing import Load, Sealer
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.base import Encryption
 from rayfed.registry import component
@@ -28,7 +28,7 @@ class LatticeProtection(Encryption):
     bits: Annotated[int, Field(ge=2, le=32)] | None = None
     """Of one value; half a step, clip / (2^bits - 2), is lost at most. Null: what sums have room for, up to 27."""
 
-    def sealer(self, load: Load) -> Sealer:
+    def encryptor(self, load: Load) -> Encryptor:
         """With the smallest parameters that hold the sums."""
         noise = float(load.units) if load.multiplied else load.clients**0.5
         for bits in (self.bits,) if self.bits else range(_MOST_BITS, 1, -1):
@@ -38,7 +38,7 @@ class LatticeProtection(Encryption):
             except OverflowError as error:
                 reason = error
                 continue
-            return Sealer(LatticeScheme(lattice), code, self.clip, self.clip_buffers, load)
+            return Encryptor(LatticeScheme(lattice), code, self.clip, self.clip_buffers, load)
         raise UserError(
             f"{self.scheme}: {reason} for {load.clients} updates, weighted up to {load.units} together: take fewer "
             f"bits, or weights: uniform"
@@ -47,7 +47,7 @@ class LatticeProtection(Encryption):
 
 @dataclass(frozen=True)
 class LatticeScheme:
-    """Integer vectors under BFV or CKKS (`rayfed.crypto.sealing.Scheme`)."""
+    """Integer vectors under BFV or CKKS (`rayfed.crypto.encryptor.Scheme`)."""
 
     lattice: Lattice
 

@@ -16,11 +16,11 @@ import numpy as np
 from gmpy2 import mpz
 from pydantic import Field, model_validator
 
+from rayfed.crypto.encryptor import Encryptor, Load
 from rayfed.crypto.factoring import factor
 from rayfed.crypto.keys import Stream
 from rayfed.crypto.packing import FixedPoint, Lanes
 from rayfed.crypto.paillier import SECURE_BITS, KeyPair, PublicKey
-from rayfed.crypto.sealing import Load, Sealer
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.base import Encryption
 from rayfed.registry import component
@@ -68,7 +68,7 @@ class Paillier(Encryption):
             return None
         return f"keys of {self.key_bits} bits can be broken: whoever sees a ciphertext can read it"
 
-    def sealer(self, load: Load) -> Sealer:
+    def encryptor(self, load: Load) -> Encryptor:
         """As many values in a plaintext as fit beside each other, or one of the paper's."""
         code = FixedPoint(self.bits) if self.encoding == "packed" else Slices(self.pieces_of_weight)
         most = code.largest(max(self.clip, self.clip_buffers))
@@ -81,7 +81,9 @@ class Paillier(Encryption):
                 f"key, or weights: uniform"
             )
         lanes = Lanes(width, room // width) if self.encoding == "packed" else None
-        return Sealer(PaillierScheme(self.key_bits, lanes, most, self.table), code, self.clip, self.clip_buffers, load)
+        return Encryptor(
+            PaillierScheme(self.key_bits, lanes, most, self.table), code, self.clip, self.clip_buffers, load
+        )
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Slices:
 
 @dataclass(frozen=True)
 class PaillierScheme:
-    """Integer vectors under Paillier (`rayfed.crypto.sealing.Scheme`)."""
+    """Integer vectors under Paillier (`rayfed.crypto.encryptor.Scheme`)."""
 
     key_bits: int
     lanes: Lanes | None

@@ -1,9 +1,9 @@
 """An update as integers under encryption with a tag, its sums, and what comes out of them.
 
-Clients hold `Keys`; a `Sealer` is public. Anyone adds and multiplies, nobody without the keys opens, and a sum opens
-only where its tag fits: what was tampered with, truncated or sealed with other keys is never taken for an update. The
-tag covers all that says what the sum is of: session, round, names and shapes, and each client's number, weight and
-factor. Which sums may be opened at all is for who calls `open` to say (`rayfed.aggregation.protected`).
+Clients hold `Keys`; an `Encryptor` is public. Anyone adds and multiplies, nobody without the keys opens, and a sum
+opens only where its tag fits: what was tampered with, truncated or encrypted with other keys is never taken for an
+update. The tag covers all that says what the sum is of: session, round, names and shapes, and each client's number,
+weight and factor. Which sums may be opened at all is for who calls `open` to say (`rayfed.protections.encrypted`).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from rayfed.crypto.keys import derive
 from rayfed.crypto.layout import Layout, flat
 from rayfed.crypto.tags import PRIME, Tagger, added, multiplied
 from rayfed.errors import ProtectionError, UserError
-from rayfed.update import Named, Sealed, Share, Update
+from rayfed.update import Encrypted, Named, Share, Update
 
 _NONCE = 16
-"""Bytes: that two of 2^32 sealed updates have the same one happens once in 2^65."""
+"""Bytes: that two of 2^32 encrypted updates have the same one happens once in 2^65."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """The most that a sum of sealed updates holds."""
+    """The most that a sum of encrypted updates holds."""
 
     clients: int
     units: int
@@ -90,8 +90,8 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Sealer:
-    """Seals, adds and opens updates."""
+class Encryptor:
+    """Encrypts, adds and opens updates."""
 
     scheme: Scheme
     code: Code
@@ -102,15 +102,15 @@ class Sealer:
     def __post_init__(self) -> None:
         """Raise `UserError` where a tag could not tell sums of such a load apart."""
         if 2 * self.load.units * self._largest >= PRIME:
-            raise UserError(f"a clip bound of {max(self.clip, self.clip_buffers):g} is too large to seal: lower it")
+            raise UserError(f"a clip bound of {max(self.clip, self.clip_buffers):g} is too large to encrypt: lower it")
 
-    def seal(self, keys: Keys, update: Update, weight: int) -> Sealed:
+    def encrypt(self, keys: Keys, update: Update, weight: int) -> Encrypted:
         """The update, multiplied by its weight unless the server will do so, and encrypted."""
         layout = Layout.of(update)
         before = 1 if self.load.multiplied else weight
         vector = before * self.code.encode(flat(update), layout.bounds(self.clip, self.clip_buffers))
         share = Share(update.client, weight, before, 1, secrets.token_bytes(_NONCE))
-        return Sealed(
+        return Encrypted(
             round=update.round,
             shares=(share,),
             tensors=layout.tensors,
@@ -129,7 +129,7 @@ class Sealer:
         """How many of an update's values are beyond their clip bounds, and lose what is beyond."""
         return beyond(update, self.clip, self.clip_buffers)
 
-    def add(self, left: Sealed, right: Sealed) -> Sealed:
+    def add(self, left: Encrypted, right: Encrypted) -> Encrypted:
         """The sum; raises `ProtectionError` where the two do not belong together."""
         self._check(left)
         self._check(right)
@@ -138,12 +138,12 @@ class Sealer:
             if getattr(left, what) != getattr(right, what):
                 named = {"tensors": "parameters", "public": "public key"}.get(what, what)
                 raise ProtectionError(
-                    f"two sealed updates cannot be added: the {named} of clients {_clients(left)} and of clients "
+                    f"two encrypted updates cannot be added: the {named} of clients {_clients(left)} and of clients "
                     f"{_clients(right)} are not the same; the round is not applied"
                 )
         if len(left.ciphertexts) != len(right.ciphertexts):
             raise ProtectionError(
-                f"a sealed update is truncated: clients {_clients(left)} sent {len(left.ciphertexts)} ciphertexts, "
+                f"an encrypted update is truncated: clients {_clients(left)} sent {len(left.ciphertexts)} ciphertexts, "
                 f"clients {_clients(right)} sent {len(right.ciphertexts)}; the round is not applied"
             )
         return replace(
@@ -153,50 +153,50 @@ class Sealer:
             tag=added(left.tag, right.tag),
         )
 
-    def times(self, sealed: Sealed, factor: int) -> Sealed:
+    def times(self, encrypted: Encrypted, factor: int) -> Encrypted:
         """The same times a public factor of 1 or more."""
-        self._check(sealed)
-        shares = tuple(share._replace(after=factor * share.after) for share in sealed.shares)
+        self._check(encrypted)
+        shares = tuple(share._replace(after=factor * share.after) for share in encrypted.shares)
         self._check_room(shares)
         return replace(
-            sealed,
+            encrypted,
             shares=shares,
-            ciphertexts=self.scheme.times(sealed.public, sealed.ciphertexts, factor),
-            tag=multiplied(sealed.tag, factor),
+            ciphertexts=self.scheme.times(encrypted.public, encrypted.ciphertexts, factor),
+            tag=multiplied(encrypted.tag, factor),
         )
 
-    def weighted(self, sealed: Sequence[Sealed], pieces: Sequence[int]) -> Sealed:
+    def weighted(self, encrypted: Sequence[Encrypted], pieces: Sequence[int]) -> Encrypted:
         """The sum of each times its pieces; what has none is left out."""
-        return reduce(self.add, (self.times(s, count) for s, count in zip(sealed, pieces, strict=True) if count))
+        return reduce(self.add, (self.times(s, count) for s, count in zip(encrypted, pieces, strict=True) if count))
 
-    def open(self, keys: Keys, sealed: Sealed, alone: bool = False) -> tuple[Named, Named, int]:
+    def open(self, keys: Keys, encrypted: Encrypted, alone: bool = False) -> tuple[Named, Named, int]:
         """The weighted sums of tensors and of buffers, in float64, and the sum of the weights.
 
-        Raises `ProtectionError` for what is not the sum of what clients of these keys sealed, and, unless `alone`
+        Raises `ProtectionError` for what is not the sum of what clients of these keys encrypted, and, unless `alone`
         allows it, for a sum that would give one client's update away.
         """
-        self._check(sealed)
-        self._check_shares(sealed, fewest=1 if alone else 2)
-        self._check_room(sealed.shares)
-        if sealed.public != self.scheme.public(keys.pair):
+        self._check(encrypted)
+        self._check_shares(encrypted, fewest=1 if alone else 2)
+        self._check_room(encrypted.shares)
+        if encrypted.public != self.scheme.public(keys.pair):
             raise ProtectionError("an encrypted sum is of another public key than the clients': it is not opened")
-        total = self._decrypted(keys.pair, sealed)
-        if max(map(abs, total.tolist()), default=0) > _units(sealed) * self._largest:
+        total = self._decrypted(keys.pair, encrypted)
+        if max(map(abs, total.tolist()), default=0) > _units(encrypted) * self._largest:
             raise ProtectionError(
-                f"the encrypted sum of round {sealed.round} is larger than its clients' updates can make it: it was "
+                f"the encrypted sum of round {encrypted.round} is larger than its clients' updates can make it: it was "
                 f"tampered with, or made with other keys; the round is not applied"
             )
-        contexts = [(share.after, _context(share)) for share in sealed.shares]
-        if not keys.tagger(sealed.round, _layout(sealed)).holds(total, sealed.tag, contexts):
+        contexts = [(share.after, _context(share)) for share in encrypted.shares]
+        if not keys.tagger(encrypted.round, _layout(encrypted)).holds(total, encrypted.tag, contexts):
             raise ProtectionError(
-                f"the encrypted sum of round {sealed.round} is not the sum of what its clients sealed: it was tampered "
-                f"with, or made with other keys; the round is not applied"
+                f"the encrypted sum of round {encrypted.round} is not the sum of what its clients encrypted: it was "
+                f"tampered with, or made with other keys; the round is not applied"
             )
-        return self._decoded(sealed, total)
+        return self._decoded(encrypted, total)
 
-    def broken(self, pair: bytes, sealed: Sealed) -> tuple[Named, Named]:
+    def broken(self, pair: bytes, encrypted: Encrypted) -> tuple[Named, Named]:
         """The update and buffers of one client, to who has found the key pair but has no part in the secret."""
-        tensors, buffers, weight = self._decoded(sealed, self._decrypted(pair, sealed))
+        tensors, buffers, weight = self._decoded(encrypted, self._decrypted(pair, encrypted))
         return _single(tensors, weight), _single(buffers, weight)
 
     @property
@@ -204,21 +204,23 @@ class Sealer:
         """The largest magnitude of an encoded value."""
         return max(self.code.largest(self.clip), self.code.largest(self.clip_buffers))
 
-    def _check(self, sealed: Sealed) -> None:
-        if sealed.parameters != self:
+    def _check(self, encrypted: Encrypted) -> None:
+        if encrypted.parameters != self:
             raise ProtectionError(
-                f"clients {_clients(sealed)} sealed their updates with other parameters than this arm's: the round is "
-                f"not applied"
+                f"clients {_clients(encrypted)} encrypted their updates with other parameters than this arm's: the "
+                f"round is not applied"
             )
 
-    def _check_shares(self, sealed: Sealed, fewest: int) -> None:
+    def _check_shares(self, encrypted: Encrypted, fewest: int) -> None:
         """Factors of 1 or more: the tag tells them apart modulo its prime only, and none takes a client's update out of
         a sum that names the client.
         """
-        clients = {share.client for share in sealed.shares}
-        if len(clients) < max(fewest, len(sealed.shares)):
-            raise ProtectionError(f"a sum of clients {_clients(sealed)} would give one's update away: it is not opened")
-        for share in sealed.shares:
+        clients = {share.client for share in encrypted.shares}
+        if len(clients) < max(fewest, len(encrypted.shares)):
+            raise ProtectionError(
+                f"a sum of clients {_clients(encrypted)} would give one's update away: it is not opened"
+            )
+        for share in encrypted.shares:
             before, most = (1, self.load.units) if self.load.multiplied else (share.weight, 1)
             exact = all(type(number) is int for number in share[:4])  # True, 1.0 and NumPy's count otherwise
             if not exact or share.weight < 1 or share.before != before or not 1 <= share.after <= most:
@@ -231,17 +233,17 @@ class Sealer:
         units = sum(share.before * share.after for share in shares)
         if units > self.load.units or len(shares) > self.load.clients:
             raise ProtectionError(
-                f"sealed updates of {len(shares)} clients, multiplied by {units} together, have no room in one sum: it "
-                f"is for {self.load.clients} clients and {self.load.units}; the round is not applied"
+                f"encrypted updates of {len(shares)} clients, multiplied by {units} together, have no room in one sum: "
+                f"it is for {self.load.clients} clients and {self.load.units}; the round is not applied"
             )
 
-    def _decrypted(self, pair: bytes, sealed: Sealed) -> np.ndarray:
-        return self.scheme.decrypt(pair, sealed.ciphertexts, _layout(sealed).size, _units(sealed))
+    def _decrypted(self, pair: bytes, encrypted: Encrypted) -> np.ndarray:
+        return self.scheme.decrypt(pair, encrypted.ciphertexts, _layout(encrypted).size, _units(encrypted))
 
-    def _decoded(self, sealed: Sealed, total: np.ndarray) -> tuple[Named, Named, int]:
-        weight, layout = sum(share.weight for share in sealed.shares), _layout(sealed)
+    def _decoded(self, encrypted: Encrypted, total: np.ndarray) -> tuple[Named, Named, int]:
+        weight, layout = sum(share.weight for share in encrypted.shares), _layout(encrypted)
         bounds = layout.bounds(self.clip, self.clip_buffers)
-        return *layout.named(self.code.decode(total, bounds) * (weight / _units(sealed))), weight
+        return *layout.named(self.code.decode(total, bounds) * (weight / _units(encrypted))), weight
 
 
 def in_steps(code: Code, clip: float, clip_buffers: float) -> str:
@@ -255,12 +257,12 @@ def beyond(update: Update, clip: float, clip_buffers: float) -> int:
     return int((np.abs(flat(update)) > Layout.of(update).bounds(clip, clip_buffers)).sum())
 
 
-def _layout(sealed: Sealed) -> Layout:
-    return Layout(sealed.tensors, sealed.buffers)
+def _layout(encrypted: Encrypted) -> Layout:
+    return Layout(encrypted.tensors, encrypted.buffers)
 
 
-def _units(sealed: Sealed) -> int:
-    return sum(share.before * share.after for share in sealed.shares)
+def _units(encrypted: Encrypted) -> int:
+    return sum(share.before * share.after for share in encrypted.shares)
 
 
 def _context(share: Share) -> tuple[int | str, ...]:
@@ -268,8 +270,8 @@ def _context(share: Share) -> tuple[int | str, ...]:
     return share.client, share.weight, share.before, share.nonce.hex()
 
 
-def _clients(sealed: Sealed) -> str:
-    return ", ".join(str(share.client) for share in sealed.shares)
+def _clients(encrypted: Encrypted) -> str:
+    return ", ".join(str(share.client) for share in encrypted.shares)
 
 
 def _single(tensors: Named, weight: int) -> Named:

@@ -1,0 +1,189 @@
+"""FedBoosting on updates that the server cannot read: it multiplies and adds ciphertexts by the weights that it finds.
+
+It needs a channel that does both, whichever it is, and is a class beside `FedBoosting` because what passes is not the
+same: weights are whole pieces here, one client opens the step, and clients look at what they are asked to open.
+
+Source: Ren's thesis, algorithms 2 and 3 and equations 4.4 and 4.5. What clients score they have to open, so encryption
+hides nothing from them: each update as it is, or, with `fusion`, a mixture of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Self
+
+import torch
+
+from rayfed.aggregation.base import Member
+from rayfed.aggregation.fedboosting import (
+    Candidate,
+    Candidates,
+    Evaluation,
+    FedBoosting,
+    RoundScores,
+    Score,
+    Tensors,
+    as_mixtures,
+)
+from rayfed.aggregation.over_channel import OverChannel
+from rayfed.aggregation.weighted_sum import scaled
+from rayfed.crypto.packing import apportion
+from rayfed.errors import ProtectionError, UserError
+from rayfed.protections.base import Protection
+from rayfed.protections.encrypted import EncryptedChannel, Open
+from rayfed.questions import Memory, Question
+from rayfed.update import Encrypted, Mixtures, Update
+
+
+@dataclass(frozen=True)
+class EncryptedCandidate(Candidate[Encrypted]):
+    """What one client sends."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes on the wire of what is encrypted."""
+        return self.model.sent_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncryptedScores(RoundScores[Encrypted]):
+    """Of updates that clients alone can open."""
+
+    over: BoostingOverChannel
+    opened: Tensors | None = None
+    """Their weighted sum."""
+
+    def models(self) -> dict[int, Encrypted]:
+        """As they are, or mixed under encryption."""
+        return self.over.mixed({client: candidate.model for client, candidate in self.candidates.items()})
+
+    def request(self) -> Question | None:
+        """Every client about all models, then one for the weighted sum."""
+        if not self.evaluations or self.opened:
+            return super().request()
+        pieces = apportion([self.weights[client] for client in self.candidates], self.over.pieces)  # equation 4.4
+        updates = [candidate.model for candidate in self.candidates.values()]
+        return Question(Open(self.over.channel.encryptor.weighted(updates, pieces)), of="one")
+
+    def receive(self, answers: Mapping[int, Any]) -> Self:
+        """The weights decided, or the sum that they lead to."""
+        if not self.evaluations:
+            return super().receive(answers)
+        [opened] = answers.values()
+        return replace(self, opened=opened)
+
+
+@dataclass(frozen=True)
+class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted], EncryptedScores]):
+    """FedBoosting over any channel that adds and multiplies."""
+
+    rule: FedBoosting
+    channel: EncryptedChannel
+
+    @classmethod
+    def of(cls, rule: FedBoosting, protection: Protection, clients: int) -> BoostingOverChannel:
+        """The rule under a protection, where a round has so many clients at most.
+
+        Raises `UserError` for a protection or parameters without room for its sums, and for more clients than can be
+        fused in so few pieces.
+        """
+        channel = protection.mixing(clients)
+        pieces = channel.encryptor.load.units
+        if not all(int(share * pieces) for share in rule.shares(range(clients))[0].values()):
+            raise UserError(
+                f"fedboosting: fusion {rule.fusion} leaves the {clients - 1} others of a round less than one of "
+                f"{pieces} pieces each, so that models would not be fused: raise the protection's pieces_of_weight"
+            )
+        return cls(rule, channel)
+
+    @property
+    def pieces(self) -> int:
+        """That the whole is dealt in."""
+        return self.channel.encryptor.load.units
+
+    def caveat(self) -> str | None:
+        """Updates, or what they can be worked out from."""
+        if self.rule.fusion is None:
+            return "shows every client all others' updates in plain, to be scored: only the server does not see them"
+        return "shows every client mixtures of all updates: fusion adds no noise, so that each can be worked out"
+
+    def weight(self, update: Update) -> int:
+        """1: how it weighs is not its client's to say."""
+        return 1
+
+    def protect(self, update: Update) -> EncryptedCandidate:
+        """The update encrypted and the training loss."""
+        return EncryptedCandidate(update.client, self.channel.protect(update, self.weight(update)), update.loss)
+
+    def partial(self, sent: Iterable[EncryptedCandidate]) -> Candidates[Encrypted]:
+        """The cohort's, as they are."""
+        return {candidate.client: candidate for candidate in sent}
+
+    def merge(self, left: Candidates[Encrypted], right: Candidates[Encrypted]) -> Candidates[Encrypted]:
+        """All of both."""
+        return left | right
+
+    def begin_round(self, clients: Sequence[int], memory: Memory) -> EncryptedScores:
+        """The smoothed weights of earlier rounds."""
+        return EncryptedScores(rule=self.rule, memory=memory, over=self)
+
+    def mixed(self, models: Mapping[int, Encrypted]) -> dict[int, Encrypted]:
+        """What stands for each client's model when it is scored (equation 4.5, rounded down as there)."""
+        return {
+            model: self.channel.encryptor.weighted([models[client] for client in mix], list(mix.values()))
+            for model, mix in self._mixes(models).items()
+        }
+
+    def mixtures(self, updates: Sequence[Update]) -> Mixtures:
+        """The same, opened."""
+        models = {update.client: self.protect(update).model for update in updates}
+        mixes = self._mixes(models)
+        shares = {model: {c: Fraction(n, sum(mix.values())) for c, n in mix.items()} for model, mix in mixes.items()}
+        return as_mixtures(self._opened(self.mixed(models), updates[0].round), shares)
+
+    def answer(self, payload: Score[Encrypted] | Open, member: Member) -> Evaluation | Tensors:
+        """The client's scores of all models; or the weighted sum in the clear, never one client's update.
+
+        Raises `ProtectionError` for mixtures that are not the rule's, and for a sum of less than all pieces. How these
+        are dealt the server finds, from what it is told, and may name as it likes.
+        """
+        if isinstance(payload, Open):
+            self._check_sum(payload.sum)
+            return self._mean(payload.sum, member.round)
+        self.channel.check_present(payload.models)
+        if {model: factors(encrypted) for model, encrypted in payload.models.items()} != self._mixes(payload.models):
+            raise ProtectionError("the server asks to score other mixtures than the rule's: they are not opened")
+        return self.rule.answer(Score(self._opened(payload.models, member.round)), member)
+
+    def combine(self, total: EncryptedScores, generator: torch.Generator) -> Tensors:
+        """What the client opened."""
+        assert total.opened is not None
+        return total.opened
+
+    def _check_sum(self, payload: Encrypted) -> None:
+        pieces = factors(payload)
+        if not set(pieces) <= set(self.channel.clients) or sum(pieces.values()) != self.pieces:
+            raise ProtectionError(
+                f"the server asks for a sum of {sum(pieces.values())} of {self.pieces} pieces, or of others than the "
+                f"round's clients: it is not opened"
+            )
+
+    def _opened(self, models: Mapping[int, Encrypted], round: int) -> dict[int, Tensors]:
+        """What is to be scored; a single update only where nothing is fused."""
+        return {model: self._mean(one, round, alone=self.rule.fusion is None) for model, one in models.items()}
+
+    def _mean(self, encrypted: Encrypted, round: int, alone: bool = False) -> Tensors:
+        tensors, buffers, weight = self.channel.open(encrypted, round, alone)
+        return scaled(tensors, 1 / weight), scaled(buffers, 1 / weight)
+
+    def _mixes(self, clients: Collection[int]) -> dict[int, dict[int, int]]:
+        """Model -> client -> by how many pieces its update is multiplied in what stands for the model."""
+        shares = self.rule.shares(clients)
+        return {model: {client: int(s * self.pieces) for client, s in mix.items()} for model, mix in shares.items()}
+
+
+def factors(encrypted: Encrypted) -> dict[int, int]:
+    """By client, what the server has multiplied its update by."""
+    return {share.client: share.after for share in encrypted.shares}

@@ -1,0 +1,74 @@
+"""Rules that need nothing of the updates but their weighted sum: they go over any channel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from rayfed.aggregation.base import Aggregation
+from rayfed.update import Named, Update
+
+
+@dataclass(frozen=True)
+class WeightedSum:
+    """Some clients' updates, weighted and summed."""
+
+    tensors: Named
+    buffers: Named
+    weight: float
+
+
+class WeightedSumRule(Aggregation[Update, WeightedSum, WeightedSum]):
+    """Base of the rules that weigh each client by itself, add up, and make the step of the sum (`combine`)."""
+
+    def weight(self, update: Update) -> int:
+        """A client's weight in the sum, 1 or more."""
+        raise NotImplementedError
+
+    def heaviest(self, clients: int, samples: int) -> int:
+        """The most that the weights of so many clients come to who have so many samples together."""
+        raise NotImplementedError
+
+    @property
+    def step(self) -> float | None:
+        """Of which all values are whole multiples that a channel has to leave exact; None where rounding is no harm."""
+        return None
+
+    def buffers(self, update: Update) -> Named:
+        """A client's buffers as they are added."""
+        return update.buffers
+
+    def partial(self, sent: Iterable[Update]) -> WeightedSum:
+        """The weighted sum over one cohort, in the order of its clients; added up in place, for it may be large."""
+        total: WeightedSum | None = None
+        for update in sent:
+            weight = float(self.weight(update))
+            term = WeightedSum(scaled(update.tensors, weight), scaled(self.buffers(update), weight), weight)
+            if total is None:
+                total = term
+                continue
+            for sums, terms in ((total.tensors, term.tensors), (total.buffers, term.buffers)):
+                for name, t in sums.items():
+                    t.add_(terms[name])
+            total = replace(total, weight=total.weight + weight)
+            del term  # the next client trains meanwhile
+        if total is None:
+            raise ValueError("a cohort has at least one client")
+        return total
+
+    def merge(self, left: WeightedSum, right: WeightedSum) -> WeightedSum:
+        """The sum of two sums."""
+        return WeightedSum(
+            _added(left.tensors, right.tensors), _added(left.buffers, right.buffers), left.weight + right.weight
+        )
+
+
+def scaled(tensors: Named, factor: float) -> Named:
+    """Every tensor times the same."""
+    return {name: t * factor for name, t in tensors.items()}
+
+
+def _added(left: Named, right: Named) -> Named:
+    return {name: torch.add(t, right[name]) for name, t in left.items()}

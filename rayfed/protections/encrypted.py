@@ -1,0 +1,188 @@
+"""The channel of ciphertexts: clients encrypt, anyone adds and multiplies, one client opens.
+
+Source: Ren's thesis, algorithm 3 and equation 4.4, whose server adds ciphertexts and has a client decrypt the sum. That
+one sum a round can be opened, whoever is asked and however often, is ours: it is of all the round's clients, which
+everybody knows from the scenario, and its factors follow from the weights that these have encrypted. So clients need
+not remember what they have opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from rayfed.crypto.encryptor import Encryptor, Keys
+from rayfed.crypto.keys import derive, lock, unlock
+from rayfed.crypto.layout import single
+from rayfed.crypto.packing import apportion
+from rayfed.errors import ProtectionError
+from rayfed.protections.channel import ClientRound, Opened, SecureChannel
+from rayfed.questions import Question, RoundSession
+from rayfed.update import Encrypted, Update
+
+Ciphertexts = tuple[Encrypted, ...]
+"""One sum; or, where the server multiplies, every client's own."""
+
+
+@dataclass(frozen=True)
+class Open:
+    """Asks a client for a sum in the clear."""
+
+    sum: Encrypted
+
+
+@dataclass(frozen=True)
+class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
+    """Updates as an `Encryptor` makes them, under whichever scheme.
+
+    Clients share one key pair: an honest server learns the sum of each round and nothing of a single update, but one
+    client that colludes with it, or taps the others' lines, reads everyone.
+    """
+
+    encryptor: Encryptor
+    keys: Keys | None = None
+    """The clients' alone; the server's channel is made without."""
+    clients: tuple[int, ...] = ()
+    """Those of the round, as each of them knows by itself."""
+    drops: bool = False
+    """Whether some may be missing."""
+
+    def describe(self) -> str:
+        """How finely it encrypts."""
+        return f"encrypts {self.encryptor.describe()}"
+
+    def make_keys(self, secret: bytes) -> bytes:
+        """A key pair in a box."""
+        return lock(derive(secret, "box"), self.encryptor.scheme.generate(derive(secret, "pair")))
+
+    def at_clients(self, round: ClientRound) -> Self:
+        """With the key pair; raises `ProtectionError` where the server sends another than clients made."""
+        try:
+            pair = unlock(derive(round.secret, "box"), round.sent.keys)
+        except ProtectionError:
+            raise ProtectionError(
+                "the clients' key pair cannot be unlocked: it was tampered with, or locked by clients of another "
+                "secret; start the run again"
+            ) from None
+        keys = Keys(derive(round.secret, "session", round.sent.digest), pair)
+        return replace(self, keys=keys, clients=tuple(round.drawn), drops=round.drops)
+
+    def protect(self, update: Update, weight: int) -> Encrypted:
+        """The update encrypted."""
+        return self.encryptor.encrypt(self._own_keys, update, weight)
+
+    def observed(self, update: Update, weight: int) -> Encrypted:
+        """The same less the tag, without which nothing that was made to be observed gets into a round's sum."""
+        return replace(self.protect(update, weight), tag=0)
+
+    def clipped(self, update: Update) -> int:
+        """Values beyond the protection's clip bounds."""
+        return self.encryptor.clipped(update)
+
+    def carried(self, message: Encrypted) -> Ciphertexts:
+        """The ciphertext itself."""
+        return (message,)
+
+    def merge(self, left: Ciphertexts, right: Ciphertexts) -> Ciphertexts:
+        """The sum of two sums, under encryption; all of both where the server multiplies before it adds."""
+        return left + right if self.encryptor.load.multiplied else (self.encryptor.add(left[0], right[0]),)
+
+    def begin_round(self, clients: Sequence[int]) -> EncryptedSession:
+        """Nothing is asked before there is a sum."""
+        return EncryptedSession(self)
+
+    def opened(self, session: EncryptedSession) -> Opened:
+        """What one client opened."""
+        assert session.opened is not None
+        return session.opened
+
+    def answer(self, payload: Open, client: int, round: int) -> Opened:
+        """The sum in the clear; raises `ProtectionError` for any but the one of the round."""
+        found = {share.client: share for share in payload.sum.shares}
+        self.check_present(found)
+        expected = self.factors_for({client: share.weight for client, share in found.items()})
+        if {client: share.after for client, share in found.items()} != expected:
+            raise ProtectionError(
+                "the server has multiplied encrypted updates by other factors than their weights come to: the sum is "
+                "not opened"
+            )
+        return self.open(payload.sum, round)
+
+    def open(self, encrypted: Encrypted, round: int, alone: bool = False) -> Opened:
+        """What `Encryptor.open` finds in a sum of this round, as parameters are kept: sums are opened with 53 bits."""
+        if encrypted.round != round:
+            raise ProtectionError(f"an encrypted sum of round {encrypted.round} was sent in round {round}")
+        tensors, buffers, weight = self.encryptor.open(self._own_keys, encrypted, alone)
+        return single(tensors), single(buffers), weight
+
+    def check_present(self, clients: Collection[int]) -> None:
+        """Raise `ProtectionError` unless these are the round's clients: all of them, or two at least where some may be
+        missing.
+        """
+        present, drawn = set(clients), set(self.clients)
+        if not present <= drawn or len(present) < 2 or (present != drawn and not self.drops):
+            raise ProtectionError(
+                f"the server asks for a sum of clients {_listed(present)}; this round's are {_listed(drawn)}: with "
+                f"others a difference of sums would be one client's update, and the sum is not opened"
+            )
+
+    def summed(self, total: Ciphertexts) -> Encrypted:
+        """The one sum of the round."""
+        if not self.encryptor.load.multiplied:
+            return total[0]
+        shares = [encrypted.shares[0] for encrypted in total]
+        factors = self.factors_for({share.client: share.weight for share in shares})
+        return self.encryptor.weighted(total, [factors[share.client] for share in shares])
+
+    def factors_for(self, weights: Mapping[int, int]) -> dict[int, int]:
+        """By what the server multiplies each client's update; the same for whoever works it out from these weights."""
+        if not self.encryptor.load.multiplied:
+            return dict.fromkeys(weights, 1)
+        clients = sorted(weights)
+        return dict(zip(clients, _dealt([weights[c] for c in clients], self.encryptor.load.units), strict=True))
+
+    @property
+    def _own_keys(self) -> Keys:
+        if self.keys is None:
+            raise ProtectionError("only clients have the keys to encrypt and to open")
+        return self.keys
+
+
+@dataclass(frozen=True)
+class EncryptedSession(RoundSession):
+    """A round's ciphertexts, and what the one client that was asked found in their sum."""
+
+    channel: EncryptedChannel
+    total: Ciphertexts | None = None
+    opened: Opened | None = None
+
+    def request(self) -> Question | None:
+        """One client opens the sum."""
+        if self.total is None or self.opened is not None:
+            return None
+        return Question(Open(self.channel.summed(self.total)), of="one")
+
+    def receive(self, answers: Mapping[int, Opened]) -> EncryptedSession:
+        """What the client opened."""
+        [opened] = answers.values()
+        return replace(self, opened=opened)
+
+    def finalise(self, total: Ciphertexts) -> EncryptedSession:
+        """With all that was encrypted."""
+        return replace(self, total=total)
+
+
+def _dealt(weights: Sequence[int], pieces: int) -> list[int]:
+    """`apportion` with a piece at least for each, which whoever has most gives up: a client without one would not be in
+    the sum, and its weight could not be checked.
+    """
+    dealt = apportion(weights, pieces)
+    while 0 in dealt:
+        dealt[dealt.index(0)] = 1
+        dealt[dealt.index(max(dealt))] -= 1
+    return dealt
+
+
+def _listed(clients: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(clients)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from time import process_time
 from typing import Any
 
@@ -42,14 +43,15 @@ def measured(values: int, count: int, neighbours: int | None) -> tuple[float, fl
     transcripts: dict[int, Transcript] = {}
 
     def consulted(known: Any) -> Any:
-        clients = masks.hosting(Hosted(b"secret of the clients", None, members, transcripts=transcripts))
+        hosted = Hosted(b"secret of the clients", None, members, transcripts=transcripts)
+        clients = replace(masks, hosted=hosted)
         while question := by("server", known.request):
             said = {c: by("clients", clients.answer, question.payload, c, 0) for c in members}
             known = by("server", known.receive, said)
         return known
 
     session = consulted(server.begin_round(members, {}))
-    clients = masks.hosting(Hosted(b"secret of the clients", session.broadcast(), members))
+    clients = replace(masks, hosted=Hosted(b"secret of the clients", session.broadcast(), members))
     masked = [by("clients", clients.protect, update, 1) for update in sent]
     total = consulted(session.finalise(by("server", server.partial, masked)))
     assert total.aborted is None, total.aborted

@@ -35,7 +35,7 @@ class ClientError(UserError):
 
 
 class ProtectionError(UserError):
-    """A sealed update that cannot be added or opened: tampered with, truncated, of other keys or parameters.
+    """An encrypted update that cannot be added or opened: tampered with, truncated, of other keys or parameters.
 
     It is raised before the server's step: the round is not applied, and the run can be resumed.
     """

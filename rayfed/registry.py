@@ -55,7 +55,7 @@ _METHODS = {
     "views": ("shows",),
     "defences": ("wrap_update",),
     "aggregations": ("combine",),
-    "protections": ("warning",),
+    "protections": ("summing",),
     "datasets": ("load",),
     "partitions": ("split",),
     "poisonings": ("poison_update",),

@@ -83,7 +83,7 @@ class Lying:
     def hosting(self, hosted: Hosted) -> SumOverChannel:
         """The rule where clients are."""
         assert isinstance(self.rule.channel, MaskedChannel)
-        return replace(self.rule, channel=self.rule.channel.hosting(hosted))
+        return replace(self.rule, channel=replace(self.rule.channel, hosted=hosted))
 
     @cached_property
     def vectors(self) -> dict[int, np.ndarray]:

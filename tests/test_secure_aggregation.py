@@ -87,7 +87,7 @@ def played(sent: list[Update], **parameters: Any) -> tuple[SumOverChannel, Maski
 def hosting(server: SumOverChannel, hosted: Hosted) -> SumOverChannel:
     """The server's rule where clients are."""
     assert isinstance(server.channel, MaskedChannel)
-    return replace(server, channel=server.channel.hosting(hosted))
+    return replace(server, channel=replace(server.channel, hosted=hosted))
 
 
 def assert_mean_of(server: SumOverChannel, total: MaskingSession, left: list[Update]) -> None:

@@ -26,8 +26,8 @@ def attempt(
     generators: Sequence[torch.Generator],
     factor: bool,
 ) -> Sequence[Guess]:
-    """What the attack finds: nothing in sealed updates, unless it reads none, or breaks the key first (`factor`), and
-    nothing in those that were not shown.
+    """What the attack finds: nothing in encrypted updates, unless it reads none, or breaks the key first (`factor`),
+    and nothing in those that were not shown.
     """
     act = method.infer if isinstance(method, InferenceAttack) else method.reconstruct
     observations = [unmixed(observation) for observation in observations]

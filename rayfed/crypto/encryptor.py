@@ -80,7 +80,7 @@ class Keys:
     """What the clients of an arm share in a round and nobody else has."""
 
     secret: bytes
-    """From which tags are made; another in each session (`rayfed.client.runtime.ClientRuntime.rule`)."""
+    """From which tags are made; another in each session (`rayfed.protections.encrypted.EncryptedChannel`)."""
     pair: bytes
     """The scheme's secret and public key."""
 

@@ -1,4 +1,4 @@
-"""Protections of what clients send, one a file: the server adds ciphertexts. `TABLE` is what a scenario can name."""
+"""Protections of what clients send, and their channels, one a file; `TABLE` is what a scenario can name."""
 
 TABLE: dict[str, str] = {
     "paillier": "rayfed.protections.paillier:Paillier",

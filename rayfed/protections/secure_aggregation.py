@@ -202,10 +202,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         parts = {"weights": round.sent.weights, "buffers": round.sent.buffers}
         model = {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
         own = derive(round.secret, "own")
-        return self.hosting(Hosted(own, round.sent.broadcast, round.leaving, model, round.transcripts))
-
-    def hosting(self, hosted: Hosted) -> Self:
-        """The same where clients are."""
+        hosted = Hosted(own, round.sent.broadcast, round.leaving, model, round.transcripts)
         return replace(self, hosted=hosted)
 
     def protect(self, update: Update, weight: int) -> Masked:

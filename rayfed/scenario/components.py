@@ -158,8 +158,8 @@ class AttackSpec(ComponentSpec):
     """How often every victim is attacked, each time with fresh randomness of the attacker's; what the victim sent stays
     the same."""
     factor: bool = False
-    """Where the update was sealed under Paillier: factor the public key first, then attack what was in it. Keys of 200
-    bits and more are left alone."""
+    """Where the update was encrypted under Paillier: factor the public key first, then attack what was in it. Keys of
+    200 bits and more are left alone."""
     unmix: bool = False
     """Where clients are shown mixtures: solve for the victim's update from all mixtures of the round first, which every
     client is shown (`observes: shown`)."""

@@ -16,9 +16,10 @@ from actors.actor_pool import ActorPool
 from actors.cluster import Allotment, allot_trial
 from actors.executor import for_trial
 from rayfed import registry
-from rayfed.analysis.summary import PSNR_CEILING, spread
+from rayfed.analysis.summary import spread
 from rayfed.engine import runs
 from rayfed.engine.progress import Progress
+from rayfed.metrics.images import PSNR_CEILING
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import Trial, scenario_of
 from rayfed.store.folder import RunFolder

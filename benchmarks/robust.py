@@ -18,7 +18,6 @@ import torch
 
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.analysis.robustness import VERSUS
 from rayfed.client import plan
 from rayfed.client.arm import aggregation_of
 from rayfed.client.runtime import ClientRuntime, Sent
@@ -26,6 +25,7 @@ from rayfed.engine.inputs import prepare
 from rayfed.errors import UserError
 from rayfed.scenario import Scenario, load
 from rayfed.seeds import torch_generator
+from rayfed.store.schemas import VERSUS
 
 SCENARIO = Path(__file__).parent.parent / "scenarios" / "robust.yaml"
 

@@ -36,6 +36,7 @@ KINDS = (
     "datasets",
     "partitions",
     "poisonings",
+    "metrics",
 )
 DOTTED_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 """What names a module and something in it; nothing else is imported, so whoever looks for these finds all."""
@@ -59,6 +60,7 @@ _METHODS = {
     "datasets": ("load",),
     "partitions": ("split",),
     "poisonings": ("poison_update",),
+    "metrics": ("function",),
 }
 """What tells components of one kind from others: one of these methods. A model may be any callable."""
 
@@ -157,7 +159,12 @@ def build(kind: str, name: str, parameters: Mapping[str, Any]) -> Any:
 
 
 def parameters(target: Callable[..., Any]) -> list[Parameter]:
-    """The parameters of a component with types, defaults and descriptions, in the order of definition."""
+    """The parameters of a component with types, defaults and descriptions, in the order of definition.
+
+    A metric, which is an object and no class, has none.
+    """
+    if not callable(target):
+        return []
     described = _properties(target) if inspect.isclass(target) else {}
     found = []
     for name, parameter in inspect.signature(target).parameters.items():

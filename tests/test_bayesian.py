@@ -72,10 +72,11 @@ def trained(arm: str, accuracy: float, seconds: float) -> dict[str, object]:
 
 def test_repeats_count_in_means_and_have_rows_of_their_own() -> None:
     [leak] = summary.leaks([scored("none", r, 0.1 * r, 0.2) for r in range(3)], ["none"], {})
-    assert leak.mse is not None
-    assert leak.mse.mean == pytest.approx(0.1)
-    assert leak.label_accuracy is not None
-    assert leak.label_accuracy.n == 3
+    mse, labels = leak.scores["mse"], leak.scores["label_accuracy"]
+    assert mse is not None
+    assert mse.mean == pytest.approx(0.1)
+    assert labels is not None
+    assert labels.n == 3
     tables = RoundTables()
     outcome = Reconstruction(torch.zeros(0, 1, 2, 2), torch.tensor([1]), trace=[(0, 1.0)])
     for repeat in range(2):

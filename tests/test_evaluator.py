@@ -182,7 +182,7 @@ def test_the_noise_ratio_is_a_metric_of_the_reconstruction() -> None:
 
 
 def test_without_a_network_the_column_is_empty_with_one_warning(tmp_path: Path) -> None:
-    score._noise_ratio.cache_clear()
+    score._functions.cache_clear()
     scorer, image = Scorer(("mse", "noise_ratio"), evaluator=str(tmp_path / "absent.pt")), photo(0, 0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -46,11 +46,11 @@ ARROWS = {
     # secure noise is made of a cipher's key stream
     "rayfed.privacy": {"rayfed.crypto.keys"},
     "rayfed.metrics": {"rayfed.data.forms", "rayfed.models.pretrained"},
+    # a column for every metric and every measure
+    "rayfed.store": {"rayfed.metrics.known", "rayfed.metrics.measures"},
     # a defence on the server's side is a rule of aggregation; malicious clients meet both
     "rayfed.defences": {"rayfed.aggregation.base", "rayfed.aggregation.fedavg", "rayfed.aggregation.noisy_sum"},
     "rayfed.poisoning": {"rayfed.aggregation.weighted_sum", "rayfed.defences.base"},
-    # the schema checks names of measures, which are those of the tables of results
-    "rayfed.scenario": {"rayfed.analysis.outcomes", "rayfed.analysis.robustness"},
     "rayfed.audit": {"rayfed.analysis.summary"},
     "rayfed.report": {"rayfed"},  # its version is on every page
     "rayfed.__main__": {"rayfed.cli"},

@@ -168,7 +168,7 @@ def test_an_unknown_metric_is_named_with_the_nearest():
 
 
 def test_lpips_without_weights_is_an_empty_column_with_one_warning(digits, tmp_path):
-    score._lpips.cache_clear()
+    score._functions.cache_clear()
     scorer = Scorer(("ssim", "lpips_alex", "lpips_vgg"), lpips_weights=str(tmp_path))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

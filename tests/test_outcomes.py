@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from rayfed.analysis.outcomes import MEASURES, measure_of, outcomes, table, with_pmm, worst_of, yaml_line
+from rayfed.analysis.outcomes import outcomes, table, with_pmm, yaml_line
 from rayfed.analysis.settings import estimate, settings
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import RunError, UserError
+from rayfed.metrics.measures import MEASURES, measure_of, worst_of
 from rayfed.store.folder import RunFolder
 from tests.result_fixtures import BATCH, SIGMA, attacked, outcome, small_run, small_sweep
 

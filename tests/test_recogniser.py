@@ -56,7 +56,7 @@ def file(tmp_path: Path) -> str:
 @pytest.fixture
 def knowing(file: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr("rayfed.metrics.identity.load_recogniser", lambda *_: Knows(10))
-    score._identity.cache_clear()
+    score._functions.cache_clear()
     return file
 
 
@@ -181,7 +181,7 @@ def test_chance() -> None:
     [("absent.pt", "there is no recogniser"), (None, "no recogniser is named: run `rayfed train-recogniser")],
 )
 def test_without_a_network_the_columns_are_empty_with_one_warning(recogniser: str | None, why: str) -> None:
-    score._identity.cache_clear()
+    score._functions.cache_clear()
     scorer, image, label = Scorer(("mse", *TOP), recogniser=recogniser, people=DIGITS), bright(4), torch.tensor([4])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -16,6 +16,7 @@ import torch
 from rayfed.analysis import formats, summary
 from rayfed.analysis.outcomes import outcomes
 from rayfed.errors import RunError
+from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report import plots, words
 from rayfed.report.pictures import SHOWN, STRIPS
 from rayfed.report.run import write_report
@@ -260,7 +261,7 @@ def test_infinite_psnr_is_exact_and_leaves_means_finite(tmp_path: Path) -> None:
 def test_unmeasured_scores_are_not_counted() -> None:
     assert summary.spread([None, math.nan]) is None
     assert summary.spread([1.0, None, 3.0, math.nan]) == summary.Spread(2.0, math.sqrt(2), 1.0, 3.0, 2)
-    assert summary.spread([math.inf, 50.0], summary.PSNR_CEILING) == summary.Spread(75.0, math.sqrt(1250), 50, 100, 2)
+    assert summary.spread([math.inf, 50.0], PSNR_CEILING) == summary.Spread(75.0, math.sqrt(1250), 50, 100, 2)
     assert summary.spread([5.0]) == summary.Spread(5.0, None, 5.0, 5.0, 1)
 
 

@@ -12,11 +12,10 @@ from typer.testing import CliRunner
 
 from rayfed.analysis.loading import Sweep
 from rayfed.analysis.settings import Estimate, estimate
-from rayfed.analysis.summary import PSNR_CEILING
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.cli import app
 from rayfed.errors import RunError, UserError
-from rayfed.metrics.images import psnr
+from rayfed.metrics.images import PSNR_CEILING, psnr
 from rayfed.reproductions import pages
 from rayfed.reproductions.judging import judge, overall
 from rayfed.reproductions.measuring import Finding, measured

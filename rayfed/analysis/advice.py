@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rayfed.analysis.figures import SINGLE, said, said_with_interval
 from rayfed.analysis.formats import NONE
-from rayfed.analysis.outcomes import MEASURES
 from rayfed.analysis.recommend import Recommendation, Verdict
 from rayfed.analysis.settings import Setting
+from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most
 
 HEADINGS = ("bound", "found (95 % interval)", "by attack", "")

@@ -41,15 +41,16 @@ def verdicts(arms: Sequence[Arm], leaks: Sequence[Leak]) -> list[Verdict]:
     """A verdict on every leak of which BP_KI was measured, from means over images and repeats, or over rounds."""
     best = max((arm.accuracy for arm in arms if arm.accuracy is not None), default=None)
     by_name = {arm.name: arm for arm in arms}
-    return [_verdict(by_name[leak.arm], leak, best) for leak in leaks if leak.bp_ki]
+    return [_verdict(by_name[leak.arm], leak, best) for leak in leaks if leak.scores["bp_ki"]]
 
 
 def _verdict(arm: Arm, leak: Leak, best: float | None) -> Verdict:
+    mse, bp_ki = leak.scores["mse"], leak.scores["bp_ki"]
     return Verdict(
         arm=arm.name,
         attack=leak.attack,
         accuracy=None if arm.accuracy is None or best is None else arm.accuracy >= best - LOST_ACCURACY,
-        bp_mse=None if leak.mse is None else leak.mse.mean >= BP_MSE,
-        bp_ki=None if leak.bp_ki is None else leak.bp_ki.mean <= BP_KI,
+        bp_mse=None if mse is None else mse.mean >= BP_MSE,
+        bp_ki=None if bp_ki is None else bp_ki.mean <= BP_KI,
         seconds=None if arm.actor_seconds is None else arm.actor_seconds.mean <= SECONDS,
     )

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from math import floor, isinf, log10
 
 from rayfed.analysis.formats import NONE, duration, size
-from rayfed.analysis.outcomes import MEASURES, worst_of
 from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting
-from rayfed.analysis.summary import PSNR_CEILING
+from rayfed.metrics.images import PSNR_CEILING
+from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.privacy.printing import at_most
 
 SHOWN = (
     "test_accuracy",
     "pmm",
-    "psnr",
-    worst_of("psnr"),
-    "ssim",
-    "lpips_alex",
-    "top1",
-    "label_accuracy",
+    *(
+        name
+        for metric in JUDGED
+        if "settings" in metric.tables
+        for name in (metric.name, worst_of(metric.name))[: 1 + metric.worst_in_tables]
+    ),
     "inferred",
     "epsilon",
     "train_seconds",

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isinf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rayfed.analysis.outcomes import MEASURES
-from rayfed.analysis.summary import PSNR_CEILING, Spread, measured
-from rayfed.metrics.top import TOP
+from rayfed.analysis.summary import Spread, measured
+from rayfed.metrics.images import PSNR_CEILING
+from rayfed.metrics.known import leading
+from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most
+
+if TYPE_CHECKING:
+    from rayfed.data.forms import Kind
 
 NONE = "–"
 """Stands for what was not measured."""
-_FOUND = {"token_accuracy": ("text", "tokens in place"), "feature_accuracy": ("record", "features found")}
-"""The metric that leads for samples that are no images -> what they are called, and what it counts."""
-SHARES = (
-    *("test_accuracy", "pmm", "label_accuracy", "label_accuracy_worst", "inferred", *TOP),
-    *(name + suffix for name in _FOUND for suffix in ("", "_worst")),
-)
-"""The measures that are read as per cent."""
+NOUNS: dict[Kind, str] = {"pixels": "image", "tokens": "text", "records": "record"}
+"""Form of samples -> what one is called."""
+_FOUND = {leading(form): noun for form, noun in NOUNS.items() if form != "pixels"}
+"""The metric that leads for samples that are no images -> what they are called."""
 
 
 def share(value: float | None) -> str:
@@ -46,14 +47,14 @@ def decibel(value: float | None) -> str:
 
 def called(row: Mapping[str, Any]) -> str:
     """What the sample of a row of `attacks` is: an image, a text or a record."""
-    return next((noun for name, (noun, _) in _FOUND.items() if measured(row.get(name))), "image")
+    return next((noun for metric, noun in _FOUND.items() if measured(row.get(metric.name))), NOUNS["pixels"])
 
 
 def near(row: Mapping[str, Any]) -> str:
     """How near the truth a row of `attacks` comes: '12.3 dB', 'exact', '75.0 % of its tokens in place'."""
-    for name, (_, counted) in _FOUND.items():
-        if measured(row.get(name)):
-            return f"{share(row[name])} of its {counted}"
+    for metric in _FOUND:
+        if measured(row.get(metric.name)):
+            return f"{share(row[metric.name])} of its {metric.title}"
     value = decibel(row["psnr"])
     return value if value in ("exact", NONE) else f"{value} dB"
 
@@ -110,10 +111,10 @@ def mean_duration(value: Spread | None) -> str:
 
 
 def in_words(name: str, value: float | None) -> str:
-    """A value of `outcomes.MEASURES` with its unit: ('psnr', 21.34) -> '21.3 dB'."""
+    """A value of `MEASURES` with its unit: ('psnr', 21.34) -> '21.3 dB'."""
     if value is None or not measured(value):
         return NONE
-    if name in SHARES:
+    if MEASURES[name].share:
         return share(value)
     if name == "epsilon":
         return at_most(value)

@@ -7,113 +7,16 @@ trial before them: which trial, which values its fields had.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import yaml
 
 from rayfed.analysis import summary
-from rayfed.analysis.robustness import VERSUS
-from rayfed.analysis.summary import Leak, Row, Spread
-from rayfed.errors import UserError, nearest
+from rayfed.analysis.summary import Leak, Row
+from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.store.folder import SCENARIO, RunFolder
-
-Kind = Literal["leakage", "utility", "cost"]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A column of the outcomes that settings can be judged by."""
-
-    title: str
-    kind: Kind
-    higher_is_better: bool
-    """To who protects data: a low PSNR is good, and a high accuracy."""
-    unit: str = ""
-
-
-_LEAKS = {
-    "psnr": Measure("PSNR", "leakage", False, "dB"),
-    "ssim": Measure("SSIM", "leakage", False),
-    "lpips_alex": Measure("LPIPS (AlexNet)", "leakage", True),
-    "lpips_vgg": Measure("LPIPS (VGG)", "leakage", True),
-    "mse": Measure("BP_MSE", "leakage", True),
-    "bp_ki": Measure("BP_KI", "leakage", False),
-    "noise_ratio": Measure("noise ratio", "leakage", True),
-    "token_accuracy": Measure("tokens in place", "leakage", False),
-    "rouge1": Measure("ROUGE-1", "leakage", False),
-    "rouge2": Measure("ROUGE-2", "leakage", False),
-    "rougeL": Measure("ROUGE-L", "leakage", False),
-    "feature_accuracy": Measure("features found", "leakage", False),
-    "top1": Measure("re-identified, top 1", "leakage", False),
-    "top3": Measure("re-identified, top 3", "leakage", False),
-    "top5": Measure("re-identified, top 5", "leakage", False),
-    "label_accuracy": Measure("labels found", "leakage", False),
-}
-"""What is measured of reconstructions: each has a column of means over images and one of the worst image."""
-
-
-def worst_of(metric: str) -> str:
-    """The column with the worst image's value of a metric."""
-    return f"{metric}_worst"
-
-
-def measure_of(name: str) -> Measure:
-    """What a column says; raises `UserError` for one that is no measure, naming those that are."""
-    if name not in MEASURES:
-        raise UserError(f"no measure is called '{name}': {nearest(name, MEASURES)}")
-    return MEASURES[name]
-
-
-MEASURES: dict[str, Measure] = {
-    **_LEAKS,
-    **{
-        worst_of(name): Measure(f"{m.title}, worst image", "leakage", m.higher_is_better, m.unit)
-        for name, m in _LEAKS.items()
-    },
-    "inferred": Measure("inferred beyond chance", "leakage", False),
-    "epsilon": Measure("epsilon", "leakage", False),
-    "test_accuracy": Measure("test accuracy", "utility", True),
-    "pmm": Measure("PMM", "utility", True),
-    "test_loss": Measure("test loss", "utility", False, "nats"),
-    "train_seconds": Measure("training time", "cost", False, "s"),
-    "attack_seconds": Measure("attack time", "cost", False, "s"),
-    "bytes_up": Measure("bytes sent by clients", "cost", False, "bytes"),
-    "bytes_down": Measure("bytes sent to clients", "cost", False, "bytes"),
-}
-"""Column -> what it says. PMM is the accuracy over that of the arm without a defence, all else equal: an arm with
-training, a model, a rule or malicious clients of its own has a reference only in one that has the same."""
-
-_string, _int, _long, _real = pa.string(), pa.int32(), pa.int64(), pa.float64()
-_TRIAL = [
-    pa.field("trial", _string),
-    pa.field("repeat", _int),
-    pa.field("seed", _long),
-    pa.field("status", _string),
-    pa.field("error", _string),
-    pa.field("run", _string),
-]
-"""What a sweep knows of a trial: `status` is 'finished', 'stopped' (by the scheduler) or 'failed'; `run` is its run
-folder, relative to the sweep's."""
-_OUTCOME = [
-    pa.field("arm", _string),
-    pa.field("attack", _string),
-    pa.field("defences", _string),
-    pa.field("rounds", _int),
-    pa.field("images", _int),
-    pa.field("batch_size", _int),
-    pa.field("observes", _string),
-    pa.field("knowledge", _string),
-    pa.field("delta", _real),
-    pa.field("epsilon_unit", _string),
-    pa.field("epsilon_adjacency", _string),
-    pa.field("epsilon_against", _string),
-    *(pa.field(name, _real) for name in MEASURES),
-]
-
-COLUMNS = tuple(field.name for field in [*_TRIAL, *_OUTCOME])
-"""All columns of the outcomes but those of swept fields."""
+from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, VERSUS
 
 
 def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
@@ -174,7 +77,7 @@ def with_pmm(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[
 def table(rows: Sequence[Row], fields: Sequence[str] = (), trials: bool = False) -> pa.Table:
     """Outcomes as a table; with `trials`, the trial's columns and those of the swept fields come first."""
     swept = [pa.field(path, _type(row[path] for row in rows if row.get(path) is not None)) for path in fields]
-    schema = pa.schema([*(_TRIAL if trials else []), *swept, *_OUTCOME])
+    schema = pa.schema([*(TRIAL_FIELDS if trials else []), *swept, *OUTCOME_FIELDS])
     plain = [{**row, **{p: _as(row.get(p), schema.field(p).type) for p in fields}} for row in rows]
     return pa.Table.from_pylist(plain, schema=schema)
 
@@ -184,12 +87,12 @@ def _type(values: Iterable[Any]) -> pa.DataType:
     if kinds == {bool}:
         return pa.bool_()
     if kinds == {int}:
-        return _long
-    return _real if kinds and kinds <= {int, float} else _string
+        return pa.int64()
+    return pa.float64() if kinds and kinds <= {int, float} else pa.string()
 
 
 def _as(value: Any, type: pa.DataType) -> Any:
-    return value if value is None or type != _string else yaml_line(value)
+    return value if value is None or type != pa.string() else yaml_line(value)
 
 
 def held(value: Any) -> Any:
@@ -208,10 +111,10 @@ def _leaked(leak: Leak, attacks: Sequence[Row]) -> dict[str, Any]:
     first = next(row for row in attacks if (row["arm"], row["attack"]) == (leak.arm, leak.attack))
     row: dict[str, Any] = {name: first[name] for name in ("attack", "batch_size", "observes", "knowledge")}
     row |= {"images": leak.images, "attack_seconds": leak.seconds.mean * leak.seconds.n if leak.seconds else None}
-    for name, measure in _LEAKS.items():
-        spread: Spread | None = getattr(leak, name)
-        row[name] = spread.mean if spread else None
-        row[worst_of(name)] = (spread.low if measure.higher_is_better else spread.high) if spread else None
+    for metric in JUDGED:
+        spread = leak.scores[metric.name]
+        row[metric.name] = spread.mean if spread else None
+        row[worst_of(metric.name)] = (spread.high if metric.higher_is_closer else spread.low) if spread else None
     return row
 
 

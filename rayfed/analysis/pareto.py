@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import moocore
 import numpy as np
 
-from rayfed.analysis.outcomes import measure_of
 from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Setting, by_values, strongest
 from rayfed.errors import UserError, nearest
+from rayfed.metrics.measures import measure_of
 
 __all__ = ["Front", "front", "strongest"]
 

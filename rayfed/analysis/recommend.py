@@ -14,12 +14,13 @@ from math import hypot, inf, isfinite
 from typing import TYPE_CHECKING
 
 from rayfed.analysis.figures import said
-from rayfed.analysis.outcomes import MEASURES, measure_of, worst_of, yaml_line
+from rayfed.analysis.outcomes import yaml_line
 from rayfed.analysis.promises import mixed
-from rayfed.analysis.robustness import VERSUS
 from rayfed.analysis.settings import Estimate, Setting, by_values
 from rayfed.errors import UserError, nearest
+from rayfed.metrics.measures import MEASURES, measure_of, worst_of
 from rayfed.store.folder import SCENARIO
+from rayfed.store.schemas import VERSUS
 
 if TYPE_CHECKING:
     from rayfed.analysis.loading import Results

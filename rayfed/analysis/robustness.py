@@ -6,9 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rayfed.analysis.summary import Row, measured
-
-VERSUS = " vs "
-"""Between the names of an arm and of its opponent, in the tables' column `arm`."""
+from rayfed.store.schemas import VERSUS
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 from scipy.stats import t
 
-from rayfed.analysis.outcomes import MEASURES, measure_of
-from rayfed.analysis.robustness import VERSUS
 from rayfed.analysis.summary import Row
+from rayfed.metrics.measures import MEASURES, measure_of
+from rayfed.store.schemas import VERSUS
 
 CONFIDENCE = 0.95
 

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from rayfed.analysis.summary import HIGHER, PSNR_CEILING, Row, measured
+from rayfed.analysis.summary import Row, measured
 from rayfed.errors import UserError, nearest
+from rayfed.metrics.known import METRICS
 
-MEASURED = ("psnr", "ssim", "mse", "lpips_alex", "lpips_vgg")
+_FIRST = ("psnr", "ssim")
+MEASURED = tuple(
+    sorted((name for name, m in METRICS.items() if m.success == "curve"), key=lambda name: name not in _FIRST)
+)
 """The metrics that have curves."""
 _COLUMNS = pa.schema(
     [
@@ -62,18 +66,18 @@ def groups(attacks: Iterable[Row]) -> list[Group]:
 
 
 def curve(group: Group, metric: str, thresholds: Sequence[float] | None = None) -> Curve | None:
-    """One metric's curve; None where no image has a value. PSNR is cut at `PSNR_CEILING`.
+    """One metric's curve; None where no image has a value. PSNR is cut at its ceiling.
 
     Without `thresholds` at every value that was measured, between which nothing changes: up to each of them, from the
     one before, the share is the same. Raises `UserError` for a metric that has no curves.
     """
     if metric not in MEASURED:
         raise UserError(f"there are no success rates by '{metric}': {nearest(metric, MEASURED)}")
-    sign = 1 if metric in HIGHER else -1
-    values = sign * np.array([row[metric] for row in group.rows if measured(row.get(metric))], np.float64)
+    sign = 1 if METRICS[metric].higher_is_closer else -1
+    values = np.array([row[metric] for row in group.rows if measured(row.get(metric))], np.float64)
     if not len(values):
         return None
-    values = np.sort(values.clip(max=PSNR_CEILING) if metric == "psnr" else values)
+    values = np.sort(sign * values.clip(max=METRICS[metric].ceiling))
     asked = np.unique(values) if thresholds is None else np.sort(sign * np.asarray(thresholds, np.float64))
     passed = len(values) - np.searchsorted(values, asked, side="left")
     return Curve(group, metric, (sign * asked).tolist(), (passed / len(group.rows)).tolist())

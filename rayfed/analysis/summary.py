@@ -1,6 +1,6 @@
 """The numbers of a run, from its tables alone: what every arm reached, and what every attack got out of it.
 
-PSNR enters means at no more than `PSNR_CEILING`, because an exact copy has an infinite one. Values that were not
+A metric enters means at no more than its ceiling, because an exact copy has an infinite PSNR. Values that were not
 measured (null or NaN) are left out, and every figure says how many values are behind it.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayfed.metrics.top import TOP
+from rayfed.metrics.known import METRICS
 
 Row = Mapping[str, Any]
 
@@ -29,14 +29,9 @@ _KNOWLEDGE = {
     "colluder": "a colluder's private part",
 }
 _OBSERVED = {"shown": "what clients are shown of the update"}
-OF_TEXTS = ("token_accuracy", "rouge1", "rouge2", "rougeL", "feature_accuracy")
-"""What is measured of samples that are no pictures: shares, of which more is nearer to the truth."""
-_LEADING = ("token_accuracy", "feature_accuracy", "psnr")
+_OF_SAMPLES = tuple(metric.name for metric in METRICS.values() if metric.compares != "labels")
+_LEADING = tuple(metric.name for metric in METRICS.values() if metric.leads)[::-1]
 """What samples are ranked by, the first that was measured; records have a PSNR, too."""
-HIGHER = ("psnr", "ssim", *OF_TEXTS)
-"""The metrics of which more is nearer to the truth; of the others less is."""
-PSNR_CEILING = 100.0
-"""dB; a mean squared error of 1e-10, far below the 8-bit rounding of an image. Above it, copies count as equal."""
 
 
 @dataclass(frozen=True)
@@ -64,29 +59,14 @@ class Leak:
     """Reconstructions of images; of every image as many as the attack has repeats."""
     setting: str
     """What the attack was given, in words."""
-    psnr: Spread | None
-    ssim: Spread | None
-    lpips_alex: Spread | None
-    lpips_vgg: Spread | None
-    noise_ratio: Spread | None
-    bp_ki: Spread | None
-    bp_ki_posterior: Spread | None
-    token_accuracy: Spread | None
-    rouge1: Spread | None
-    rouge2: Spread | None
-    rougeL: Spread | None
-    feature_accuracy: Spread | None
-    mse: Spread | None
-    top1: Spread | None
-    top3: Spread | None
-    top5: Spread | None
+    scores: dict[str, Spread | None]
+    """Every metric of `METRICS`, over images; what is one value a batch, over attacks on a batch."""
     people: int | None
     """Classes that the recogniser behind `top1` to `top5` tells apart."""
-    label_accuracy: Spread | None
-    """Over attacks on a batch: it is one value a batch."""
     iterations: Spread | None
-    seconds: Spread | None
     """Over attacks on a batch."""
+    seconds: Spread | None
+    """Likewise."""
     success: dict[str, float | None]
     """Metric -> probability of reconstruction success, over all attacked images."""
     failures: dict[tuple[str, str], int]
@@ -179,16 +159,15 @@ def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
     return Leak(
         arm=rows[0]["arm"],
         attack=rows[0]["attack"],
-        images=sum(any(measured(row.get(name)) for name in ("mse", "psnr", *OF_TEXTS)) for row in rows),
+        images=sum(any(measured(row.get(name)) for name in _OF_SAMPLES) for row in rows),
         setting=setting(rows),
-        psnr=spread((row["psnr"] for row in rows), PSNR_CEILING),
-        **{
-            name: spread(row.get(name) for row in rows)
-            for name in ("ssim", "lpips_alex", "lpips_vgg", "noise_ratio", "bp_ki", "bp_ki_posterior", "mse", *OF_TEXTS)
+        scores={
+            name: spread((row.get(name) for row in (rows if name in _OF_SAMPLES else batches)), metric.ceiling)
+            for name, metric in METRICS.items()
         },
-        **{name: spread(row.get(name) for row in rows) for name in TOP},
         people=people(rows),
-        **{name: spread(row[name] for row in batches) for name in ("label_accuracy", "iterations", "seconds")},
+        iterations=spread(row["iterations"] for row in batches),
+        seconds=spread(row["seconds"] for row in batches),
         success={metric: success(rows, metric, threshold) for metric, threshold in thresholds.items()},
         failures=dict(failures),
     )
@@ -199,13 +178,13 @@ def success(rows: Sequence[Row], metric: str, threshold: float) -> float | None:
     nearer to the truth. An image that has no value is a failure; None where no image has one.
     """
     values = [row[metric] for row in rows if measured(row.get(metric))]
-    passed = sum(v >= threshold if metric in HIGHER else v <= threshold for v in values)
+    passed = sum(METRICS[metric].passes(value, threshold) for value in values)
     return passed / len(rows) if values else None
 
 
 def passing(metric: str, threshold: float) -> str:
     """A threshold of success in words: `psnr ≥ 15`."""
-    return f"{metric} {'≥' if metric in HIGHER else '≤'} {threshold:g}"
+    return f"{metric} {'≥' if METRICS[metric].higher_is_closer else '≤'} {threshold:g}"
 
 
 def people(rows: Iterable[Row]) -> int | None:

@@ -21,7 +21,8 @@ Kind = Annotated[
     str,
     typer.Argument(
         metavar="KIND",
-        help="attacks, grants, views, defences, aggregations, protections, models, datasets, partitions or poisonings.",
+        help="attacks, grants, views, defences, aggregations, protections, models, datasets, partitions, poisonings or "
+        "metrics.",
         show_default=False,
     ),
 ]
@@ -52,15 +53,16 @@ def describe(
         from rayfed import registry
 
         plural = next((k for k in registry.KINDS if kind in (k, k.rstrip("s"))), kind)
-        registry.table(plural)
+        path = registry.table(plural).get(name, name)
         target = registry.find(plural, name)
         console = Console()
-        console.print(f"[bold]{escape(name)}[/bold]  ({target.__module__}:{target.__qualname__})")
+        console.print(f"[bold]{escape(name)}[/bold]  ({path})")
         console.print(escape(inspect.getdoc(target) or "no description"), highlight=False)
         table = Table("field", "type", "default", "meaning")
         for p in registry.parameters(target):
             table.add_row(p.name, escape(p.type), escape(p.default), escape(" ".join(p.doc.split())))
-        console.print(table)
+        if table.rows:
+            console.print(table)
 
 
 @commands.command()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from math import isfinite
+from math import inf, isfinite
 from statistics import fmean
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -16,11 +16,18 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed import audit
-from rayfed.analysis.formats import fixed
-from rayfed.analysis.robustness import VERSUS, Matrix, Outcome, matrix
-from rayfed.analysis.summary import PSNR_CEILING, passing, people, success
+from rayfed.analysis.formats import NOUNS, fixed
+from rayfed.analysis.robustness import Matrix, Outcome, matrix
+from rayfed.analysis.summary import passing, people, success
+from rayfed.metrics.base import Metric
+from rayfed.metrics.images import PSNR_CEILING
+from rayfed.metrics.known import METRICS, leading
 from rayfed.metrics.top import TOP, chance
 from rayfed.privacy.printing import at_most
+from rayfed.store.schemas import VERSUS
+
+if TYPE_CHECKING:
+    from rayfed.data.forms import Kind
 
 
 class RunView:
@@ -111,7 +118,7 @@ class RunView:
             arm = f"{row['arm']:<{width}} " if len(rows) > 1 else ""
             self._say(f"round {row['round'] + 1:>3}/{self._rounds}  {arm}{loss}  {accuracy}  {self._speed}  {left}")
         for (arm, attack), found in _grouped(attacks).items():
-            self._say(f"  {attack} on {arm}: {_summary(found, _noun(attacks))}")
+            self._say(f"  {attack} on {arm}: {_summary(found, _form(attacks))}")
         for (arm, attack), found in _grouped(inferences).items():
             self._say(f"  {attack} on {arm}: {_inferred(found)}")
         self._last |= {row["arm"]: row for row in rows}
@@ -148,16 +155,15 @@ class RunView:
     def _table(self) -> Table:
         accuracy = {arm: _tested(row, "{:.2%}") for arm, row in self._last.items()}
         pors = {metric: threshold for metric, threshold in self._success.items() if _values(self._attacks, metric)}
-        noun = _noun(self._attacks)
-        near = _NEARNESS[noun]
-        first, others = list(near)[:2], list(near)[2:]
-        top = [name for name in TOP if _values(self._attacks, name)][:1]  # the report has all
-        columns = ["arm", "attack", f"{noun}s", *first, *["PoRS"] * len(pors), *others]
-        columns += [*(f"top-{TOP[name]}" for name in top), "labels"]
+        form = _form(self._attacks)
+        leader, others = leading(form), _others(self._attacks, form)
+        columns = ["arm", "attack", f"{NOUNS[form]}s", leader.short_name, "best", *["PoRS"] * len(pors)]
+        columns += [metric.short_name for metric in others]
         columns += ["accuracy"] * bool(accuracy) + ["epsilon"] * bool(self._privacy)
-        terms = [_TERMS[noun], *(f"PoRS: {passing(*each)}" for each in pors.items())]
-        if top and (known := people(self._attacks)):
-            terms += [f"top-{TOP[name]} by chance: {chance(name, known):.1%}" for name in top]
+        terms = [_TERMS[form], *(f"PoRS: {passing(*each)}" for each in pors.items())]
+        if known := people(self._attacks):
+            top = [metric for metric in others if metric.name in TOP]
+            terms += [f"{metric.short_name} by chance: {chance(metric.name, known):.1%}" for metric in top]
         title = f"leakage ({'; '.join(terms)})" + " and accuracy" * bool(accuracy)
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         for column in columns:
@@ -169,11 +175,10 @@ class RunView:
                 Text(arm),
                 Text(attack),
                 str(len(found)),
-                *(_shown(found, *near[name]) for name in first),
+                _shown(leader, found, fmean),
+                _shown(leader, found, max if leader.higher_is_closer else min),
                 *(_share([success(found, *each)]) for each in pors.items()),
-                *(_shown(found, *near[name]) for name in others),
-                *(_share(_values(found, name)) for name in top),
-                _share(_values(found, "label_accuracy")),
+                *(_shown(metric, found, fmean) for metric in others),
                 *[accuracy.get(arm) or "-"] * bool(accuracy),
                 *[self._privacy.get(arm, "-")] * bool(self._privacy),
             ]
@@ -285,9 +290,10 @@ def _strangers(row: dict[str, Any]) -> str:
 
 
 def _values(rows: Sequence[dict[str, Any]], column: str) -> list[float]:
-    """A column's numbers; PSNR of exact images is cut off, rows without one are left out."""
-    found = [row[column] for row in rows if row.get(column) is not None]
-    return [min(v, PSNR_CEILING) if column == "psnr" else v for v in found if isfinite(v) or column == "psnr"]
+    """A column's numbers; those of exact images are cut off, rows without one are left out."""
+    ceiling = METRICS[column].ceiling if column in METRICS else inf
+    found = (min(row[column], ceiling) for row in rows if row.get(column) is not None)
+    return [value for value in found if isfinite(value)]
 
 
 def _decibel(psnr: float) -> str:
@@ -310,60 +316,46 @@ def _failures(rows: Sequence[dict[str, Any]]) -> str:
     return "".join(f"; {f}" for f in sorted({f"{r['status']}: {r['message']}" for r in rows if r["status"] != "ok"}))
 
 
-def _summary(rows: Sequence[dict[str, Any]], noun: str) -> str:
-    psnr, found = _values(rows, "psnr"), _values(rows, _FOUND.get(noun, ""))
-    quality = f"PSNR mean {_decibel(fmean(psnr))}, best {_decibel(max(psnr))}; " if psnr else ""
-    if found:
-        quality = f"{_FOUND[noun].replace('_', ' ')} mean {fmean(found):.0%}, best {max(found):.0%}; "
+def _summary(rows: Sequence[dict[str, Any]], form: Kind) -> str:
+    leader = leading(form)
+    found = _values(rows, leader.name)
+    called = leader.title if leader.unit else leader.name.replace("_", " ")
+    unit = f" {leader.unit}" if leader.unit else ""
+    mean, best = (f"{_shown(leader, rows, pick)}{unit}" for pick in (fmean, max))
+    quality = f"{called} mean {mean}, best {best}; " if found else ""
     labels = f"labels {_share(_values(rows, 'label_accuracy'))}"
-    return f"{_plural(len(rows), noun)}, {quality}{labels}" + _failures(rows)
+    return f"{_plural(len(rows), NOUNS[form])}, {quality}{labels}" + _failures(rows)
 
 
-def _noun(attacks: Sequence[dict[str, Any]]) -> str:
+def _form(attacks: Sequence[dict[str, Any]]) -> Kind:
     """What the samples of some rows of attacks are, by what was measured of them."""
-    return next((noun for noun, metric in _FOUND.items() if _values(attacks, metric)), "image")
+    return next((form for form in NOUNS if form != "pixels" and _values(attacks, leading(form).name)), "pixels")
 
 
-def _shown(rows: Sequence[dict[str, Any]], metric: str, show: Callable[[Sequence[float]], str]) -> str:
-    return show(_values(rows, metric))
+def _others(attacks: Sequence[dict[str, Any]], form: Kind) -> list[Metric]:
+    """The metrics of the last table behind the leading one: measured, or measured unless a scenario says otherwise."""
+    shown = [
+        metric
+        for metric in METRICS.values()
+        if "run" in metric.tables
+        and metric != leading(form)
+        and (form in metric.default_of or _values(attacks, metric.name))
+    ]
+    hits = [metric for metric in shown if metric.format == "hit"]
+    return [metric for metric in shown if metric not in hits[1:]]  # the report has all
 
 
-def _mean_decibel(values: Sequence[float]) -> str:
-    return _decibel(fmean(values)).removesuffix(" dB") if values else "-"
+def _shown(metric: Metric, rows: Sequence[dict[str, Any]], pick: Callable[[Sequence[float]], float]) -> str:
+    values = _values(rows, metric.name)
+    if not values:
+        return "-"
+    if metric.unit == "dB":
+        return _decibel(pick(values)).removesuffix(" dB")
+    return f"{pick(values):.0%}" if metric.format in ("share", "hit") else f"{pick(values):.3f}"
 
 
-def _best_decibel(values: Sequence[float]) -> str:
-    return _decibel(max(values)).removesuffix(" dB") if values else "-"
-
-
-def _mean(values: Sequence[float]) -> str:
-    return f"{fmean(values):.3f}" if values else "-"
-
-
-def _best_share(values: Sequence[float]) -> str:
-    return f"{max(values):.0%}" if values else "-"
-
-
-_FOUND = {"text": "token_accuracy", "record": "feature_accuracy"}
-"""What samples that are no images are called -> the metric that tells them from images."""
-_TERMS = {
-    "image": "mean and best PSNR in dB",
-    "text": "mean and best share of tokens in their places",
-    "record": "mean and best share of features found",
+_TERMS: dict[Kind, str] = {
+    "pixels": "mean and best PSNR in dB",
+    "tokens": "mean and best share of tokens in their places",
+    "records": "mean and best share of features found",
 }
-_Shown = tuple[str, Callable[[Sequence[float]], str]]
-_NEARNESS: dict[str, dict[str, _Shown]] = {
-    "image": {"PSNR": ("psnr", _mean_decibel), "best": ("psnr", _best_decibel), "SSIM": ("ssim", _mean)},
-    "text": {
-        "tokens": ("token_accuracy", _share),
-        "best": ("token_accuracy", _best_share),
-        "ROUGE-1": ("rouge1", _mean),
-        "ROUGE-L": ("rougeL", _mean),
-    },
-    "record": {
-        "features": ("feature_accuracy", _share),
-        "best": ("feature_accuracy", _best_share),
-        "PSNR": ("psnr", _mean_decibel),
-    },
-}
-"""The columns of the last table that say how near reconstructions are: heading -> metric, and how its values read."""

@@ -17,8 +17,9 @@ from rayfed.analysis.labels import by_batch_size
 from rayfed.analysis.pareto import front
 from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, settings, strongest
+from rayfed.metrics.measures import JUDGED
 
-_COLUMNS = ("test_accuracy", "psnr", "ssim", "epsilon")
+_COLUMNS = ("test_accuracy", *(metric.name for metric in JUDGED if "sweep" in metric.tables), "epsilon")
 
 
 class SweepView:

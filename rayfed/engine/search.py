@@ -12,7 +12,8 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from rayfed import seeds
-from rayfed.analysis.outcomes import MEASURES, held
+from rayfed.analysis.outcomes import held
+from rayfed.metrics.measures import MEASURES
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.sweep import Range
 from rayfed.scenario.trials import fields_of

@@ -9,7 +9,6 @@ from typing import Any
 
 from rayfed import scenario as scenarios
 from rayfed.analysis import outcomes
-from rayfed.analysis.robustness import VERSUS
 from rayfed.analysis.settings import estimate
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.engine import runs
@@ -21,6 +20,7 @@ from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, check_values, fields_of, planned
 from rayfed.store import run_key
 from rayfed.store.folder import RunFolder
+from rayfed.store.schemas import VERSUS
 
 SweepExecution = Callable[["SweepRecorder"], None]
 """Plays all trials of a sweep that have no row yet."""

@@ -10,10 +10,12 @@ Ten bins, base 10 and a floor of 1e-10 come nearest to its figures (`docs/attack
 from __future__ import annotations
 
 from math import log
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from rayfed.metrics.base import Metric
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _BINS = 10
 _FLOOR = 1e-10
@@ -32,11 +34,34 @@ def knowledge_increment(true: Tensor, guess: Tensor) -> Tensor:
 def posterior_knowledge(true: Tensor, guess: Tensor) -> Tensor:
     """The other direction, KL(posterior || prior) to base 10, finite without a floor: at most 1, for one value."""
     shares = _shares(guess)
-    divergence: Tensor = torch.special.xlogy(shares, shares * _BINS).sum(1) / log(10)
+    divergence: Tensor = shares.xlogy(shares * _BINS).sum(1) / log(10)
     return divergence
 
 
 def _shares(images: Tensor) -> Tensor:
     """The share of an image's values, all channels together, in each of the bins: (N, C, H, W) to (N, k) float64."""
+    from torch.nn import functional as F  # a metric is declared without it
+
     places = (images.double().flatten(1) * _BINS).long().clamp(0, _BINS - 1)
     return F.one_hot(places, _BINS).double().mean(1)
+
+
+BP_KI = Metric(
+    name="bp_ki",
+    description="BP_KI, KL(uniform || histogram of the reconstruction), 10 bins, base 10, 0..8",
+    title="BP_KI",
+    function=knowledge_increment,
+    higher_is_closer=True,
+    tables=(),
+    success=None,
+)
+BP_KI_POSTERIOR = Metric(
+    name="bp_ki_posterior",
+    description="BP_KI in the other direction, KL(histogram || uniform), 0..1",
+    title="BP_KI (posterior)",
+    function=posterior_knowledge,
+    higher_is_closer=True,
+    tables=(),
+    outcome=False,
+    success=None,
+)

@@ -6,8 +6,15 @@ scikit-image's definition (uniform window of 7).
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+from rayfed.metrics.base import Metric
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PSNR_CEILING = 100.0
+"""dB; a mean squared error of 1e-10, far below the 8-bit rounding of an image. Above it, copies count as equal."""
 
 
 def mse(a: Tensor, b: Tensor) -> Tensor:
@@ -31,4 +38,42 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     window = max(3, min(7, side - 1 + side % 2))
     pairs = zip(a.double().cpu().numpy(), b.double().cpu().numpy(), strict=True)
     values = [structural_similarity(x, y, win_size=window, data_range=1, channel_axis=0) for x, y in pairs]
-    return torch.tensor(values, dtype=torch.float64, device=a.device)
+    return a.double().new_tensor(values)
+
+
+MSE = Metric(
+    name="mse",
+    description="mean squared error of pixels in [0, 1]",
+    title="BP_MSE",
+    heading="MSE",
+    function=mse,
+    higher_is_closer=False,
+    forms=("pixels", "records"),
+    format="error",
+    tables=(),
+    default_of=("pixels", "records"),
+    chart=(1.0, 1e-6),
+)
+PSNR = Metric(
+    name="psnr",
+    description="peak signal-to-noise ratio, peak 1 (dB); infinite for an exact copy",
+    title="PSNR",
+    function=psnr,
+    higher_is_closer=True,
+    forms=("pixels", "records"),
+    unit="dB",
+    ceiling=PSNR_CEILING,
+    worst_in_tables=True,
+    default_of=("pixels", "records"),
+    leads=True,
+    threshold=15.0,
+    chart=(0.0, 60.0),
+)
+SSIM = Metric(
+    name="ssim",
+    description="structural similarity, at most 1",
+    title="SSIM",
+    function=ssim,
+    higher_is_closer=True,
+    default_of=("pixels",),
+)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+from rayfed.metrics.base import Metric
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def label_accuracy(true: Tensor, found: Tensor) -> float:
@@ -11,6 +15,22 @@ def label_accuracy(true: Tensor, found: Tensor) -> float:
 
     Order does not count, multiplicity does: of [1, 1, 2], the guess [2, 1, 0] finds two thirds.
     """
-    classes = int(torch.cat([true, found]).max()) + 1
-    shared = torch.minimum(true.bincount(minlength=classes), found.bincount(minlength=classes))
+    classes = int(max(true.max(), found.max())) + 1
+    shared = true.bincount(minlength=classes).minimum(found.bincount(minlength=classes))
     return int(shared.sum()) / len(true)
+
+
+LABEL_ACCURACY = Metric(
+    name="label_accuracy",
+    description="share of the batch's labels found (multiset), 0..1; one value a batch",
+    title="labels found",
+    short="labels",
+    function=label_accuracy,
+    compares="labels",
+    higher_is_closer=True,
+    forms=("pixels", "tokens", "records"),
+    format="share",
+    tables=("settings", "run"),
+    default_of=("pixels", "tokens", "records"),
+    success=None,
+)

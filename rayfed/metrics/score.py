@@ -8,45 +8,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
 
-from rayfed.data.forms import PIXELS, Form, Kind, Records
+from rayfed.data.forms import PIXELS, Form
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.assignment import assign
-from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
-from rayfed.metrics.identity import Identity
-from rayfed.metrics.images import mse, psnr, ssim
-from rayfed.metrics.labels import label_accuracy
-from rayfed.metrics.lpips import Lpips, LpipsUnavailable, Net
-from rayfed.metrics.noise import NoiseRatio
-from rayfed.metrics.texts import ROUGES, rouge, token_accuracy
-from rayfed.metrics.top import TOP
-from rayfed.models.pretrained import NetworkUnavailable
+from rayfed.metrics.known import METRICS, metrics_of
 
-Metric = Callable[[Tensor, Tensor], Tensor]
-
-_PIXELS: dict[str, Metric] = {
-    "mse": mse,
-    "psnr": psnr,
-    "ssim": ssim,
-    "bp_ki": knowledge_increment,
-    "bp_ki_posterior": posterior_knowledge,
-}
-_LPIPS: dict[str, Net] = {"lpips_alex": "alex", "lpips_vgg": "vgg"}
-_TEXTS: dict[str, Metric] = {"token_accuracy": token_accuracy} | {name: rouge(name) for name in ROUGES}
-_MEASURED: dict[Kind, tuple[str, ...]] = {
-    "pixels": (*_PIXELS, *_LPIPS, "noise_ratio", *TOP, "label_accuracy"),
-    "tokens": (*_TEXTS, "label_accuracy"),
-    "records": ("feature_accuracy", "mse", "psnr", "label_accuracy"),
-}
-
-
-def metrics_of(kind: Kind) -> tuple[str, ...]:
-    """The metrics that mean something of samples of a form."""
-    return _MEASURED[kind]
+_Functions = dict[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
@@ -72,22 +44,8 @@ class Scorer:
                 raise UserError(f"metrics: unknown metric of {self.form.kind} '{name}': {nearest(name, known)}")
 
     def unavailable(self) -> list[str]:
-        """For each metric whose weights this machine cannot load: why its column will stay empty."""
-        messages = []
-        if self._top:
-            try:
-                Identity(self.recogniser, self.people)
-            except NetworkUnavailable as error:
-                messages.append(_stay_empty(self._top, error))
-        for name in self.names:
-            try:
-                if name in _LPIPS:
-                    Lpips(_LPIPS[name], self.lpips_weights)
-                elif name == "noise_ratio":
-                    NoiseRatio(self.evaluator)
-            except (LpipsUnavailable, NetworkUnavailable) as error:
-                messages.append(f"the column {name} stays empty: {error}")
-        return messages
+        """For the metrics whose weights this machine cannot load: why their columns will stay empty."""
+        return _load(self)[1]
 
     def score(self, true_images: Tensor, true_labels: Tensor, images: Tensor, labels: Tensor) -> list[dict[str, Any]]:
         """One row for each true image, in order.
@@ -95,8 +53,8 @@ class Scorer:
         Images are (N, C, H, W) in [0, 1], labels (N,) int64; the reconstruction may be in any order and on any
         device. A row holds `sample` (index of the true image), `order` (index of the reconstruction matched to it),
         `true_label`, `label` (the one found with that reconstruction) and the named metrics: None where the
-        reconstruction is not finite, or where a metric's network has no weights. With one of `TOP` it holds `people`,
-        too, among how many the recogniser chose.
+        reconstruction is not finite, or where a metric's network has no weights. With a metric that compares classes
+        it holds `people`, too, among how many the recogniser chose.
         """
         images, labels = images.to(true_images), labels.to(true_labels)
         order = assign(true_images, images, self.form.kind)
@@ -107,16 +65,18 @@ class Scorer:
             "true_label": true_labels.tolist(),
             "label": labels[order].tolist(),
         }
-        identity = _identity(self.recogniser, self.people, self._top) if self._top else None
-        if identity:
+        functions = _functions(self)
+        if any(METRICS[name].compares == "class" for name in functions):
             columns["people"] = [len(self.people)] * len(order)
         for name in self.names:
-            if name == "label_accuracy":
-                columns[name] = [label_accuracy(true_labels, labels)] * len(order)
-            elif name in TOP:
-                columns[name] = _column(partial(identity.within, TOP[name]) if identity else None, true_labels, guess)
-            else:
-                columns[name] = _column(self._metric(name), true_images, guess)
+            function = functions.get(name)
+            match METRICS[name].compares:
+                case "labels":
+                    columns[name] = [function(true_labels, labels) if function else None] * len(order)
+                case "class":
+                    columns[name] = _column(function, true_labels, guess)
+                case "samples":
+                    columns[name] = _column(function, true_images, guess)
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def nothing(self, true_labels: Tensor) -> list[dict[str, Any]]:
@@ -124,58 +84,37 @@ class Scorer:
         empty = dict.fromkeys(("label", *self.names))
         return [{"sample": i, "true_label": label} | empty for i, label in enumerate(true_labels.tolist())]
 
-    @property
-    def _top(self) -> tuple[str, ...]:
-        return tuple(name for name in self.names if name in TOP)
 
-    def _metric(self, name: str) -> Metric | None:
-        if name == "noise_ratio":
-            return _noise_ratio(self.evaluator)
-        if name == "feature_accuracy":
-            assert isinstance(self.form, Records)
-            form = self.form
-            return lambda true, guess: form.found(true, guess).double().mean(1)
-        known = _PIXELS | _TEXTS
-        return known[name] if name in known else _lpips(_LPIPS[name], self.lpips_weights)
-
-
-def _column(metric: Metric | None, true: Tensor, guess: Tensor) -> list[float | None]:
+def _column(function: Callable[..., Any] | None, true: Tensor, guess: Tensor) -> list[float | None]:
     finite = guess.flatten(1).isfinite().all(1)
-    if metric is None or not finite.any():
+    if function is None or not finite.any():
         return [None] * len(guess)
-    values = iter(metric(true[finite], guess[finite]).tolist())
+    values = iter(function(true[finite], guess[finite]).tolist())
     return [next(values) if usable else None for usable in finite.tolist()]
 
 
 @lru_cache
-def _identity(recogniser: str | None, people: tuple[str, ...], top: tuple[str, ...]) -> Identity | None:
-    """As `_lpips`."""
-    try:
-        return Identity(recogniser, people)
-    except NetworkUnavailable as error:
-        warnings.warn(_stay_empty(top, error), stacklevel=2)
-        return None
+def _functions(scorer: Scorer) -> _Functions:
+    """What measures, loaded once a process: what fails once is not tried, nor warned about, again."""
+    functions, missing = _load(scorer)
+    for message in missing:
+        warnings.warn(message, stacklevel=3)
+    return functions
 
 
-def _stay_empty(columns: tuple[str, ...], error: Exception) -> str:
-    return f"the column{'s' * (len(columns) > 1)} {', '.join(columns)} stay{'s' * (len(columns) == 1)} empty: {error}"
+def _load(scorer: Scorer) -> tuple[_Functions, list[str]]:
+    """What measures each metric, and why others' columns stay empty."""
+    functions: _Functions = {}
+    missing: dict[str, list[str]] = {}
+    for metric in map(METRICS.__getitem__, scorer.names):
+        given = [getattr(scorer, need) for need in metric.needs]
+        try:
+            functions[metric.name] = metric.function(*given) if given else metric.function
+        except UserError as error:
+            missing.setdefault(str(error), []).append(metric.name)
+    return functions, [_stay_empty(names, why) for why, names in missing.items()]
 
 
-@lru_cache
-def _lpips(net: Net, weights: str | None) -> Lpips | None:
-    """One network a process; what fails once is not tried, nor warned about, again."""
-    try:
-        return Lpips(net, weights)
-    except LpipsUnavailable as error:
-        warnings.warn(f"the column lpips_{net} stays empty: {error}", stacklevel=2)
-        return None
-
-
-@lru_cache
-def _noise_ratio(evaluator: str | None) -> NoiseRatio | None:
-    """As `_lpips`."""
-    try:
-        return NoiseRatio(evaluator)
-    except NetworkUnavailable as error:
-        warnings.warn(f"the column noise_ratio stays empty: {error}", stacklevel=2)
-        return None
+def _stay_empty(columns: list[str], why: str) -> str:
+    several = len(columns) > 1
+    return f"the column{'s' * several} {', '.join(columns)} stay{'s' * (not several)} empty: {why}"

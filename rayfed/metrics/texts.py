@@ -6,43 +6,39 @@ Source of ROUGE: Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summari
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
-
-from rayfed.data.forms import token_numbers
+from rayfed.metrics.base import Metric
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
+    from torch import Tensor
 
 Rouge = Literal["rouge1", "rouge2", "rougeL"]
-ROUGES: tuple[Rouge, ...] = ("rouge1", "rouge2", "rougeL")
 
 
 def token_accuracy(true: Tensor, guess: Tensor) -> Tensor:
     """The share of tokens that are right and in their places: texts (N, 1, 2, L) twice to (N,) float64."""
+    from rayfed.data.forms import token_numbers  # PyTorch, without which a metric is declared
+
     return (token_numbers(true) == token_numbers(guess)).double().mean(1)
 
 
-def rouge(kind: Rouge) -> Callable[[Tensor, Tensor], Tensor]:
+def rouge(kind: Rouge, true: Tensor, guess: Tensor) -> Tensor:
     """The F-measure of shared tokens (rouge1), of pairs (rouge2), or of the longest common subsequence (rougeL).
 
-    The metric takes texts (N, 1, 2, L) twice, the true ones first, to (N,) float64 in [0, 1].
+    Texts (N, 1, 2, L) twice, the true ones first, to (N,) float64 in [0, 1].
     """
-    return partial(_rouge, kind)
-
-
-def _rouge(kind: Rouge, true: Tensor, guess: Tensor) -> Tensor:
     scorer = _scorer(kind)
     pairs = zip(_written(true), _written(guess), strict=True)
     values = [scorer.score(*pair)[kind].fmeasure for pair in pairs]
-    return torch.tensor(values, dtype=torch.float64, device=true.device)
+    return true.double().new_tensor(values)
 
 
 def _written(texts: Tensor) -> list[str]:
+    from rayfed.data.forms import token_numbers
+
     return [" ".join(map(str, row)) for row in token_numbers(texts).tolist()]
 
 
@@ -58,3 +54,53 @@ def _scorer(kind: Rouge) -> RougeScorer:
     from rouge_score.rouge_scorer import RougeScorer  # imports nltk, which takes seconds
 
     return RougeScorer([kind], tokenizer=_AsWritten())
+
+
+TOKEN_ACCURACY = Metric(
+    name="token_accuracy",
+    description="share of a text's tokens that are right and in their places, 0..1",
+    title="tokens in place",
+    short="tokens",
+    function=token_accuracy,
+    higher_is_closer=True,
+    forms=("tokens",),
+    format="share",
+    tables=("run",),
+    default_of=("tokens",),
+    leads=True,
+    success="threshold",
+    threshold=0.9,
+)
+ROUGE_1 = Metric(
+    name="rouge1",
+    description="F-measure of the tokens that both texts have, in any order, 0..1",
+    title="ROUGE-1",
+    function=partial(rouge, "rouge1"),
+    higher_is_closer=True,
+    forms=("tokens",),
+    tables=("run",),
+    default_of=("tokens",),
+    success="threshold",
+)
+ROUGE_2 = Metric(
+    name="rouge2",
+    description="F-measure of the pairs of neighbouring tokens that both texts have, 0..1",
+    title="ROUGE-2",
+    function=partial(rouge, "rouge2"),
+    higher_is_closer=True,
+    forms=("tokens",),
+    tables=(),
+    default_of=("tokens",),
+    success="threshold",
+)
+ROUGE_L = Metric(
+    name="rougeL",
+    description="F-measure of the longest common subsequence of tokens, 0..1",
+    title="ROUGE-L",
+    function=partial(rouge, "rougeL"),
+    higher_is_closer=True,
+    forms=("tokens",),
+    tables=("run",),
+    default_of=("tokens",),
+    success="threshold",
+)

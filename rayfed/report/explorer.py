@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfed.analysis.figures import short_names
-from rayfed.analysis.formats import SHARES, in_words
-from rayfed.analysis.outcomes import MEASURES
+from rayfed.analysis.formats import in_words
 from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, estimate
 from rayfed.analysis.summary import Row, setting
+from rayfed.metrics.measures import MEASURES
 
 PREFERRED = ("psnr", "test_accuracy")
 """Measures that the plot shows first where nothing else is asked for and both were measured."""
@@ -100,7 +100,7 @@ class Explorer:
                     "title": MEASURES[name].title,
                     "unit": MEASURES[name].unit,
                     "higher": MEASURES[name].higher_is_better,
-                    "share": name in SHARES,
+                    "share": MEASURES[name].share,
                 }
                 for name in self.columns
             },

@@ -17,8 +17,9 @@ from plotly.offline import get_plotlyjs
 
 from rayfed import __version__
 from rayfed.analysis.formats import FILTERS
-from rayfed.analysis.outcomes import MEASURES
-from rayfed.analysis.summary import PSNR_CEILING, setting
+from rayfed.analysis.summary import setting
+from rayfed.metrics.images import PSNR_CEILING
+from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.report import svg
 from rayfed.store.folder import RunFolder
 
@@ -41,6 +42,7 @@ def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], pl
         "classes": svg.CLASSES,
         "ceiling": PSNR_CEILING,
         "setting": setting,
+        "gallery_metrics": [metric for metric in JUDGED if metric.success == "curve"],
         "measure_titles": {name: measure.title for name, measure in MEASURES.items()},
     }
     folder.write_text(REPORT, _environment().get_template(template).render({**shared, **contents}))

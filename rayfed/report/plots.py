@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from rayfed.analysis.summary import PSNR_CEILING, Arm, LabelMix, Leak, Row, measured
+from rayfed.analysis.summary import Arm, LabelMix, Leak, Row, measured
+from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report.svg import CLASSES, INK, STYLE, SURFACE, class_colour, clean, dashes, figure, series, short, svg
 
 MOST_CLIENTS = 60
@@ -45,7 +46,7 @@ def curve(rounds: Sequence[Row], arms: Sequence[Arm], column: str, label: str, a
 def every_image(attacks: Sequence[Row], leaks: Sequence[Leak], arms: Sequence[Arm], most: int = 200) -> str | None:
     """The PSNR of every reconstruction, a row for every arm and attack; of more than `most`, evenly spaced ranks."""
     order = [arm.name for arm in arms]
-    known = [leak for leak in leaks if leak.psnr]
+    known = [leak for leak in leaks if leak.scores["psnr"]]
     if not known:
         return None
     with matplotlib.rc_context(STYLE):

@@ -17,6 +17,8 @@ from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import Arm, Claim, Leak, Row
+from rayfed.metrics.base import Metric
+from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
 from rayfed.report import plots, words
 from rayfed.report.explorer import Explorer, explore
@@ -26,20 +28,8 @@ from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strip
 from rayfed.report.success_plots import success_rates
 from rayfed.store.folder import SCENARIO, RunFolder
 
-PERCEPTUAL = {
-    "ssim": "SSIM",
-    "lpips_alex": "LPIPS (AlexNet)",
-    "lpips_vgg": "LPIPS (VGG)",
-    "noise_ratio": "Noise ratio",
-    "token_accuracy": "Tokens in place",
-    "rouge1": "ROUGE-1",
-    "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-    "feature_accuracy": "Features found",
-    "bp_ki": "BP_KI",
-    "bp_ki_posterior": "BP_KI (posterior)",
-}
-"""Column of `attacks` -> heading; shown where a run measured it."""
+ALWAYS = ("psnr", "mse", "label_accuracy")
+"""The metrics that the table of leaks has a column for even where nobody measured them; the first leads."""
 INFERRED = {
     "auc": "members among candidates (AUC)",
     "accuracy": "questions answered right",
@@ -77,7 +67,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     clients = folder.read_table("clients").select(["arm", "sent_bytes"]).to_pylist()
     names = summary.arm_names(scenario, rounds, attacks, inferences)
     arms = summary.arms(names, scenario, rounds, clients, attacks)
-    thresholds = (scenario.get("metrics") or {}).get("success") or {}
+    asked = (scenario.get("metrics") or {}).get("success") or {}
+    thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
     leaks = summary.leaks(attacks, names, thresholds)
     claims = summary.claims(inferences, names)
     guesses: list[Leak | Claim] = [*leaks, *claims]
@@ -120,8 +111,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "mix_shown": plots.MOST_CLIENTS,
         "models_shown": plots.MOST_MODELS,
         "charts": _charts(rounds, attacks, arms, leaks, mix),
-        "columns": {name: title for name, title in PERCEPTUAL.items() if any(getattr(leak, name) for leak in leaks)},
-        "recognised": _recognised(leaks),
+        "columns": _columns(leaks),
+        "chances": _chances(leaks),
         "success": success_rates(attacks, names, thresholds),
         "passing": {
             metric: summary.passing(metric, threshold)
@@ -133,13 +124,24 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def _recognised(leaks: Sequence[Leak]) -> dict[str, str]:
+def _columns(leaks: Sequence[Leak]) -> list[Metric]:
+    """The metrics of the table of leaks: those by which success can be judged, others, hits, errors, labels."""
+
+    def place(metric: Metric) -> tuple[bool, ...]:
+        first, labels = metric.name == ALWAYS[0], metric.compares == "labels"
+        return not first, labels, metric.format == "error", metric.format == "hit", not metric.success
+
+    shown = (m for m in METRICS.values() if m.name in ALWAYS or any(leak.scores[m.name] for leak in leaks))
+    return sorted(shown, key=place)
+
+
+def _chances(leaks: Sequence[Leak]) -> dict[str, str]:
     """Metric of re-identification -> what guessing gets, of those that were measured."""
     return {
         name: f"chance {share(chance(name, leak.people))}"
         for name in TOP
         for leak in leaks
-        if getattr(leak, name) and leak.people
+        if leak.scores[name] and leak.people
     }
 
 

@@ -9,15 +9,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from rayfed.analysis.outcomes import MEASURES
 from rayfed.analysis.success import MEASURED, Curve, curve, groups
-from rayfed.analysis.summary import HIGHER, Row
+from rayfed.analysis.summary import Row
+from rayfed.metrics.base import Metric
+from rayfed.metrics.known import METRICS
 from rayfed.report.svg import INK, SERIES, STYLE, dash, dashes, figure, series, svg
-
-_SHOWN = {"psnr": 60.0, "mse": 1e-6}
-"""The hardest thresholds that a chart shows: what is nearer to the truth is the same image to any eye."""
-_EASY = {"psnr": 0.0, "mse": 1.0}
-"""Where a chart begins whose images all pass the hardest."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +45,8 @@ def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mappi
                 axes.step(*_stairs(each, curves), where="pre", color=colour, dashes=style, linewidth=1.8)
             if metric in thresholds:
                 axes.axvline(thresholds[metric], color=INK, linewidth=1)
-            _label(axes, metric)
-        titles = ", ".join(map(_title, found))
+            _label(axes, METRICS[metric])
+        titles = ", ".join(METRICS[metric].table_heading for metric in found)
         text = svg(drawn, f"Share of attacked images that pass a threshold of {titles}")
     return Success(text, [(name, dash(SERIES * place)) for place, name in enumerate(names)])
 
@@ -58,31 +54,29 @@ def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mappi
 def _stairs(one: Curve, curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
     """A curve from the easiest to the hardest threshold of its chart."""
     ends = [_shown(one.metric, each.thresholds[end]) for each in curves for end in (0, -1)]
-    easiest, hardest = (min(ends), max(ends)) if one.metric in HIGHER else (max(ends), min(ends))
+    metric = METRICS[one.metric]
+    easiest, hardest = (min(ends), max(ends)) if metric.higher_is_closer else (max(ends), min(ends))
     thresholds = [_shown(one.metric, threshold) for threshold in one.thresholds]
     seen = thresholds.index(thresholds[-1]) + 1
     last = one.shares[seen - 1] if thresholds[-1] == hardest else 0.0
-    easiest = _EASY.get(one.metric, easiest) if easiest == hardest else easiest
+    easiest = metric.chart[0] if metric.chart and easiest == hardest else easiest
     return [easiest, *thresholds[:seen], hardest], [one.shares[0], *one.shares[:seen], last]
 
 
 def _shown(metric: str, threshold: float) -> float:
     """Where a threshold lies in a chart."""
-    return (min if metric in HIGHER else max)(threshold, _SHOWN.get(metric, threshold))
+    chart = METRICS[metric].chart
+    return (min if METRICS[metric].higher_is_closer else max)(threshold, chart[1] if chart else threshold)
 
 
-def _label(axes: Axes, metric: str) -> None:
+def _label(axes: Axes, metric: Metric) -> None:
     """Harder to the right, whichever way the metric runs."""
-    if metric == "mse":
+    if metric.format == "error":
         axes.set_xscale("log")
-    if metric not in HIGHER:
+    if not metric.higher_is_closer:
         axes.invert_xaxis()
-    unit = f" ({MEASURES[metric].unit})" if MEASURES[metric].unit else ""
-    axes.set_xlabel(f"{'at least' if metric in HIGHER else 'at most'}{unit}")
-    axes.set_title(_title(metric), loc="left", fontsize=10, fontweight="bold")
+    unit = f" ({metric.unit})" if metric.unit else ""
+    axes.set_xlabel(f"{'at least' if metric.higher_is_closer else 'at most'}{unit}")
+    axes.set_title(metric.table_heading, loc="left", fontsize=10, fontweight="bold")
     axes.set_ylim(-0.03, 1.03)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-
-
-def _title(metric: str) -> str:
-    return "MSE" if metric == "mse" else MEASURES[metric].title

@@ -12,10 +12,10 @@ from typing import Any
 
 from rayfed.analysis import summary
 from rayfed.analysis.labels import by_batch_size
-from rayfed.analysis.outcomes import MEASURES
 from rayfed.analysis.settings import Setting, settings
 from rayfed.analysis.summary import Row, Spread, measured, spread
 from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.metrics.measures import MEASURES
 from rayfed.report import words
 from rayfed.report.explorer import PREFERRED, Explorer, explore
 from rayfed.report.page import flat, read_json, write_page

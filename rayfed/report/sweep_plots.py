@@ -11,9 +11,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
-from rayfed.analysis.formats import SHARES
-from rayfed.analysis.outcomes import MEASURES
 from rayfed.analysis.settings import Setting
+from rayfed.metrics.measures import MEASURES
 from rayfed.report.svg import STYLE, clean, dash, dashes, figure, series, short, svg
 
 WIDE = 30
@@ -109,6 +108,6 @@ def _label(axes: Axes, name: str, values: Sequence[Any], lowest: bool) -> None:
     if not lowest:
         axes.tick_params(labelbottom=False)
     axes.yaxis.set_major_locator(MaxNLocator(4))
-    if name in SHARES:
+    if MEASURES[name].share:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
     axes.margins(0.06, 0.12)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share
-from rayfed.analysis.outcomes import MEASURES, worst_of
 from rayfed.analysis.settings import Setting
 from rayfed.analysis.summary import Arm, Row, measured, setting
 from rayfed.crypto.paillier import SECURE_BITS
+from rayfed.metrics.measures import MEASURES, worst_of
 from rayfed.privacy.printing import at_most
 
 MOST = 8

@@ -11,8 +11,8 @@ import yaml
 
 from rayfed.analysis.loading import Sweep
 from rayfed.analysis.settings import Estimate, estimate
-from rayfed.analysis.summary import PSNR_CEILING
 from rayfed.errors import UserError, nearest
+from rayfed.metrics.images import PSNR_CEILING
 from rayfed.reproductions.reading import Convention, Figure, Group
 from rayfed.store.schemas import TABLES
 

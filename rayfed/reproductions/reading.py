@@ -13,13 +13,12 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field, model_validator
 
-from rayfed.analysis.outcomes import COLUMNS
 from rayfed.documents import read_yaml
 from rayfed.errors import ScenarioError, UserError, nearest
 from rayfed.scenario import with_changes
 from rayfed.scenario.components import Section
 from rayfed.scenario.paths import put
-from rayfed.store.schemas import TABLES
+from rayfed.store.schemas import OUTCOME_COLUMNS, TABLES
 
 FOLDER = "reproductions"
 """Where the command looks for them, in the working directory."""
@@ -73,9 +72,8 @@ class Group(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Group:
-        columns = (
-            COLUMNS if self.table == "outcomes" else tuple(TABLES[self.table].names) if self.table in TABLES else ()
-        )
+        tables = {name: tuple(schema.names) for name, schema in TABLES.items()} | {"outcomes": OUTCOME_COLUMNS}
+        columns = tables.get(self.table, ())
         if not columns:
             raise ValueError(f"there is no table '{self.table}': {nearest(self.table, ['outcomes', *TABLES])}")
         if self.measure not in columns:

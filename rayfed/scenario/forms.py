@@ -8,18 +8,10 @@ from typing import Any
 from rayfed import registry
 from rayfed.documents import Place
 from rayfed.errors import UserError
+from rayfed.metrics.known import default_names, default_success, metrics_of
 from rayfed.scenario.components import ComponentSpec, ModelSpec, named
 from rayfed.scenario.problems import Problem
 from rayfed.scenario.sections import Scenario
-
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "tokens": {
-        "names": ["token_accuracy", "rouge1", "rouge2", "rougeL", "label_accuracy"],
-        "success": {"token_accuracy": 0.9},
-    },
-    "records": {"names": ["feature_accuracy", "mse", "psnr", "label_accuracy"], "success": {"feature_accuracy": 0.9}},
-}
-"""What stands for `metrics` that a scenario leaves out; of pixels the schema's own defaults do."""
 
 
 def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,18 +26,17 @@ def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
         kind = held(registry.find("datasets", name))
     except UserError:  # told with its place by the check of components
         return dict(document)
-    if kind not in _DEFAULTS:
+    if kind == "pixels":  # the schema's own defaults
         return dict(document)
-    merged = _DEFAULTS[kind] | metrics
-    if "success" not in metrics and isinstance(merged["names"], list):  # no threshold of what is not measured
-        merged["success"] = {name: least for name, least in merged["success"].items() if name in merged["names"]}
-    return {**document, "metrics": merged}
+    names, success = metrics.get("names", default_names(kind)), default_success(kind)
+    if isinstance(names, list):  # no threshold of what is not measured
+        success = {name: least for name, least in success.items() if name in names}
+    return {**document, "metrics": {"names": names, "success": success, **metrics}}
 
 
 def form_problems(s: Scenario) -> Iterator[Problem]:
     """Components and metrics that mean nothing for the samples of the scenario's data."""
     from rayfed.data.forms import held, taken
-    from rayfed.metrics.score import metrics_of
 
     kind = held(registry.find(s.data.kind, s.data.name))
     for path, spec in _components(s):

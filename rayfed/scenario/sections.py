@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, PrivateAttr
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
-from rayfed.analysis.robustness import VERSUS
+from rayfed.errors import nearest
+from rayfed.metrics.known import METRICS, default_names, default_success
 from rayfed.scenario.components import (
     AggregationSpec,
     AttackSpec,
@@ -23,9 +24,12 @@ from rayfed.scenario.components import (
     Short,
 )
 from rayfed.scenario.sweep import Sweep
+from rayfed.store.schemas import VERSUS
 
 if TYPE_CHECKING:
     import torch
+
+    from rayfed.data.forms import Kind
 
 
 class Training(Section):
@@ -148,22 +152,37 @@ class Privacy(Section):
     from the seed."""
 
 
-ImageMetric = Literal["mse", "psnr", "ssim", "lpips_alex", "lpips_vgg", "noise_ratio"]
-OtherMetric = Literal["token_accuracy", "rouge1", "rouge2", "rougeL", "feature_accuracy"]
-Recognised = Literal["top1", "top3", "top5"]
-MetricName = ImageMetric | OtherMetric | Recognised | Literal["bp_ki", "bp_ki_posterior", "label_accuracy"]
+def _known(names: Iterable[str]) -> AfterValidator:
+    """Lets those names through and says which there are."""
+    known = list(names)
+
+    def check(name: str) -> str:
+        if name not in known:
+            raise ValueError(nearest(name, known))
+        return name
+
+    return AfterValidator(check)
+
+
+_THRESHOLDS = [name for name, metric in METRICS.items() if metric.success]
+_OTHER_FORMS: tuple[Kind, ...] = ("tokens", "records")
+_NAMES = "; ".join(f"of {form}: {', '.join(default_names(form))}" for form in _OTHER_FORMS)
+_SUCCESS = "; ".join(f"of {form}: `{n}: {t:g}`" for form in _OTHER_FORMS for n, t in default_success(form).items())
 
 
 class Metrics(Section):
-    """How reconstructions are scored."""
+    """How reconstructions are scored: `rayfed list metrics`."""
 
-    names: list[MetricName] = ["mse", "psnr", "ssim", "label_accuracy"]
-    """The columns of the attacks' table that are filled. Of texts, where nothing is said: token_accuracy, rouge1,
-    rouge2, rougeL, label_accuracy; of records: feature_accuracy, mse, psnr, label_accuracy."""
-    success: dict[ImageMetric | OtherMetric, float] = {"psnr": 15.0}
-    """From which value on a reconstruction counts: its share of the attacked images, the probability of reconstruction
-    success (PoRS), stands in the report for each of these metrics that is measured. Of texts, where nothing is said:
-    `token_accuracy: 0.9`; of records: `feature_accuracy: 0.9`."""
+    names: list[Annotated[str, _known(METRICS), Field(json_schema_extra={"enum": list(METRICS)})]] = Field(
+        default_names("pixels"),
+        description=f"The columns of the attacks' table that are filled. Where nothing is said, {_NAMES}.",
+    )
+    success: dict[Annotated[str, _known(_THRESHOLDS)], float] = Field(
+        default_success("pixels"),
+        description="From which value on a reconstruction counts: its share of the attacked images, the probability of "
+        "reconstruction success (PoRS), stands in the report for each of these metrics that is measured. Where nothing "
+        f"is said, {_SUCCESS}.",
+    )
     lpips_weights: str | None = None
     """File or folder with the backbone's weights for LPIPS; null looks into torch's hub cache. Never downloads."""
     evaluator: str | None = None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rayfed.analysis.outcomes import COLUMNS, MEASURES
 from rayfed.errors import nearest
+from rayfed.metrics.measures import MEASURES
 from rayfed.scenario.problems import Problem
 from rayfed.scenario.sections import Scenario
 from rayfed.scenario.sweep import Range
+from rayfed.store.schemas import OUTCOME_COLUMNS
 
 
 def sweep_problems(s: Scenario) -> Iterator[Problem]:
@@ -25,7 +26,7 @@ def sweep_problems(s: Scenario) -> Iterator[Problem]:
             message = f"no arm of that name: {nearest(path.split('.')[1], list(s.arms))}"
             message = "name a field of the arm, such as its `defences`" if known else message
             yield Problem(path=("sweep", "fields", path), message=message)
-        if "." not in path and path in (*COLUMNS, "arms", "attacks", "opponents"):
+        if "." not in path and path in (*OUTCOME_COLUMNS, "arms", "attacks", "opponents"):
             message = "cannot vary as a whole: name a field in it, or make arms of what shall vary"
             yield Problem(path=("sweep", "fields", path), message=message)
         if path.partition(".")[0] in ("sweep", "seed", "name", "output", "resources"):

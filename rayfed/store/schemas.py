@@ -11,6 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from rayfed.metrics.known import METRICS
+from rayfed.metrics.measures import MEASURES
+
 _string, _int, _long, _real, _bytes = pa.string(), pa.int32(), pa.int64(), pa.float64(), pa.binary()
 
 
@@ -24,6 +27,8 @@ def _value(name: str, type: pa.DataType, description: str) -> pa.Field:
     return pa.field(name, type, nullable=True, metadata={"description": description})
 
 
+VERSUS = " vs "
+"""Between the names of an arm and of its opponent, in the column `arm`."""
 _ARM = _key("arm", _string, "the arm of the scenario: one training with its chain of defences")
 _ROUND = _key("round", _int, "communication round, as the engine counts them")
 _ATTACKED = (
@@ -34,6 +39,12 @@ _ATTACKED = (
     _key("repeat", _int, "which of the attacks on that victim in that round, from 0: each has its own randomness"),
 )
 _SAMPLE = _key("sample", _int, "index of the true image in the victim's batch")
+
+_METRICS = [
+    _value(metric.name, _real, metric.description)
+    for metric in sorted(METRICS.values(), key=lambda metric: metric.compares != "labels")
+]
+"""What is one for a whole batch comes first."""
 
 TABLES: dict[str, pa.Schema] = {
     "rounds": pa.schema(
@@ -85,23 +96,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("distortion", _real, "relative distance of the observed update from the undefended one"),
             _value("true_label", _int, "class of the true image"),
             _value("label", _int, "class that the attack states for the matched reconstruction"),
-            _value("label_accuracy", _real, "share of the batch's labels found (multiset), 0..1; one value a batch"),
-            _value("mse", _real, "mean squared error of pixels in [0, 1]"),
-            _value("psnr", _real, "peak signal-to-noise ratio, peak 1 (dB); infinite for an exact copy"),
-            _value("ssim", _real, "structural similarity, at most 1"),
-            _value("lpips_alex", _real, "LPIPS distance, AlexNet features; 0 for an exact copy"),
-            _value("lpips_vgg", _real, "LPIPS distance, VGG16 features; 0 for an exact copy"),
-            _value("bp_ki", _real, "BP_KI, KL(uniform || histogram of the reconstruction), 10 bins, base 10, 0..8"),
-            _value("bp_ki_posterior", _real, "the other direction, KL(histogram || uniform), 0..1"),
-            _value("noise_ratio", _real, "share of noise in the reconstruction to an evaluation network, 0..1"),
-            _value("token_accuracy", _real, "share of a text's tokens that are right and in their places, 0..1"),
-            _value("rouge1", _real, "F-measure of the tokens that both texts have, in any order, 0..1"),
-            _value("rouge2", _real, "the same of pairs of neighbouring tokens"),
-            _value("rougeL", _real, "the same of the longest common subsequence"),
-            _value("feature_accuracy", _real, "share of a record's columns found, 0..1; continuous ones within bounds"),
-            _value("top1", _real, "1 where a recogniser holds the reconstruction for the true class, else 0"),
-            _value("top3", _real, "1 where the true class is among the recogniser's three likeliest, else 0"),
-            _value("top5", _real, "1 where it is among its five likeliest, else 0"),
+            *_METRICS,
             _value("people", _int, "classes that the recogniser tells apart: chance is k of so many"),
             _value("objective", _real, "the attack's own final objective; its unit is the attack's"),
             _value("iterations", _int, "iterations that the attack made"),
@@ -227,6 +222,35 @@ TABLES: dict[str, pa.Schema] = {
     ),
 }
 """Table name -> schema. `privacy` and `partition` have one part, number 0; the others have one a round."""
+
+TRIAL_FIELDS = [
+    pa.field("trial", _string),
+    pa.field("repeat", _int),
+    pa.field("seed", _long),
+    pa.field("status", _string),
+    pa.field("error", _string),
+    pa.field("run", _string),
+]
+"""What a sweep knows of a trial: `status` is 'finished', 'stopped' (by the scheduler) or 'failed'; `run` is its run
+folder, relative to the sweep's."""
+OUTCOME_FIELDS = [
+    pa.field("arm", _string),
+    pa.field("attack", _string),
+    pa.field("defences", _string),
+    pa.field("rounds", _int),
+    pa.field("images", _int),
+    pa.field("batch_size", _int),
+    pa.field("observes", _string),
+    pa.field("knowledge", _string),
+    pa.field("delta", _real),
+    pa.field("epsilon_unit", _string),
+    pa.field("epsilon_adjacency", _string),
+    pa.field("epsilon_against", _string),
+    *(pa.field(name, _real) for name in MEASURES),
+]
+
+OUTCOME_COLUMNS = tuple(field.name for field in [*TRIAL_FIELDS, *OUTCOME_FIELDS])
+"""All columns of the outcomes but those of swept fields."""
 
 _IMAGE = ("arm", "round", "attack", "victim", "repeat", "sample")
 

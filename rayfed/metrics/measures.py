@@ -1,0 +1,70 @@
+"""What settings are judged by: leakage as the metrics have it, what was learnt, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rayfed.errors import UserError, nearest
+from rayfed.metrics.known import METRICS
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of the outcomes that settings can be judged by."""
+
+    title: str
+    kind: Literal["leakage", "utility", "cost"]
+    higher_is_better: bool
+    """To who protects data: a low PSNR is good, and a high accuracy."""
+    unit: str = ""
+    share: bool = False
+    """Whether it is read as per cent."""
+
+
+def worst_of(metric: str) -> str:
+    """The column with the worst image's value of a metric."""
+    return f"{metric}_worst"
+
+
+def measure_of(name: str) -> Measure:
+    """What a column says; raises `UserError` for one that is no measure, naming those that are."""
+    if name not in MEASURES:
+        raise UserError(f"no measure is called '{name}': {nearest(name, MEASURES)}")
+    return MEASURES[name]
+
+
+_FIRST = ("psnr", "ssim", "lpips_alex", "lpips_vgg")
+"""These stand before the others, as they do in the outcomes of earlier sweeps."""
+JUDGED = sorted((metric for metric in METRICS.values() if metric.outcome), key=lambda metric: metric.name not in _FIRST)
+"""The metrics of reconstructions that have a column of means over images and one of the worst image."""
+
+MEASURES: dict[str, Measure] = {
+    **{
+        metric.name: Measure(
+            metric.title, "leakage", not metric.higher_is_closer, metric.unit, metric.format in ("share", "hit")
+        )
+        for metric in JUDGED
+    },
+    **{
+        worst_of(metric.name): Measure(
+            f"{metric.title}, worst image",
+            "leakage",
+            not metric.higher_is_closer,
+            metric.unit,
+            metric.format == "share",
+        )
+        for metric in JUDGED
+    },
+    "inferred": Measure("inferred beyond chance", "leakage", False, share=True),
+    "epsilon": Measure("epsilon", "leakage", False),
+    "test_accuracy": Measure("test accuracy", "utility", True, share=True),
+    "pmm": Measure("PMM", "utility", True, share=True),
+    "test_loss": Measure("test loss", "utility", False, "nats"),
+    "train_seconds": Measure("training time", "cost", False, "s"),
+    "attack_seconds": Measure("attack time", "cost", False, "s"),
+    "bytes_up": Measure("bytes sent by clients", "cost", False, "bytes"),
+    "bytes_down": Measure("bytes sent to clients", "cost", False, "bytes"),
+}
+"""Column -> what it says. PMM is the accuracy over that of the arm without a defence, all else equal: an arm with
+training, a model, a rule or malicious clients of its own has a reference only in one that has the same."""

@@ -12,7 +12,6 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from rayfed import registry
 from rayfed.documents import Place
 from rayfed.errors import UserError, nearest
-from rayfed.scenario.arms import resolve
 from rayfed.scenario.components import (
     AggregationSpec,
     AttackSpec,
@@ -153,7 +152,7 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
     yield from _training_problems(("training",), s.training)
     of_arms = [problem for name, arm in s.arms.items() for problem in _arm_problems(s, name, arm)]
     yield from of_arms
-    for rule in (arm.aggregation for arm in resolve(s).values()):
+    for rule in (arm.aggregation or s.federation.aggregation for arm in s.played.values()):
         if not s.federation.validation and registry.find(rule.kind, rule.name).validates:
             message = f"{rule.name} has clients score models on samples that they do not train on: set a share, as 0.1"
             yield Problem(path=("federation", "validation"), message=message)

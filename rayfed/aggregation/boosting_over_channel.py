@@ -55,10 +55,6 @@ class EncryptedScores(RoundScores[Encrypted]):
     opened: Tensors | None = None
     """Their weighted sum."""
 
-    def models(self) -> dict[int, Encrypted]:
-        """As they are, or mixed under encryption."""
-        return self.over.mixed({client: candidate.model for client, candidate in self.candidates.items()})
-
     def request(self) -> Question | None:
         """Every client about all models, then one for the weighted sum."""
         if not self.evaluations or self.opened:
@@ -127,7 +123,7 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
 
     def begin_round(self, clients: Sequence[int], memory: Memory) -> EncryptedScores:
         """The smoothed weights of earlier rounds."""
-        return EncryptedScores(rule=self.rule, memory=memory, over=self)
+        return EncryptedScores(weigh=self.rule.weigh, mixed=self.mixed, memory=memory, over=self)
 
     def mixed(self, models: Mapping[int, Encrypted]) -> dict[int, Encrypted]:
         """What stands for each client's model when it is scored (equation 4.5, rounded down as there)."""

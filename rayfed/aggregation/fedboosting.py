@@ -7,7 +7,7 @@ what it is here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isfinite, nan
@@ -73,16 +73,15 @@ class Evaluation:
 class RoundScores(RoundSession, Generic[Model]):
     """A round's candidates, how clients score them, and what they weigh by it."""
 
-    rule: FedBoosting
+    weigh: Callable[[Mapping[int, float], Mapping[int, Evaluation], Memory], tuple[dict[int, float], Memory]]
+    """As `FedBoosting.weigh` does."""
+    mixed: Callable[[Mapping[int, Model]], dict[int, Model]]
+    """What stands for each client's model when it is scored."""
     memory: Memory
     """Client -> the state of its smoothed weight."""
     candidates: Candidates[Model] = field(default_factory=dict)
     evaluations: Mapping[int, Evaluation] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
-
-    def models(self) -> dict[int, Model]:
-        """What stands for each client's model when it is scored."""
-        raise NotImplementedError
 
     def finalise(self, total: Candidates[Model]) -> Self:
         """With all candidates."""
@@ -90,12 +89,14 @@ class RoundScores(RoundSession, Generic[Model]):
 
     def request(self) -> Question | None:
         """Every client about all models, once."""
-        return Question(Score(self.models())) if self.candidates and not self.evaluations else None
+        if self.evaluations or not self.candidates:
+            return None
+        return Question(Score(self.mixed({client: candidate.model for client, candidate in self.candidates.items()})))
 
     def receive(self, answers: Mapping[int, Any]) -> Self:
         """The weights decided."""
         losses = {client: candidate.loss for client, candidate in self.candidates.items()}
-        weights, memory = self.rule.weigh(losses, answers, self.memory)
+        weights, memory = self.weigh(losses, answers, self.memory)
         return replace(self, evaluations=answers, weights=weights, memory=memory)
 
     def remembered(self) -> Memory:
@@ -122,17 +123,8 @@ class RoundScores(RoundSession, Generic[Model]):
         return {"weights": weights, "scores": said}
 
 
-@dataclass(frozen=True)
-class PlainScores(RoundScores[Tensors]):
-    """Of updates that the server reads, and mixes itself."""
-
-    def models(self) -> dict[int, Tensors]:
-        """As they are, or mixed."""
-        return self.rule.mixed({client: candidate.model for client, candidate in self.candidates.items()})
-
-
 @component
-class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], PlainScores]):
+class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScores[Tensors]]):
     """Weighted sum of the updates, each client's weight from its training loss and from how its model scores at all.
 
     Source: thesis, section 4.2.1. The weights sum to 1, and how many samples a client has does not enter. A client
@@ -175,9 +167,9 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], PlainScore
         """All of both."""
         return left | right
 
-    def begin_round(self, clients: Sequence[int], memory: Memory) -> PlainScores:
+    def begin_round(self, clients: Sequence[int], memory: Memory) -> RoundScores[Tensors]:
         """The smoothed weights of earlier rounds."""
-        return PlainScores(self, memory)
+        return RoundScores(self.weigh, self.mixed, memory)
 
     def mixed(self, models: Mapping[int, Tensors]) -> dict[int, Tensors]:
         """What stands for each client's model when it is scored: its update and its buffers, or a mixture."""
@@ -239,7 +231,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], PlainScore
         fit = _doubles([evaluations[model].training_accuracy if self.training_loss else 1.0 for model in losses])
         return accuracy.mean(dim=1).log() + fit.log()
 
-    def combine(self, total: PlainScores, generator: torch.Generator) -> Tensors:
+    def combine(self, total: RoundScores[Tensors], generator: torch.Generator) -> Tensors:
         """The weighted sum (equation 4.1)."""
         updates = {client: candidate.model[0] for client, candidate in total.candidates.items()}
         buffers = {client: candidate.model[1] for client, candidate in total.candidates.items()}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from rayfed.crypto.masking import Transcript
@@ -110,16 +109,12 @@ class SecureChannel(ABC, Generic[Message, Sum]):
     # The server's side, without secrets
 
     @abstractmethod
-    def carried(self, message: Message) -> Sum:
-        """One message as a sum of one."""
+    def partial(self, messages: Iterable[Message]) -> Sum:
+        """The sum over one cohort."""
 
     @abstractmethod
     def merge(self, left: Sum, right: Sum) -> Sum:
         """The sum of two sums."""
-
-    def partial(self, messages: Iterable[Message]) -> Sum:
-        """The sum over one cohort."""
-        return reduce(self.merge, map(self.carried, messages))
 
     @abstractmethod
     def begin_round(self, clients: Sequence[int]) -> RoundSession:

@@ -8,8 +8,9 @@ not remember what they have opened.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Self
 
 from rayfed.crypto.encryptor import Encryptor, Keys
@@ -80,9 +81,9 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         """Values beyond the protection's clip bounds."""
         return self.encryptor.clipped(update)
 
-    def carried(self, message: Encrypted) -> Ciphertexts:
-        """The ciphertext itself."""
-        return (message,)
+    def partial(self, messages: Iterable[Encrypted]) -> Ciphertexts:
+        """The sum over one cohort."""
+        return reduce(self.merge, ((message,) for message in messages))
 
     def merge(self, left: Ciphertexts, right: Ciphertexts) -> Ciphertexts:
         """The sum of two sums, under encryption; all of both where the server multiplies before it adds."""

@@ -12,9 +12,9 @@ al. 2020, 'Secure single-server aggregation with (poly)logarithmic overhead', se
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -241,9 +241,9 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
                 return itself.reveal(directory, shared, survivors, confirmed[client], boxes[client])
         return None
 
-    def carried(self, message: Masked) -> Masked:
-        """The masked vector itself."""
-        return message
+    def partial(self, messages: Iterable[Masked]) -> Masked:
+        """The sum over one cohort."""
+        return reduce(self.merge, messages)
 
     def merge(self, left: Masked, right: Masked) -> Masked:
         """The sum of two sums, modulo 2^64."""

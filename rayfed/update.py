@@ -182,13 +182,10 @@ class Observation:
     """(channels, height, width); images are in [0, 1]."""
     classes: int
     labels: Tensor | None = None
-    """(batch_size,) int64, only under `knowledge: [labels]`."""
+    """(batch_size,) int64, only where they are granted."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else the scenario's threat model grants, by the name of the knowledge: `public` is a pair of images
-    (M, C, H, W) and labels (M,); `defence` (`Named`) are bool masks of the values of the update that the victim's
-    defences have not spoilt; `candidates` is another, half of which the victim trained on; `activations` (N, ...)
-    is what the victim's private part makes of its images; `colluder` (`Named`) are the parameters and buffers of
-    another client's private part."""
+    """What else the scenario's threat model grants (`rayfed.client.grants`), by the names that its grants declare:
+    `public` is a pair of images (M, C, H, W) and labels (M,), `defence` (`Named`) are bool masks, and so on."""
     local: LocalTraining = LocalTraining()
     """The local steps that the client was told to take."""
     returned_buffers: Named = field(default_factory=dict)

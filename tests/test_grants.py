@@ -17,6 +17,7 @@ import torch
 
 from rayfed import registry
 from rayfed import scenario as scenarios
+from rayfed.client import plan
 from rayfed.client.clients import Sent
 from rayfed.client.grants.base import Grant
 from rayfed.client.observations import ObservationBuilder
@@ -165,6 +166,18 @@ def test_who_involves_others_says_so(kind: str, base: type) -> None:
     for name in registry.table(kind):
         found = registry.find(kind, name)
         assert found.involves_others == (found.involves is not base.involves), name  # type: ignore[attr-defined]
+
+
+def test_whose_work_is_made_again() -> None:
+    s = scenarios.parse(TEXT.replace("clients: 3", "clients: 9, clients_per_round: 4"))
+    drawn = plan.drawn_clients(s, 0)
+
+    def behind(**settings: Any) -> list[int]:
+        return plan.behind(s, AttackSpec.model_validate({"name": "dlg", **settings}), 0, drawn[2:])
+
+    assert behind() == behind(knowledge=["key"], observes="gradient") == drawn[2:]
+    assert behind(knowledge=["colluder"]) == [*drawn[2:], drawn[0]]
+    assert sorted(behind(observes="shown")) == drawn
 
 
 def test_names_and_words_are_known_without_pytorch() -> None:

@@ -149,11 +149,6 @@ class ObservedClient:
         """The arm's model up to the attack's `cut`."""
         return Front(self.arm.model, self.attack.parameters["cut"])
 
-    def known_before(self) -> dict[str, Any]:
-        """What the grants give that does not depend on any client."""
-        grants = self.attack.grants.values()
-        return {name: value for grant in grants for name, value in grant.known_before(self.runtime).items()}
-
     def _task(self, client: int, indices: np.ndarray) -> Task:
         state = copy.deepcopy(self.visit.states.get(client, {}))
         return self.runtime.task(self.visit.arm, self.visit.sent, client, indices, state)
@@ -171,7 +166,8 @@ class ObservedClient:
         if not isinstance(server, MaliciousServer):
             return task
         generator = seeds.torch_generator(runtime.scenario.seed, "tamper", self.attack.title, task.round)
-        shape, extra = runtime.data.image_shape, self.known_before()
+        grants, shape = self.attack.grants.values(), runtime.data.image_shape
+        extra = {name: known for grant in grants for name, known in grant.known_before(runtime).items()}
         model, weights, buffers = server.tamper(task.model, task.weights, task.buffers, shape, extra, generator)
         kept = (name for name in private_names(model) if name.endswith(tuple(task.private)))
         return task.replace(model=model, weights=weights, buffers=buffers, private=frozenset(kept))

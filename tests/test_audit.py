@@ -1,4 +1,4 @@
-"""The audit: from a model and images to a scenario, and from its rows to a verdict."""
+"""The audit: from a model and images to a scenario, and from its rows to what defences do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rayfed import audit, scenario
+from rayfed import scenario
+from rayfed.analysis import audit
 from rayfed.engine.inputs import prepare
 from tests.conftest import REPOSITORY
 from tests.test_cli import run
@@ -49,12 +50,12 @@ def test_a_worst_case_is_the_closest_of_all_attacks_on_an_image() -> None:
     ]  # fmt: skip
 
 
-def test_a_verdict_takes_the_worst_image_of_every_batch_size() -> None:
+def test_an_effect_takes_the_worst_image_of_every_batch_size() -> None:
     rows = [
         row("prune", 1, 12.0, distortion=0.5), row("prune", 4, 16.0, distortion=0.7), row("prune", 1, None),
         row("none", 1, 50.0), row("none", 4, 9.0),
     ]  # fmt: skip
-    none, prune = audit.verdicts(rows)
+    none, prune = audit.defence_effects(rows)
     assert (none.arm, none.distortion, none.psnr) == ("none", 0.0, {1: 50.0, 4: 9.0})
     assert prune.distortion == pytest.approx(0.6)
     assert prune.holds(17.0)

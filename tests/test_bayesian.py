@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rayfed import seeds
 from rayfed.analysis import summary
-from rayfed.analysis.criteria import verdicts
+from rayfed.analysis.criteria import criteria
 from rayfed.attacks.base import Reconstruction
 from rayfed.engine.attacking import AttackCall, _note_attack
 from rayfed.engine.tables import RoundTables
@@ -108,14 +108,14 @@ def test_who_meets_the_papers_bounds() -> None:
         trained("slow", 0.9, 101),
     ]
     arms = summary.arms(names, {}, rounds, [], attacks)
-    found = {v.arm: v for v in verdicts(arms, summary.leaks(attacks, names, {}))}
-    assert [name for name, verdict in found.items() if verdict.satisfies] == ["private"]
+    found = {v.arm: v for v in criteria(arms, summary.leaks(attacks, names, {}))}
+    assert [name for name, met in found.items() if met.satisfies] == ["private"]
     assert (found["open"].accuracy, found["open"].bp_mse, found["open"].bp_ki) == (True, False, False)
     assert (found["noisy"].accuracy, found["noisy"].bp_mse, found["noisy"].bp_ki) == (False, True, True)
     assert found["slow"].seconds is False
 
 
-def test_there_is_no_verdict_where_bp_ki_was_not_measured() -> None:
+def test_there_are_no_criteria_where_bp_ki_was_not_measured() -> None:
     attacks = [scored("none", 0, 0.1, 0.2) | {"bp_ki": None}]
     arms = summary.arms(["none"], {}, [], [], attacks)
-    assert verdicts(arms, summary.leaks(attacks, ["none"], {})) == []
+    assert criteria(arms, summary.leaks(attacks, ["none"], {})) == []

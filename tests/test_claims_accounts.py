@@ -19,8 +19,6 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from rayfed import gradients, registry
-from rayfed.analysis import advice
-from rayfed.analysis.export import export
 from rayfed.analysis.figures import grid, said
 from rayfed.analysis.formats import in_words
 from rayfed.analysis.pareto import front
@@ -28,8 +26,6 @@ from rayfed.analysis.recommend import bound, recommend
 from rayfed.analysis.settings import settings
 from rayfed.client.local import update_method
 from rayfed.client.runtime import ClientRuntime, Sent
-from rayfed.console.run import RunView, guarantees
-from rayfed.console.sweep import SweepView
 from rayfed.defences import dp_fedavg, dp_sgd, noise
 from rayfed.defences.base import Batch, Defence
 from rayfed.defences.dp_sgd import DpSgd
@@ -41,8 +37,11 @@ from rayfed.models.private import without
 from rayfed.privacy.accountant import Method, Release, guarantee
 from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.spending import Setting, Spending, Work
-from rayfed.report import words
+from rayfed.report import recommendation, words
 from rayfed.report.explorer import explore
+from rayfed.report.export import export
+from rayfed.report.terminal_run import RunView, guarantee_lines
+from rayfed.report.terminal_sweep import SweepView
 from rayfed.scenario import DataSpec, parse
 from rayfed.store.schemas import TABLES
 from rayfed.update import Named, Update
@@ -322,7 +321,7 @@ def test_a_delta_of_one_over_the_units_is_noted(name: str, quiet: float, loud: f
     [row] = noted(name, delta=loud)
     assert row["epsilon"] > 0
     assert units in row["note"]
-    assert any(units in line for line in guarantees([row]))
+    assert any(units in line for line in guarantee_lines([row]))
     assert any(units in line for line in words.guarantees([row | {"arm": "a"}]).lines)
 
 
@@ -397,7 +396,7 @@ def in_table(format: str, epsilon: float, delta: float) -> str:
 
 def advised(epsilon: float, delta: float) -> str:
     rows = settings([outcome("a", psnr=9.0, **PROMISE | {"epsilon": epsilon, "delta": delta})])
-    return " ".join(advice.remarks(recommend(rows, [bound("psnr<=10")])))
+    return " ".join(recommendation.remarks(recommend(rows, [bound("psnr<=10")])))
 
 
 def swept(epsilon: float, delta: float) -> str:
@@ -412,7 +411,7 @@ def in_grid(epsilon: float, repeats: int) -> str:
 
 
 PRINTED: dict[str, Callable[[float, float], tuple[str, str, str]]] = {
-    "terminal": lambda e, d: (guarantees([row(e, d)])[0], "epsilon ", "delta "),
+    "terminal": lambda e, d: (guarantee_lines([row(e, d)])[0], "epsilon ", "delta "),
     "report": lambda e, d: (words.guarantees([row(e, d)]).lines[0], "ε = ", "δ = "),
     "sweep report": lambda e, d: (swept(e, d), "ε = ", "δ = "),
     "advice": lambda e, d: (advised(e, d), "epsilon ", "delta "),

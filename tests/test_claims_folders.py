@@ -11,11 +11,11 @@ import fsspec
 import pytest
 import torch
 
-from rayfed.analysis.export import FORMATS, export
 from rayfed.analysis.loading import load
-from rayfed.analysis.share import has_private_states
 from rayfed.errors import RunError
+from rayfed.report.export import FORMATS, export
 from rayfed.report.run import write_report
+from rayfed.report.share import has_private_states
 from rayfed.store import checkpoint, run_key
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from rayfed import scenario as scenarios
-from rayfed.console import RunView
+from rayfed.report.terminal_run import RunView
 
 SCENARIO = scenarios.parse("name: t\nfederation: {rounds: 3, clients: 4}\n")
 ALLOTMENT = SimpleNamespace(clients=1, client="1 CPU", attackers=0, attacker="1 CPU")

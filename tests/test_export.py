@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rayfed.analysis.export import export
 from rayfed.analysis.loading import load
 from rayfed.errors import UserError
+from rayfed.report.export import export
 from tests.result_fixtures import SIGMA, attacked, small_run, small_sweep
 from tests.test_cli import run
 from tests.test_report import make_run

@@ -27,10 +27,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from rayfed import scenario as scenarios
-from rayfed.analysis import advice
 from rayfed.analysis import recommend as choice
 from rayfed.analysis.compare import compare
-from rayfed.analysis.export import export
 from rayfed.analysis.loading import Run, load
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
 from rayfed.client.failures import Failed, checked
@@ -42,6 +40,8 @@ from rayfed.errors import DataError, RunError, ScenarioError, UserError
 from rayfed.metrics.lpips import Lpips
 from rayfed.models.pretrained import SHIPPED_EVALUATOR, load_evaluator, load_generator, load_recogniser
 from rayfed.registry import build
+from rayfed.report import recommendation
+from rayfed.report.export import export
 from rayfed.report.run import write_report
 from rayfed.report.sweep import write_sweep_report
 from rayfed.scenario import Scenario
@@ -305,8 +305,8 @@ def check_recommendation(url: str, other: str) -> None:
     advised = choice.recommend(every, bounds, choice.COSTS)
     assert all(one in every for one in advised.chosen.settings)
     assert advised.meeting <= advised.candidates
-    assert advice.answer(advised)
-    assert all(advice.remarks(advised))
+    assert recommendation.answer(advised)
+    assert all(recommendation.remarks(advised))
     choice.rerun(found, advised.chosen)
 
 

@@ -27,9 +27,9 @@ FLOORS = (
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
     "rayfed.protections",
-    "rayfed.attacks rayfed.defences rayfed.aggregation rayfed.poisoning rayfed.scenario rayfed.analysis rayfed.audit",
+    "rayfed.attacks rayfed.defences rayfed.aggregation rayfed.poisoning rayfed.scenario rayfed.analysis",
     # `rayfed` is the package's own `__init__.py`
-    "rayfed.client rayfed.report rayfed.console rayfed.reproductions rayfed",
+    "rayfed.client rayfed.report rayfed.reproductions rayfed",
     "rayfed.engine rayfed.pretraining",
     "actors",
     "rayfed.cli rayfed.__main__ rayfed.tune",
@@ -51,7 +51,6 @@ ARROWS = {
     # a defence on the server's side is a rule of aggregation; malicious clients meet both
     "rayfed.defences": {"rayfed.aggregation.base", "rayfed.aggregation.fedavg", "rayfed.aggregation.noisy_sum"},
     "rayfed.poisoning": {"rayfed.aggregation.weighted_sum", "rayfed.defences.base"},
-    "rayfed.audit": {"rayfed.analysis.summary"},
     "rayfed.report": {"rayfed"},  # its version is on every page
     "rayfed.__main__": {"rayfed.cli"},
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from rayfed.analysis.outcomes import outcomes, table, with_pmm, yaml_line
+from rayfed.analysis.outcomes import outcomes, outcomes_table, with_pmm, yaml_line
 from rayfed.analysis.settings import estimate, settings
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import RunError, UserError
@@ -128,7 +128,7 @@ def test_settings_gather_the_repeats_of_finished_trials(tmp_path: Path) -> None:
 
 def test_columns_keep_the_type_of_what_is_swept() -> None:
     rows = [outcome(a=1, b=0.5, c="x", d=[8, 8], e=True, f=1), outcome(a=2, b=1, c="y", d="none", e=None, f=0.5)]
-    found = table(rows, list("abcdef"), trials=True)
+    found = outcomes_table(rows, list("abcdef"), trials=True)
     types = [str(found.schema.field(name).type) for name in "abcdef"]
     assert types == ["int64", "double", "string", "string", "bool", "double"]
     assert found["d"].to_pylist() == ["[8, 8]", "none"]

@@ -44,9 +44,9 @@ from rayfed import load
 from rayfed.analysis.recommend import bound, recommend
 from rayfed.cli import app
 from rayfed.metrics.score import Scorer
-from rayfed.analysis.export import export
+from rayfed.report.export import export
 from rayfed.report.run import write_report
-from rayfed.console import RunView
+from rayfed.report.terminal_run import RunView
 from rayfed.scenario import parse
 from rayfed.store.folder import RunFolder
 

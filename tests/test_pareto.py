@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rayfed.analysis.pareto import Front, front, strongest
+from rayfed.analysis.pareto import ParetoFront, front, strongest
 from rayfed.analysis.settings import Setting
 from rayfed.errors import UserError
 from tests.result_fixtures import setting
@@ -107,4 +107,4 @@ def test_what_does_not_exist_is_named() -> None:
 
 
 def test_a_front_of_nothing_is_empty() -> None:
-    assert front([], "psnr", "test_accuracy") == Front(("psnr", "test_accuracy"), [], [], [])
+    assert front([], "psnr", "test_accuracy") == ParetoFront(("psnr", "test_accuracy"), [], [], [])

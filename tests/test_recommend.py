@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from rayfed.analysis import advice
 from rayfed.analysis.loading import load
 from rayfed.analysis.recommend import Bound, bound, cost, of_worst_image, recommend, rerun
 from rayfed.analysis.settings import settings
 from rayfed.errors import UserError
+from rayfed.report import recommendation
 from tests.result_fixtures import SIGMA, attacked, outcome, setting, small_run, small_sweep
 from tests.test_cli import run
 
@@ -55,8 +55,8 @@ def test_a_bound_holds_when_it_holds_for_every_attack() -> None:
     rows = [setting("a", "dlg", psnr=5), setting("a", "idlg", psnr=14), setting("b", "dlg", psnr=9)]
     found = recommend(rows, [LEAK])
     assert (found.chosen.title, found.meeting) == ("b", 1)
-    [verdict] = recommend(rows[:2], [LEAK]).chosen.verdicts
-    assert verdict.setting == rows[1]
+    [check] = recommend(rows[:2], [LEAK]).chosen.checks
+    assert check.setting == rows[1]
 
 
 def repeated(arm: str, attack: str, values: list[float]) -> list[Any]:
@@ -73,15 +73,15 @@ def repeated(arm: str, attack: str, values: list[float]) -> list[Any]:
     ],
 )
 def test_it_says_how_sure_it_is(values: list[float], sure: bool | None, said: str) -> None:
-    [verdict] = recommend(repeated("a", "dlg", values), [LEAK]).chosen.verdicts
-    assert verdict.sure == sure
-    assert advice.judged(verdict)[-1] == said
+    [check] = recommend(repeated("a", "dlg", values), [LEAK]).chosen.checks
+    assert check.sure == sure
+    assert recommendation.judged(check)[-1] == said
 
 
 def test_it_is_as_sure_as_of_the_least_certain_attack() -> None:
     rows = repeated("a", "dlg", [11.0, 11.1, 10.9]) + repeated("a", "idlg", [9.0, 12.9, 10.9])
-    [verdict] = recommend(rows, [LEAK]).chosen.verdicts
-    assert (verdict.setting, verdict.sure) == (rows[0], False)
+    [check] = recommend(rows, [LEAK]).chosen.checks
+    assert (check.setting, check.sure) == (rows[0], False)
 
 
 def test_the_nearest_is_weighed_by_the_ranges() -> None:
@@ -92,17 +92,17 @@ def test_the_nearest_is_weighed_by_the_ranges() -> None:
     ]
     found = recommend(rows, [LEAK, USE])
     assert (found.meeting, found.chosen.title) == (0, "between")
-    assert [v.share for v in found.chosen.verdicts] == pytest.approx([4 / 32, 0.1 / 0.4])
+    assert [v.share for v in found.chosen.checks] == pytest.approx([4 / 32, 0.1 / 0.4])
     assert found.chosen.miss == (0, pytest.approx(math.hypot(4 / 32, 0.25)))
     alone = recommend([setting("a", psnr=13)], [LEAK])
-    assert alone.chosen.verdicts[0].share == 1  # the bound is part of the range: never a division by zero
+    assert alone.chosen.checks[0].share == 1  # the bound is part of the range: never a division by zero
 
 
 def test_what_nobody_attacked_is_not_private() -> None:
     rows = [setting("idle", None, test_accuracy=0.99, train_seconds=1), setting("met", psnr=30, test_accuracy=0.1)]
     found = recommend(rows, [LEAK, USE])
     assert (found.chosen.title, found.unattacked) == ("met", ["idle"])
-    assert any("No attack has met 1 setting (idle)" in line for line in advice.remarks(found))
+    assert any("No attack has met 1 setting (idle)" in line for line in recommendation.remarks(found))
     assert recommend(rows, [USE]).chosen.title == "idle"
     assert recommend(rows, [USE]).unattacked == []
 
@@ -120,9 +120,9 @@ def test_what_cannot_be_answered_is_refused() -> None:
 
 def test_only_an_epsilon_is_a_guarantee() -> None:
     row = outcome("dp", psnr=9.0, epsilon=2.5, delta=1e-5, epsilon_unit="sample")
-    said = " ".join(advice.remarks(recommend(settings([row]), [LEAK])))
+    said = " ".join(recommendation.remarks(recommend(settings([row]), [LEAK])))
     assert "Guarantee: epsilon 2.5 at delta 1e-05 for every sample" in said
-    said = " ".join(advice.remarks(recommend([setting(psnr=9)], [LEAK])))
+    said = " ".join(recommendation.remarks(recommend([setting(psnr=9)], [LEAK])))
     assert said.count("Empirical") == 1
     assert "Guarantee:" not in said
     rows = [*settings([row]), setting("none", psnr=5)]

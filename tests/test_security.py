@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 from rayfed import registry
 from rayfed import scenario as scenarios
-from rayfed.analysis.export import export
 from rayfed.analysis.loading import load
 from rayfed.cli import app
 from rayfed.cli.common import search_where
 from rayfed.errors import ScenarioError, UserError
+from rayfed.report.export import export
 from rayfed.report.run import write_report
 from rayfed.report.sweep import write_sweep_report
 from rayfed.store.folder import RunFolder

@@ -11,10 +11,10 @@ import pytest
 
 import rayfed
 from rayfed.analysis import summary
-from rayfed.analysis.export import export
 from rayfed.analysis.loading import Run, Sweep
-from rayfed.analysis.success import MEASURED, curve, groups
+from rayfed.analysis.success import MEASURED, attack_groups, success_curve
 from rayfed.errors import UserError
+from rayfed.report.export import export
 from rayfed.report.success_plots import _stairs, success_rates
 from tests.result_fixtures import attacked, small_run, small_sweep, trial_run
 
@@ -37,24 +37,24 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_a_curve_has_the_shares_counted_by_hand() -> None:
-    [group] = groups(rows())
-    psnr, mse = curve(group, "psnr"), curve(group, "mse")
+    [group] = attack_groups(rows())
+    psnr, mse = success_curve(group, "psnr"), success_curve(group, "mse")
     assert psnr is not None
     assert mse is not None
     assert list(zip(psnr.thresholds, psnr.shares, strict=True)) == [(10, 0.8), (20, 0.6), (100, 0.2)]
     assert list(zip(mse.thresholds, mse.shares, strict=True)) == [(0.1, 0.8), (0.01, 0.6), (0, 0.2)]
-    assert curve(group, "ssim") is None
-    asked = curve(group, "psnr", [30, 5, 20])
+    assert success_curve(group, "ssim") is None
+    asked = success_curve(group, "psnr", [30, 5, 20])
     assert asked is not None
     assert list(zip(asked.thresholds, asked.shares, strict=True)) == [(5, 0.8), (20, 0.6), (30, 0.2)]
     with pytest.raises(UserError, match="no success rates by 'psrn': did you mean 'psnr'"):
-        curve(group, "psrn")
+        success_curve(group, "psrn")
 
 
 @pytest.mark.parametrize(("metric", "thresholds"), [("psnr", [5, 10, 15, 20, 99]), ("mse", [1, 0.1, 0.05, 0.01, 1e-9])])
 def test_pors_is_a_point_of_the_curve(metric: str, thresholds: list[float]) -> None:
-    [group] = groups(rows())
-    found = curve(group, metric, thresholds)
+    [group] = attack_groups(rows())
+    found = success_curve(group, metric, thresholds)
     assert found is not None
     assert found.thresholds == thresholds
     assert found.shares == [summary.success(group.rows, metric, threshold) for threshold in thresholds]
@@ -99,8 +99,8 @@ def test_a_sweep_counts_the_images_of_all_repeats(tmp_path: Path) -> None:
 def test_copies_that_are_exact_to_any_eye_pass_the_hardest_threshold_shown(
     metric: str, values: list[float], line: tuple[list[float], list[float]]
 ) -> None:
-    [met] = groups([attacked("none", "dlg", **{metric: value}) for value in values])
-    found = curve(met, metric)
+    [met] = attack_groups([attacked("none", "dlg", **{metric: value}) for value in values])
+    found = success_curve(met, metric)
     assert found
     assert _stairs(found, [found]) == line
 

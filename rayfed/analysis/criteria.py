@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayfed.analysis.summary import Arm, Leak
+from rayfed.analysis.summary import ArmSummary, Leak
 
-LOST_ACCURACY = 0.015
+MOST_LOST_ACCURACY = 0.015
 """At most so far behind the best arm."""
-BP_MSE = 0.05
+LEAST_BP_MSE = 0.05
 """At least."""
-BP_KI = 0.3
+MOST_BP_KI = 0.3
 """At most."""
-SECONDS = 100.0
+MOST_SECONDS = 100.0
 """At most, for one round; the paper's are those of an epoch."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CriteriaMet:
     """Whether an arm meets the four bounds against one attack; None where what is bounded was not measured."""
 
     arm: str
@@ -37,20 +37,20 @@ class Verdict:
         return all((self.accuracy, self.bp_mse, self.bp_ki, self.seconds))
 
 
-def verdicts(arms: Sequence[Arm], leaks: Sequence[Leak]) -> list[Verdict]:
-    """A verdict on every leak of which BP_KI was measured, from means over images and repeats, or over rounds."""
+def criteria(arms: Sequence[ArmSummary], leaks: Sequence[Leak]) -> list[CriteriaMet]:
+    """For every leak of which BP_KI was measured, from means over images and repeats, or over rounds."""
     best = max((arm.accuracy for arm in arms if arm.accuracy is not None), default=None)
     by_name = {arm.name: arm for arm in arms}
-    return [_verdict(by_name[leak.arm], leak, best) for leak in leaks if leak.scores["bp_ki"]]
+    return [_judge(by_name[leak.arm], leak, best) for leak in leaks if leak.scores["bp_ki"]]
 
 
-def _verdict(arm: Arm, leak: Leak, best: float | None) -> Verdict:
+def _judge(arm: ArmSummary, leak: Leak, best: float | None) -> CriteriaMet:
     mse, bp_ki = leak.scores["mse"], leak.scores["bp_ki"]
-    return Verdict(
+    return CriteriaMet(
         arm=arm.name,
         attack=leak.attack,
-        accuracy=None if arm.accuracy is None or best is None else arm.accuracy >= best - LOST_ACCURACY,
-        bp_mse=None if mse is None else mse.mean >= BP_MSE,
-        bp_ki=None if bp_ki is None else bp_ki.mean <= BP_KI,
-        seconds=None if arm.actor_seconds is None else arm.actor_seconds.mean <= SECONDS,
+        accuracy=None if arm.accuracy is None or best is None else arm.accuracy >= best - MOST_LOST_ACCURACY,
+        bp_mse=None if mse is None else mse.mean >= LEAST_BP_MSE,
+        bp_ki=None if bp_ki is None else bp_ki.mean <= MOST_BP_KI,
+        seconds=None if arm.actor_seconds is None else arm.actor_seconds.mean <= MOST_SECONDS,
     )

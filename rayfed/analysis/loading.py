@@ -76,7 +76,9 @@ class Results(ABC):
         """The outcomes by arm, attack and swept values, with their uncertainty over repeats."""
         return settings.settings(self.outcomes().to_pylist(), self.fields, source)
 
-    def front(self, leakage: str, utility: str, cost: str | None = None, attack: str | None = None) -> pareto.Front:
+    def front(
+        self, leakage: str, utility: str, cost: str | None = None, attack: str | None = None
+    ) -> pareto.ParetoFront:
         """The settings that no other beats; see `rayfed.analysis.pareto.front`."""
         return pareto.front(self.settings(), leakage, utility, cost, attack)
 
@@ -84,14 +86,14 @@ class Results(ABC):
         """The share of attacked images that pass a threshold, by setting, attack, metric (`psnr`, `ssim`, `mse`,
         `lpips_alex`, `lpips_vgg`; all that were measured where none is named) and threshold.
 
-        Columns: see `rayfed.analysis.success.table`. Without `thresholds`, at every value that was measured. Raises
-        `UserError` for another metric.
+        Columns: see `rayfed.analysis.success.success_table`. Without `thresholds`, at every value that was measured.
+        Raises `UserError` for another metric.
         """
-        found = (success.curve(g, m, thresholds) for g in self._groups() for m in metrics or success.MEASURED)
-        return success.table(one for one in found if one)
+        found = (success.success_curve(g, m, thresholds) for g in self._groups() for m in metrics or success.MEASURED)
+        return success.success_table(one for one in found if one)
 
     @abstractmethod
-    def _groups(self) -> list[success.Group]:
+    def _groups(self) -> list[success.AttackGroup]:
         """Who was attacked by what, with the rows of `attacks`."""
 
     def _repr_html_(self) -> str:
@@ -136,10 +138,14 @@ class Run(Results):
         self._check(name)
         if name == SUCCESS:
             return self.success_rates()
-        return outcomes.table(outcomes.outcomes(self.folder)) if name == OUTCOMES else self.folder.read_table(name)
+        return (
+            outcomes.outcomes_table(outcomes.outcomes(self.folder))
+            if name == OUTCOMES
+            else self.folder.read_table(name)
+        )
 
-    def _groups(self) -> list[success.Group]:
-        return success.groups(self.attacks.to_pylist())
+    def _groups(self) -> list[success.AttackGroup]:
+        return success.attack_groups(self.attacks.to_pylist())
 
     def images(self, arm: str | None = None, attack: str | None = None) -> Iterator[Picture]:
         """The true images and their reconstructions, of one arm or attack where named, in the order of rounds."""
@@ -179,7 +185,7 @@ class Sweep(Results):
         self._check(name)
         return self.success_rates() if name == SUCCESS else SweepFolder(self.folder).outcomes()
 
-    def _groups(self) -> list[success.Group]:
+    def _groups(self) -> list[success.AttackGroup]:
         """Of every setting over all its repeats."""
         sweep, met = SweepFolder(self.folder), [one for one in self.settings() if one.attack]
         runs = dict.fromkeys(row["run"] for one in met for row in one.rows)
@@ -189,7 +195,7 @@ class Sweep(Results):
             found = (row for trial in one.rows for row in attacks[trial["run"]])
             return [row for row in found if (row["arm"], row["attack"]) == (one.arm, one.attack)]
 
-        return [success.Group(one.title, one.arm, str(one.attack), rows(one)) for one in met]
+        return [success.AttackGroup(one.title, one.arm, str(one.attack), rows(one)) for one in met]
 
     @property
     def trials(self) -> list[Run]:

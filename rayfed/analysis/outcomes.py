@@ -74,7 +74,7 @@ def with_pmm(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[
     return [{**row, "pmm": pmm(row)} for row in rows]
 
 
-def table(rows: Sequence[Row], fields: Sequence[str] = (), trials: bool = False) -> pa.Table:
+def outcomes_table(rows: Sequence[Row], fields: Sequence[str] = (), trials: bool = False) -> pa.Table:
     """Outcomes as a table; with `trials`, the trial's columns and those of the swept fields come first."""
     swept = [pa.field(path, _type(row[path] for row in rows if row.get(path) is not None)) for path in fields]
     schema = pa.schema([*(TRIAL_FIELDS if trials else []), *swept, *OUTCOME_FIELDS])

@@ -16,7 +16,7 @@ from rayfed.analysis.settings import Setting, by_values, strongest
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.measures import measure_of
 
-__all__ = ["Front", "front", "strongest"]
+__all__ = ["ParetoFront", "front", "strongest"]
 
 _BEYOND = 0.1
 """How far behind the worst values the reference lies, in ranges: at the worst itself front's ends cover nothing.
@@ -24,7 +24,7 @@ A tenth is customary (Ishibuchi et al. 2018, "How to Specify a Reference Point i
 
 
 @dataclass(frozen=True)
-class Front:
+class ParetoFront:
     """Settings by some measures, and the best of them."""
 
     measures: tuple[str, ...]
@@ -76,7 +76,7 @@ class Front:
 
 def front(
     settings: Sequence[Setting], leakage: str, utility: str, cost: str | None = None, attack: str | None = None
-) -> Front:
+) -> ParetoFront:
     """The settings that no other beats by a measure of leakage, one of utility and, if given, one of cost.
 
     Measures are columns of `outcomes.MEASURES`, whose direction is the defender's. A setting's leakage is that of the
@@ -95,11 +95,11 @@ def front(
     there = {each.identity for each in compared}
     unknown = [group[0] for group in by_values(settings) if group[0].identity not in there]
     if not compared:
-        return Front(measures, [], [], unknown)
+        return ParetoFront(measures, [], [], unknown)
     points = _points(compared, measures)
     best = np.flatnonzero(moocore.is_nondominated(points, maximise=True, keep_weakly=True))
     ordered = sorted(best, key=lambda index: tuple(-points[index]))
-    return Front(measures, compared, [compared[index] for index in ordered], unknown)
+    return ParetoFront(measures, compared, [compared[index] for index in ordered], unknown)
 
 
 def _points(settings: Sequence[Setting], measures: Sequence[str]) -> np.ndarray:

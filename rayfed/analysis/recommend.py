@@ -58,7 +58,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BoundCheck:
     """One bound and one arm with its values."""
 
     bound: Bound
@@ -82,13 +82,13 @@ class Candidate:
 
     settings: list[Setting]
     """One for every attack; one without an attack where none has met it."""
-    verdicts: list[Verdict]
+    checks: list[BoundCheck]
 
     @property
     def miss(self) -> tuple[int, float]:
-        """How many bounds are on what is not known, and the Euclidean length of the other verdicts' shares."""
-        known = [verdict.share for verdict in self.verdicts if verdict.setting]
-        return len(self.verdicts) - len(known), hypot(*known)
+        """How many bounds are on what is not known, and the Euclidean length of the other checks' shares."""
+        known = [check.share for check in self.checks if check.setting]
+        return len(self.checks) - len(known), hypot(*known)
 
     @property
     def meets(self) -> bool:
@@ -168,7 +168,7 @@ def recommend(settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple
         raise UserError(f"{found}: leave out the bound on epsilon, or give the arms guarantees of one kind")
     spans = [_span(settings, each) for each in bounds]
     candidates = [
-        Candidate(group, [_judge(group, each, span) for each, span in zip(bounds, spans, strict=True)])
+        Candidate(group, [_check(group, each, span) for each, span in zip(bounds, spans, strict=True)])
         for group in by_values(settings)
     ]
     meeting = [each for each in candidates if each.meets]
@@ -183,15 +183,15 @@ def _span(settings: Sequence[Setting], bound: Bound) -> float:
     return max(*values, bound.limit) - min(*values, bound.limit)
 
 
-def _judge(group: Sequence[Setting], bound: Bound, span: float) -> Verdict:
+def _check(group: Sequence[Setting], bound: Bound, span: float) -> BoundCheck:
     known = [each for each in group if bound.measure in each.measures]
     if not known:
-        return Verdict(bound, None, False, inf)
+        return BoundCheck(bound, None, False, inf)
     estimates = [each.measures[bound.measure] for each in known]
     farthest = max(known, key=lambda each: bound.excess(each.measures[bound.measure].mean))
     excess = bound.excess(farthest.measures[bound.measure].mean)
     sure = None if any(each.n == 1 for each in estimates) else all(map(bound.holds_for, estimates))
-    return Verdict(bound, farthest, sure, excess / span if excess > 0 else 0.0)
+    return BoundCheck(bound, farthest, sure, excess / span if excess > 0 else 0.0)
 
 
 def rerun(results: Results, chosen: Candidate) -> dict[str, str]:

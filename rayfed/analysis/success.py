@@ -36,7 +36,7 @@ _COLUMNS = pa.schema(
 
 
 @dataclass(frozen=True)
-class Group:
+class AttackGroup:
     """The rows of `attacks` behind one curve: one attack on one arm, of a sweep under one setting."""
 
     setting: str
@@ -46,10 +46,10 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Curve:
+class SuccessCurve:
     """How often one attack succeeds."""
 
-    group: Group
+    group: AttackGroup
     metric: str
     thresholds: list[float]
     """From the easiest to the hardest."""
@@ -57,15 +57,15 @@ class Curve:
     """Of all attacked images, 0..1; an image that has no value is a failure."""
 
 
-def groups(attacks: Iterable[Row]) -> list[Group]:
+def attack_groups(attacks: Iterable[Row]) -> list[AttackGroup]:
     """The attacks on the arms of one run, in the order of the table."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in attacks:
         found.setdefault((row["arm"], row["attack"]), []).append(row)
-    return [Group(arm, arm, attack, rows) for (arm, attack), rows in found.items()]
+    return [AttackGroup(arm, arm, attack, rows) for (arm, attack), rows in found.items()]
 
 
-def curve(group: Group, metric: str, thresholds: Sequence[float] | None = None) -> Curve | None:
+def success_curve(group: AttackGroup, metric: str, thresholds: Sequence[float] | None = None) -> SuccessCurve | None:
     """One metric's curve; None where no image has a value. PSNR is cut at its ceiling.
 
     Without `thresholds` at every value that was measured, between which nothing changes: up to each of them, from the
@@ -80,10 +80,10 @@ def curve(group: Group, metric: str, thresholds: Sequence[float] | None = None) 
     values = np.sort(sign * values.clip(max=METRICS[metric].ceiling))
     asked = np.unique(values) if thresholds is None else np.sort(sign * np.asarray(thresholds, np.float64))
     passed = len(values) - np.searchsorted(values, asked, side="left")
-    return Curve(group, metric, (sign * asked).tolist(), (passed / len(group.rows)).tolist())
+    return SuccessCurve(group, metric, (sign * asked).tolist(), (passed / len(group.rows)).tolist())
 
 
-def table(curves: Iterable[Curve]) -> pa.Table:
+def success_table(curves: Iterable[SuccessCurve]) -> pa.Table:
     """A row for every point of every curve: `setting` (a run's arm), `arm`, `attack`, `batch_size` (null where it
     varies), `metric`, `threshold`, `images` (attacked ones) and `share`.
     """

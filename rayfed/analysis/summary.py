@@ -90,7 +90,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Arm:
+class ArmSummary:
     """One arm: how its training went and its worst leak."""
 
     name: str
@@ -224,17 +224,17 @@ def setting(rows: Sequence[Row]) -> str:
 
 def arms(
     names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Sequence[Row], attacks: Sequence[Row]
-) -> list[Arm]:
+) -> list[ArmSummary]:
     """Every arm's summary, in the order of `names`."""
     played, sent, attacked = (_grouped(table, "arm") for table in (rounds, clients, attacks))
-    result: list[Arm] = []
+    result: list[ArmSummary] = []
     for name in names:
         mine = sorted(played.get((name,), []), key=lambda row: row["round"])
         last = next((row for row in reversed(mine) if measured(row["test_accuracy"])), None)
         accuracy = last["test_accuracy"] if last else None
         reference = result[0].accuracy if result else None
         result.append(
-            Arm(
+            ArmSummary(
                 name=name,
                 defences=_defences(scenario, name),
                 rounds=len(mine),

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rayfed.analysis.outcomes import table
+from rayfed.analysis.outcomes import outcomes_table
 from rayfed.errors import RunError
 from rayfed.store.folder import SCENARIO, RunFolder, checked, completed
 
-OUTCOMES = "outcomes.parquet"
+OUTCOMES_FILE = "outcomes.parquet"
 TRIALS = "trials"
 _RUN = re.compile(rf"{TRIALS}/\d{{4,}}-\d+", re.ASCII)
 _TRIAL = re.compile(r"\d+(-\d+)?", re.ASCII)
@@ -58,7 +58,9 @@ class SweepFolder:
         Raises `RunError` for a name that no sweep gives: it might lead out of the folder.
         """
         if not _RUN.fullmatch(run):
-            raise RunError(f"'{run}' in {self.url}/{OUTCOMES} is no trial of a sweep: the file is damaged, or not ours")
+            raise RunError(
+                f"'{run}' in {self.url}/{OUTCOMES_FILE} is no trial of a sweep: the file is damaged, or not ours"
+            )
         return RunFolder(self.files.fs, f"{self.files.root}/{run}")
 
     def trial_names(self) -> list[str]:
@@ -67,17 +69,17 @@ class SweepFolder:
 
     def outcomes(self) -> pa.Table:
         """A row for every trial, arm and attack so far, in the order of the trials; none before the first is over."""
-        if not self.files.exists(OUTCOMES):
-            return table([], self.fields, trials=True)
+        if not self.files.exists(OUTCOMES_FILE):
+            return outcomes_table([], self.fields, trials=True)
         try:
-            return self._as_written(pq.read_table(BytesIO(self.files.read_bytes(OUTCOMES))))
+            return self._as_written(pq.read_table(BytesIO(self.files.read_bytes(OUTCOMES_FILE))))
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise RunError(f"cannot read '{self.url}/{OUTCOMES}': {error}; restore it from a copy") from error
+            raise RunError(f"cannot read '{self.url}/{OUTCOMES_FILE}': {error}; restore it from a copy") from error
 
     def _as_written(self, found: pa.Table) -> pa.Table:
         """The columns that `write_outcomes` writes; the types of swept fields are those of their values."""
         columns, swept = [], self.fields  # a list that is read from the scenario's file
-        expected = table([], swept, trials=True).schema
+        expected = outcomes_table([], swept, trials=True).schema
         found = completed(found, pa.schema([field for field in expected if field.name not in swept]))
         for field in expected:
             own = found.schema.field(field.name).type if field.name in swept else field.type
@@ -93,8 +95,8 @@ class SweepFolder:
     def write_outcomes(self, rows: Sequence[dict[str, Any]]) -> None:
         """Replace the outcomes."""
         buffer = BytesIO()
-        pq.write_table(table(rows, self.fields, trials=True), buffer, compression="zstd")
-        self.files.write_bytes(OUTCOMES, buffer.getvalue())
+        pq.write_table(outcomes_table(rows, self.fields, trials=True), buffer, compression="zstd")
+        self.files.write_bytes(OUTCOMES_FILE, buffer.getvalue())
 
 
 def is_sweep(folder: RunFolder) -> bool:

@@ -63,14 +63,14 @@ class Checked(Protocol):
         ...
 
 
-Metric = Literal["auc", "accuracy", "class_share"]
+InferenceMetric = Literal["auc", "accuracy", "class_share"]
 
 
 @dataclass(frozen=True)
 class Inference:
     """What an attack states about a victim's data without rebuilding them."""
 
-    metric: Metric
+    metric: InferenceMetric
     """How it is scored: `auc` of the candidates' scores, `accuracy` of the answer whether class `label` is in the
     batch, share of `images` that look like class `label` to a classifier of the test data."""
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -95,7 +95,7 @@ Guess = Reconstruction | Inference
 class InferenceAttack(Protocol):
     """A frozen dataclass, as an `Attack`, that states something else than images of the batch."""
 
-    metric: ClassVar[Metric]
+    metric: ClassVar[InferenceMetric]
     """How its inferences are scored."""
 
     def infer(

@@ -170,7 +170,7 @@ def search_where(run: str) -> None:
 @contextmanager
 def watched(quiet: bool, executor: ExecutorName, brief: bool = False) -> Iterator[Any]:
     """A view of one run for as long as it goes on: without a bar in the process in which a debugger may prompt."""
-    from rayfed.console import RunView
+    from rayfed.report.terminal_run import RunView
 
     view = RunView(Console(), quiet, brief, bar=executor is ExecutorName.RAY)
     try:

@@ -173,7 +173,7 @@ def pack(
 
 def _data(source: str, size: int | None) -> Any:
     """The `data` section behind one argument."""
-    from rayfed.audit import data_section
+    from rayfed.analysis.audit import data_section
     from rayfed.scenario import DataSpec
 
     if Path(source).suffix in (".yaml", ".yml"):

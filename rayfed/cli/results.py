@@ -51,9 +51,9 @@ def recommend(
 ) -> None:
     """Name the cheapest setting that keeps within all bounds, or the one that comes nearest."""
     with errors_for_people(debug):
-        from rayfed.analysis import advice
         from rayfed.analysis import recommend as choice
         from rayfed.analysis.loading import load
+        from rayfed.report import recommendation
 
         limits = {
             "psnr<=": max_psnr,
@@ -74,10 +74,10 @@ def recommend(
         costs = choice.COSTS if cheapest is None else (choice.cost(cheapest),)
         found = choice.recommend(results.settings(), bounds, costs)
         page = console()
-        page.print(Text(advice.answer(found)))
+        page.print(Text(recommendation.answer(found)))
         page.print(Text(f"\n  {found.chosen.title}", style="bold"))
-        page.print(table("", advice.HEADINGS, [advice.judged(each) for each in found.chosen.verdicts]))
-        for line in advice.remarks(found):
+        page.print(table("", recommendation.HEADINGS, [recommendation.judged(each) for each in found.chosen.checks]))
+        for line in recommendation.remarks(found):
             page.print(Text(line))
         for what, command in choice.rerun(results, found.chosen).items():
             page.print(Text(f"\nTo play {what}:\n  {command}"), soft_wrap=True)
@@ -120,9 +120,9 @@ def export(
 ) -> None:
     """Write a table of a run or sweep for a paper or another program, or a copy that can be shared."""
     with errors_for_people(debug):
-        from rayfed.analysis.export import export as exported
         from rayfed.analysis.loading import load
-        from rayfed.analysis.share import has_private_states
+        from rayfed.report.export import export as exported
+        from rayfed.report.share import has_private_states
 
         results = load(run)
         if format == "folder":
@@ -146,9 +146,9 @@ def export(
 
 
 def _share(results: Results, out: str | None) -> None:
-    from rayfed.analysis.share import SAMPLES, sharing
     from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
     from rayfed.report.run import write_report
+    from rayfed.report.share import SAMPLES, sharing
     from rayfed.report.sweep import write_sweep_report
 
     if out is None:

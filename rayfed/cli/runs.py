@@ -129,8 +129,8 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         if foreign := dotted_paths(read_text(scenario), changes or []):
             print(f"{scenario} imports code by dotted paths, now and when it runs: {', '.join(foreign)}", flush=True)
         loaded = load(scenario, changes)
-        from rayfed.console import guarantees
         from rayfed.engine.inputs import prepare
+        from rayfed.report.terminal_run import guarantee_lines
         from rayfed.scenario.trials import planned
 
         inputs = prepare(loaded)
@@ -144,7 +144,7 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         )
         print(f"  clients: {len(sizes)}, with {sizes.min()} to {sizes.max()} samples ({loaded.partition.name})")
         print(f"  arms: {', '.join(loaded.played)}")
-        for line in guarantees(inputs.privacy):
+        for line in guarantee_lines(inputs.privacy):
             print(f"  {line}")
         for line in filter(None, [inputs.randomness, *inputs.encryption]):
             print(f"  {line}")
@@ -175,7 +175,7 @@ def audit(
     """Without a scenario: how much does one gradient of your model leak, and which defence stops it?"""
     with errors_for_people(debug):
         from rayfed import registry, scenario
-        from rayfed.audit import scenario_text
+        from rayfed.analysis.audit import scenario_text
 
         registry.search(str(Path.cwd()))
         text = scenario_text(model, data, _batches(batch), images, size, iterations, seed)

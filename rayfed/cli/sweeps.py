@@ -61,8 +61,8 @@ def resume(path: str, failed: bool, execution: Any, quiet: bool) -> None:
 def _watched(quiet: bool, play: Callable[[Any], Any]) -> Any:
     from rich.console import Console
 
-    from rayfed.console import SweepView
     from rayfed.report.sweep import write_sweep_report
+    from rayfed.report.terminal_sweep import SweepView
 
     view = SweepView(Console(), quiet)
     try:

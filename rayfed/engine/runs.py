@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from rayfed import scenario as scenarios
 from rayfed import seeds
-from rayfed.console import guarantees
 from rayfed.data.partitions.base import label_mix
 from rayfed.engine.environment import environment
 from rayfed.engine.executor import Execution
@@ -24,6 +23,7 @@ from rayfed.engine.recovery import until_played
 from rayfed.engine.rounds import Round
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import RunError
+from rayfed.report.terminal_run import guarantee_lines
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint, client_states, run_key
 from rayfed.store.folder import RunFolder
@@ -216,7 +216,7 @@ def _account(inputs: Inputs, folder: RunFolder, recorder: RunRecorder, progress:
     """Write and tell what every arm guarantees, and what weakens it."""
     folder.write_part("privacy", 0, inputs.privacy)
     progress.accounted(inputs.privacy)
-    for line in guarantees(inputs.privacy):
+    for line in guarantee_lines(inputs.privacy):
         recorder.line(line)
     for message in inputs.encryption:
         recorder.line(message)

@@ -55,7 +55,7 @@ def policy(scripts: Sequence[str]) -> str:
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}"
 
 
-def read_json(folder: RunFolder, name: str) -> dict[str, Any]:
+def optional_document(folder: RunFolder, name: str) -> dict[str, Any]:
     """The contents of a JSON file; nothing where there is none."""
     return folder.read_mapping(name) if folder.exists(name) else {}
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from rayfed.analysis.summary import Arm, LabelMix, Leak, Row, measured
+from rayfed.analysis.summary import ArmSummary, LabelMix, Leak, Row, measured
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report.svg import CLASSES, INK, STYLE, SURFACE, class_colour, clean, dashes, figure, series, short, svg
 
@@ -20,7 +20,9 @@ MOST_MODELS = 30
 """Models and validators that the map of scores shows."""
 
 
-def curve(rounds: Sequence[Row], arms: Sequence[Arm], column: str, label: str, as_share: bool = False) -> str | None:
+def curve(
+    rounds: Sequence[Row], arms: Sequence[ArmSummary], column: str, label: str, as_share: bool = False
+) -> str | None:
     """One column of the rounds' table by round, a line an arm; None where it holds no value."""
     points = [
         [(row["round"], row[column]) for row in rounds if row["arm"] == arm.name and measured(row[column])]
@@ -43,7 +45,9 @@ def curve(rounds: Sequence[Row], arms: Sequence[Arm], column: str, label: str, a
         return svg(drawn, f"{label} by round, one line an arm")
 
 
-def every_image(attacks: Sequence[Row], leaks: Sequence[Leak], arms: Sequence[Arm], most: int = 200) -> str | None:
+def every_image(
+    attacks: Sequence[Row], leaks: Sequence[Leak], arms: Sequence[ArmSummary], most: int = 200
+) -> str | None:
     """The PSNR of every reconstruction, a row for every arm and attack; of more than `most`, evenly spaced ranks."""
     order = [arm.name for arm in arms]
     known = [leak for leak in leaks if leak.scores["psnr"]]

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rayfed.analysis import summary
-from rayfed.analysis.criteria import verdicts
+from rayfed.analysis.criteria import criteria
 from rayfed.analysis.formats import share
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
-from rayfed.analysis.summary import Arm, Claim, Leak, Row
+from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
 from rayfed.report import plots, words
 from rayfed.report.explorer import Explorer, explore
-from rayfed.report.page import flat, read_json, write_page
+from rayfed.report.page import flat, optional_document, write_page
 from rayfed.report.passages import passages
 from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
 from rayfed.report.success_plots import success_rates
@@ -80,7 +80,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     worst_pairs = pictures(folder, [arm.worst for arm in arms if arm.worst])
     return {
         "name": str(scenario.get("name", folder.name)),
-        "status": read_json(folder, "status.json"),
+        "status": optional_document(folder, "status.json"),
         "secure": words.secure(scenario),
         "arms": arms,
         "arm_names": names,
@@ -92,7 +92,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "strips": strips(folder),
         "passages": passages(folder, attacks),
         "leaks": leaks,
-        "verdicts": verdicts(arms, leaks),
+        "criteria": criteria(arms, leaks),
         "robustness": matrix(sorted(rounds, key=lambda row: row["round"])),
         "claims": claims,
         "inference_metrics": INFERRED,
@@ -119,7 +119,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
             for metric, threshold in thresholds.items()
             if any(leak.success[metric] is not None for leak in leaks)
         },
-        "environment": list(flat(read_json(folder, "environment.json"))),
+        "environment": list(flat(optional_document(folder, "environment.json"))),
         "scenario": folder.read_text(SCENARIO),
     }
 
@@ -159,7 +159,7 @@ def _pairs(folder: RunFolder, explorer: Explorer, attacks: Sequence[Row]) -> lis
 def _charts(
     rounds: Sequence[Row],
     attacks: Sequence[Row],
-    arms: Sequence[Arm],
+    arms: Sequence[ArmSummary],
     leaks: Sequence[Leak],
     mix: summary.LabelMix | None,
 ) -> dict[str, str | None]:

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from rayfed.analysis.success import MEASURED, Curve, curve, groups
+from rayfed.analysis.success import MEASURED, SuccessCurve, attack_groups, success_curve
 from rayfed.analysis.summary import Row
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
@@ -28,8 +28,8 @@ class Success:
 
 def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> Success | None:
     """The rates behind the rows of `attacks`; None where no image was scored. `thresholds` are those of PoRS."""
-    met = groups(attacks)
-    found = {metric: [each for one in met if (each := curve(one, metric))] for metric in MEASURED}
+    met = attack_groups(attacks)
+    found = {metric: [each for one in met if (each := success_curve(one, metric))] for metric in MEASURED}
     found = {metric: curves for metric, curves in found.items() if curves}
     if not found:
         return None
@@ -51,7 +51,7 @@ def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mappi
     return Success(text, [(name, dash(SERIES * place)) for place, name in enumerate(names)])
 
 
-def _stairs(one: Curve, curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
+def _stairs(one: SuccessCurve, curves: Sequence[SuccessCurve]) -> tuple[list[float], list[float]]:
     """A curve from the easiest to the hardest threshold of its chart."""
     ends = [_shown(one.metric, each.thresholds[end]) for each in curves for end in (0, -1)]
     metric = METRICS[one.metric]

@@ -18,7 +18,7 @@ from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.metrics.measures import MEASURES
 from rayfed.report import words
 from rayfed.report.explorer import PREFERRED, Explorer, explore
-from rayfed.report.page import flat, read_json, write_page
+from rayfed.report.page import flat, optional_document, write_page
 from rayfed.report.pictures import SHOWN, Pair, most_leaked, pictures, strips, within
 from rayfed.report.sweep_plots import curves
 from rayfed.store.folder import SCENARIO
@@ -66,7 +66,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     shown = within(every, IMAGES)
     return {
         "name": str(scenario.get("name", sweep.files.name)),
-        "status": read_json(sweep.files, "status.json"),
+        "status": optional_document(sweep.files, "status.json"),
         "states": {state: _trials(row for row in rows if row["status"] == state) for state in _STATES},
         "arm_names": arms,
         "statements": words.of_sweep(found, told, classes, arms),
@@ -85,7 +85,9 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "curves": curves(found, [name for name in (explorer.x, explorer.y) if name], arms),
         "costs": [_cost(arm, [row for row in rows if row["arm"] == arm]) for arm in arms],
         "unfinished": unfinished,
-        "environment": list(flat(read_json(sweep.files, "environment.json") or read_json(first, "environment.json"))),
+        "environment": list(
+            flat(optional_document(sweep.files, "environment.json") or optional_document(first, "environment.json"))
+        ),
         "scenario": sweep.files.read_text(SCENARIO),
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share
 from rayfed.analysis.settings import Setting
-from rayfed.analysis.summary import Arm, Row, measured, setting
+from rayfed.analysis.summary import ArmSummary, Row, measured, setting
 from rayfed.crypto.paillier import SECURE_BITS
 from rayfed.metrics.measures import MEASURES, worst_of
 from rayfed.privacy.printing import at_most
@@ -33,7 +33,7 @@ class Statement:
 
 
 def of_run(
-    arms: Sequence[Arm], worst: Row | None, privacy: Sequence[Row], classes: Mapping[int, str], secure: bool
+    arms: Sequence[ArmSummary], worst: Row | None, privacy: Sequence[Row], classes: Mapping[int, str], secure: bool
 ) -> list[Statement]:
     """The summary of a run; `worst` is the row of `attacks` with the highest PSNR, None where nothing was scored."""
     told = _worst(worst, f"under arm {worst['arm']}" if len(arms) > 1 else "", classes) if worst else []
@@ -141,7 +141,7 @@ def _worst(row: Row, where: str, classes: Mapping[int, str]) -> list[Statement]:
     ]
 
 
-def _cost(arm: Arm, reference: Arm) -> str:
+def _cost(arm: ArmSummary, reference: ArmSummary) -> str:
     parts = []
     if arm.accuracy_change is not None:
         parts.append(f"test accuracy {share(arm.accuracy)}, {points(arm.accuracy_change)} points")

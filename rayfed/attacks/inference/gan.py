@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from rayfed import seeds
-from rayfed.attacks.base import Inference, Metric
+from rayfed.attacks.base import Inference, InferenceMetric
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.attacks.probe import buffers_for
 from rayfed.data.forms import Kind
@@ -57,7 +57,7 @@ class Gan(OneByOne):
     """
 
     takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
-    metric: ClassVar[Metric] = "class_share"
+    metric: ClassVar[InferenceMetric] = "class_share"
     reads_update: ClassVar[bool] = False
 
     target_class: Annotated[int, Field(ge=0)] = 0

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from rayfed.attacks.base import Inference, Metric
+from rayfed.attacks.base import Inference, InferenceMetric
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.data.forms import KINDS, Kind
 from rayfed.gradients import flatten, per_sample_gradients
@@ -35,7 +35,7 @@ class Membership(OneByOne):
     """Scores the candidates of `knowledge: [candidates]`, half of which the victim trained on; metric: AUC."""
 
     takes: ClassVar[tuple[Kind, ...]] = KINDS
-    metric: ClassVar[Metric] = "auc"
+    metric: ClassVar[InferenceMetric] = "auc"
 
     score: Literal["loss", "norm", "cosine"] = "cosine"
     """Small loss or small gradient norm after the victim's update, or a gradient in the direction of the update."""

@@ -18,7 +18,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from rayfed.attacks.base import Inference, Metric
+from rayfed.attacks.base import Inference, InferenceMetric
 from rayfed.attacks.inference.one_by_one import OneByOne
 from rayfed.attacks.probe import buffers_for
 from rayfed.data.forms import KINDS, Kind
@@ -39,7 +39,7 @@ class PropertyInference(OneByOne):
     """
 
     takes: ClassVar[tuple[Kind, ...]] = KINDS
-    metric: ClassVar[Metric] = "accuracy"
+    metric: ClassVar[InferenceMetric] = "accuracy"
 
     target_class: Annotated[int, Field(ge=0)] = 0
     """The class asked for, counted from 0."""

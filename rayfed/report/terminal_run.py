@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from rayfed import audit
+from rayfed.analysis import audit
 from rayfed.analysis.formats import NOUNS, fixed
 from rayfed.analysis.robustness import Matrix, Outcome, matrix
 from rayfed.analysis.summary import passing, people, success
@@ -79,12 +79,12 @@ class RunView:
                 said = f"{at_most(row['epsilon'])} {row['unit']}"
             elif row.get("defence"):  # it has a mechanism
                 said = "withdrawn"
-                self._withdrawn += guarantees([row])
+                self._withdrawn += guarantee_lines([row])
             else:
                 said = row.get("note") and "none"
             if said:
                 self._privacy[row["arm"]] = ", ".join(filter(None, [self._privacy.get(row["arm"]), said]))
-        for line in guarantees(rows):
+        for line in guarantee_lines(rows):
             self._say(line)
 
     def clients_done(self, round: int, done: int, total: int) -> None:
@@ -149,7 +149,7 @@ class RunView:
         self.close()
         if not self._quiet:
             self._console.print(_worst_cases(audit.worst_cases(attacks), threshold))
-            self._console.print(_verdicts(audit.verdicts(attacks), threshold))
+            self._console.print(_defence_effects(audit.defence_effects(attacks), threshold))
         self._say(f"report: {report}")
 
     def _table(self) -> Table:
@@ -203,7 +203,7 @@ class RunView:
             self._console.print(Text.assemble(*parts), soft_wrap=True)
 
 
-def guarantees(rows: Sequence[dict[str, Any]]) -> list[str]:
+def guarantee_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A line for each row of `privacy` that says something."""
     lines = []
     for row in rows:
@@ -247,18 +247,18 @@ def _worst_cases(cases: Sequence[audit.WorstCase], threshold: float) -> Table:
     return table
 
 
-def _verdicts(verdicts: Sequence[audit.Verdict], threshold: float) -> Table:
+def _defence_effects(effects: Sequence[audit.DefenceEffect], threshold: float) -> Table:
     title = "defences: distortion of the gradient (relative), closest reconstruction for each batch size"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("defence", no_wrap=True)
     table.add_column("distortion", justify="right", no_wrap=True)
-    for batch in verdicts[0].psnr if verdicts else ():
+    for batch in effects[0].psnr if effects else ():
         table.add_column(f"batch {batch}", justify="right", no_wrap=True)
     table.add_column("")
-    for verdict in verdicts:
-        holds = f"under {threshold:g} dB" if verdict.holds(threshold) else "[red]leaks[/red]"
-        closest = [_decibel(value) for value in verdict.psnr.values()]
-        table.add_row(verdict.arm, f"{verdict.distortion:.3f}", *closest, holds)
+    for effect in effects:
+        holds = f"under {threshold:g} dB" if effect.holds(threshold) else "[red]leaks[/red]"
+        closest = [_decibel(value) for value in effect.psnr.values()]
+        table.add_row(effect.arm, f"{effect.distortion:.3f}", *closest, holds)
     return table
 
 

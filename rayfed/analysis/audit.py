@@ -40,7 +40,7 @@ class WorstCase:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DefenceEffect:
     """What one defence does to a gradient and to the worst reconstruction."""
 
     arm: str
@@ -101,14 +101,14 @@ def worst_cases(attacks: Sequence[Row]) -> list[WorstCase]:
     return sorted(found, key=lambda case: (case.batch, -case.row["psnr"]))
 
 
-def verdicts(attacks: Sequence[Row]) -> list[Verdict]:
+def defence_effects(attacks: Sequence[Row]) -> list[DefenceEffect]:
     """Every defence, the one that distorts least first."""
     arms: dict[str, list[Row]] = {}
     for row in attacks:
         if measured(row["psnr"]):
             arms.setdefault(row["arm"], []).append(row)
-    found = [Verdict(arm, _mean(rows, "distortion"), _closest(rows)) for arm, rows in arms.items()]
-    return sorted(found, key=lambda verdict: verdict.distortion)
+    found = [DefenceEffect(arm, _mean(rows, "distortion"), _closest(rows)) for arm, rows in arms.items()]
+    return sorted(found, key=lambda effect: effect.distortion)
 
 
 def _mean(rows: Sequence[Row], column: str) -> float:

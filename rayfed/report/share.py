@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from rayfed.analysis.loading import Results, Sweep
-from rayfed.analysis.sweep_folder import OUTCOMES, TRIALS, SweepFolder
+from rayfed.analysis.sweep_folder import OUTCOMES_FILE, TRIALS, SweepFolder
 from rayfed.errors import UserError
 from rayfed.store import client_states
 from rayfed.store.folder import SCENARIO, RunFolder
@@ -53,6 +53,6 @@ def has_private_states(results: Results) -> bool:
 def _copy(source: RunFolder, target: RunFolder) -> None:
     parts = [f"{table}/{name}" for table in TABLES if table not in SAMPLES for name in source.files(table)]
     tables = [name for name in parts if name.endswith(".parquet")]
-    for name in (*tables, OUTCOMES, "status.json", SCENARIO):  # the last one makes it a run folder
+    for name in (*tables, OUTCOMES_FILE, "status.json", SCENARIO):  # the last one makes it a run folder
         if source.exists(name):
             target.write_bytes(name, source.read_bytes(name))

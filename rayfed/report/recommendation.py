@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rayfed.analysis.figures import SINGLE, said, said_with_interval
 from rayfed.analysis.formats import NONE
-from rayfed.analysis.recommend import Recommendation, Verdict
+from rayfed.analysis.recommend import BoundCheck, Recommendation
 from rayfed.analysis.settings import Setting
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most
@@ -26,19 +26,19 @@ def answer(found: Recommendation) -> str:
     return f"{found.meeting} of {_settings(found.candidates)} meet {asked}. The cheapest ({spared}):"
 
 
-def judged(verdict: Verdict) -> list[str]:
+def judged(check: BoundCheck) -> list[str]:
     """A bound, what was found, by which attack, and whether the bound is met."""
-    bound, estimate = verdict.bound, verdict.estimate
-    if verdict.setting is None or estimate is None:
+    bound, estimate = check.bound, check.estimate
+    if check.setting is None or estimate is None:
         return [str(bound), NONE, NONE, "no guarantee" if bound.measure == "epsilon" else "not known"]
-    attack = verdict.setting.attack if bound.on_attacks else None
-    if verdict.share:
+    attack = check.setting.attack if bound.on_attacks else None
+    if check.share:
         missed = said(bound.measure, bound.excess(estimate.mean))
-        said_so = f"missed by {missed}, {verdict.share:.0%} of the range"
-    elif verdict.sure is None:
+        said_so = f"missed by {missed}, {check.share:.0%} of the range"
+    elif check.sure is None:
         said_so = "met, in a single run"
     else:
-        said_so = "met for sure" if verdict.sure else "met, within its uncertainty"
+        said_so = "met for sure" if check.sure else "met, within its uncertainty"
     return [str(bound), said_with_interval(bound.measure, estimate), attack or NONE, said_so]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FORMATS = ("csv", "latex", "markdown")
-"""Of a table; `rayfed.analysis.share` copies a folder."""
+"""Of a table; `rayfed.report.share` copies a folder."""
 
 
 def export(results: Results, format: str, table: str = OUTCOMES) -> str:

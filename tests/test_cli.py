@@ -30,8 +30,8 @@ federation: {rounds: 1, clients: 4}
 resources: {clients: {actors: 1}, attackers: {actors: 1}}
 """
 LOCAL = ("--executor", "local")
-LONG: tuple[str, ...] = ()
-"""Scenarios that take more than some seconds even so."""
+SHORT = ("fedboosting", "key_lock", "noniid", "private", "secure_aggregation", "tabular", "toy", "undefended")
+"""Scenarios that take no more than some seconds even with a report."""
 
 
 def run(*arguments: str) -> tuple[int, str]:

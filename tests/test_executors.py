@@ -143,7 +143,7 @@ class Hoarder(Defence):
 
 
 def test_what_cannot_travel_fails_here_too(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="cannot pickle '_thread.lock' object"):
+    with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock' object"):
         runs.launch(parsed("arms.a=[tests.test_executors:Hoarder]"), str(tmp_path), local, Progress())
 
 

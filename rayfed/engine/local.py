@@ -100,7 +100,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """How one object is pickled."""
-        return (torch.from_numpy, (obj.detach().cpu().numpy(),)) if isinstance(obj, Tensor) else NotImplemented
+        return (torch.from_numpy, (obj.detach().cpu().numpy(),)) if type(obj) is Tensor else NotImplemented
 
 
 def _travelled(value: Any) -> Any:

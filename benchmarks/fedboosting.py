@@ -131,7 +131,7 @@ def play(inputs: Inputs, arm: str) -> Iterator[Played]:
     runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     rule = aggregation_of(runtime.specs[arm])
     keys = b""
-    if protecting := plan.protecting(s, runtime.specs[arm], [len(part) for part in inputs.parts]):
+    if protecting := plan.protecting(s, runtime.specs[arm], inputs.parts.sizes):
         rule, keys = protecting.wrap(rule), runtime.make_keys(arm)
     built = runtime.arm(arm)
     model = GlobalModel(built.weights, built.buffers, ServerOptimiser("sgd", built.spec.server_lr))

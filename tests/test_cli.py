@@ -31,8 +31,8 @@ federation: {rounds: 1, clients: 4}
 resources: {clients: {actors: 1}, attackers: {actors: 1}}
 """
 LOCAL = ("--executor", "local")
-LONG: tuple[str, ...] = ()
-"""Scenarios that take more than some seconds even so."""
+SHORT = ("fedboosting", "key_lock", "noniid", "private", "secure_aggregation", "tabular", "toy", "undefended")
+"""Scenarios that take no more than some seconds even with a report."""
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -313,8 +313,7 @@ def test_every_scenario_is_valid(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(p, marks=[pytest.mark.slow] if p.stem in LONG else []) for p in SCENARIOS],
-    ids=lambda p: p.stem,
+    [pytest.param(p, marks=() if p.stem in SHORT else pytest.mark.slow, id=p.stem) for p in SCENARIOS],
 )
 def test_every_scenario_runs_at_a_tiny_size(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -24,7 +24,6 @@ from rayfed.engine.federation import Federation
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
-from rayfed.engine.rounds import Round
 from rayfed.errors import ResourceError
 from rayfed.scenario import Scenario
 from rayfed.store.folder import RunFolder
@@ -101,15 +100,16 @@ def test_weights_are_the_same_after_objects_are_lost(
     undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when the node dies that held what the server had sent; a test has one node, so Ray's error is pretended."""
-    evaluate, asked = Round._evaluate, list[int]()
+    run, asked = workers.Workers.run, list[int]()
 
-    def failing(self: Round, *arguments: Any) -> Any:
-        asked.append(1)
-        if len(asked) == 2:
-            raise ObjectLostError("00" * 28, "", "")
-        return evaluate(self, *arguments)
+    def failing(self: workers.Workers, calls: Any) -> Any:
+        if calls and calls[0].method == "evaluate":
+            asked.append(1)
+            if len(asked) == 2:
+                raise ObjectLostError("00" * 28, "", "")
+        return run(self, calls)
 
-    monkeypatch.setattr(Round, "_evaluate", failing)
+    monkeypatch.setattr(workers.Workers, "run", failing)
     progress = Noting()
     folder = runs.launch(parsed(), str(tmp_path), on_ray(), progress)
     assert_same_bits(weights(folder), weights(undisturbed))

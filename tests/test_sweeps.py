@@ -274,13 +274,6 @@ def test_optuna_tries_as_many_settings_as_it_is_told(
     assert {row["status"] for row in rows} == {"finished"}
 
 
-@pytest.mark.parametrize("what", ["scheduler: asha", "trackers: {tensorboard: {}}"])
-def test_what_tune_alone_has_is_refused_here(what: str, tmp_path: Path) -> None:
-    scenario = parsed(f"fields: {{training.lr: [0.1]}}, {what}")
-    with pytest.raises(UserError, match=f"sweep.{what.partition(':')[0]}: Ray Tune has it"):
-        sweeps.sweep(scenario, str(tmp_path), local_sweep, SweepProgress())
-
-
 @pytest.mark.engine
 def test_a_scheduler_stops_what_learns_nothing(ray_session: None, tmp_path: Path) -> None:
     text = "fields: {training.lr: [0.2, 1.0e-8, 1.0e-9]}, scheduler: asha"

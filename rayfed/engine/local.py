@@ -31,10 +31,14 @@ def local(inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
     if inputs.scenario.federation.failures.timeout is not None:
         progress.note("federation.failures.timeout is not kept: in one process nothing can end a client that hangs")
     threads = torch.get_num_threads()
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
     try:
+        cudnn.deterministic, cudnn.benchmark = True, False  # as in an actor
         yield LocalExecutor(inputs)
     finally:
         torch.set_num_threads(threads)
+        cudnn.deterministic, cudnn.benchmark = before
 
 
 class LocalExecutor:
@@ -100,7 +104,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """How one object is pickled."""
-        return (torch.from_numpy, (obj.detach().cpu().numpy(),)) if isinstance(obj, Tensor) else NotImplemented
+        return (torch.from_numpy, (obj.detach().cpu().numpy(),)) if type(obj) is Tensor else NotImplemented
 
 
 def _travelled(value: Any) -> Any:

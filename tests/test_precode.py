@@ -19,7 +19,7 @@ from rayfed.attacks.gradinversion import GradInversion
 from rayfed.attacks.grnn import Grnn
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.attacks.probe import without_tracking
+from rayfed.attacks.forward_probe import without_tracking
 from rayfed.client.local import update_method
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.dropout import Dropout

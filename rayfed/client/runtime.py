@@ -230,7 +230,7 @@ class ClientRuntime(Clients):
         loss, correct = self._evaluated(arm, {**weights, **buffers}, batches)
         return loss / len(data.labels), correct / len(data.labels)
 
-    def evaluate_stranger(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
+    def evaluate_non_member(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
         """Accuracy on the test set of who has the weights but no private part: with one as it begins, and with only
         what never changes (keys, passports) drawn anew, the rest being the mean of the clients' own.
         """

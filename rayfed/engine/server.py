@@ -1,4 +1,4 @@
-"""The server's side of a run: the global weights of every arm, and the fold of what clients send."""
+"""The server's side of a run: the global weights of every arm, and the sums of what clients send."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from rayfed.scenario import ResolvedArm
 from rayfed.update import Named
 
 ArmState = dict[str, Any]
-"""`weights`, `buffers`, the optimiser's `state` and the aggregation's `memory`: what the checkpoint keeps of an arm."""
+"""An arm in a checkpoint: its `weights`, `buffers`, the optimiser's `state` and the aggregation's `memory`."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What stays with the server, and with the simulator, when a round begins."""
+    """State of an arm that stays with the server, and with the simulator, when a round begins."""
 
     state: dict[str, Named]
-    """The server optimiser's."""
+    """State of the server's optimiser."""
     memory: Memory
-    """The aggregation's."""
+    """State of the aggregation."""
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """What the aggregation tells of the round before, by table."""
+    """Rows of the aggregation on the round before, by table."""
     aborted: str | None = None
     """Why that round was not applied."""
 
 
 @dataclass(frozen=True)
 class ServerRole:
-    """What the server does in one arm."""
+    """The server's task in one arm."""
 
     arm: ResolvedArm
     optimiser: ServerOptimiser
     protecting: Protecting | None = None
-    """Where clients encrypt what they send."""
+    """The protection under which clients send, where they encrypt."""
     keys: bytes = b""
-    """Their key pair, locked for them: it is passed on."""
+    """The clients' key pair, locked for them; the server passes it on."""
 
 
 class Server:
-    """Sees updates (or what the aggregation makes of them) and weights; never data, seed, keys or client state.
+    """Server of all arms: sees updates or their sums, and weights; never data, seed, keys or client states.
 
     It adds and does not train, so its model stays on the CPU, where partial results arrive.
     """
 
     def __init__(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """`saved` holds every arm as it is to go on: untrained, or from a checkpoint."""
+        """Begin from `saved`, every arm untrained or from a checkpoint."""
         self._aggregations = {name: protected_aggregation(r.arm, r.protecting) for name, r in roles.items()}
         self._keys = {arm: role.keys for arm, role in roles.items()}
         self._sessions: dict[str, Any] = {}
@@ -61,34 +61,33 @@ class Server:
         self._models = {arm: GlobalModel(optimiser=roles[arm].optimiser, **state) for arm, state in saved.items()}
 
     def relay(self, arm: str, keys: bytes) -> None:
-        """Send clients from now on this key pair, which is locked for them."""
+        """Send clients this key pair from now on; it is locked for them."""
         self._keys[arm] = keys
 
     def sent(self, arm: str, round: int) -> tuple[Sent, Kept]:
-        """What clients are sent in a round, and beside it what stays with the server."""
+        """Return what clients are sent in a round, and what stays with the server."""
         model = self._models[arm]
         told = self._aggregations[arm].told(self._sessions[arm]) if arm in self._sessions else None
         return Sent(round, model.weights, model.buffers, self._keys[arm], told), Kept(model.state, model.memory)
 
     def open(self, arm: str, round: int, clients: Sequence[int]) -> bool:
-        """Begin a round of these clients; whether the rule has something to ask them before they train."""
+        """Begin a round of these clients and return whether the rule has a question before they train."""
         session = self._aggregations[arm].opens(clients, round)
         if session is not None:
             self._sessions[arm] = session
         return session is not None
 
     def add(self, arm: str, cohorts: int, partials: Mapping[tuple[int, int], Any]) -> None:
-        """Take partial results of so many cohorts by their places in the tree (`TreeFold.nodes`), in any order, each
-        once.
-        """
+        """Add partial results of `cohorts` cohorts by their places in the tree (`TreeFold.nodes`), in any order."""
         if arm not in self._folds:
             self._folds[arm] = TreeFold(self._aggregations[arm], cohorts)
         for (level, index), partial in partials.items():
             self._folds[arm].add(index, partial, level)
 
     def ask(self, arm: str) -> tuple[str | None, Any]:
-        """Whom the rule asks, and what: of its session before anything is added, and before it steps when all is; None:
-        nobody (any more).
+        """Return whom the rule asks, and what, or None where it has no question (any more).
+
+        It asks about its session before anything is added, and about the sums when all is, before it steps.
         """
         aggregation = self._aggregations[arm]
         if arm in self._folds:
@@ -107,8 +106,7 @@ class Server:
         known[arm] = self._aggregations[arm].hears(known[arm], heard)
 
     def finish(self, arm: str, round: int, key: bytes, secure: bool) -> tuple[Sent, Kept]:
-        """Step on what was added and heard; what clients are sent in the next round, as `sent` gives it, with the
-        aggregation's rows.
+        """Step on what was added and answered, and return what `sent` gives for the next round, with the rule's rows.
 
         `key` and `secure` say how the server draws its own noise of the round.
         """
@@ -126,5 +124,5 @@ class Server:
         return sent, replace(kept, rows=aggregation.rows(total), aborted=aborted)
 
     def _known(self, arm: str) -> dict[str, Any]:
-        """Where what is asked about stands: among the sessions until all has been added."""
+        """Return the dictionary of what the rule asks about: the sessions until all is added, then the sums."""
         return self._sessions if arm in self._sessions else self._totals

@@ -126,8 +126,7 @@ def allot_trial(scenario: Scenario) -> Allotment:
 
 
 def check_trial(allotment: Allotment) -> None:
-    """Raise `ResourceError` where the cluster as it is has no place for one trial; one without any CPU may grow.
-    """
+    """Raise `ResourceError` where the cluster as it is has no place for one trial; one without any CPU may grow."""
     nodes = [(n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in ray.nodes() if n["Alive"]]
     if any(cpus for cpus, _ in nodes):
         kinds = (("server", allotment.server), ("clients", allotment.client), ("attackers", allotment.attacker))

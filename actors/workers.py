@@ -162,7 +162,7 @@ class Workers:
         return refs if call.returns > 1 else [refs]
 
     def _replace(self, slot: int, dead: ActorHandle[Any]) -> bool:
-        """Replace an actor that is dead or to be ended; False where that is done, for it takes several calls with it."""
+        """Replace an actor that is dead or to be ended; False where that was done before, for another of its calls."""
         if self._actors[slot] is not dead:
             return False
         self._actor_pool.release(dead, keep=False)

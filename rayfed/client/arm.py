@@ -105,8 +105,8 @@ def protected_aggregation(arm: ResolvedArm, protecting: Protecting | None) -> Ag
 
 def build_arm(spec: ResolvedArm, image_shape: tuple[int, int, int], classes: int, seed: int | bytes) -> Arm:
     """Build an arm; raises `UserError` where the model does not fit data or defences, or has nothing to train."""
-    model, stack = spec.model, spec.defences
-    defences = tuple(defence.build() for defence in stack)
+    model, pipeline = spec.model, spec.defences
+    defences = tuple(defence.build() for defence in pipeline)
     normalise = (model.normalise.mean, model.normalise.std) if model.normalise else None
     net = build_model(model.name, model.parameters, image_shape, classes, seed, normalise)
     with seeds.global_stream(seed, "adapted model"):
@@ -126,15 +126,17 @@ def build_arm(spec: ResolvedArm, image_shape: tuple[int, int, int], classes: int
         defence.check(net)
         reason = defence.refuses(defences[index + 1 :])
         if reason:
-            raise UserError(f"{stack[index].name} does not go with {_listed(stack[index + 1 :])} behind it: {reason}")
+            raise UserError(
+                f"{pipeline[index].name} does not go with {_listed(pipeline[index + 1 :])} behind it: {reason}"
+            )
         slow = next((d for d in defences[:index] if not d.vectorises), None) if defence.samplewise else None
         if slow is not None:
             raise UserError(
-                f"{type(slow).__name__} cannot work sample by sample, as {stack[index].name} asks of the defences "
-                f"before it in the stack: write it after, or leave one out"
+                f"{type(slow).__name__} cannot work sample by sample, as {pipeline[index].name} asks of the defences "
+                f"before it in the defence pipeline: write it after, or leave one out"
             )
     return Arm(spec, net, defences)
 
 
-def _listed(stack: Sequence[DefenceSpec]) -> str:
-    return ", ".join(spec.name for spec in stack)
+def _listed(pipeline: Sequence[DefenceSpec]) -> str:
+    return ", ".join(spec.name for spec in pipeline)

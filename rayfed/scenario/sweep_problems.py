@@ -1,4 +1,4 @@
-"""What can be wrong with the section `sweep`."""
+"""Problems of the section `sweep`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayfed.scenario.sweep import Range
 
 
 def sweep_problems(s: Scenario) -> Iterator[Problem]:
-    """What is wrong with the section `sweep`, beyond single fields."""
+    """Yield problems of the section `sweep`, beyond single fields."""
     sweep = s.sweep
     if sweep is None:
         return

@@ -49,7 +49,7 @@ class Training(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Momentum of sgd, starting from zero every round."""
     vectorise: Literal["auto", "loop", "vmap"] = "auto"
-    """Train a cohort in a loop over clients, or in one `torch.func.vmap` call; `auto` takes vmap on CUDA where it can."""
+    """Train a cohort client by client, or in one `torch.func.vmap` call; `auto` takes vmap on CUDA where it can."""
 
 
 class ServerSection(Section):
@@ -112,8 +112,8 @@ class FederationSection(Section):
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Number of rounds between evaluations on the test set; the last round is always evaluated."""
     evaluate_clients: bool = False
-    """Evaluate in the same rounds the accuracy of the new weights on the clients' own samples: on the protected data where
-    a defence protects all of them."""
+    """Evaluate in the same rounds the accuracy of the new weights on the clients' own samples: on the protected data
+    where a defence protects all of them."""
 
 
 def _written_out(value: Any) -> Any:

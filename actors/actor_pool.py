@@ -1,4 +1,4 @@
-"""Actors for one run after another: an actor that a run leaves is told to start again, which spares a torch import."""
+"""Pool of actors for one run after another: a released actor is told to start again, which spares a torch import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ray.actor import ActorHandle
 from actors.process import ResourceShare
 
 Acquired: TypeAlias = "tuple[ActorHandle[Any], ray.ObjectRef[Any]]"
-"""An actor, and what is there once it is up."""
+"""An actor, and a reference that is ready once it is up."""
 
 
 class ActorPool:
@@ -22,7 +22,7 @@ class ActorPool:
         self._kinds: dict[ActorHandle[Any], tuple[str, ResourceShare]] = {}
 
     def acquire(self, kind: type, share: ResourceShare, *arguments: Any) -> Acquired:
-        """An actor made with its share and these arguments."""
+        """Return an actor made with its share and these arguments."""
         key = kind.__name__, share
         if self._idle[key]:
             actor = self._idle[key].pop()

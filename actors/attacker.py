@@ -1,4 +1,4 @@
-"""AttackerActor: an attacker in a process of its own. Neither data nor the scenario's seed is ever sent here."""
+"""AttackerActor: an attacker in a process of its own, which is never sent data or the scenario's seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls to actors, and until when each may take."""
+"""Calls to actors that are under way, and their deadlines."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Started:
     """A call that an actor has been handed."""
 
     slot: int
-    """The actor's place among all."""
+    """Index of the actor."""
     actor: ActorHandle[Any]
     call: Call
     losses: int
-    """Actors that it has lost before."""
+    """Number of actors that the call has lost before."""
     rest: list[ray.ObjectRef[Any]]
-    """Its results but the first."""
+    """References to the call's results but the first."""
 
 
 class Running:
@@ -37,7 +37,7 @@ class Running:
         self._calls: dict[ray.ObjectRef[Any], Started] = {}
         self._began: dict[int, float] = {}
         self.queued = [0] * actors
-        """Calls of each actor."""
+        """Number of calls that each actor has been handed."""
 
     def __iter__(self) -> Iterator[ray.ObjectRef[Any]]:
         return iter(self._calls)
@@ -46,25 +46,25 @@ class Running:
         return bool(self._calls)
 
     def add(self, done: ray.ObjectRef[Any], started: Started) -> None:
-        """An actor has been handed this call."""
+        """Add a call that an actor has been handed."""
         if not self.queued[started.slot]:
             self._began[started.slot] = monotonic()
         self._calls[done] = started
         self.queued[started.slot] += 1
 
     def pop(self, done: ray.ObjectRef[Any]) -> Started:
-        """A call that has ended, or is to end."""
+        """Remove and return a call that has ended, or is to be ended."""
         ended = self._calls.pop(done)
         self._began[ended.slot] = monotonic()
         self.queued[ended.slot] -= 1
         return ended
 
     def behind(self, slot: int) -> list[Started]:
-        """What an actor that is ended had still to do, taken from it."""
+        """Remove and return the calls that an actor which is ended had still to do."""
         return [self.pop(done) for done in [d for d, started in self._calls.items() if started.slot == slot]]
 
     def next_end(self) -> tuple[float, ray.ObjectRef[Any]] | None:
-        """When the first of the calls that are worked at is overdue, and which; None where none has a limit."""
+        """Return the earliest deadline of the calls that are worked at, and its call; None where none has a limit."""
         heads: dict[int, ray.ObjectRef[Any]] = {}
         for done, started in self._calls.items():
             heads.setdefault(started.slot, done)

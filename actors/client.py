@@ -10,7 +10,7 @@ from rayfed.scenario import Scenario
 
 
 class ClientActor(Renewable, ClientWorker):
-    """Does the calls of `ClientWorker` on its share of a node; it alone has data."""
+    """Actor that does the calls of `ClientWorker` on its share of a node; it alone has data."""
 
     def __init__(
         self, share: ResourceShare, scenario: Scenario, data: Dataset, parts: Parts, validation: Parts

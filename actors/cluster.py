@@ -1,4 +1,4 @@
-"""The cluster: connect to it or start one, and find how many actors it can hold."""
+"""Ray clusters: connect to one or start it, and find how many actors it can hold."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rayfed.errors import ResourceError
 from rayfed.scenario import Actors, Scenario
 
 _ROUNDING = 1e-6
-"""Three thirds are one."""
+"""Tolerance of sums of shares: three thirds are one."""
 
 
 @contextmanager
 def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
-    """A connection to Ray for the time of a run: the one that is there, the cluster at `address`, or a local one.
+    """Connect to Ray for the time of a run: the Ray that is there, the cluster at `address`, or a local one.
 
     Nodes of a cluster are sent the user's own modules; to a local Ray that would cost seconds.
     """
@@ -54,7 +54,7 @@ def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Allotment:
-    """How many actors of each kind a run starts, and what each may use."""
+    """Numbers of actors that a run starts, by kind, and what each may use."""
 
     clients: int
     client: ResourceShare
@@ -63,12 +63,12 @@ class Allotment:
     attacker: ResourceShare
 
     def describe(self) -> str:
-        """How many actors of which share, in words."""
+        """Describe in words how many actors have which share."""
         kinds = [(self.clients, "client actor", self.client), (self.attackers, "attacker", self.attacker)]
         return ", ".join(f"{n} {what}{'s' * (n > 1)} of {share} each" for n, what, share in kinds if n)
 
     def environment(self) -> dict[str, object]:
-        """What the cluster has, and what of it the actors take."""
+        """Return the cluster's part of environment.json: its resources, and what of them the actors take."""
         have = ray.cluster_resources()
         clients, attackers = f"{self.clients} clients ({self.client})", f"{self.attackers} attackers ({self.attacker})"
         return {
@@ -80,7 +80,7 @@ class Allotment:
 
 
 def allot(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
-    """Divide the cluster among the run's actors, never more of them than calls that can go on at once.
+    """Divide the cluster among the run's actors, at most one for each call that can go on at once.
 
     Raises `ResourceError` for a request that the cluster cannot satisfy.
     """
@@ -89,7 +89,7 @@ def allot(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment
 
 
 def divide(nodes: Sequence[tuple[float, float]], scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
-    """`allot` for nodes of so many CPUs and GPUs.
+    """Divide nodes of so many CPUs and GPUs among the run's actors, see `allot`.
 
     Clients and attackers take turns, so a core that holds one of each is never asked for two cores' work.
     """
@@ -110,8 +110,9 @@ def divide(nodes: Sequence[tuple[float, float]], scenario: Scenario, client_call
 
 
 def allot_trial(scenario: Scenario) -> Allotment:
-    """What one run of a sweep is given: trials go on side by side, so each has one actor of a kind unless the scenario
-    asks for more.
+    """Return the allotment of one run of a sweep.
+
+    Trials go on side by side, so each has one actor of a kind unless the scenario asks for more.
     """
     r = scenario.resources
     turns = 2 if scenario.attacks else 1
@@ -125,10 +126,7 @@ def allot_trial(scenario: Scenario) -> Allotment:
 
 
 def check_trial(allotment: Allotment) -> None:
-    """Raises `ResourceError` where the cluster as it is has no place for what one trial is given.
-
-    A cluster that has no CPU yet may grow.
-    """
+    """Raise `ResourceError` where the cluster as it is has no place for one trial; one without any CPU may grow."""
     nodes = [(n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in ray.nodes() if n["Alive"]]
     if any(cpus for cpus, _ in nodes):
         kinds = (("server", allotment.server), ("clients", allotment.client), ("attackers", allotment.attacker))
@@ -138,8 +136,9 @@ def check_trial(allotment: Allotment) -> None:
 
 
 def fits(nodes: Sequence[tuple[float, float]], shares: Sequence[ResourceShare]) -> bool:
-    """Whether actors with these shares have a place, the largest placed first: each on one node, a part of a GPU on
-    one GPU.
+    """Return whether actors with these shares have a place, each on one node and a part of a GPU on one GPU.
+
+    The largest is placed first.
     """
     free = [_Free(cpus, [1.0] * int(gpus)) for cpus, gpus in nodes]
     ordered = sorted(shares, key=lambda share: (share.num_gpus, share.num_cpus), reverse=True)
@@ -148,13 +147,13 @@ def fits(nodes: Sequence[tuple[float, float]], shares: Sequence[ResourceShare]) 
 
 @dataclass
 class _Free:
-    """What is left of a node."""
+    """Resources that are left of a node."""
 
     cpus: float
     gpus: list[float]
 
     def take(self, share: ResourceShare) -> bool:
-        """Give this share away, if it is there."""
+        """Take a share from the node and return whether it was there."""
         each = min(share.num_gpus, 1.0)
         able = [i for i, left in enumerate(self.gpus) if left > each - _ROUNDING][: ceil(share.num_gpus)]
         if share.num_cpus > self.cpus + _ROUNDING or len(able) < ceil(share.num_gpus):
@@ -170,7 +169,7 @@ def _share(kind: Actors, default_cpus: float) -> ResourceShare:
 
 
 def _check_node(what: str, share: ResourceShare, nodes: Sequence[tuple[float, float]]) -> None:
-    """One actor lives on one node."""
+    """Raise `ResourceError` where no node has room for one actor."""
     if fits(nodes, [share]):
         return
     cpus, gpus = (max(have) for have in zip(*nodes, strict=True))

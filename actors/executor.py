@@ -1,4 +1,4 @@
-"""The executor on Ray: client workers, attackers and the server as actors, and what becomes of those that die."""
+"""The executor on Ray: client workers, attackers and the server as actors, replaced when they die."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rayfed.errors import ClientError, UserError
 
 
 def on_ray(address: str | None = None) -> Execution:
-    """Runs on the Ray that is connected to, the cluster at `address`, or one of this machine that is started for it."""
+    """Return an execution on the Ray that is connected to, the cluster at `address`, or a local Ray started for it."""
 
     @contextmanager
     def execution(inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
@@ -41,7 +41,7 @@ def on_ray(address: str | None = None) -> Execution:
 
 
 def for_trial(allotment: Allotment, actor_pool: ActorPool) -> Execution:
-    """Trials of a sweep, one after another, each within this allotment; their actors are this pool's."""
+    """Return an execution for trials, one after another, within this allotment and with the actors of this pool."""
 
     @contextmanager
     def execution(inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
@@ -56,7 +56,7 @@ def for_trial(allotment: Allotment, actor_pool: ActorPool) -> Execution:
 
 @contextmanager
 def _closing(executor: RayExecutor, keep: bool) -> Iterator[RayExecutor]:
-    """End the actors; `keep` leaves them to another run, unless what ended this one may be their fault.
+    """Close an executor when the block ends; `keep` leaves its actors to another run, unless they may be at fault.
 
     A call that is still under way does not matter: an actor begins anew behind it.
     """
@@ -75,7 +75,7 @@ def _closing(executor: RayExecutor, keep: bool) -> Iterator[RayExecutor]:
 
 
 class RayExecutor:
-    """Does calls on actors, as many at once as there are (`rayfed.engine.executor.Executor`)."""
+    """Executor that does calls on actors, as many at once as there are (`rayfed.engine.executor.Executor`)."""
 
     def __init__(self, allotment: Allotment, actor_pool: ActorPool, note: Callable[[str], None]) -> None:
         transport.register()
@@ -87,19 +87,19 @@ class RayExecutor:
 
     @property
     def clients(self) -> int:
-        """Client actors."""
+        """Return the number of client actors."""
         return self._allotment.clients
 
     def describe(self) -> str:
-        """How many actors of which share."""
+        """Describe in words how many actors have which share."""
         return self._allotment.describe()
 
     def environment(self) -> dict[str, object]:
-        """What the cluster has, and what of it the actors take."""
+        """Return the cluster's part of environment.json: its resources, and what of them the actors take."""
         return self._allotment.environment()
 
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Wait until the clients' actors are up, so that a round's time is that of its work."""
+        """Start the actors and wait until the clients' are up, so that a round's time is that of its work."""
         data = inputs.data
         self._attackers_made_of = data.image_shape, len(data.classes)
         shared = [ray.put(value) for value in (data, Parts.of(inputs.parts), Parts.of(inputs.validation))]
@@ -116,23 +116,23 @@ class RayExecutor:
             self._note(f"{self._clients.losses} client actor died as it started; another takes its place")
 
     def check_server(self) -> None:
-        """Wait until it is up."""
+        """Wait until the server's actor is up."""
         with _telling_losses():
             wait_for([self._server.__ray_ready__.remote()])
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """End the one that there is, which may live on with half a round added, and make another."""
+        """End the server's actor, which may live on with half a round added, and make another."""
         if self._server is not None:
             self._actor_pool.release(self._server, keep=False)
         self._server, _ = self._actor_pool.acquire(ServerActor, self._allotment.server, roles, saved)
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """On client actors."""
+        """Do calls on client actors."""
         assert self._clients is not None
         return self._noting_losses(self._clients, calls, "client actor")
 
     def run_attackers(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """On attackers, which are started for the first calls."""
+        """Do calls on attackers, which are started for the first calls."""
         if self._attackers is None:
             self._attackers = self._workers(
                 AttackerActor,
@@ -144,16 +144,16 @@ class RayExecutor:
         return self._noting_losses(self._attackers, calls, "attacker")
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
-        """On the server's actor, one call after another."""
+        """Call a method of the server's actor, one call after another."""
         return getattr(self._server, method).options(num_returns=returns).remote(*args)
 
     def get(self, refs: Sequence[Ref]) -> list[Any]:
-        """From the object store."""
+        """Return values from the object store."""
         with _telling_losses():
             return list(ray.get(list(refs)))
 
     def close(self, keep: bool = False) -> None:
-        """End all actors, or leave them to the actor pool."""
+        """End all actors, or with `keep` release them to the actor pool."""
         for pool in (self._clients, self._attackers):
             if pool:
                 pool.close(keep)
@@ -172,7 +172,7 @@ class RayExecutor:
         self._make_room(self._clients, "client actor")
 
     def _make_room(self, giver: Workers | None, what: str) -> None:
-        """Where a node died and its actors find no place on those that are left, one of the other kind gives way."""
+        """End an actor of the other kind where a node died and its actors find no place on those that are left."""
         if giver and giver.give_place():
             self._note(f"there is no place for what died: one {what} gives way")
 
@@ -189,7 +189,7 @@ class RayExecutor:
 
 @contextmanager
 def _telling_losses() -> Iterator[None]:
-    """Turn what Ray says of the dead and the lost into `Lost`."""
+    """Turn Ray's errors about dead actors and lost objects into `Lost`."""
     try:
         yield
     except RayActorError as error:

@@ -1,4 +1,4 @@
-"""A Ray of this machine that starts in the background, while a command imports PyTorch and reads its scenario.
+"""A local Ray that starts in the background, while a command imports PyTorch and reads its scenario.
 
 Either takes seconds. Nothing here needs PyTorch or rayfed's other modules, so that it can begin at once.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def init(**options: Any) -> None:
-    """`ray.init` without lines of its own (where it runs, deprecations of its making), which are not about the run."""
+    """Call `ray.init` without its own lines (where it runs, deprecations), which are not about the run."""
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -22,7 +22,7 @@ def init(**options: Any) -> None:
 
 
 class _Background(Thread):
-    """Starts Ray, and stays for as long as it is needed: Ray's processes end with the thread that has started them."""
+    """Thread that starts Ray and stays while it is needed: Ray's processes end with the thread that started them."""
 
     def __init__(self) -> None:
         super().__init__(name="local-ray", daemon=True)
@@ -30,7 +30,7 @@ class _Background(Thread):
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """Start it and wait."""
+        """Start Ray and wait until it is not needed any more."""
         try:
             init(address="local", include_dashboard=False)
         except Exception as error:
@@ -44,7 +44,7 @@ _background: _Background | None = None
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Begin to start a Ray, unless there is one; it ends with this block, used or not."""
+    """Start a Ray in the background unless there is one; it ends with this block, used or not."""
     import ray
 
     global _background
@@ -63,7 +63,7 @@ def starting() -> Iterator[None]:
 
 
 def is_up() -> bool:
-    """Whether a Ray has been started in the background; waits for it, and raises what stood in its way."""
+    """Return whether a Ray was started in the background; waits for it, and raises what prevented it."""
     if _background is None:
         return False
     _background.up.wait()

@@ -1,4 +1,4 @@
-"""What every actor process does first: its threads, its device, its way of sending tensors."""
+"""Set-up of an actor's process: its threads, its device, its way of sending tensors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from actors import transport
 
 @dataclass(frozen=True)
 class ResourceShare:
-    """What one actor may use of its node."""
+    """Share of a node that one actor may use."""
 
     num_cpus: float
     num_gpus: float
     search_path: tuple[str, ...] = ()
-    """Where the driver looks modules up, so that a scenario's dotted paths are found here too."""
+    """Folders in which the driver looks modules up, so that a scenario's dotted paths are found here too."""
 
     def __str__(self) -> str:
         return f"{self.num_cpus:g} CPU" + (f" and {self.num_gpus:g} GPU" if self.num_gpus else "")
@@ -46,11 +46,11 @@ def set_up(share: ResourceShare) -> torch.device:
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""The parameters of mallopt(3)."""
+"""Parameters of mallopt(3)."""
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc hand out again what was freed, rather than the system: every step of a training allocates the same.
+    """Have glibc keep freed memory for the next allocation: every training step allocates the same.
 
     Measured on LeNet-5: 400 to 700 page faults a step without, none with, and a third of the time saved.
     """
@@ -61,9 +61,9 @@ def _keep_freed_memory() -> None:
 
 
 class Renewable:
-    """An actor that one run can leave to the next."""
+    """Base of actors that one run can leave to the next."""
 
     def renew(self, *arguments: Any) -> None:
-        """Forget everything and be as if newly made with these arguments."""
+        """Initialise the actor anew with these arguments."""
         self.__dict__.clear()
         self.__init__(*arguments)  # type: ignore[misc]

@@ -7,7 +7,7 @@ from rayfed.engine.server import ArmState, Server, ServerRole
 
 
 class ServerActor(Renewable, Server):
-    """Adds and does not train, so its model stays on the CPU, where partial results arrive."""
+    """Actor of the server; it adds and does not train, so its model stays on the CPU, where partial results arrive."""
 
     def __init__(self, share: ResourceShare, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         set_up(share)

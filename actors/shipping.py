@@ -1,4 +1,4 @@
-"""The user's own code on its way to the nodes of a cluster, which have rayfed installed and nothing else of ours."""
+"""Shipping of the user's own code to the nodes of a cluster, which have only rayfed installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayfed.scenario import Scenario, dotted_paths
 
 
 def runtime_env(scenario: Scenario) -> dict[str, Any]:
-    """What Ray must bring to its workers for a scenario: modules, where dotted paths name any, else nothing.
+    """Return Ray's `runtime_env` for a scenario: the modules that its dotted paths need, or nothing.
 
     These are the modules that checking the scenario has imported from where users keep their own (the folders that
     dotted paths are searched in, and PYTHONPATH), with those that they import themselves.
@@ -32,7 +32,7 @@ def _users_folders() -> list[str]:
 
 
 def _source(name: str) -> Path | None:
-    """The file of a top-level module, or the folder of a package."""
+    """Return the file of a top-level module, or the folder of a package."""
     file = getattr(sys.modules[name], "__file__", None)
     if file is None or name == "__main__":
         return None

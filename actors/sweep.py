@@ -1,4 +1,4 @@
-"""Sweeps on Ray Tune: trials side by side, given up early by a scheduler, watched by trackers."""
+"""Sweeps on Ray Tune: trials side by side, stopped early by a scheduler, logged by trackers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from rayfed.scenario import Sweep
 from rayfed.scenario.trials import Trial, scenario_of
 
 _LOST_PROCESSES = 3
-"""Times that a trial goes on after its process has died."""
+"""Number of times that a trial goes on after its process has died."""
 _TUNE = "tune"
-"""Where Tune and TensorBoard write, in the sweep's folder."""
+"""Subfolder of the sweep's folder in which Tune and TensorBoard write."""
 
 
 def on_tune(address: str | None = None) -> SweepExecution:
-    """Plays on the Ray that is connected to, the cluster at `address`, or one that is started for it."""
+    """Return an execution on the Ray that is connected to, the cluster at `address`, or one that is started for it."""
 
     def execution(recorder: SweepRecorder) -> None:
         scenario, folder = recorder.scenario, recorder.folder
@@ -56,7 +56,7 @@ def on_tune(address: str | None = None) -> SweepExecution:
 
 
 def _tuner(recorder: SweepRecorder, callback: _Recording) -> tune.Tuner:
-    """Tune, with what has no row yet."""
+    """Return a tuner for the trials that have no row yet."""
     scenario, folder, section = recorder.scenario, recorder.folder, swept(recorder.scenario)
     planned = recorder.trials is not None
     return tune.Tuner(
@@ -81,7 +81,7 @@ def _tuner(recorder: SweepRecorder, callback: _Recording) -> tune.Tuner:
 
 
 def scheduler(sweep: Sweep, rounds: int) -> TrialScheduler | None:
-    """What stops trials early, by their test accuracy."""
+    """Return the scheduler that stops trials early by their test accuracy; None where the sweep names none."""
     common: dict[str, Any] = {"time_attr": "rounds", "metric": "test_accuracy", "mode": "max"}
     if sweep.scheduler == "asha":
         # what reaches max_t is stopped: no trial does, for each ends by itself
@@ -104,7 +104,7 @@ def _search(recorder: SweepRecorder) -> OptunaSearch:
 
 
 def _trainable(recorder: SweepRecorder) -> Any:
-    """A setting with its repeats, one after another; at the end it reports the objectives."""
+    """Return the function that plays a setting with its repeats, one after another, and reports the objectives."""
     scenario, folder, places = recorder.scenario, recorder.folder, search_places()
     allotment, objectives = allot_trial(scenario), swept(scenario).objectives
 
@@ -126,40 +126,40 @@ def _trainable(recorder: SweepRecorder) -> Any:
 
 
 class _Recording(tune.Callback):
-    """Passes what becomes of trials on to the recorder."""
+    """Tune callback that records the ends of trials."""
 
     def __init__(self, recorder: SweepRecorder) -> None:
         self._recorder = recorder
         self.lost: list[tuple[list[Trial], str]] = []
-        """Trials whose process has died, and what was said of it."""
+        """Trials whose process has died, each with Ray's error message."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune saves its callbacks to continue by itself; a sweep continues from its outcomes
 
     def on_trial_complete(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
-        """A trial has ended, well or not, or a scheduler has stopped it."""
+        """Record a trial that has ended, well or not, or that a scheduler has stopped."""
         self._recorder.end(_repeats(trial.config), (trial.last_result or {}).get("error"))
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **_: Any) -> None:
-        """A trial's process has died."""
+        """Note a trial whose process has died."""
         error = trial.get_error()  # Tune may have none: all that it knows is that the process is gone
         said = str(getattr(error, "cause", None) or error) if error else "the trial's process died, time and again"
         self.lost.append((_repeats(trial.config), said))
 
     def give_up(self) -> None:
-        """Note what has lost its process again and again as failed."""
+        """Record trials that have lost their process too often as failed."""
         for repeats, error in self.lost:
             self._recorder.end(repeats, error)
 
 
 def _repeats(config: dict[str, Any]) -> list[Trial]:
-    """The trials behind one of Tune's."""
+    """Return the trials behind one of Tune's."""
     return trials_of(config.get("trial", config))
 
 
 @contextmanager
 def _quiet_tune() -> Iterator[None]:
-    """Tune's own lines and files are not about the user's sweep; an interruption is ours to tell of."""
+    """Silence Tune's own lines and files, which are not about the user's sweep; interruptions are ours to report."""
     ours = {
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TUNE_DISABLE_SIGINT_HANDLER": "1",

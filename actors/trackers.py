@@ -14,7 +14,7 @@ from rayfed.scenario import Sweep
 
 
 def trackers(sweep: Sweep, folder: SweepFolder) -> list[tune.Callback]:
-    """The callbacks of the trackers that a sweep names, with what it sets of them.
+    """Return the callbacks of the trackers that a sweep names, with its options for them.
 
     Raises `UserError` where a tracker's package is not installed, or Weights & Biases has no key.
     """

@@ -28,7 +28,7 @@ Trainable = Callable[[dict[str, Any]], None]
 
 
 def trainable(scenario: Scenario) -> Trainable:
-    """See `rayfed.tune.trainable`."""
+    """Return a trainable for Ray Tune, see `rayfed.tune.trainable`."""
     allotment, places = allot_trial(scenario), search_places()
 
     def trial(config: dict[str, Any]) -> None:
@@ -41,9 +41,7 @@ def trainable(scenario: Scenario) -> Trainable:
 
 
 def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
-    """The function with a placement group for itself and the actors that it starts: two trials never wait for each
-    other's.
-    """
+    """Return the trainable with a placement group for itself and its actors: two trials never wait for each other."""
     shares = [allotment.client] * allotment.clients + [allotment.attacker] * allotment.attackers
     if allotment.server.num_cpus or allotment.server.num_gpus:
         shares.append(allotment.server)
@@ -54,21 +52,21 @@ def with_actors(trial: Trainable, allotment: Allotment) -> Trainable:
 
 @cache
 def own_actor_pool() -> ActorPool:
-    """The actors of this process, which Tune may give one trial after another."""
+    """Return the actor pool of this process, to which Tune may give one trial after another."""
     return ActorPool()
 
 
 Places = tuple[list[str], list[str], str]
-"""Python's own path, where scenarios' modules are searched, the working directory."""
+"""Search places of a process: Python's path, folders of scenarios' modules, the working directory."""
 
 
 def search_places() -> Places:
-    """Where this process finds modules and files, for those of the trials."""
+    """Return where this process finds modules and files, for the processes of trials."""
     return list(sys.path), list(registry.SEARCHED), str(Path.cwd())
 
 
 def prepare_process(places: Places) -> None:
-    """Let a trial's process find the modules and files that the driver finds; what it computes itself takes one thread.
+    """Set up a trial's process: one thread, and the driver's modules and files.
 
     Tune lets a trial work in its own folder, where no path of the scenario leads anywhere.
     """
@@ -82,7 +80,7 @@ def prepare_process(places: Places) -> None:
 
 
 class Reporter(Progress):
-    """Reports every round of one run to Tune."""
+    """Progress that reports every round of one run to Tune."""
 
     def __init__(self) -> None:
         self._attacks: dict[str, list[dict[str, Any]]] = {}
@@ -93,7 +91,7 @@ class Reporter(Progress):
         attacks: Sequence[dict[str, Any]],
         inferences: Sequence[dict[str, Any]],
     ) -> None:
-        """A round is over and its tables are written."""
+        """Report the accuracy and the mean scores of a round."""
         for row in attacks:
             self._attacks.setdefault(row["arm"], []).append(row)
         metrics: dict[str, Any] = {"rounds": 1 + max((row["round"] for row in rows), default=0)}

@@ -1,4 +1,4 @@
-"""Calls to actors: as many at once as there are actors, results as they finish, and again elsewhere when one dies.
+"""Calls to a fixed number of actors, results as they finish, repeated elsewhere when an actor dies.
 
 Every call is a pure function of its arguments, so a call that was lost with its actor is simply made again.
 """
@@ -20,18 +20,18 @@ from rayfed.engine.executor import Call, Done, Overdue
 from rayfed.errors import ResourceError, UserError
 
 START_TIMEOUT = 900.0
-"""Seconds; an autoscaling cluster needs minutes for a new node."""
+"""Seconds that actors may take to start; an autoscaling cluster needs minutes for a new node."""
 
 PATIENCE = 30.0
 """Seconds after which a pool that has lost all its actors asks for the place of another's."""
 
 
 class ActorsLost(RuntimeError):
-    """One call took several actors with it, one after another."""
+    """A call ended several actors, one after another."""
 
 
 class Workers:
-    """A fixed number of equal actors; dead ones are replaced."""
+    """A fixed number of equal actors that do calls; dead ones are replaced."""
 
     RETRIES = 3
     """Actors that one call may lose before the fault is taken to be the call's own."""
@@ -39,17 +39,20 @@ class Workers:
     def __init__(
         self, actor_pool: ActorPool, size: int, *made_of: Any, make_room: Callable[[], None] = lambda: None
     ) -> None:
-        """`made_of` is what `ActorPool.acquire` takes; `make_room` is called where all died and no new one comes up."""
+        """Start `size` actors from what `ActorPool.acquire` takes, `made_of`.
+
+        `make_room` is called where all have died and no new one comes up.
+        """
         self._actor_pool, self._size, self._made_of, self._make_room = actor_pool, size, made_of, make_room
         self._actors: dict[int, ActorHandle[Any]] = {}
         self._starting: dict[ray.ObjectRef[Any], int] = {}
-        """The actors that are not up yet, by what says that they are; they are given no call."""
+        """Actors that are not up yet, by the reference that says when they are; they are given no call."""
         self.losses = 0
-        """Actors that have died so far."""
+        """Number of actors that have died so far."""
         self._fill()
 
     def wait(self) -> None:
-        """Return when all actors are up; raises `ResourceError` when that takes longer than `START_TIMEOUT`.
+        """Wait until all actors are up; raises `ResourceError` when that takes longer than `START_TIMEOUT`.
 
         One that dies as it starts is replaced; one that raises then raises its own error, for it would again.
         """
@@ -68,7 +71,7 @@ class Workers:
         self._starting.clear()
 
     def run(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """Each call with its first result and references to the others, in the order in which they finish.
+        """Yield each call with its first result and references to the others, in the order in which they finish.
 
         An actor is handed its next call before it has finished the last, so that it need not wait for the driver, while
         more calls are left than there are actors. So at the end at most one call an actor waits behind a slow one while
@@ -108,8 +111,7 @@ class Workers:
             yield Done(ended.call, result, ended.rest)
 
     def _first(self, running: Running) -> tuple[ray.ObjectRef[Any], bool]:
-        """What comes first, an actor that is up or the end of a call, and False; or the call whose time ends before,
-        and True.
+        """Return the first event, an actor that is up or the end of a call, and False; or an overdue call and True.
 
         Without a limit the end always comes, for an actor that is up ends its call or dies; a start does not where
         there is no place.
@@ -125,7 +127,7 @@ class Workers:
         return end[1], True
 
     def _first_start(self) -> ray.ObjectRef[Any]:
-        """The first actor that comes up where there is none."""
+        """Wait for the first actor that comes up, where there is none."""
         deadline = monotonic() + START_TIMEOUT
         while (left := deadline - monotonic()) > 0:
             done, _ = ray.wait([*self._starting], num_returns=1, timeout=min(left, PATIENCE))
@@ -136,8 +138,9 @@ class Workers:
         raise _not_started(len(self._starting), len(self._actors))
 
     def give_place(self) -> bool:
-        """End one actor, where there are several, and those that wait for a place themselves, so that an actor of
-        another pool finds one; whether any was. The next `run` starts them again, to come up once there is room.
+        """End one of several actors, and those not up yet, for an actor of another pool; return whether any was ended.
+
+        The next `run` starts them again, to come up once there is room.
         """
         up = sorted(set(self._actors) - set(self._starting.values()))
         kept = up[:-1] or up
@@ -148,7 +151,7 @@ class Workers:
         return bool(given)
 
     def _open(self, queued: Sequence[int], waiting: int) -> int | None:
-        """The actor that takes the next call: an idle one, or a second call for one at work while many are waiting."""
+        """Return the actor for the next call: an idle one, or while many calls wait one with a single call."""
         up = set(self._actors) - set(self._starting.values())
         slot = min(sorted(up), key=queued.__getitem__, default=None)
         return slot if slot is not None and queued[slot] < (2 if waiting > len(queued) else 1) else None
@@ -159,9 +162,7 @@ class Workers:
         return refs if call.returns > 1 else [refs]
 
     def _replace(self, slot: int, dead: ActorHandle[Any]) -> bool:
-        """Put a new actor in the place of one that is dead, or to be ended; whether that had not been done yet, for one
-        takes several calls with it.
-        """
+        """Replace an actor that is dead or to be ended; False where that was done before, for another of its calls."""
         if self._actors[slot] is not dead:
             return False
         self._actor_pool.release(dead, keep=False)
@@ -177,13 +178,13 @@ class Workers:
         self._starting[ready] = slot
 
     def close(self, keep: bool = False) -> None:
-        """Leave all actors to the actor pool, or end them."""
+        """Release all actors to the actor pool, which keeps or ends them."""
         for actor in self._actors.values():
             self._actor_pool.release(actor, keep)
 
 
 def wait_for(starting: list[ray.ObjectRef[Any]]) -> None:
-    """Return when these signs that actors are up are there; raises `ResourceError` after `START_TIMEOUT`."""
+    """Wait for references that say that actors are up; raises `ResourceError` after `START_TIMEOUT`."""
     ready, missing = ray.wait(starting, num_returns=len(starting), timeout=START_TIMEOUT)
     try:
         ray.get(ready)
@@ -194,7 +195,7 @@ def wait_for(starting: list[ray.ObjectRef[Any]]) -> None:
 
 
 def _died(starting: ray.ObjectRef[Any]) -> bool:
-    """Whether an actor that was being started is dead."""
+    """Return whether an actor that was being started is dead."""
     try:
         ray.get(starting, timeout=0)
     except GetTimeoutError:
@@ -212,5 +213,5 @@ def _not_started(missing: int, actors: int) -> ResourceError:
 
 
 def _original(error: RayTaskError) -> Exception:
-    """A user's error and what befell an argument as they are; anything else with the actor's traceback."""
+    """Return the user's own error, or a lost argument's; anything else with the actor's traceback."""
     return error.cause if isinstance(error.cause, UserError | RayActorError | ObjectLostError) else error

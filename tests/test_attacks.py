@@ -14,6 +14,7 @@ from rayfed.attacks import TABLE
 from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Attack, InferenceAttack
 from rayfed.attacks.dlg import Dlg
+from rayfed.attacks.forward_probe import without_tracking
 from rayfed.attacks.gradinversion import GradInversion
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients, decayed
@@ -21,7 +22,6 @@ from rayfed.attacks.matching.adam import adam
 from rayfed.attacks.matching.lbfgs import minimise
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import Matching, matched_layers, one_minus_cosine, squared_l2
-from rayfed.attacks.probe import without_tracking
 from rayfed.errors import UserError
 from rayfed.models.convnet import ConvNet
 from rayfed.models.mlp import Mlp

@@ -15,11 +15,11 @@ from rayfed import gradients
 from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Attack
 from rayfed.attacks.dlg import Dlg
+from rayfed.attacks.forward_probe import without_tracking
 from rayfed.attacks.gradinversion import GradInversion
 from rayfed.attacks.grnn import Grnn
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.attacks.probe import without_tracking
 from rayfed.client.local import update_method
 from rayfed.defences.base import Batch, Defence, Task
 from rayfed.defences.dropout import Dropout

@@ -261,7 +261,7 @@ def test_victims_whose_keys_are_known_are_not_attacked_with_each_others() -> Non
     assert groups == [1, 1, 2]
 
 
-def test_members_are_evaluated_with_their_own_part_and_strangers_with_none() -> None:
+def test_members_are_evaluated_with_their_own_part_and_non_members_with_none() -> None:
     runtime, sent = hosted(parsed())
     states = played(runtime, sent, [0, 1], {})[1].states
     images, labels = runtime.test_data()
@@ -274,10 +274,10 @@ def test_members_are_evaluated_with_their_own_part_and_strangers_with_none() -> 
     after = replace(sent, round=1)
     member = runtime.evaluate_member("locked", after, 1, states[1], ["test", "train"])
     assert member["test"][1] == pytest.approx(accuracy(states[1][PRIVATE]))
-    stranger = runtime.drawn_privately("locked", "stranger", 1)
+    non_member = runtime.drawn_privately("locked", "stranger", 1)
     mean = {name: (states[0][PRIVATE][name] + states[1][PRIVATE][name]) / 2 for name in LOCK}
-    expected = accuracy(stranger), accuracy(stranger | mean)
-    assert runtime.evaluate_stranger("locked", after, list(states.values())) == pytest.approx(expected)
+    expected = accuracy(non_member), accuracy(non_member | mean)
+    assert runtime.evaluate_non_member("locked", after, list(states.values())) == pytest.approx(expected)
 
 
 @component

@@ -1,7 +1,7 @@
 """Attacks: one a file, each a component that turns what was observed into images and labels (see `base.py`).
 
 `matching/` holds what gradient-matching attacks share, `inference/` the attacks that rebuild nothing, `text/` those on
-texts; `labels.py`, `probe.py` and `groups.py` serve all of them.
+texts; `labels.py`, `forward_probe.py` and `groups.py` serve all of them.
 """
 
 TABLE: dict[str, str] = {

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.forward_probe import run
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
-from rayfed.attacks.probe import run
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Attack, Reconstruction, not_applicable
-from rayfed.attacks.probe import run
+from rayfed.attacks.forward_probe import run
 from rayfed.update import Named, Observation
 
 NO_HEAD = "the update has no last linear layer to read labels from; grant them with `knowledge: [labels]`"

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.forward_probe import without_tracking
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.lbfgs import Minima, minimise
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.attacks.probe import without_tracking
 from rayfed.data.forms import Kind
 from rayfed.models.front import Front
 from rayfed.registry import component

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.forward_probe import run
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.labels import last_linear
 from rayfed.attacks.matching.problem import Matching, one_minus_cosine
-from rayfed.attacks.probe import run
 from rayfed.registry import component
 from rayfed.update import Observation
 

@@ -1,4 +1,4 @@
-"""The commands that a user types: `rayfed launch scenarios/noniid.yaml` and what stands beside it."""
+"""The command line: `rayfed launch scenarios/noniid.yaml` and its other commands."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def _options(
 
 
 def main() -> None:
-    """The entry point of the `rayfed` command."""
+    """Run the `rayfed` command."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is told to stop leaves a readable folder
     app()

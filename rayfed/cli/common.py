@@ -1,4 +1,4 @@
-"""What commands share: their options, how they tell of errors, load scenarios and watch runs."""
+"""Common parts of the commands: options, error messages, loading of scenarios, views of runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayfed.errors import UserError
 
 
 class ExecutorName(StrEnum):
-    """Who does the work of a run."""
+    """Name of an executor of runs."""
 
     RAY = "ray"
     LOCAL = "local"
@@ -48,14 +48,14 @@ ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenar
 Out = Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its URL.", show_default=False)]
 INTERRUPTED = 130
-"""The shell's convention for a program that Ctrl-C ended."""
+"""Exit code of a program that Ctrl-C ended, by the shell's convention."""
 READER_GONE = 141
-"""The shell's convention for a program whose output nobody reads any more."""
+"""Exit code of a program whose output nobody reads any more, by the shell's convention."""
 
 
 @contextmanager
 def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
-    """Exit code 2 and one message for the user's mistakes, 1 for ours, 130 for an interruption."""
+    """Turn errors into one message and exit code 2 for the user's mistakes, 1 for ours, 130 for an interruption."""
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         yield
@@ -81,7 +81,7 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
 
 
 def execution(executor: ExecutorName, address: str | None) -> Any:
-    """Who plays runs (`rayfed.engine.executor.Execution`).
+    """Return the execution that plays runs (`rayfed.engine.executor.Execution`).
 
     Raises `UserError` for a cluster that is not to be used.
     """
@@ -96,7 +96,7 @@ def execution(executor: ExecutorName, address: str | None) -> Any:
 
 
 def sweep_execution(executor: ExecutorName, address: str | None) -> Any:
-    """Who plays sweeps (`rayfed.engine.sweeps.SweepExecution`).
+    """Return the execution that plays sweeps (`rayfed.engine.sweeps.SweepExecution`).
 
     Raises `UserError` for a cluster that is not to be used.
     """
@@ -119,7 +119,7 @@ def check_no_address(address: str | None) -> None:
 def ray_beside(
     executor: ExecutorName, address: str | None, path: Path, changes: list[str] | None
 ) -> AbstractContextManager[None]:
-    """A local Ray that starts while the command imports and reads, unless the scenario is wrong at the first look."""
+    """Start a local Ray while the command imports and reads, unless the scenario's form is wrong."""
     if executor is not ExecutorName.RAY:
         return nullcontext()
     from actors import local_ray
@@ -133,7 +133,7 @@ def ray_beside(
 
 
 def load(path: Path, changes: list[str] | None) -> Any:
-    """The scenario of a file; dotted paths in it name modules of the working directory or beside the file."""
+    """Load a scenario file; dotted paths in it name modules of the working directory or beside the file."""
     from rayfed import scenario
 
     search_beside(path)
@@ -169,7 +169,7 @@ def search_where(run: str) -> None:
 
 @contextmanager
 def watched(quiet: bool, executor: ExecutorName, brief: bool = False) -> Iterator[Any]:
-    """A view of one run for as long as it goes on: without a bar in the process in which a debugger may prompt."""
+    """Show one run as it goes on; without a progress bar where it is in this process, for debuggers prompt there."""
     from rayfed.report.terminal_run import RunView
 
     view = RunView(Console(), quiet, brief, bar=executor is ExecutorName.RAY)

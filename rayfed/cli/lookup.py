@@ -1,4 +1,4 @@
-"""Commands that look things up: list, describe, schema; and new, which writes a scenario."""
+"""Commands that look things up: `list`, `describe`, `schema`; and `new`, which writes a scenario."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that make what scenarios need: a generator, a policy, an evaluation network, a recogniser."""
+"""Commands that make files for scenarios: a generator, a policy, an evaluation network, a recogniser, packed data."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def pack(
 
 
 def _data(source: str, size: int | None) -> Any:
-    """The `data` section behind one argument."""
+    """Return the `data` section that one argument stands for."""
     from rayfed.analysis.audit import data_section
     from rayfed.scenario import DataSpec
 
@@ -182,5 +182,5 @@ def _data(source: str, size: int | None) -> Any:
 
 
 def _said(made: bool, out: Path) -> str:
-    """Of a network that was to be trained."""
+    """Return the message on a network that was to be trained."""
     return f"wrote {out}" if made else f"{out}: trained on these data with these settings before, and kept"

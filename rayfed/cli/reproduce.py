@@ -1,4 +1,4 @@
-"""The command that plays papers' tables and figures again."""
+"""The command `reproduce`, which plays papers' tables and figures again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 commands = typer.Typer()
 Player = tuple[str | None, str | None, bool]
-"""Where results go, the cluster's address, and whether to be quiet."""
+"""Options of playing: where results go, the cluster's address, and whether to be quiet."""
 
 
 @commands.command()

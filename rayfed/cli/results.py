@@ -1,4 +1,4 @@
-"""Commands that look at results: recommend, compare, export."""
+"""Commands that look at results: `recommend`, `compare`, `export`."""
 
 from __future__ import annotations
 

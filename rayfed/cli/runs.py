@@ -1,4 +1,4 @@
-"""Commands that play: launch, attack, resume, audit; and what goes before and after: validate, report."""
+"""Commands that play runs, `launch`, `attack`, `resume`, `audit`, with `validate` before and `report` after."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def attack(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Play a scenario's attacks without its training: what does one update give away?"""
+    """Play a scenario's attacks without its training, to see what one update gives away."""
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug):
         if run:
             search_where(run)
@@ -172,7 +172,7 @@ def audit(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Without a scenario: how much does one gradient of your model leak, and which defence stops it?"""
+    """Measure, without a scenario, how much one gradient of your model leaks, and which defence stops it."""
     with errors_for_people(debug):
         from rayfed import registry, scenario
         from rayfed.analysis.audit import scenario_text

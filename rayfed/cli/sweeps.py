@@ -1,4 +1,4 @@
-"""The command that sweeps: many runs of one scenario."""
+"""The command `sweep`, which plays many runs of one scenario."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def sweep(
 
 
 def play(scenario: Any, out: str | None, execution: Any, quiet: bool) -> Any:
-    """A new sweep, watched; its folder."""
+    """Play a new sweep, show its progress, and return its folder."""
     from rayfed.engine import sweeps
 
     return _watched(quiet, lambda view: sweeps.sweep(scenario, out, execution, view))
 
 
 def resume(path: str, failed: bool, execution: Any, quiet: bool) -> None:
-    """What is missing of a sweep, watched."""
+    """Play the missing trials of a sweep and show its progress."""
     from rayfed.engine import sweeps
 
     _watched(quiet, lambda view: sweeps.resume(path, failed, execution, view))

@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 _WIDTH = 200
-"""Columns of a table where there is no terminal to ask: nobody wants a file's lines cut at 80."""
+"""Width of a table where there is no terminal to ask: nobody wants a file's lines cut at 80."""
 
 
 def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], words: int | None = None) -> Table:
-    """A table of plain text; of the columns the first `words` stand left, all where not given, and figures right."""
+    """Return a table of plain text; its first `words` columns (all where None) are aligned left, figures right."""
     made = Table(title=title or None, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     for place, heading in enumerate(headings):
         made.add_column(Text(heading), justify="left" if words is None or place < words else "right", overflow="fold")
@@ -24,6 +24,6 @@ def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], wo
 
 
 def console() -> Console:
-    """The terminal, or what takes its place."""
+    """Return a console on the terminal, or `_WIDTH` wide where there is none."""
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=_WIDTH)

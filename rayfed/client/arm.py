@@ -1,4 +1,4 @@
-"""One arm of a scenario: the model as its defences adapt it, the defences themselves, and how the server adds."""
+"""Arms built for work: the model as its defences adapt it, the defences themselves, and the aggregation."""
 
 from __future__ import annotations
 
@@ -24,51 +24,51 @@ from rayfed.update import Named
 
 @dataclass(frozen=True)
 class Arm:
-    """What every process that plays a role in an arm builds for itself."""
+    """A built arm: its specification, model and defences, as every process that plays a role in it builds them."""
 
     spec: ResolvedArm
     model: nn.Module
-    """The architecture in the clients' mode; the weights drawn from the seed."""
+    """The architecture in the clients' mode, with weights drawn from the seed."""
     defences: tuple[Defence, ...]
 
     @cached_property
     def private(self) -> frozenset[str]:
-        """The parameters and buffers that never leave a client, by name."""
+        """Names of the parameters and buffers that never leave a client."""
         return private_names(self.model)
 
     @cached_property
     def trained_privately(self) -> frozenset[str]:
-        """The parameters among them, which their client trains."""
+        """Names of the private parameters, which their client trains."""
         return frozenset(name for name, p in self.model.named_parameters() if p.requires_grad) & self.private
 
     @cached_property
     def keys(self) -> frozenset[str]:
-        """Those of them that stay as they were drawn (keys, passports)."""
+        """Names of the private tensors that stay as they were drawn (keys, passports)."""
         return key_names(self.model)
 
     @property
     def weights(self) -> Named:
-        """Copies of the parameters that clients send and are sent."""
+        """Return copies of the parameters that clients send and are sent."""
         return without(weights_of(self.model), self.private)
 
     @property
     def buffers(self) -> Named:
-        """Copies of the buffers, and frozen parameters, that clients are sent."""
+        """Return copies of the buffers, and frozen parameters, that clients are sent."""
         return without(buffers_of(self.model), self.private)
 
     @property
     def private_part(self) -> Named:
-        """Copies of the tensors that never leave a client."""
+        """Return copies of the tensors that never leave a client."""
         return only({**weights_of(self.model), **buffers_of(self.model)}, self.private)
 
     @property
     def common_start(self) -> Named:
-        """Copies of those of them that begin alike at all clients."""
+        """Return copies of the private tensors that begin alike at all clients."""
         return only(weights_of(self.model), common_names(self.model))
 
 
 def aggregation_of(arm: ResolvedArm) -> AnyAggregation:
-    """The arm's rule as its defences change it; raises `UserError` where a defence and the rule do not go together."""
+    """Return the arm's rule as its defences change it; raises `UserError` where a defence and the rule do not fit."""
     rule: AnyAggregation = arm.aggregation.build()
     for defence in arm.defences:
         rule = defence.build().wrap_aggregation(rule, arm.clients_per_round)
@@ -77,16 +77,16 @@ def aggregation_of(arm: ResolvedArm) -> AnyAggregation:
 
 @dataclass(frozen=True)
 class Protecting:
-    """How an arm's updates are hidden in their sum: what its server and its clients have to agree on."""
+    """A protection with the numbers that an arm's server and clients have to agree on to hide updates in their sum."""
 
     protection: ProtectionSpec
     clients: int
-    """Of a round, at most."""
+    """Largest number of clients of a round."""
     samples: int
-    """Of these clients together, at most."""
+    """Largest number of samples of these clients together."""
 
     def wrap(self, rule: AnyAggregation) -> SumOverChannel | BoostingOverChannel:
-        """The rule over the protection's channel; raises `UserError` where the two do not go together."""
+        """Return the rule on what clients send; raises `UserError` where it and the protection do not go together."""
         protection = self.protection.build()
         if isinstance(rule, FedBoosting):
             return BoostingOverChannel.of(rule, protection, self.clients)
@@ -94,15 +94,15 @@ class Protecting:
 
 
 def protected_aggregation(arm: ResolvedArm, protecting: Protecting | None) -> AnyAggregation:
-    """The same over what clients send where they hide it."""
+    """Return the arm's aggregation, over protected updates where clients hide what they send."""
     rule = aggregation_of(arm)
     return protecting.wrap(rule) if protecting else rule
 
 
 def build_arm(spec: ResolvedArm, image_shape: tuple[int, int, int], classes: int, seed: int | bytes) -> Arm:
     """Build an arm; raises `UserError` where the model does not fit data or defences, or has nothing to train."""
-    model, stack = spec.model, spec.defences
-    defences = tuple(defence.build() for defence in stack)
+    model, pipeline = spec.model, spec.defences
+    defences = tuple(defence.build() for defence in pipeline)
     normalise = (model.normalise.mean, model.normalise.std) if model.normalise else None
     net = build_model(model.name, model.parameters, image_shape, classes, seed, normalise)
     with seeds.global_stream(seed, "adapted model"):
@@ -122,15 +122,17 @@ def build_arm(spec: ResolvedArm, image_shape: tuple[int, int, int], classes: int
         defence.check(net)
         reason = defence.refuses(defences[index + 1 :])
         if reason:
-            raise UserError(f"{stack[index].name} does not go with {_listed(stack[index + 1 :])} behind it: {reason}")
+            raise UserError(
+                f"{pipeline[index].name} does not go with {_listed(pipeline[index + 1 :])} behind it: {reason}"
+            )
         slow = [d for d in defences[:index] if not d.vectorises and d.overrides("wrap_gradient")]
         if defence.samplewise and slow:
             raise UserError(
-                f"{type(slow[0]).__name__} cannot work sample by sample, as {stack[index].name} asks of the defences "
-                f"before it in the stack: write it after, or leave one out"
+                f"{type(slow[0]).__name__} cannot work sample by sample, as {pipeline[index].name} asks of the "
+                f"defences before it in the defence pipeline: write it after, or leave one out"
             )
     return Arm(spec, net, defences)
 
 
-def _listed(stack: Sequence[DefenceSpec]) -> str:
-    return ", ".join(spec.name for spec in stack)
+def _listed(pipeline: Sequence[DefenceSpec]) -> str:
+    return ", ".join(spec.name for spec in pipeline)

@@ -1,4 +1,4 @@
-"""The virtual clients of a run: their samples, their private parts, and what each is given to do in a round."""
+"""The virtual clients of a run: their samples, their private parts, and their tasks in a round."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Split = Literal["test", "train"]
 
 @dataclass(frozen=True)
 class Sent:
-    """What the server sends in one round of one arm."""
+    """The weights, buffers and keys that the server sends in one round of one arm."""
 
     round: int
     weights: Named
@@ -39,19 +39,20 @@ class Sent:
     """Of the session of the arm's aggregation (`rayfed.questions.RoundSession`); None where it has none."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without digests: a client hashes what it is sent, and believes nobody's digest of it."""
+        """Return the state without digests: a client hashes what it is sent, and believes nobody's digest of it."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @cached_property
     def content(self) -> str:
-        """SHA-256 of what clients are asked about: round, weights and buffers."""
+        """SHA-256 of the model that clients are asked about: round, weights and buffers."""
         parts = (digest_of(dict(sorted(tensors.items()))) for tensors in (self.weights, self.buffers))
         return hashlib.sha256(repr((self.round, *parts)).encode()).hexdigest()
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that clients have to have in common for their updates to be added: round, weights, buffers and
-        the box of their keys, which is another in every run.
+        """SHA-256 of all that clients must have in common for their updates to be added.
+
+        It is of round, weights, buffers and the box of their keys, which is another in every run.
 
         Source: Pasquini 2022, 'Eluding secure aggregation in federated learning via model inconsistency': a server
         that sends clients different weights gets single updates out of sums, unless what hides an update depends
@@ -61,7 +62,7 @@ class Sent:
 
 
 class Clients:
-    """All clients of a scenario, with one data set between them."""
+    """All clients of a scenario, which share one data set."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Clients:
         device: torch.device,
         validation: Sequence[np.ndarray] = (),
     ) -> None:
-        """`parts[i]` are the training indices of client i, `validation[i]` those that it has held out, if any."""
+        """Take in `parts[i]` the training indices of client i, and in `validation[i]` those that it has held out."""
         self.scenario, self.data, self.device = scenario, data, device
         self.parts, self.validation = Parts.of(parts), Parts.of(validation)
         self.specs = resolve(scenario)
@@ -79,7 +80,7 @@ class Clients:
         self._arms: dict[str, Arm] = {}
 
     def arm(self, name: str) -> Arm:
-        """An arm, built when it is first asked for."""
+        """Return an arm, built when it is first asked for."""
         if name not in self._arms:
             data = self.data
             arm = build_arm(self.specs[name], data.image_shape, len(data.classes), self.scenario.seed)
@@ -87,11 +88,11 @@ class Clients:
         return self._arms[name]
 
     def order(self, sent: Sent, client: int) -> int:
-        """The seed of a client's batches in a round."""
+        """Return the seed of a client's batches in a round."""
         return int.from_bytes(self.scenario.secret("client", sent.round, client, "order"))
 
     def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
-        """A client's work in a round on some of the training samples."""
+        """Return a client's task in a round, on some of the training samples."""
         own = self.parts[client]
         data, rest = self.own_data(arm, client, own), None
         if not np.array_equal(indices, own):  # all of them in a round, and a search for each costs as much as a step
@@ -117,27 +118,27 @@ class Clients:
         )
 
     def _asked(self, sent: Sent) -> tuple[str, ...]:
-        """In a secure run what a client is asked about: with the same noise at other weights, answers would be told
-        apart without any. Otherwise nothing, for there noise follows from the seed alone.
+        """Return what a secure run's noise depends on beside round and client; empty otherwise.
+
+        It is the model that a client is asked about: the same noise at other weights would cancel in the difference of
+        two answers. Elsewhere noise follows from the seed alone.
         """
         return (sent.content,) if self.scenario.privacy.secure else ()
 
     def own_data(self, arm: str, client: int, rows: np.ndarray) -> Batch:
-        """Some of a client's samples as it uses them in an arm: a malicious one may have poisoned them."""
+        """Return some of a client's samples as it uses them in an arm: a malicious one may have poisoned them."""
         images, labels = self._training_data(rows)
         places = torch.arange(len(labels), device=self.device)
         return self.malicious[arm].data(client, Batch(images, labels, places=places), len(self.data.classes))
 
     def drawn_privately(self, arm: str, *purpose: int | str) -> Named:
-        """The private tensors of an arm as they begin: drawn anew for each purpose, but for those that
-        begin alike at all clients.
-        """
+        """Draw the private tensors of an arm as they begin, anew for each purpose but those that begin alike at all."""
         key = self.scenario.secret("private", *purpose)
         drawn = build_arm(self.specs[arm], self.data.image_shape, len(self.data.classes), key).private_part
         return {name: t.to(self.device) for name, t in (drawn | self.arm(arm).common_start).items()}
 
     def _completed(self, arm: str, sent: Sent, client: int, state: State) -> tuple[Named, Named]:
-        """The weights and buffers that were sent, with the client's private part as it meets them."""
+        """Return the weights and buffers that were sent, with the client's private part as it meets them."""
         built = self.arm(arm)
         if not built.private:
             return sent.weights, sent.buffers
@@ -162,17 +163,17 @@ class Clients:
         return weights, buffers
 
     def _batches(self, split: Split, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-        """Some rows of a split, 500 at a time."""
+        """Yield some rows of a split, 500 at a time."""
         read = self.test_data if split == "test" else self._training_data
         return (read(rows[low : low + 500]) for low in range(0, len(rows), 500))
 
     def test_data(self, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
-        """Images (M, C, H, W) in [0, 1] and labels (M,) of the test split: some rows of it, or all."""
+        """Return images (M, C, H, W) in [0, 1] and labels (M,) of the test split: some rows of it, or all."""
         every = np.arange(len(self.data.test_labels))
         return self._tensors(self.data.test_images, self.data.test_labels, every if rows is None else rows)
 
     def _places(self, own: np.ndarray, indices: np.ndarray) -> Tensor:
-        """Where each of some of a client's samples stands among all of them."""
+        """Return the places of some of a client's samples among all of them."""
         order = np.argsort(own)
         return torch.from_numpy(order[np.searchsorted(own, indices, sorter=order)]).to(self.device)
 
@@ -185,13 +186,13 @@ class Clients:
 
     @cached_property
     def public(self) -> tuple[Tensor, Tensor]:
-        """The public images and labels: one object, which observations sent together share."""
+        """Return the public images and labels: one object, which observations sent together share."""
         images, labels = self.data.public_images, self.data.public_labels
         assert images is not None
         assert labels is not None
         return self._tensors(images, labels, np.arange(len(labels)))
 
     def here(self, sent: Sent) -> Sent:
-        """The same on this runtime's device."""
+        """Return what the server sent, on this runtime's device."""
         weights = {name: w.to(self.device) for name, w in sent.weights.items()}
         return replace(sent, weights=weights, buffers={name: b.to(self.device) for name, b in sent.buffers.items()})

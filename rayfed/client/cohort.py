@@ -39,8 +39,7 @@ from rayfed.update import Named, Update
 
 
 def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> Iterator[Made]:
-    """What comes of one cohort's work, in the order of `tasks`; one at a time, so that a sum over the updates needs
-    little memory.
+    """Yield one cohort's updates or failures in the order of `tasks`, one at a time, so that a sum needs little memory.
 
     Raises `UserError` when the scenario demands vmap and a link of the chain cannot follow.
     """
@@ -52,17 +51,17 @@ def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence
 
 @dataclass(frozen=True)
 class CohortRecord:
-    """What is noted of a cohort's clients as they finish."""
+    """Rows and states of a cohort's clients, noted as they finish."""
 
     arm: str
     rule: AnyAggregation
     failures: Failures
     rows: list[dict[str, Any]] = field(default_factory=list)
     states: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """The clients' own memories; those of who failed stay what they were."""
+    """States of the clients; those of clients that failed stay as they were."""
 
     def sent(self, attempts: Iterable[Attempt], together: float) -> Iterator[Any]:
-        """What is sent of the updates as they come; `together` is a client's part of common work (s).
+        """Yield what clients send as they finish; `together` is a client's part of common work (s).
 
         Raises `ClientError` for a client that failed, unless such are dropped.
         """
@@ -86,7 +85,7 @@ class CohortRecord:
 
 
 def works_together(task: Task, training: Training, defences: Sequence[Defence]) -> bool:
-    """Whether a cohort of such tasks is one call, as `training.vectorise` says."""
+    """Return whether a cohort of such tasks is one vmap call, as `training.vectorise` says."""
     if training.vectorise == "loop":
         return False
     obstacle = _obstacle(task, defences)
@@ -98,7 +97,7 @@ def works_together(task: Task, training: Training, defences: Sequence[Defence]) 
 
 
 def _obstacle(task: Task, defences: Sequence[Defence]) -> str | None:
-    """What keeps a cohort from being one call, in words; None when nothing does."""
+    """Return what keeps a cohort from being one vmap call, in words; None when nothing does."""
     for defence in defences:
         if not defence.vectorises and defence.overrides("wrap_gradient", "wrap_update"):
             return f"the defence {type(defence).__name__} works client by client"
@@ -131,7 +130,7 @@ def _vmapped(tasks: Sequence[Task], training: Training, defences: Sequence[Defen
 
 
 def _culprits(tasks: Sequence[Task], training: Training, defences: Sequence[Defence]) -> dict[int, Made]:
-    """Whose work raises when each is trained alone, where that of all together does."""
+    """Train each client alone, where all together raised, and return the failures by client."""
 
     def alone(task: Task) -> Update:
         [update] = _train_together([task.replace(state=copy.deepcopy(task.state))], training, defences)
@@ -166,7 +165,7 @@ def _train_together(tasks: Sequence[Task], training: Training, defences: Sequenc
 
 
 def _stepper(task: Task, gradient: GradientMethod):  # type: ignore[no-untyped-def]
-    """The gradient as a function of tensors alone, which is what vmap can map over."""
+    """Return the gradient as a function of tensors alone, which is what vmap can map over."""
 
     def step(weights: Named, images: Tensor, labels: Tensor, mask: Tensor) -> tuple[Named, Tensor]:
         return gradient(task, weights, Batch(images, labels, mask))
@@ -175,7 +174,7 @@ def _stepper(task: Task, gradient: GradientMethod):  # type: ignore[no-untyped-d
 
 
 def _padded(local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: int) -> tuple[Batch, Tensor]:
-    """Step k of every client, padded to one size with masked samples; and (clients,) whether it has such a step."""
+    """Return step k of every client, padded to one size with masked samples, and (clients,) whether it has one."""
     device = local[0].images.device
     indices = [schedule[k] if k < len(schedule) else schedule[0][:0] for schedule in schedules]
     size = max(map(len, indices))

@@ -1,4 +1,4 @@
-"""What the simulator, and nobody in the federation, learns of clients' private layers (Gu 2021, figures 4 and 5)."""
+"""Diagnosis of clients' private layers (Gu 2021, figures 4 and 5), for the simulator and nobody in the federation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from rayfed.update import Named
 
 @torch.no_grad()
 def private_layers(model: nn.Module, parts: Sequence[Named]) -> list[dict[str, Any]]:
-    """For each private convolution a row of the table `private`, less arm and round, from clients' private parts."""
+    """Return a row of the table `private` for each private convolution, without arm and round.
+
+    `parts` are clients' private tensors.
+    """
     rows = []
     for path, block in private_convs(model).items():
         blocks = [_filled(block, path, part) for part in parts]
@@ -33,7 +36,7 @@ def private_layers(model: nn.Module, parts: Sequence[Named]) -> list[dict[str, A
 
 
 def _filled(block: PrivateConv, path: str, part: Named) -> PrivateConv:
-    """A copy on the CPU with one client's tensors."""
+    """Return a copy of a block on the CPU with one client's tensors."""
     own = copy.deepcopy(block).cpu()
     own.load_state_dict({name.removeprefix(f"{path}."): t for name, t in part.items() if name.startswith(f"{path}.")})
     return own

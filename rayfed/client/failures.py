@@ -1,4 +1,4 @@
-"""What counts as a client's failure, and what a round is without the clients that failed (`federation.failures`).
+"""Failures of clients: what counts as one, and how a round goes on without the client (`federation.failures`).
 
 A mistake of the scenario (`UserError`) is nobody's failure: every client would make it.
 """
@@ -25,17 +25,17 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True)
 class Failed:
-    """What a client that failed has in place of an update."""
+    """The failure of a client, in place of its update."""
 
     client: int
     reason: str
-    """What it did, for a sentence that begins with the client."""
+    """What the client did, for a sentence that begins with the client."""
     advice: str
     trace: str = ""
-    """Where it raised, for who asks for it."""
+    """Traceback of what it raised."""
 
     def error(self, arm: str, round: int) -> ClientError:
-        """The end of a run that does not go on without such a client."""
+        """Return the error that ends a run which does not go on without such a client."""
         error = ClientError(
             f"client {self.client} {self.reason} in round {round} of arm '{arm}': {self.advice}, or do without such "
             f"clients (federation.failures.then: drop); complete rounds are kept and `rayfed resume` goes on from there"
@@ -46,12 +46,12 @@ class Failed:
 
 
 Made = Update | Failed
-"""What comes of a client's work."""
+"""Result of a client's work: its update, or its failure."""
 Attempt = tuple[Task, Made]
 
 
 def attempt(client: int, work: Callable[[], Update]) -> Made:
-    """The update that a client's work makes, or that the client failed because it raised."""
+    """Do a client's work and return its update, or the failure where it raises."""
     try:
         made = work()
     except (UserError, MemoryError, torch.OutOfMemoryError):
@@ -67,7 +67,7 @@ def attempt(client: int, work: Callable[[], Update]) -> Made:
 
 
 def checked(made: Made, task: Task) -> Made:
-    """The same, or that the client failed because no server could add what it made."""
+    """Return the result of a client's work, or a failure where no server could add its update."""
     if isinstance(made, Failed):
         return made
     expected = {"tensors": without(task.weights, task.private), "buffers": returned_buffers(task)}
@@ -101,8 +101,9 @@ def _misfit(sent: Named, expected: Named) -> str | None:
 def until_none_fails(
     attempted: Iterable[Attempt], again: Callable[[Sequence[int]], Iterable[Attempt]]
 ) -> list[Attempt]:
-    """The attempts of clients that were trained in one call: `again` without those that fail, so that the others' bits
-    are those of a cohort that never had them.
+    """Return the attempts of clients that were trained in one call, made `again` without those that fail.
+
+    So the others' bits are those of a cohort that never had them.
     """
     latest = {task.client: (task, made) for task, made in attempted}
     failing = [client for client, (_, made) in latest.items() if isinstance(made, Failed)]

@@ -21,33 +21,33 @@ from rayfed.scenario import Training
 from rayfed.update import LocalTraining, Named, Update
 
 PRIVATE = "private"
-"""Under which a client's state keeps its private tensors, by name."""
+"""Key under which a client's state keeps its private tensors, by name."""
 
 
 def update_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
-    """The whole local round of a client, its defences wrapped around it in the order written."""
+    """Return the whole local round of a client, its defences wrapped around it in the order written."""
     return wrap_updates(training_method(training, defences), defences)
 
 
 def training_method(training: Training, defences: Sequence[Defence]) -> UpdateMethod:
-    """The local round without the defences' `wrap_update`: an update that says what the client's own weights became."""
+    """Return the local round without the defences' `wrap_update`, whose update is the true change of the weights."""
     data, gradient = data_method(defences), gradient_method(defences)
     return lambda task: _train(task, training, data, gradient)
 
 
 def wrap_updates(inner: UpdateMethod, defences: Sequence[Defence]) -> UpdateMethod:
-    """An update method inside the defences' `wrap_update`."""
+    """Return an update method inside the defences' `wrap_update`."""
     return reduce(lambda next, defence: defence.wrap_update(next), defences, inner)
 
 
 def data_method(defences: Sequence[Defence]) -> DataMethod:
-    """The client's own data inside the defences' `wrap_data`."""
+    """Return the client's own data inside the defences' `wrap_data`."""
     own: DataMethod = _own_data
     return reduce(lambda next, defence: defence.wrap_data(next), defences, own)
 
 
 def gradient_method(defences: Sequence[Defence], inner: GradientMethod | None = None) -> GradientMethod:
-    """A batch's gradient (by default the plain one) inside the defences' `wrap_gradient`."""
+    """Return a batch's gradient (by default the plain one) inside the defences' `wrap_gradient`."""
     if inner is None:
         inner = functional_gradient if any(defence.samplewise for defence in defences) else _plain_gradient
     return reduce(lambda next, defence: defence.wrap_gradient(next), defences, inner)
@@ -62,20 +62,20 @@ def _plain_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Te
 
 
 def functional_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
-    """The plain gradient in the form that works under vmap (autograd's own does not)."""
+    """Compute the plain gradient in the form that works under vmap (autograd's own does not)."""
     images, labels, mask, _ = batch
     return grad_and_value(lambda w: gradients.batch_loss(task.model, w, task.buffers, images, labels, mask))(weights)
 
 
 def _train(task: Task, training: Training, data: DataMethod, gradient: GradientMethod) -> Update:
-    """Local steps (fedavg) or one gradient (fedsgd) from the weights in `task`, which are left as they are."""
+    """Train from the weights in `task`, which stay as they are: local steps (fedavg) or one gradient (fedsgd)."""
     with _own_stream(task):
         return _descent(task, training, data, gradient)
 
 
 @contextmanager
 def _own_stream(task: Task) -> Iterator[None]:
-    """Let what the model draws come from the task's generator: dropout knows the global stream only."""
+    """Seed the model's own draws from the task's generator: dropout knows the global stream only."""
     if not is_stochastic(task.model):
         yield
         return
@@ -113,14 +113,15 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
 
 
 def returned_buffers(task: Task) -> Named:
-    """The buffers that can be averaged: batch-norm statistics, neither counters nor frozen parameters nor keys."""
+    """Return the buffers that can be averaged: batch-norm statistics, not counters, frozen parameters or keys."""
     floats = [name for name, b in task.model.named_buffers() if b.is_floating_point()]
     return {name: task.buffers[name] for name in floats if name not in task.private}
 
 
 def privately_trained(task: Task, training: Training, epochs: int) -> Named:
-    """The client's private parameters after so many passes over its data with all others frozen (Gu 2021, algorithm 1,
-    "Local Private Training"); nothing of it is sent.
+    """Train the client's private parameters for `epochs` passes over its data with all others frozen.
+
+    Nothing of it is sent (Gu 2021, algorithm 1, "Local Private Training").
     """
     own, public = only(task.weights, task.private), without(task.weights, task.private)
     own = {name: w.clone() for name, w in own.items()}
@@ -136,7 +137,7 @@ def privately_trained(task: Task, training: Training, epochs: int) -> Named:
 
 
 def batches(samples: int, training: Training, order: int) -> Iterator[Tensor]:
-    """The indices of every local step's batch, in order: of a fresh permutation each epoch, or drawn for each step.
+    """Yield the indices of every local step's batch: of a fresh permutation each epoch, or drawn for each step.
 
     `order` seeds the draws; the same value gives the same batches, which is how the truth behind an update is
     known when an attack on it is scored.
@@ -161,13 +162,13 @@ def _steps(samples: int, size: int, training: Training) -> int:
 
 
 def trained_samples(samples: int, training: Training) -> int:
-    """How many of its samples a client trains on in one round."""
+    """Return the number of its samples that a client trains on in one round."""
     size = min(training.batch_size or samples, samples)
     return min(samples, size * _steps(samples, size, training))
 
 
 def local_training(samples: int, training: Training) -> LocalTraining:
-    """What a client with so many samples is told to do."""
+    """Return the local training that a client with so many samples is told to do."""
     size = min(training.batch_size or samples, samples)
     if training.algorithm == "fedsgd":
         return LocalTraining(batch_size=size)

@@ -1,4 +1,4 @@
-"""The malicious clients of an arm: their data and their updates are poisoned, everybody else's pass through."""
+"""Malicious clients: their data and updates are poisoned, everybody else's pass through."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayfed.update import Update
 
 @dataclass(frozen=True)
 class Malicious:
-    """Who they are in one arm, and what they do."""
+    """The malicious clients of one arm, and their poisoning."""
 
     scenario: Scenario
     clients: frozenset[int]
@@ -25,36 +25,37 @@ class Malicious:
 
     @classmethod
     def of(cls, scenario: Scenario, arm: ResolvedArm) -> Malicious:
-        """Those of an arm; where there are none they do nothing."""
+        """Return the malicious clients of an arm; without any, everything passes through."""
         poisoning = arm.malicious.build() if arm.malicious else Poisoning()
         return cls(scenario, plan.malicious_clients(scenario, arm), poisoning)
 
     def check(self, image_shape: tuple[int, int, int], classes: int) -> None:
-        """Raise `UserError` where what they do has no meaning for such data, or in one of the rounds."""
+        """Raise `UserError` where the poisoning has no meaning for such data, or in one of the rounds."""
         drawn = [plan.drawn_clients(self.scenario, round) for round in range(self.scenario.federation.rounds)]
         counts = [(len(clients), len(self.clients.intersection(clients))) for clients in drawn if clients]
         worst = max(counts, key=lambda count: count[1] / count[0], default=(0, 0))
         self.poisoning.check(image_shape, classes, *worst)
 
     def among(self, clients: Iterable[int]) -> list[int]:
-        """The malicious ones of some clients."""
+        """Return the malicious ones of some clients."""
         return [client for client in clients if client in self.clients]
 
     def data(self, client: int, own: Batch, classes: int) -> Batch:
-        """All of a client's samples as it trains on them."""
+        """Return all of a client's samples as it trains on them."""
         if client not in self.clients:
             return own
         generator = seeds.torch_generator(self.scenario.seed, "poisoning", client)
         return self.poisoning.poison_data(own, classes, generator)
 
     def sent(self, updates: Iterable[Update], honest: Sequence[Update]) -> Iterator[Update]:
-        """The updates of a cohort as they are sent; `honest` are those that all the malicious clients of the round
-        would send, where they collude.
+        """Yield the updates of a cohort as they are sent, those of malicious clients poisoned.
+
+        `honest` are the updates that all malicious clients of the round would send otherwise, where they collude.
         """
         return (self._poisoned(update, honest) for update in updates)
 
     def attempted(self, made: Made, honest: Sequence[Update]) -> Made:
-        """The same of one client, which may have failed, or fail as it poisons."""
+        """Return one client's result as it is sent; the client may have failed, or fail as it poisons."""
         if isinstance(made, Failed):
             return made
         return attempt(made.client, partial(self._poisoned, made, honest))

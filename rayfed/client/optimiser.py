@@ -1,4 +1,4 @@
-"""The optimiser of a client's local steps: SGD with momentum, or Adam (Kingma and Ba 2015, algorithm 1).
+"""Local optimisers: SGD with momentum, or Adam (Kingma and Ba 2015, algorithm 1).
 
 Written out rather than taken from `torch.optim`, so that one call moves a whole cohort's stacked weights under vmap.
 """
@@ -14,7 +14,7 @@ _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 
 
 class LocalOptimiser:
-    """Moves weights in place; begins anew every round."""
+    """Optimiser of a client's local steps: moves weights in place, begins anew every round."""
 
     def __init__(self, training: Training) -> None:
         self._training = training

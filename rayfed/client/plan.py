@@ -1,4 +1,4 @@
-"""Who does what in a round: drawn clients, cohorts, victims. From the scenario alone, so every process agrees."""
+"""The plan of a round: drawn clients, cohorts, victims. From the scenario alone, so every process agrees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayfed.scenario import AttackSpec, ResolvedArm, Scenario, resolve
 
 
 def drawn_clients(scenario: Scenario, round: int) -> list[int]:
-    """The clients of a round, in ascending order, drawn as `federation.sampling` says."""
+    """Return the clients of a round, in ascending order, drawn as `federation.sampling` says."""
     f = scenario.federation
     return list(_drawn(scenario.secret("clients", round), f.clients, scenario.clients_per_round, f.sampling))
 
@@ -30,13 +30,13 @@ def _drawn(key: bytes, everybody: int, expected: int, sampling: str) -> tuple[in
 
 
 def leaving(scenario: Scenario, round: int) -> list[int]:
-    """The clients of a round in the order in which simulated drop-outs take them, alike in all arms."""
+    """Return the clients of a round in the order in which simulated drop-outs take them, the same in all arms."""
     drawn = drawn_clients(scenario, round)
     return [drawn[i] for i in seeds.numpy_generator(scenario.seed, "leaving", round).permutation(len(drawn))]
 
 
 def server_key(scenario: Scenario, arm: str, round: int, failed: Iterable[int]) -> bytes:
-    """Of the server's own randomness in a round without those clients that failed.
+    """Return the key of the server's own randomness in a round without those clients that failed.
 
     Another in each arm, for the difference of two arms would cancel noise; and another without other clients, where a
     round is played again.
@@ -45,7 +45,7 @@ def server_key(scenario: Scenario, arm: str, round: int, failed: Iterable[int]) 
 
 
 def malicious_clients(scenario: Scenario, arm: ResolvedArm) -> frozenset[int]:
-    """The malicious clients of an arm, the same in every round; where two arms have as many, the same in both."""
+    """Return the malicious clients of an arm, the same in every round and in all arms with as many."""
     malicious = arm.malicious
     if malicious is None:
         return frozenset()
@@ -56,13 +56,13 @@ def malicious_clients(scenario: Scenario, arm: ResolvedArm) -> frozenset[int]:
 
 
 def fewest_clients(scenario: Scenario) -> int:
-    """The clients of the smallest round that has any."""
+    """Return the number of clients of the smallest round that has any."""
     drawn = (len(drawn_clients(scenario, round)) for round in range(scenario.federation.rounds))
     return min(filter(None, drawn), default=scenario.clients_per_round)
 
 
 def cohort_size(scenario: Scenario) -> int:
-    """Clients in one unit of work: from the scenario alone, never from the cluster."""
+    """Return the number of clients in one unit of work, from the scenario alone, never from the cluster."""
     if scenario.federation.cohort_size:
         return scenario.federation.cohort_size
     vmapped = any(arm.training.vectorise == "vmap" for arm in resolve(scenario).values())
@@ -70,13 +70,13 @@ def cohort_size(scenario: Scenario) -> int:
 
 
 def cohorts(scenario: Scenario, round: int) -> list[list[int]]:
-    """The round's clients in slices of the scenario's cohort size."""
+    """Return the round's clients in slices of the scenario's cohort size."""
     clients, size = drawn_clients(scenario, round), cohort_size(scenario)
     return [clients[i : i + size] for i in range(0, len(clients), size)]
 
 
 def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndarray) -> list[int]:
-    """The clients that one attack observes in one round, honest ones; `samples[i]` is how many client i holds.
+    """Return the honest clients that one attack observes in one round; `samples[i]` is how many client i holds.
 
     Raises `ScenarioError` when the scenario asks for a client that cannot be observed.
     """
@@ -113,8 +113,7 @@ def victims(scenario: Scenario, attack: AttackSpec, round: int, samples: np.ndar
 
 
 def protecting(scenario: Scenario, arm: ResolvedArm, samples: np.ndarray) -> Protecting | None:
-    """How an arm's updates are hidden in their sum, with room for the heaviest round that there may be; None: not at
-    all.
+    """Return the protection of an arm's updates, with room for the heaviest round possible; None where there is none.
 
     Raises `ScenarioError` for a round of one client, whose update would be the sum that is opened.
     """
@@ -133,8 +132,9 @@ def protecting(scenario: Scenario, arm: ResolvedArm, samples: np.ndarray) -> Pro
 
 
 def heaviest(scenario: Scenario, weights: Sequence[int]) -> tuple[float, int, int]:
-    """The largest share that a client has of a round's weight, who has it, and in which round; `weights[i]` is what
-    client i has in any round.
+    """Return the largest share that a client has of a round's weight, that client, and the round.
+
+    `weights[i]` is the weight of client i in any round.
     """
     found = [(0.0, 0, 0)]
     for round in range(scenario.federation.rounds):
@@ -145,7 +145,7 @@ def heaviest(scenario: Scenario, weights: Sequence[int]) -> tuple[float, int, in
 
 
 def behind(scenario: Scenario, attack: AttackSpec, round: int, victims: Sequence[int]) -> list[int]:
-    """The clients whose work is made again to observe some victims in a round: theirs, and what view and grants need.
+    """Return the clients whose work is repeated to observe victims in a round: they, and those of view and grants.
 
     Raises `ScenarioError` where there is no such client.
     """
@@ -166,7 +166,7 @@ def check_nothing_private_is_given(scenario: Scenario) -> None:
 
 
 def check_victims(scenario: Scenario, samples: np.ndarray) -> None:
-    """Find every victim of the whole run, so that a wish that cannot be met is known before the first round."""
+    """Raise `ScenarioError`, before the first round, for a victim of any round that cannot be observed."""
     for attack in scenario.attacks:
         for round in attack.rounds:
             behind(scenario, attack, round, victims(scenario, attack, round, samples))

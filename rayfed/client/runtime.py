@@ -1,4 +1,4 @@
-"""The clients' side of a run: hosts every virtual client's data and does their work, with or without Ray around it."""
+"""The clients' side of a run: holds every virtual client's data and does their work, with or without Ray."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from rayfed.update import Mixtures, Named, Update
 
 @dataclass(frozen=True)
 class CohortReport:
-    """What the simulator, and nobody in the federation, learns of a cohort's work."""
+    """Report on a cohort's work, for the simulator and nobody in the federation."""
 
     rows: list[dict[str, Any]]
-    """A row of the clients' table for each client."""
+    """Rows of the table `clients`, one for each client."""
     seconds: float
-    """Wall time of the whole cohort, partial result included."""
+    """Wall time of the whole cohort (s), partial result included."""
     states: dict[int, State] = field(default_factory=dict)
-    """The clients' own memories, to be handed back to them next time."""
+    """States of the clients, to be handed back to them next time."""
 
     def __add__(self, other: CohortReport) -> CohortReport:
         return CohortReport([*self.rows, *other.rows], self.seconds + other.seconds, {**self.states, **other.states})
@@ -60,7 +60,7 @@ class ClientRuntime(Clients):
         device: torch.device,
         validation: Sequence[np.ndarray] = (),
     ) -> None:
-        """`parts[i]` are the training indices of client i, `validation[i]` those that it has held out, if any."""
+        """Take in `parts[i]` the training indices of client i, and in `validation[i]` those that it has held out."""
         super().__init__(scenario, data, parts, device, validation)
         self._aggregations: dict[str, AnyAggregation] = {
             name: protected_aggregation(arm, plan.protecting(scenario, arm, self.parts.sizes))
@@ -70,8 +70,9 @@ class ClientRuntime(Clients):
     def cohorts(
         self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]
     ) -> tuple[CohortReport, dict[tuple[int, int], Any]]:
-        """The work of consecutive cohorts, of which the first has this number: the report on all, and their partial
-        results, merged as far as the server's tree merges them; see `cohort`.
+        """Do the work of consecutive cohorts, of which the first has the number `first`; see `cohort`.
+
+        Returns the report on all, and their partial results, merged as far as the server's tree merges them.
         """
         sent = self.here(sent)
         rule, whole = self.rule(arm, sent), CohortReport([], 0.0)
@@ -86,9 +87,9 @@ class ClientRuntime(Clients):
     def cohort(
         self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]
     ) -> tuple[Any, CohortReport]:
-        """The cohort's partial result for the aggregation, and the report on its clients.
+        """Do a cohort's work and return its partial result for the aggregation, and the report on its clients.
 
-        `states` are the memories of these clients, and of all malicious ones where they collude; they stay as they are.
+        `states` are those of these clients, and of all malicious ones where they collude; they stay as they are.
         The partial result is None where all clients have failed. Raises `ClientError` for a failure that ends the run.
         """
         report, nodes = self.cohorts(arm, sent, 0, [clients], states)
@@ -103,7 +104,7 @@ class ClientRuntime(Clients):
         clients: Sequence[int],
         states: Mapping[int, State],
     ) -> tuple[Any, CohortReport]:
-        """One of `cohorts`, with what malicious clients that collude would send if they were `honest`."""
+        """Do the work of one of `cohorts`; `honest` is what malicious clients that collude would send otherwise."""
         began = perf_counter()
         training, defences, malicious = self.specs[arm].training, self.arm(arm).defences, self.malicious[arm]
 
@@ -125,20 +126,18 @@ class ClientRuntime(Clients):
         return partial, CohortReport(rows, perf_counter() - began, record.states)
 
     def _honest(self, arm: str, sent: Sent, states: Mapping[int, State]) -> list[Update]:
-        """What the malicious clients of a round would send if they did as they are told, where they collude."""
+        """Return the honest updates of the malicious clients of a round, where they collude."""
         malicious = self.malicious[arm]
         members = malicious.among(plan.drawn_clients(self.scenario, sent.round)) if malicious.poisoning.colludes else []
         return self._made(arm, sent, members, states)
 
     def _made(self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]) -> list[Update]:
-        """Updates made one by one, so that they do not depend on who shares a cohort, and without a trace in their
-        clients' memories.
-        """
+        """Return updates made one by one, whatever the clients' cohorts, and without a trace in their states."""
         update = update_method(self.specs[arm].training, self.arm(arm).defences)
         return [update(self.task(arm, sent, c, self.parts[c], copy.deepcopy(states.get(c, {})))) for c in clients]
 
     def mixtures(self, arm: str, sent: Sent, states: Mapping[int, State]) -> Mixtures | None:
-        """What every client of a round is sent of all others' updates to score; `states` are all their memories."""
+        """Return what every client of a round is shown of all others' updates; `states` are those of all."""
         rule = self.rule(arm, sent)
         if not isinstance(rule, InteractiveAggregation):
             return None
@@ -149,18 +148,16 @@ class ClientRuntime(Clients):
     def answer(
         self, arm: str, sent: Sent, payload: Any, client: int, state: State, transcript: Transcript | None = None
     ) -> Any:
-        """What a client answers to a question of the arm's aggregation.
+        """Return a client's answer to a question of the arm's aggregation.
 
-        `transcript` is what it remembers of the round's questions so far; what it answers is added there.
+        `transcript` is its record of the round's questions so far, to which the answer is added.
         """
         rule = self.rule(arm, sent, {} if transcript is None else {client: transcript})
         assert isinstance(rule, InteractiveAggregation)
         return rule.answer(payload, ClientProxy(self, arm, self.here(sent), client, state))
 
     def make_keys(self, arm: str) -> bytes:
-        """A key pair for all clients of an arm that encrypts, made by one of them and locked for the others; nothing
-        where they have none in common.
-        """
+        """Make a key pair for all clients of an arm, locked with their secret; empty where they share none."""
         rule = self._aggregations[arm]
         return rule.channel.make_keys(self._secret(arm)) if isinstance(rule, OverChannel) else b""
 
@@ -174,17 +171,17 @@ class ClientRuntime(Clients):
         return rule.at_clients(ClientRound(self._secret(arm), sent, drawn, leaving, drops, transcripts or {}))
 
     def _secret(self, arm: str) -> bytes:
-        """What an arm's clients know and nobody else: it stands for what they exchange before the first round."""
+        """Return the secret that only an arm's clients know, in place of what they exchange before the first round."""
         return self.scenario.secret("encryption", arm)
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> tuple[float, int]:
-        """Summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
+        """Return summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
         sent, rows = self.here(sent), np.arange(start, stop)
         state = {**sent.weights, **sent.buffers}
         return self._evaluated(arm, state, self._batches(split, rows if split == "test" else self.parts.indices[rows]))
 
     def evaluate_backdoor(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[int, int]:
-        """Of a slice of the test set with the trigger of the arm's backdoor: images taken for its target, and tried."""
+        """Count, in a slice of the test set with the backdoor's trigger, the images taken for its target, and all."""
         sent, poisoning = self.here(sent), self.malicious[arm].poisoning
         tried = [poisoning.triggered(Batch(*batch)) for batch in self._batches("test", np.arange(start, stop))]
         _, taken = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.images, b.labels) for b in tried])
@@ -193,7 +190,7 @@ class ClientRuntime(Clients):
     def evaluate_member(
         self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
     ) -> dict[Split, tuple[float, float]]:
-        """Mean loss and accuracy of the weights with one client's private part, on the test set or its own samples."""
+        """Return mean loss and accuracy of the weights with one client's private part, by split."""
         task = self.task(arm, self.here(sent), client, self.parts[client], state)
         rows = {"test": np.arange(len(self.data.test_labels)), "train": self.parts[client]}
         found: dict[Split, tuple[float, float]] = {}
@@ -205,8 +202,9 @@ class ClientRuntime(Clients):
     def evaluate_as(
         self, arm: str, sent: Sent, client: int, state: State, split: Literal["validation", "train"]
     ) -> tuple[float, float]:
-        """Mean loss and accuracy as a client finds them on samples that it has held out, or that it trains on: a
-        malicious one, on what it has made of them.
+        """Return mean loss and accuracy as a client finds them on its held-out or training samples.
+
+        A malicious client finds them on its poisoned samples.
         """
         weights, buffers = self._completed(arm, self.here(sent), client, state)
         data = self.own_data(arm, client, self.validation[client] if split == "validation" else self.parts[client])
@@ -214,9 +212,11 @@ class ClientRuntime(Clients):
         loss, correct = self._evaluated(arm, {**weights, **buffers}, batches)
         return loss / len(data.labels), correct / len(data.labels)
 
-    def evaluate_stranger(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
-        """Accuracy on the test set of who has the weights but no private part: with one as it begins, and with only
-        what never changes (keys, passports) drawn anew, the rest being the mean of the clients' own.
+    def evaluate_non_member(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
+        """Return the test accuracies of a non-member, who has the weights but no private part of a client.
+
+        The first is with a private part as it begins; the second with only what never changes (keys, passports) drawn
+        anew, the rest being the mean of the clients' own.
         """
         sent, rows = self.here(sent), np.arange(len(self.data.test_labels))
         drawn = self.drawn_privately(arm, "stranger", sent.round)
@@ -227,12 +227,12 @@ class ClientRuntime(Clients):
         return anew / len(rows), averaged / len(rows)
 
     def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
-        """How far some clients' private layers are apart, and how rich they are: rows of the table `private`."""
+        """Return rows of the table `private`: how far some clients' private layers are apart, and how rich they are."""
         return private_layers(self.arm(arm).model, [state[PRIVATE] for state in states])
 
     @torch.no_grad()
     def _evaluated(self, arm: str, state: Named, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, int]:
-        """Summed loss and correct predictions of a whole model on some images and their labels."""
+        """Return summed loss and correct predictions of a whole model on some images and their labels."""
         model = self.arm(arm).model
         loss, correct = 0.0, 0
         modes = [(module, module.training) for module in model.modules()]
@@ -247,7 +247,7 @@ class ClientRuntime(Clients):
 
 
 def _partial(rule: AnyAggregation, sent: Iterator[Any]) -> Any:
-    """What a rule makes of what a cohort sends; None where that is nothing."""
+    """Return a rule's partial result of what a cohort sends; None where that is nothing."""
     first = next(sent, None)
     return None if first is None else rule.partial(chain([first], sent))
 
@@ -264,13 +264,13 @@ class ClientProxy:
 
     @property
     def round(self) -> int:
-        """The round that is asked about."""
+        """Number of the round that is asked about."""
         return self.sent.round
 
     def evaluate(
         self, update: Named, buffers: Named, split: Literal["validation", "train"] = "validation"
     ) -> tuple[float, float]:
-        """Mean loss and accuracy, on some of the client's own samples, of the model that sent this update."""
+        """Return mean loss and accuracy, on some of the client's own samples, of the model that sent this update."""
         scale = self.runtime.specs[self.arm].update_scale
         weights = {name: w - scale * update[name].to(w) for name, w in self.sent.weights.items()}
         moved = replace(self.sent, weights=weights, buffers=self.sent.buffers | buffers)

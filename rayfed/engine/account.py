@@ -25,21 +25,21 @@ from rayfed.scenario import DefenceSpec, Scenario
 
 @dataclass(frozen=True)
 class Account:
-    """How one arm spends privacy."""
+    """Accountant of one arm: the privacy that its defences spend over a run."""
 
     scenario: Scenario
     arm: Arm
     samples: np.ndarray
-    """(clients,) int64, of each client."""
+    """(clients,) int64, samples of each client."""
     image_shape: tuple[int, int, int]
 
     @property
     def name(self) -> str:
-        """The arm's."""
+        """Name of the arm."""
         return self.arm.spec.name
 
     def setting(self, rounds: int) -> Setting:
-        """The first so many rounds of the run."""
+        """Return the setting of the accountants for the first `rounds` rounds."""
         s, training = self.scenario, self.arm.spec.training
         drawn = np.zeros_like(self.samples)
         for round in range(rounds):
@@ -62,7 +62,7 @@ class Account:
         )
 
     def calibrated(self, rounds: int) -> Account:
-        """The same with the noise that the arm's epsilons need over so many rounds."""
+        """Return a copy with the noise that the arm's epsilons need over `rounds` rounds."""
         setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
         defences = tuple(defence.calibrated(setting, accountant) for defence in self.arm.defences)
         before = zip(self.arm.spec.defences, self.arm.defences, defences, strict=True)
@@ -70,12 +70,13 @@ class Account:
         return replace(self, arm=replace(self.arm, spec=spec, defences=defences))
 
     def epsilon(self, rounds: int) -> float:
-        """The largest epsilon of the arm's guarantees after so many rounds; 0 where it has none."""
+        """Return the largest epsilon of the arm's guarantees after `rounds` rounds; 0 where it has none."""
         return max((found.epsilon for _, _, found in self._guarantees(rounds)), default=0.0)
 
     def rounds_within(self, budget: float) -> int:
-        """How many rounds keep to a budget; raises `UserError` where not even the first one does, or where the arm's
-        mechanisms have lost their guarantees. An arm without any mechanism spends nothing.
+        """Return the number of rounds within a budget (an epsilon); an arm without any mechanism spends nothing.
+
+        Raises `UserError` where not even the first round is, or where the arm's mechanisms have lost their guarantees.
         """
         if self._broken:
             raise UserError(
@@ -93,7 +94,7 @@ class Account:
         return low
 
     def rows(self, rounds: int) -> list[dict[str, Any]]:
-        """The arm's rows for the table `privacy`: its guarantees, or what to call it instead."""
+        """Return the arm's rows for the table `privacy`: its guarantees, or why it has none."""
         row: dict[str, Any] = {"arm": self.name, "rounds": rounds}
         guaranteed = [
             row
@@ -108,7 +109,7 @@ class Account:
         return [row | {"note": "empirical: no defence of this arm has a guarantee" if self.arm.defences else None}]
 
     def _caveat(self, spent: Spending) -> str | None:
-        """What weakens a guarantee that holds: a delta that promises too little."""
+        """Return what weakens a guarantee that holds: a delta that promises too little."""
         units = int(self.samples.sum()) if spent.unit == "sample" else len(self.samples)
         if spent.delta * units < 1:
             return None
@@ -119,11 +120,11 @@ class Account:
         )
 
     def check(self) -> None:
-        """Raise `UserError` for a mechanism that has no meaning in such a run."""
+        """Raise `UserError` for a mechanism that has no meaning in the run."""
         _ = self._broken
 
     def _guarantees(self, rounds: int) -> list[tuple[str, Spending, Guarantee]]:
-        """Those that hold, with the defences' names."""
+        """Return the guarantees that hold, with the names of their defences."""
         setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
         found = []
         for place, (name, defence) in enumerate(self._named):
@@ -143,7 +144,7 @@ class Account:
 
     @cached_property
     def _broken(self) -> dict[int, str]:
-        """Place of a mechanism in the stack -> why its guarantee does not carry over to the arm."""
+        """Map a mechanism's place in the defence pipeline to why its guarantee does not carry over to the arm."""
         setting = self.setting(1)
         spending = enumerate(defence.spends(setting) for defence in self.arm.defences)
         found = [(place, self._obstacle(place, spent)) for place, spent in spending if spent is not None]
@@ -180,7 +181,7 @@ class Account:
 
 
 def _uncovered(defence: Defence, protection: Protection, clients: int) -> str | None:
-    """Why the guarantee of a noisy sum does not cover sums under a protection; None where it does."""
+    """Return why the guarantee of a noisy sum does not cover sums under a protection; None where it does."""
     if not (protection.masks and isinstance(defence, DpFedAvg)):
         return "encryption rounds updates after their clip bound, and who opens a sum may see it without noise"
     if defence.noise == "server":
@@ -197,7 +198,7 @@ def _uncovered(defence: Defence, protection: Protection, clients: int) -> str | 
 
 
 def _respecified(spec: DefenceSpec, defence: Defence, calibrated: Defence) -> DefenceSpec:
-    """The defence as a scenario would write it after calibration."""
+    """Return the defence as a scenario would write it after calibration."""
     if calibrated is defence:
         return spec
     values = {f.name: getattr(calibrated, f.name) for f in fields(calibrated)}  # type: ignore[arg-type]

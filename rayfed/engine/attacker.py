@@ -1,4 +1,4 @@
-"""An attacker: gets observations, gives reconstructions. Neither data nor the scenario's seed is ever given to it."""
+"""An attacker: takes observations, returns reconstructions, and is given neither data nor the scenario's seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayfed.update import Observation
 
 
 class Attacker:
-    """Runs attacks on what a threat model lets them see."""
+    """Runs attacks on what their threat models let them see."""
 
     def __init__(self, image_shape: tuple[int, int, int], classes: int, device: torch.device) -> None:
         self._image_shape, self._classes, self._device = image_shape, classes, device
@@ -29,7 +29,7 @@ class Attacker:
         observations: Sequence[Observation],
         keys: Sequence[bytes],
     ) -> tuple[list[Guess], list[Guess]]:
-        """What is guessed of each observation: without its images for the driver, and whole for scoring.
+        """Return a guess for each observation, twice: without its images for the driver, and whole for scoring.
 
         `keys[i]` seeds the attacker's randomness for observation i. The arm is there because a defence may change the
         architecture, which an attacker knows from the weights that are sent; the model's own are drawn anew.

@@ -1,4 +1,4 @@
-"""The attacks of one round: clients show what attackers may see, attackers guess, clients score the guesses."""
+"""The attacks of one round: clients make observations, attackers guess, clients score the guesses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rayfed.scenario import AttackSpec, ResolvedArm, Scenario
 
 @dataclass(frozen=True)
 class AttackCall:
-    """Some victims of one attack in one arm."""
+    """One call of an attack: some of its victims in one arm."""
 
     arm: ResolvedArm
     attack: AttackSpec
@@ -30,24 +30,25 @@ class AttackCall:
 
 
 LoadStates = Callable[[str, Iterable[int], int], dict[int, State]]
-"""The states of some clients of an arm when a round begins."""
+"""Returns the states of some clients of an arm when a round begins: (arm, clients, round) -> client -> state."""
 
 
 @dataclass(frozen=True)
 class Attacks:
-    """A scenario's attacks, and who does the work."""
+    """The attacks of a scenario, run by an executor round by round."""
 
     scenario: Scenario
     arms: Mapping[str, ResolvedArm]
     samples: np.ndarray
-    """(clients,) int64, how many each client holds."""
+    """(clients,) int64, samples of each client."""
     load_states: LoadStates
     executor: Executor
     progress: Progress
 
     def strike(self, round: int, sent: Mapping[str, Ref], tables: RoundTables) -> None:
-        """Observe, attack and score what is due: each in its own place, observations and truths by reference. A client
-        that failed in the round has sent nothing that could be attacked.
+        """Observe, attack and score what is due in a round, and add the rows to `tables`.
+
+        Observations and truths go by reference. A client that failed in the round has sent nothing to attack.
         """
         failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] != "ok"}
         due = self._due(round, [self.arms[name] for name in sent], failed)
@@ -73,7 +74,7 @@ class Attacks:
             _note_attack(tables, d, round, attacked[i][0], scored[i])
 
     def _due(self, round: int, arms: Sequence[ResolvedArm], failed: Collection[tuple[str, int]]) -> list[AttackCall]:
-        """The calls of a round, less the victims that have `failed` in an arm."""
+        """Return the calls of a round, without the victims that have `failed` in an arm."""
         return [
             AttackCall(arm, attack, there, repeat, strip=chunk == repeat == 0)
             for attack in self.scenario.attacks
@@ -94,7 +95,7 @@ class Attacks:
         return [seeds.derived(*key, v, *seeds.again(d.repeat)) for v in d.victims]
 
     def _states_behind(self, d: AttackCall, round: int) -> dict[int, State]:
-        """The states of the clients whose work an observation repeats."""
+        """Return the states of the clients whose work an observation repeats."""
         return self.load_states(d.arm.name, plan.behind(self.scenario, d.attack, round, d.victims), round)
 
 

@@ -1,4 +1,4 @@
-"""What it takes to repeat a run and to read its timings."""
+"""The environment of a run: what it takes to repeat it and to read its timings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = (
 
 
 def environment(scenario: Scenario, machine: Mapping[str, object]) -> dict[str, object]:
-    """The content of environment.json; `machine` is what the executor says of its own."""
+    """Return the content of environment.json; `machine` is `Executor.environment()`."""
     return {
         "started": f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}",
         "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),

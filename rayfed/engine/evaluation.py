@@ -1,4 +1,4 @@
-"""How new weights are evaluated by client workers: on slices of the data, or client by client with private parts."""
+"""Evaluation of new weights by client workers: on slices of the data, or client by client with private parts."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rayfed.client.clients import Split, State
 from rayfed.engine.executor import Call, Ref, Run
 
 EVALUATION_SLICE = 1000
-"""Samples in one call; fixed, so that the sum of losses does not depend on the cluster."""
+"""Samples of one call; fixed, so that the sum of losses does not depend on the cluster."""
 
 Found = dict[str, float | None]
-"""Columns of the rounds' table."""
+"""Columns of the table `rounds`, by name."""
 
 
 def slices(samples: int) -> int:
-    """Calls that it takes to evaluate so many samples."""
+    """Return the number of calls that evaluate so many samples."""
     return -(-samples // EVALUATION_SLICE)
 
 
 def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> dict[str, Found]:
-    """Loss and accuracy, arm by arm, on so many samples of each split."""
+    """Return loss and accuracy, arm by arm; `sizes` gives the samples of each split."""
     calls = [
         Call("evaluate", (arm, ref, start, min(start + EVALUATION_SLICE, size), split), (arm, split, start))
         for arm, ref in sent.items()
@@ -48,7 +48,7 @@ def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> d
 
 
 def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str, Found]:
-    """How often triggers work, arm by arm, on so many test samples less those of the target."""
+    """Return how often triggers work, arm by arm, on `size` test samples without those of the target."""
     calls = [
         Call("evaluate_backdoor", (arm, ref, start, min(start + EVALUATION_SLICE, size)), arm)
         for arm, ref in sent.items()
@@ -62,7 +62,7 @@ def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str
 
 
 def measure_private_layers(run: Run, states: Mapping[str, Mapping[int, State]]) -> list[dict[str, Any]]:
-    """The rows of the table `private` for these arms, less the round."""
+    """Return the rows of the table `private` for these arms, without the round."""
     calls = [Call("private_layers", (arm, list(members.values())), arm) for arm, members in states.items() if members]
     found = {call.tag: rows for call, rows, _ in run(calls)}
     return [{"arm": arm, **row} for arm in states for row in found.get(arm, [])]
@@ -75,8 +75,10 @@ def evaluate_members(
     samples: np.ndarray,
     splits: Sequence[Split],
 ) -> tuple[dict[str, Found], dict[tuple[str, int], float]]:
-    """Where clients keep a part of the model: the mean over an arm's clients in `states`, each with its own part,
-    beside what a stranger gets; and every client's own test accuracy. `samples[c]` is how many client c holds.
+    """Evaluate members with the private parts of the model that they keep, and a non-member, who has none.
+
+    Returns, arm by arm, the mean over the clients in `states` beside what a non-member gets, and every client's own
+    test accuracy. `samples[c]` is how many samples client c holds.
     """
     asked = {arm: ref for arm, ref in sent.items() if states[arm]}
     calls = [
@@ -85,7 +87,7 @@ def evaluate_members(
         for client, state in states[arm].items()
     ]
     calls += [
-        Call("evaluate_stranger", (arm, ref, list(states[arm].values())), (arm, None)) for arm, ref in asked.items()
+        Call("evaluate_non_member", (arm, ref, list(states[arm].values())), (arm, None)) for arm, ref in asked.items()
     ]
     found = {call.tag: result for call, result, _ in run(calls)}
 

@@ -1,4 +1,4 @@
-"""Who does the work of a run: the contract between its rounds and the processes, or the one process, behind them."""
+"""The executor of a run: the contract between its rounds and the processes, or the one process, that do the work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayfed.engine.progress import Progress
 from rayfed.engine.server import ArmState, ServerRole
 
 Ref = Any
-"""A value, or where an executor keeps it: rounds pass it on and never look inside."""
+"""A value, or the place where an executor keeps it: rounds pass it on and never look inside."""
 
 
 @dataclass(frozen=True)
@@ -21,17 +21,17 @@ class Call:
 
     method: str
     args: tuple[Any, ...]
-    """Among them `Ref`s, in whose place the method gets their values."""
+    """Arguments of the method; in place of a `Ref` it gets the value."""
     tag: Any = None
-    """Whose result it is; for the caller alone."""
+    """Label of the result, for the caller alone."""
     returns: int = 1
-    """How many values it returns."""
+    """Number of values that the method returns."""
     limit: float | None = None
-    """Seconds that it may take once it has begun."""
+    """Seconds that the call may take once it has begun."""
 
 
 class Overdue:
-    """In place of the result of a call that took longer than its limit."""
+    """Marker in place of the result of a call that took longer than its limit."""
 
 
 class Done(NamedTuple):
@@ -39,13 +39,13 @@ class Done(NamedTuple):
 
     call: Call
     result: Any
-    """The first value that it returned, or `Overdue`."""
+    """The first value that the method returned, or `Overdue`."""
     rest: list[Ref]
-    """The others; none of a call that was overdue."""
+    """References to the other values; empty for a call that was overdue."""
 
 
 Run: TypeAlias = Callable[[Sequence[Call]], Iterator[Done]]
-"""Does calls, and gives each as it ends, in any order; a call's own exception ends all."""
+"""Does calls and yields each as it ends, in any order; a call's own exception ends all."""
 
 
 class Lost(Exception):
@@ -54,45 +54,45 @@ class Lost(Exception):
     def __init__(self, what: str, error: Exception) -> None:
         super().__init__(str(error))
         self.what = what
-        """What happened, in words."""
+        """Description of what happened."""
 
 
 class Executor(Protocol):
-    """Clients, attackers and the server of one run."""
+    """Runs the clients, the attackers and the server of one run."""
 
     @property
     def clients(self) -> int:
-        """How many client calls go on at once."""
+        """Return the number of client calls that go on at once."""
 
     def describe(self) -> str:
-        """What runs where, in words."""
+        """Describe in words what runs where."""
 
     def environment(self) -> dict[str, object]:
-        """What it takes to read the run's timings."""
+        """Return the machine's part of environment.json, which it takes to read the run's timings."""
 
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Bring up clients and server; `saved` is where every arm stands.
+        """Start clients and server; `saved` is the state of every arm.
 
-        Raises `ResourceError` where there is no place for them.
+        Raises `ResourceError` where the machines have no place for them.
         """
 
     def check_server(self) -> None:
-        """Wait until the server is up, else clients would wait for its weights without end; raises `Lost`."""
+        """Wait until the server is up, or raise `Lost`: clients would wait for its weights without end."""
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Put a new server in the place of one that is dead, or has half a round."""
+        """Replace a server that is dead, or that has added half a round."""
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """`Run` on `rayfed.client.worker.ClientWorker`."""
+        """Do calls on instances of `rayfed.engine.worker.ClientWorker`; see `Run`."""
 
     def run_attackers(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """`Run` on `rayfed.engine.attacker.Attacker`, which are brought up when they are first asked for."""
+        """Do calls on instances of `rayfed.engine.attacker.Attacker`, started for the first calls; see `Run`."""
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
-        """Call `rayfed.engine.server.Server`; calls are done in their order. One `Ref`, or a list of several."""
+        """Call a method of `rayfed.engine.server.Server`, in order, and return a `Ref`, or a list of several."""
 
     def get(self, refs: Sequence[Ref]) -> list[Any]:
-        """The values behind these; raises `Lost` where one is gone, and what making it has raised."""
+        """Return the values behind references; raises `Lost` where one is gone, and what making it has raised."""
 
 
 Execution: TypeAlias = Callable[[Inputs, Progress], AbstractContextManager[Executor]]

@@ -1,4 +1,4 @@
-"""A run between its rounds: its arms, where each of them stands, and who does the work."""
+"""The state of a run between its rounds: its arms, the server's and clients' states, and the executor."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from rayfed.engine.server import ArmState, ServerRole
 
 
 class Served(NamedTuple):
-    """What the server gives for the beginning of a round."""
+    """The server's values at the beginning of a round, by reference."""
 
     sent: Ref
-    """To clients (`Sent`)."""
+    """The part for clients (`Sent`)."""
     kept: Ref
-    """To the checkpoint alone (`Kept`)."""
+    """The part for the checkpoint alone (`Kept`)."""
 
 
 class Federation:
-    """What the rounds of a run have in common."""
+    """State of a run that its rounds have in common."""
 
     def __init__(
         self,
@@ -38,8 +38,9 @@ class Federation:
         saved: Mapping[str, ArmState],
         load_states: LoadStates,
     ) -> None:
-        """`saved` is the server's side of a checkpoint, or empty; `load_states` reads the clients', to which whoever
-        plays rounds adds what they `changed`.
+        """Begin from the server's side of a checkpoint, `saved`, or from untrained arms where that is empty.
+
+        `load_states` reads the clients' side, to which whoever plays rounds adds what they `changed`.
         """
         self.scenario, self.data, self.samples = inputs.scenario, inputs.data, inputs.parts.sizes
         self.arms = {account.name: account.arm for account in inputs.accounts}
@@ -50,9 +51,9 @@ class Federation:
         self.changed: dict[str, dict[int, State]] = {}
         """Arm -> client -> state, of the clients of the last finished round."""
         self.served: dict[str, Served] = {}
-        """By arm, for the next round; empty where the server has to be asked."""
+        """The server's values for the next round, by arm; empty where the server has to be asked."""
         self.transcripts: dict[tuple[str, int, int], Transcript] = {}
-        """What an arm's client remembers of a round's questions; kept when the server dies and asks them again."""
+        """Clients' transcripts of questions by (arm, round, client); a server that dies asks its questions again."""
         self.attacks = Attacks(
             self.scenario,
             {name: arm.spec for name, arm in self.arms.items()},
@@ -65,29 +66,27 @@ class Federation:
         executor.start(inputs, self._roles(), self.saved)
 
     def make_keys(self) -> None:
-        """Where clients encrypt, one client makes the keys of all, and the server passes them on without being able to
-        read them.
-        """
+        """Have one client make the keys of all, where clients encrypt; the server relays them and cannot read them."""
         making = [Call("make_keys", (name,), name) for name, arm in self.arms.items() if arm.spec.protection]
         self._keys = {done.call.tag: done.result for done in self.executor.run_clients(making)}
         for name, locked in self._keys.items():
             self.executor.serve("relay", name, locked)  # one that dies of it is started again with them
 
     def restart_server(self) -> None:
-        """Have a new server go on after the last finished round."""
+        """Start a new server after the last finished round."""
         self.executor.restart_server(self._roles(), self.saved)
         self.served = {}
 
     def forget_transcripts(self, round: int) -> None:
-        """Drop what clients remember of other rounds than this."""
+        """Drop the transcripts of all rounds but this one."""
         self.transcripts = {key: known for key, known in self.transcripts.items() if key[1] == round}
 
     def ask_server(self, method: str, *args: Any) -> Served:
-        """`Server.sent`, or another method that returns the same two."""
+        """Call `Server.sent`, or another method with the same two results."""
         return Served(*self.executor.serve(method, *args, returns=2))
 
     def _roles(self) -> dict[str, ServerRole]:
-        """The server is told how to add and where to start; with the seed it could draw every client's noise again."""
+        """Return what the server is told: how to add, never the seed, from which it could draw every client's noise."""
         roles = {}
         for name, arm in self.arms.items():
             server = arm.spec.server

@@ -1,4 +1,4 @@
-"""What a scenario stands for: its data, dealt to its clients, and the promise that every arm's model fits them."""
+"""The inputs of a run: a scenario's data, dealt to its clients, and arms whose models fit them."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class Inputs:
     parts: Parts
     """Training indices of each client."""
     validation: Parts
-    """Those of its samples that each client has held out (`federation.validation`); empty where none does."""
+    """Indices of the samples that each client has held out (`federation.validation`); empty where none does."""
     accounts: list[Account]
-    """How every arm spends privacy."""
+    """The privacy account of every arm."""
 
     @cached_property
     def limits(self) -> dict[str, int]:
-        """The rounds that every arm plays: those of the scenario, or fewer where the budget for privacy ends before.
+        """Number of rounds that every arm plays: the scenario's, or fewer where the budget for privacy ends before.
 
         Raises `UserError` for a budget that ends in the first round.
         """
@@ -66,19 +66,19 @@ class Inputs:
 
     @cached_property
     def privacy(self) -> list[dict[str, Any]]:
-        """The rows of the table `privacy`: what every arm guarantees over its rounds."""
+        """Rows of the table `privacy`: the guarantees of every arm over its rounds."""
         return [row for account in self.accounts for row in account.rows(self.limits[account.name])]
 
     @property
     def randomness(self) -> str | None:
-        """What noise is worth beside the guarantees, and that a secure run cannot be repeated; None without either."""
+        """Return a remark on the noise behind guarantees, and on secure runs, which cannot be repeated; or None."""
         if self.scenario.privacy.secure:
             return UNREPEATABLE
         return PREDICTABLE if any(row.get("epsilon") is not None for row in self.privacy) else None
 
     @cached_property
     def encryption(self) -> list[str]:
-        """What is to be known of the arms that encrypt or mask: how finely, and whether their keys can be broken."""
+        """Return remarks on the arms that encrypt or mask: their precision, and whether their keys can be broken."""
         found = []
         for name, arm in resolve(self.scenario).items():
             if protecting := plan.protecting(self.scenario, arm, self.parts.sizes):
@@ -92,7 +92,7 @@ class Inputs:
         return found
 
     def _unhidden(self, arm: ResolvedArm, rule: OverChannel[Any, Any, Any]) -> Iterator[str]:
-        """Where what is opened of an arm comes near one client's update, in words."""
+        """Yield remarks on where what clients decrypt of an arm comes near one client's update."""
         if isinstance(rule, SumOverChannel):
             weights = [rule.rule.heaviest(1, trained_samples(size, arm.training)) for size in self.parts.sizes.tolist()]
             share, client, round = plan.heaviest(self.scenario, weights)
@@ -109,16 +109,16 @@ class Inputs:
 
 
 def scorer(scenario: Scenario, data: Dataset) -> Scorer:
-    """What scores reconstructions of these data as the scenario asks."""
+    """Return the scorer of reconstructions of these data that the scenario asks for."""
     asked = scenario.metrics
     names, networks = tuple(asked.names), (asked.lpips_weights, asked.evaluator, asked.recogniser)
     return Scorer(names, *networks, data.classes, data.form)
 
 
 def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
-    """Load the data, deal it to the clients, try every arm's model and attack: mistakes show before a cluster starts.
+    """Load the data, deal it to the clients, and try every arm's model and attack, before a cluster starts.
 
-    Noise that is asked for by an epsilon is found for so many rounds, by default the scenario's own. Raises `UserError`
+    Noise that is asked for by an epsilon is calibrated for `rounds`, by default the scenario's own. Raises `UserError`
     for what does not fit.
     """
     data = scenario.data.load()
@@ -140,7 +140,7 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
 
 
 def _dealt(scenario: Scenario, data: Dataset) -> tuple[Parts, Parts]:
-    """The training indices of every client, and those that it has held out."""
+    """Return the training indices of every client, and those that it has held out."""
     generator = seeds.numpy_generator(scenario.seed, "partition")
     parts = Parts.of(scenario.partition.build().split(data.groups[0], scenario.federation.clients, generator))
     if not (share := scenario.federation.validation):
@@ -150,8 +150,9 @@ def _dealt(scenario: Scenario, data: Dataset) -> tuple[Parts, Parts]:
 
 
 def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.ndarray, rounds: int | None) -> Account:
-    """The account of an arm that fits data and attacks, with the noise that its epsilons need; `samples[i]` is how many
-    client i holds.
+    """Return the account of an arm that fits data and attacks, with the noise that its epsilons need.
+
+    `samples[i]` is how many samples client i holds.
     """
     arm = build_arm(spec, data.image_shape, len(data.classes), scenario.seed)
     _check_words(scenario, arm, data)
@@ -166,9 +167,7 @@ def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.n
 
 
 def _check_samples(title: str, defence: Defence, samples: np.ndarray, data: Dataset) -> None:
-    """Raise `UserError` for a client with fewer of the `samples` (clients,) than the defence needs, and for too little
-    public data.
-    """
+    """Raise `UserError` where a client's `samples` (clients,), or the public data, are too few for the defence."""
     public = 0 if data.public_labels is None else len(data.public_labels)
     if defence.least_public and not public:
         raise UserError(f"{title} {NEEDS_PUBLIC}")
@@ -185,7 +184,7 @@ def _check_samples(title: str, defence: Defence, samples: np.ndarray, data: Data
 
 
 def _check_words(scenario: Scenario, arm: Arm, data: Dataset) -> None:
-    """Raise `UserError` for a model of the other kind than the labels, and for what knows classes alone.
+    """Raise `UserError` where model and labels are not both words or both classes, and for what knows classes alone.
 
     CTC cannot be differentiated twice, as attacks do, nor sample by sample under vmap.
     """

@@ -1,4 +1,4 @@
-"""Everything of a run in this process, call after call: what a debugger can follow and a test is through with soonest.
+"""The local executor: all of a run in this process, call after call, for debuggers and fast tests.
 
 Bits are those of any other executor. What goes to a client or an attacker, and what comes back, is pickled as it is
 where these are processes of their own: whoever writes on it writes on a copy, and what could not travel shows here.
@@ -27,7 +27,7 @@ from rayfed.scenario import Actors
 
 @contextmanager
 def local(inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
-    """`rayfed.engine.executor.Execution` in this process."""
+    """Open an executor in this process (`rayfed.engine.executor.Execution`)."""
     if inputs.scenario.federation.failures.timeout is not None:
         progress.note("federation.failures.timeout is not kept: in one process nothing can end a client that hangs")
     threads = torch.get_num_threads()
@@ -42,7 +42,7 @@ def local(inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
 
 
 class LocalExecutor:
-    """Does each call when it is asked for (`rayfed.engine.executor.Executor`)."""
+    """Executor that does each call in this process when it is asked for (`rayfed.engine.executor.Executor`)."""
 
     clients = 1
 
@@ -56,39 +56,39 @@ class LocalExecutor:
         self._server: Server
 
     def describe(self) -> str:
-        """Where it runs."""
+        """Describe where the run happens."""
         return "all in this process"
 
     def environment(self) -> dict[str, object]:
-        """That it takes no more than one process."""
+        """Return the machine's part of environment.json: no process but this one."""
         return {"actors": "none: all in this process"}
 
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Only the server has to be made."""
+        """Make the server; clients and attackers need no start."""
         self.restart_server(roles, saved)
 
     def check_server(self) -> None:
-        """It is there."""
+        """Do nothing: a server in this process is always up."""
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """Make it."""
+        """Make a new server from the saved arms."""
         self._server = Server(roles, saved)
 
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """In their order."""
+        """Do calls of clients in the order given."""
         return self._run(self._client, self._resources.clients, calls)
 
     def run_attackers(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """In their order."""
+        """Do calls of attackers in the order given."""
         return self._run(self._attacker, self._resources.attackers, calls)
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
-        """At once."""
+        """Call the server and return its result, or its results, themselves."""
         torch.set_num_threads(_threads(self._resources.server))
         return getattr(self._server, method)(*args)
 
     def get(self, refs: Sequence[Ref]) -> list[Any]:
-        """The same: references are the values."""
+        """Return the references themselves: here they are the values."""
         return list(refs)
 
     def _run(self, worker: ClientWorker | Attacker, resources: Actors, calls: Sequence[Call]) -> Iterator[Done]:
@@ -100,22 +100,22 @@ class LocalExecutor:
 
 
 class _Pickler(pickle.Pickler):
-    """Takes tensors along as actors do: as memory on the CPU, without what they were computed from."""
+    """Pickles tensors as actors do: as memory on the CPU, without what they were computed from."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """How one object is pickled."""
+        """Return how a tensor is pickled; anything else as usual."""
         return (torch.from_numpy, (obj.detach().cpu().numpy(),)) if type(obj) is Tensor else NotImplemented
 
 
 def _travelled(value: Any) -> Any:
-    """A value as it arrives in another process."""
+    """Return a value as it would arrive in another process."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     return pickle.loads(buffer.getvalue())
 
 
 def _threads(resources: Actors) -> int:
-    """As many as an actor takes, for their number changes the order of sums inside a convolution."""
+    """Return an actor's number of threads, for it changes the order of sums inside a convolution."""
     return max(1, ceil(resources.num_cpus or 0))
 
 

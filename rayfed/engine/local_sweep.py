@@ -18,9 +18,9 @@ from rayfed.scenario.trials import scenario_of
 
 
 def local_sweep(recorder: SweepRecorder) -> None:
-    """Play what is left (`rayfed.engine.sweeps.SweepExecution`).
+    """Play the trials that a sweep has left (`rayfed.engine.sweeps.SweepExecution`).
 
-    Raises `UserError` for what Ray Tune alone has.
+    Raises `UserError` for options that only Ray Tune has.
     """
     section = swept(recorder.scenario)
     for name, value in (("scheduler", section.scheduler), ("trackers", section.trackers)):
@@ -44,7 +44,7 @@ def local_sweep(recorder: SweepRecorder) -> None:
 
 
 def _play_setting(recorder: SweepRecorder, setting: Mapping[str, Any]) -> dict[str, float]:
-    """The objectives that a setting with its repeats has reached; none of one that has failed."""
+    """Play a setting with its repeats and return its objectives; empty where one has failed."""
     trials, played = trials_of(setting), []
     try:
         for one in trials:

@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it; the command line draws it, tests record it."""
+"""Observers of a run's progress: the command line draws it, tests record it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rayfed.store.folder import RunFolder
 
 
 class Progress:
-    """Called by the driver as a run goes on; this one keeps silent."""
+    """Callbacks of the driver as a run goes on; this base does nothing."""
 
     def starting(self, scenario: Scenario, folder: RunFolder, where: str) -> None:
-        """Clients and server are being brought up; `where` says in words what runs where."""
+        """Clients and server are being started; `where` says in words what runs where."""
 
     def ready(self, first_round: int) -> None:
-        """All are up; this round begins."""
+        """All actors are up; this round begins."""
 
     def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
-        """What every arm guarantees over its whole run: the rows of `privacy`."""
+        """The account is made: `rows` of `privacy` say what every arm guarantees over its whole run."""
 
     def clients_done(self, round: int, done: int, total: int) -> None:
-        """So many of the round's client updates (over all arms) are in."""
+        """`done` of the `total` client updates of a round, over all arms, are in."""
 
     def attacks_done(self, round: int, done: int, total: int) -> None:
-        """So many of the round's attacks (a call of some victims each) are scored."""
+        """`done` of the `total` attack calls of a round, of some victims each, are scored."""
 
     def round_done(
         self,
@@ -35,17 +35,17 @@ class Progress:
         attacks: Sequence[dict[str, Any]],
         inferences: Sequence[dict[str, Any]],
     ) -> None:
-        """A round is over and its tables are written: its rows of `rounds`, `attacks` and `inferences`."""
+        """A round is over and its tables are written; the arguments are its rows of them."""
 
     def note(self, message: str) -> None:
-        """Something that the user should know: an actor died and its work is done again."""
+        """Something happened that the user should know: an actor died and its work is done again."""
 
 
 class SweepProgress:
-    """Called by the driver as a sweep goes on; this one keeps silent."""
+    """Callbacks of the driver as a sweep goes on; this base does nothing."""
 
     def starting(self, scenario: Scenario, folder: SweepFolder, where: str, trials: int, done: int) -> None:
-        """So many trials begin, so many were played before; `where` says in words what runs where."""
+        """`trials` trials begin, `done` were played before; `where` says in words what runs where."""
 
     def trial_done(self, trial: Trial, rows: Sequence[dict[str, Any]]) -> None:
-        """A trial has ended; its outcomes are these."""
+        """A trial has ended; `rows` are its outcomes."""

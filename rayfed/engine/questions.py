@@ -17,11 +17,10 @@ def consult(
     states: Mapping[str, Mapping[int, State]],
     failed: Collection[tuple[str, int]] = (),
 ) -> None:
-    """Carry what the rules ask to the round's clients and the answers back, until no arm's rule asks any more; clients
-    that have `failed` in an arm are asked nothing.
+    """Carry questions of rules to the round's clients and the answers back, until no arm's rule asks any more.
 
-    Payloads and answers go by reference: this process never holds them. The server hears clients in their order,
-    whoever answered first.
+    Clients that have `failed` in an arm are asked nothing. Payloads and answers go by reference: this process never
+    holds them. The server receives answers in the clients' order, whoever answered first.
     """
     executor, transcripts = federation.executor, federation.transcripts
     drawn = plan.drawn_clients(federation.scenario, round)

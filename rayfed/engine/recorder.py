@@ -1,4 +1,4 @@
-"""What a run leaves as it goes on: tables, checkpoints, status, log, and the report at its end."""
+"""The records of a run as it goes on: tables, checkpoints, status, log, and the report at its end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
 
 RunKind = Literal["training", "attack"]
-"""What a run does; only training can be resumed."""
+"""Kind of a run; only training can be resumed."""
 
 
 class RunRecorder:
-    """Writes what comes of a run into its folder."""
+    """Writes the results of a run into its folder."""
 
     def __init__(self, folder: RunFolder, kind: RunKind, rounds: int) -> None:
         self._folder, self._kind, self._rounds = folder, kind, rounds
@@ -41,7 +41,7 @@ class RunRecorder:
                 self._folder.write_part(table, round, rows)
 
     def finish_round(self, tables: RoundTables, state: Checkpoint) -> None:
-        """Write the tables of a round that is over, then the state to go on from, then that it is over."""
+        """Write a finished round in this order: its tables, the checkpoint to go on from, the status."""
         self.write(state.round, tables)
         checkpoint.save(self._folder, state)
         self._running(state.round + 1)
@@ -56,7 +56,7 @@ class RunRecorder:
 
     @contextmanager
     def recording(self, first: int, reports: bool = True) -> Iterator[None]:
-        """Keep status, log and report true however the run, which begins at round `first`, ends."""
+        """Keep status, log and report true however the run ends, which begins at round `first`."""
         self._running(first)
         self.line(f"run starts at round {first} of {self._rounds}")
         try:
@@ -97,7 +97,7 @@ class RunRecorder:
 
     @contextmanager
     def _not_hiding_the_first(self) -> Iterator[None]:
-        """Let nothing that fails in here hide the error that ended the run; the log notes it, if it can be written."""
+        """Keep an error in this block from hiding the one that ended the run; the log notes it if it can be written."""
         try:
             yield
         except Exception as error:

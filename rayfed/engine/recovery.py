@@ -1,4 +1,4 @@
-"""What becomes of a round whose server dies, or that loses a value with a machine: it is played again."""
+"""Recovery: a round whose server dies, or that loses a value with a machine, is played again."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rayfed.engine.federation import Federation
 from rayfed.engine.tables import RoundTables
 
 RETRIES = 3
-"""Times that a round is played again."""
+"""Number of times that a round is played again."""
 
 
 def until_played(federation: Federation, round: int, play: Callable[[], RoundTables]) -> RoundTables:
-    """What `play` returns, from the last finished round on; raises `Lost` where it gets lost again and again."""
+    """Play a round, again from the last finished one where it is lost; raises `Lost` after `RETRIES` times."""
     for failures in range(RETRIES + 1):
         try:
             federation.executor.check_server()

@@ -33,7 +33,7 @@ States = dict[str, dict[int, State]]
 
 
 def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
-    """The most calls that a round has for clients and for attackers at once: more workers would never work."""
+    """Return the most calls that a round has at once for clients and for attackers; more workers would be idle."""
     arms = len(scenario.played)
     cohorts = -(-scenario.clients_per_round // plan.cohort_size(scenario))
     due: dict[int, int] = {}
@@ -54,7 +54,7 @@ class Round:
         self.tables = RoundTables()
 
     def play(self, due: Iterable[str]) -> RoundTables:
-        """Its rows, when the federation stands where it has brought it; the arms that are `due` are evaluated."""
+        """Play the round to its end and return its rows; the arms that are `due` are evaluated."""
         before = self._states_before()
         sent = self._begin()
         after = self._train(sent, before)
@@ -67,23 +67,23 @@ class Round:
         return self.tables
 
     def attack_alone(self) -> RoundTables:
-        """Only its attacks, on the weights that clients would be sent in it."""
+        """Play the round's attacks alone, on the weights that clients would be sent, and return their rows."""
         sent = {arm: self.federation.ask_server("sent", arm, self.number).sent for arm in self.arms}
         self.federation.attacks.strike(self.number, sent, self.tables)
         return self.tables
 
     @property
     def _failed(self) -> set[tuple[str, int]]:
-        """Arms and clients whose work has come to nothing."""
+        """Return the (arm, client) pairs whose work has failed."""
         return {(row["arm"], row["client"]) for row in self.tables.clients if row["status"] != "ok"}
 
     def _states_before(self) -> States:
-        """The states of all clients of the round as it begins."""
+        """Return the states of all clients of the round as it begins."""
         drawn = set(chain(*self.cohorts))
         return {arm: self.federation.load_states(arm, drawn, self.number) for arm in self.arms}
 
     def _begin(self) -> dict[str, Ref]:
-        """What clients are sent, by arm; with what they are told of sessions that rules open before they train."""
+        """Begin the round and return what clients are sent, by arm, after sessions that rules open before training."""
         federation = self.federation
         federation.forget_transcripts(self.number)
         served = {
@@ -100,9 +100,7 @@ class Round:
         return sent | {arm: federation.ask_server("sent", arm, self.number).sent for arm in opened}
 
     def _train(self, sent: Mapping[str, Ref], before: States) -> States:
-        """Have all arms' cohorts trained, their sums added by the server, and their rows noted; the clients' new
-        states.
-        """
+        """Train all arms' cohorts, have the server add their sums, note their rows; return the clients' new states."""
         federation = self.federation
         note, executor = federation.progress.note, federation.executor
         handling = StragglerHandling(self.number, federation.scenario.federation.failures, executor.run_clients, note)
@@ -123,7 +121,7 @@ class Round:
         return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # whoever was done first
 
     def _work(self, sent: Mapping[str, Ref], before: States) -> list[Portion]:
-        """The cohorts of all arms in portions for one call each, the largest first so that the last to end is small."""
+        """Return the cohorts of all arms in portions of one call, the largest first: the last to end is small."""
         federation, scenario = self.federation, self.federation.scenario
         weights = [float(federation.samples[clients].sum()) for clients in self.cohorts]
         alone = scenario.federation.failures.timeout is not None  # else waiting would depend on the number of workers
@@ -138,7 +136,7 @@ class Round:
         return sorted(work, key=lambda portion: -sum(weights[cohort.index] for cohort in portion))
 
     def _sum_up(self, seconds: Mapping[str, float]) -> None:
-        """A row for every arm, from those of its clients; `seconds` are what their work took.
+        """Add a row for every arm from those of its clients; `seconds` are what their work took.
 
         Raises `ClientError` where too few are left.
         """
@@ -158,12 +156,12 @@ class Round:
         self.tables.private += [row | {"round": self.number} for row in rows]
 
     def _ask(self, sent: Mapping[str, Ref], before: States, after: States) -> None:
-        """Have clients answer what rules ask of the round's sums."""
+        """Have clients answer the questions of rules about the round's sums."""
         states = {arm: before[arm] | after[arm] for arm in self.arms}
         consult(self.federation, self.number, sent, states, self._failed)
 
     def _step(self) -> dict[str, Served]:
-        """What the server makes of it: the beginning of the next round."""
+        """Have the server step, and return its values for the next round."""
         federation, secure = self.federation, self.federation.scenario.privacy.secure
         failed = self._failed
         served = {}
@@ -174,7 +172,7 @@ class Round:
         return served
 
     def _evaluate(self, sent: Mapping[str, Ref], after: States) -> dict[str, Found]:
-        """Loss and accuracy on the test set, arm by arm, and accuracy on clients' own data where it is asked for."""
+        """Return loss and accuracy on the test set by arm, and accuracy on clients' own data where it is asked for."""
         federation, run = self.federation, self.federation.executor.run_clients
         sizes: dict[Split, int] = {"test": len(federation.data.test_labels)}
         if federation.scenario.federation.evaluate_clients:
@@ -191,7 +189,7 @@ class Round:
         return found
 
     def _end(self, served: Mapping[str, Served], after: States, evaluations: Mapping[str, Found]) -> None:
-        """Take over what the server has come to, of all arms or of none: it may die here."""
+        """Take over the server's new state, of all arms or of none: it may die here."""
         federation = self.federation
         values = iter(federation.executor.get([ref for one in served.values() for ref in one]))
         finished = {arm: (next(values), next(values)) for arm in served}

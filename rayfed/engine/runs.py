@@ -33,7 +33,7 @@ from rayfed.store.schemas import TABLES
 def launch(scenario: Scenario, out: str | None, execution: Execution, progress: Progress) -> RunFolder:
     """Run a scenario into a new folder under `out` (by default the scenario's own) and return it finished.
 
-    Raises `UserError` for what the user can mend; whatever is raised, the folder says how far the run came.
+    Raises `UserError` for the user's mistakes; whatever is raised, the folder says how far the run came.
     """
     inputs = prepare(scenario.model_copy(update={"sweep": None}))
     _ = inputs.privacy  # what cannot be accounted, or kept to a budget, shows before there is a folder
@@ -44,7 +44,7 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
 
 
 def launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progress: Progress) -> None:
-    """Run a scenario, one trial of a sweep, in this folder, after the last complete round that is there.
+    """Run a scenario, one trial of a sweep, in this folder, from the last complete round that is there.
 
     No report is made. Raises `RunError` where the run has failed before: it would again.
     """
@@ -88,7 +88,7 @@ def resume(path: str, execution: Execution, progress: Progress) -> RunFolder:
 
 
 def check_streams(folder: RunFolder) -> None:
-    """Raise `RunError` for a run or sweep that was begun by a rayfed whose seeds give other random numbers."""
+    """Raise `RunError` for a run or sweep of a rayfed version whose seeds give other random numbers."""
     if folder.exists("environment.json") and folder.read_mapping("environment.json").get("streams") != seeds.STREAMS:
         raise RunError(
             f"{folder.url}: it was begun by another version of rayfed, whose seeds give other random numbers, so its "
@@ -97,7 +97,7 @@ def check_streams(folder: RunFolder) -> None:
 
 
 def _continued(scenario: Scenario, folder: RunFolder, saved: checkpoint.Checkpoint | None) -> Scenario:
-    """The scenario, with the key that the run in the folder began with where that is secure.
+    """Return the scenario, with the key that the run in the folder began with where that is secure.
 
     Raises `RunError` where a secure run has rounds but no key any more.
     """
@@ -123,14 +123,14 @@ def _finished(folder: RunFolder) -> bool:
 
 
 def _drop_after(folder: RunFolder, saved: checkpoint.Checkpoint | None) -> None:
-    """Remove what a round has left that did not end."""
+    """Remove the files of a round that did not end."""
     round = saved.round if saved else -1
     folder.drop_after(round)
     client_states.tidy(folder, round + 1)
 
 
 def attack(scenario: Scenario, run: str | None, out: str | None, execution: Execution, progress: Progress) -> RunFolder:
-    """Attack without training, into a new folder: the untrained model, or what `run` had learnt when it ended.
+    """Attack without training, into a new folder: the untrained model, or the one that `run` had trained.
 
     Every attack strikes once, whatever its `rounds`. Raises `RunError` where `run` has no weights for the scenario.
     """
@@ -172,7 +172,7 @@ def _check_fit(what: str, saved: checkpoint.Checkpoint, inputs: Inputs) -> None:
 
 
 def _describe(inputs: Inputs, folder: RunFolder) -> None:
-    """Write what a run is of, before its first round."""
+    """Write the files that describe a run, before its first round."""
     folder.write_text("scenario.yaml", inputs.scenario.dump())
     folder.write_part("partition", 0, _partition_table(inputs))
 
@@ -185,7 +185,7 @@ def _play(
     saved: checkpoint.Checkpoint | None,
     reports: bool = True,
 ) -> None:
-    """The rounds after the checkpoint, then the report; the folder's status and log follow along."""
+    """Play the rounds after the checkpoint, then write the report; the folder's status and log follow along."""
     first, rounds = saved.round + 1 if saved else 0, max(inputs.limits.values())
     secure = inputs.scenario.privacy.secure
     if secure:
@@ -205,7 +205,7 @@ def _play(
 
 
 def _play_round(federation: Federation, round: int, limits: Mapping[str, int]) -> RoundTables:
-    """One round of the arms that have so many."""
+    """Play one round of the arms whose limits reach it."""
     arms = [arm for arm, limit in limits.items() if round < limit]
     every = federation.scenario.federation.evaluate_every
     due = [arm for arm in arms if (round + 1) % every == 0 or round + 1 == limits[arm]]
@@ -213,7 +213,7 @@ def _play_round(federation: Federation, round: int, limits: Mapping[str, int]) -
 
 
 def _account(inputs: Inputs, folder: RunFolder, recorder: RunRecorder, progress: Progress) -> None:
-    """Write and tell what every arm guarantees, and what weakens it."""
+    """Write and announce the guarantees of every arm, and what weakens them."""
     folder.write_part("privacy", 0, inputs.privacy)
     progress.accounted(inputs.privacy)
     for line in guarantee_lines(inputs.privacy):
@@ -226,7 +226,7 @@ def _account(inputs: Inputs, folder: RunFolder, recorder: RunRecorder, progress:
 
 
 def _early_ends(inputs: Inputs) -> Iterator[str]:
-    """Which arms end before the others, in words."""
+    """Yield remarks on the arms that end before the others."""
     for arm, limit in inputs.limits.items():
         if limit < inputs.scenario.federation.rounds:
             message = f"arm {arm} ends after {limit} rounds: one more would spend more than privacy.budget"
@@ -244,7 +244,7 @@ def _federation(
     saved: checkpoint.Checkpoint | None,
     source: RunFolder,
 ) -> Iterator[Federation]:
-    """Up and ready to go on after a checkpoint; `source` is the run that has the clients' states behind it."""
+    """Open a federation that goes on after a checkpoint; `source` is the run that has the clients' states."""
     scenario = inputs.scenario
     with execution(inputs, progress) as executor:
         folder.write_text("environment.json", json.dumps(environment(scenario, executor.environment()), indent=2))
@@ -262,12 +262,12 @@ def _federation(
 
 
 def _kind(folder: RunFolder) -> RunKind | None:
-    """What the run is by its status; None where it ended before it had one."""
+    """Return the kind of a run by its status; None where it ended before it had one."""
     return folder.read_mapping("status.json").get("kind") if folder.exists("status.json") else None
 
 
 def _partition_table(inputs: Inputs) -> pa.Table:
-    """By columns: many clients make many rows."""
+    """Return the table `partition`, made by columns, for many clients make many rows."""
     groups, names = inputs.data.groups
     counts = label_mix(groups, inputs.parts, len(names))
     clients, labels = np.indices(counts.shape, np.int32).reshape(2, -1)

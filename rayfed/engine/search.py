@@ -1,4 +1,4 @@
-"""How a sweep that is given no list of settings looks for them: with Optuna."""
+"""Search of a sweep's settings with Optuna, where the sweep lists none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STUDY = "rayfed"
 
 @dataclass(frozen=True)
 class Tried:
-    """A setting that Optuna has the result of."""
+    """A setting whose result Optuna has."""
 
     arm: str
     values: Mapping[str, Any]
@@ -32,7 +32,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Search:
-    """A study of Optuna that goes on from what was tried, and what asks it for a setting."""
+    """An Optuna study that goes on from what was tried, and the function that asks it for a setting."""
 
     study: optuna.Study
     storage: optuna.storages.InMemoryStorage
@@ -41,7 +41,7 @@ class Search:
 
 
 def search(scenario: Scenario, tried: Mapping[int, Tried], begun: int) -> Search:
-    """From what was tried on: index of a setting -> its result.
+    """Return a search that goes on from `tried`: index of a setting -> its result.
 
     The numbers below `begun` are not given again: a setting without a result counts as failed.
     """
@@ -71,7 +71,7 @@ class _Space:
 
 
 def _suggested(trial: optuna.Trial, path: str, values: list[Any] | Range) -> Any:
-    """A value from Optuna, under a name without the slashes that Tune reads as nesting."""
+    """Return a value from Optuna, under a name without the slashes that Tune reads as nesting."""
     distribution, name = _distribution(values), _name(path)
     if isinstance(distribution, CategoricalDistribution):
         return values[trial.suggest_categorical(name, distribution.choices)]  # type: ignore[index]
@@ -103,7 +103,7 @@ def _known(scenario: Scenario, tried: Tried) -> FrozenTrial:
 
 
 def _index(values: list[Any], value: Any) -> int:
-    """Which of these values it is, as a table holds it."""
+    """Return the index of a value, as a table holds it, among these."""
     return [str(held(one)) for one in values].index(str(value))
 
 

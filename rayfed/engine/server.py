@@ -1,4 +1,4 @@
-"""The server's side of a run: the global weights of every arm, and the fold of what clients send."""
+"""The server's side of a run: the global weights of every arm, and the sums of what clients send."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from rayfed.scenario import ResolvedArm
 from rayfed.update import Named
 
 ArmState = dict[str, Any]
-"""`weights`, `buffers`, the optimiser's `state` and the aggregation's `memory`: what the checkpoint keeps of an arm."""
+"""An arm in a checkpoint: its `weights`, `buffers`, the optimiser's `state` and the aggregation's `memory`."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What stays with the server, and with the simulator, when a round begins."""
+    """State of an arm that stays with the server, and with the simulator, when a round begins."""
 
     state: dict[str, Named]
-    """The server optimiser's."""
+    """State of the server's optimiser."""
     memory: Memory
-    """The aggregation's."""
+    """State of the aggregation."""
     rows: Tables = field(default_factory=dict)
-    """What the aggregation tells of the round before, by table."""
+    """Rows of the aggregation on the round before, by table."""
     aborted: str | None = None
     """Why that round was not applied."""
 
 
 @dataclass(frozen=True)
 class ServerRole:
-    """What the server does in one arm."""
+    """The server's task in one arm."""
 
     arm: ResolvedArm
     optimiser: ServerOptimiser
     protecting: Protecting | None = None
-    """Where clients encrypt what they send."""
+    """The protection under which clients send, where they encrypt."""
     keys: bytes = b""
-    """Their key pair, locked for them: it is passed on."""
+    """The clients' key pair, locked for them; the server passes it on."""
 
 
 class Server:
-    """Sees updates (or what the aggregation makes of them) and weights; never data, seed, keys or client state.
+    """Server of all arms: sees updates or their sums, and weights; never data, seed, keys or client states.
 
     It adds and does not train, so its model stays on the CPU, where partial results arrive.
     """
 
     def __init__(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
-        """`saved` holds every arm as it is to go on: untrained, or from a checkpoint."""
+        """Begin from `saved`, every arm untrained or from a checkpoint."""
         self._aggregations = {name: protected_aggregation(r.arm, r.protecting) for name, r in roles.items()}
         self._keys = {arm: role.keys for arm, role in roles.items()}
         self._sessions: dict[str, RoundSession] = {}
@@ -62,17 +62,17 @@ class Server:
         self._models = {arm: GlobalModel(optimiser=roles[arm].optimiser, **state) for arm, state in saved.items()}
 
     def relay(self, arm: str, keys: bytes) -> None:
-        """Send clients from now on this key pair, which is locked for them."""
+        """Send clients this key pair from now on; it is locked for them."""
         self._keys[arm] = keys
 
     def sent(self, arm: str, round: int) -> tuple[Sent, Kept]:
-        """What clients are sent in a round, and beside it what stays with the server."""
+        """Return what clients are sent in a round, and what stays with the server."""
         model, session = self._models[arm], self._sessions.get(arm)
         known = session.broadcast() if session else None
         return Sent(round, model.weights, model.buffers, self._keys[arm], known), Kept(model.state, model.memory)
 
     def open(self, arm: str, round: int, clients: Sequence[int]) -> bool:
-        """Begin a round of these clients; whether the rule has something to ask them before they train."""
+        """Begin a round of these clients and return whether the rule has a question before they train."""
         aggregation = self._aggregations[arm]
         if not isinstance(aggregation, InteractiveAggregation):
             return False
@@ -80,17 +80,16 @@ class Server:
         return self._sessions[arm].request() is not None
 
     def add(self, arm: str, cohorts: int, partials: Mapping[tuple[int, int], Any]) -> None:
-        """Take partial results of so many cohorts by their places in the tree (`TreeFold.nodes`), in any order, each
-        once.
-        """
+        """Add partial results of `cohorts` cohorts by their places in the tree (`TreeFold.nodes`), in any order."""
         if arm not in self._folds:
             self._folds[arm] = TreeFold(self._aggregations[arm], cohorts)
         for (level, index), partial in partials.items():
             self._folds[arm].add(index, partial, level)
 
     def ask(self, arm: str) -> tuple[str | None, Any]:
-        """Whom the rule asks, and what: before anything is added, and before it steps when all is; None: nobody (any
-        more).
+        """Return whom the rule asks, and what, or None where it has no question (any more).
+
+        It asks about its session before anything is added, and about the sums when all is, before it steps.
         """
         if arm in self._folds:
             total, session = self._folds.pop(arm).total(), self._sessions.pop(arm, None)
@@ -108,8 +107,7 @@ class Server:
         self._sessions[arm] = self._sessions[arm].receive(dict(zip(clients, answers, strict=True)))
 
     def finish(self, arm: str, round: int, key: bytes, secure: bool) -> tuple[Sent, Kept]:
-        """Step on what was added and heard; what clients are sent in the next round, as `sent` gives it, with the
-        aggregation's rows.
+        """Step on what was added and answered, and return what `sent` gives for the next round, with the rule's rows.
 
         `key` and `secure` say how the server draws its own noise of the round.
         """

@@ -1,4 +1,4 @@
-"""A round's cohorts, and who is left out of them because its work took too long.
+"""Straggler handling: clients whose work takes too long are left out of a round's cohorts.
 
 Work that hangs in C code cannot be stopped from within, so the executor ends its process. Whoever of a cohort it was
 shows when each client is tried alone; then the cohort is computed again without those, so that its sum has the bits of
@@ -23,28 +23,28 @@ from rayfed.errors import ClientError
 from rayfed.scenario import Failures, ResolvedArm, Scenario
 
 _SAID = 5
-"""Clients whose reasons are told; the table has all."""
+"""Number of clients whose reasons a message gives; the table has all."""
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """Some clients of an arm in a round, and what their work needs."""
+    """A cohort: some clients of an arm in a round, and what their work needs."""
 
     arm: ResolvedArm
     index: int
     sent: Ref
     clients: tuple[int, ...]
     states: Mapping[int, State]
-    """Their memories, and those of all malicious clients where they collude."""
+    """States of these clients, and of all malicious clients where they collude."""
     left_out: tuple[Failed, ...] = ()
-    """Those that were in it and took too long."""
+    """Clients of the cohort that took too long."""
 
     def of(self, client: int) -> Cohort:
-        """The same of one of its clients."""
+        """Return a cohort of one of the clients."""
         return replace(self, clients=(client,))
 
     def without(self, failed: Sequence[Failed]) -> Cohort:
-        """The same less some of its clients."""
+        """Return the cohort without the clients that failed."""
         gone = {one.client for one in failed}
         left = tuple(client for client in self.clients if client not in gone)
         return replace(self, clients=left, left_out=(*self.left_out, *failed))
@@ -53,12 +53,12 @@ class Cohort:
 Portion = Sequence[Cohort]
 """Consecutive cohorts of one arm, for one call: their partial results travel merged."""
 Partials: TypeAlias = Ref
-"""Their places in the server's tree (`TreeFold.nodes`); at a place, None where nobody is left."""
+"""Partial results by their places in the server's tree (`TreeFold.nodes`); None where nobody is left."""
 Result: TypeAlias = tuple[Portion, CohortReport, Partials]
 
 
 def portions(weights: Sequence[float], calls: int) -> list[list[int]]:
-    """The numbers of cohorts with these weights in at most so many runs of about equal weight."""
+    """Split cohorts with these weights into at most `calls` runs of about equal weight; returns their numbers."""
     middles = np.cumsum(weights) - np.array(weights) / 2
     owners = np.minimum(middles * calls // max(sum(weights), 1), calls - 1)
     return [np.flatnonzero(owners == owner).tolist() for owner in np.unique(owners)]
@@ -73,17 +73,18 @@ def _call(portion: Portion, timeout: float | None) -> Call:
 
 @dataclass(frozen=True)
 class StragglerHandling:
-    """How long a round waits for its clients, and what becomes of those that it does not wait for."""
+    """Runs a round's cohorts within the time limit, without the clients that take longer."""
 
     round: int
     failures: Failures
     run: Run
-    """On client workers."""
+    """Does calls on client workers."""
     note: Callable[[str], None]
 
     def results(self, work: Sequence[Portion]) -> Iterator[Result]:
-        """Each portion's result, as they come; raises `ClientError` where a client takes too long and the run is not to
-        go on without it.
+        """Yield the result of each portion as they come.
+
+        Raises `ClientError` where a client takes too long and the run is not to go on without it.
         """
         searches = 0
         while work:
@@ -99,7 +100,7 @@ class StragglerHandling:
             work = [[cohort] for cohort in left if cohort.clients]
 
     def _searched(self, portions: Sequence[Portion], last: bool) -> list[Cohort]:
-        """The cohorts less the clients that take too long alone, too; the `last` search finds one or ends."""
+        """Return the cohorts without the clients that take too long even alone; the `last` search finds one or ends."""
         failures, late = self.failures, [cohort for portion in portions for cohort in portion]
         arms = ", ".join(sorted({cohort.arm.name for cohort in late}))
         self.note(
@@ -129,7 +130,7 @@ class StragglerHandling:
         ]
 
     def _overdue(self, cohorts: Sequence[Cohort]) -> list[Cohort]:
-        """Those that take too long, in their order."""
+        """Return the cohorts that take too long, in their order."""
         tried = self._tried([[cohort] for cohort in cohorts])
         found = {portion[0] for portion, report, _ in tried if isinstance(report, Overdue)}
         return [cohort for cohort in cohorts if cohort in found]
@@ -140,7 +141,7 @@ class StragglerHandling:
 
 
 def rows_of(cohort: Cohort, scenario: Scenario, round: int) -> Rows:
-    """The rows of the table `clients` for those of a cohort that took too long."""
+    """Return rows of the table `clients` for those of a cohort that took too long."""
     malicious = plan.malicious_clients(scenario, cohort.arm)
     return [
         {
@@ -155,7 +156,7 @@ def rows_of(cohort: Cohort, scenario: Scenario, round: int) -> Rows:
 
 
 def told(arm: str, round: int, rows: Rows) -> str:
-    """Who of an arm's clients in a round is left out, and why, in words."""
+    """Return a message that names the clients of an arm that are left out of a round, and why."""
     failed = [f"client {row['client']} {row['status']}" for row in rows if row["status"] != "ok"]
     said = [*failed[:_SAID], *["..."] * (len(failed) > _SAID)]
     return f"{len(failed)} of {len(rows)} clients are left out of round {round} of arm {arm}: {'; '.join(said)}"

@@ -1,4 +1,4 @@
-"""Sweeps: many runs of one scenario over its own fields, a row for every trial; on from where one was broken off."""
+"""Sweeps: many runs of one scenario over its own fields, a row for every trial, resumable."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import VERSUS
 
 SweepExecution = Callable[["SweepRecorder"], None]
-"""Plays all trials of a sweep that have no row yet."""
+"""Plays all trials of a sweep that have no row yet, and records them."""
 
 
 def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
     """Play all trials of a scenario's `sweep` into a new folder and return it.
 
-    Raises `UserError` for what the user can mend, before anything is played; a trial that fails is a row with its
-    error.
+    Raises `UserError` for the user's mistakes, before anything is played; a trial that fails is a row with its error.
     """
     trials = _planned(scenario)
     files = RunFolder.create(out or scenario.output.folder, scenario.name)
@@ -41,7 +40,7 @@ def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progre
 
 
 def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
-    """Play what is missing of a sweep, and with `failed` once more what has failed.
+    """Play the missing trials of a sweep, and with `failed` once more those that have failed.
 
     Raises `RunError` where there is nothing to play.
     """
@@ -64,7 +63,7 @@ def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepPr
 
 
 def _planned(scenario: Scenario) -> list[Trial] | None:
-    """All trials, where they are known before; values are checked in any case."""
+    """Return all trials where they are known before; values are checked in any case."""
     if swept(scenario).search != "optuna":
         return planned(scenario)
     check_values(scenario)
@@ -77,18 +76,18 @@ def _play(recorder: SweepRecorder, execution: SweepExecution) -> None:
 
 
 def swept(scenario: Scenario) -> Sweep:
-    """What a scenario that is swept says of it."""
+    """Return the section `sweep` of a scenario that is swept."""
     assert scenario.sweep is not None
     return scenario.sweep
 
 
 def trials_of(setting: Mapping[str, Any]) -> list[Trial]:
-    """One setting with its repeats, from how `Search.setting` and executions write it."""
+    """Return the trials of one setting, one a repeat, from how `Search.setting` and executions write it."""
     return [Trial(setting["index"], setting["arm"], setting["values"], repeat) for repeat in setting["repeats"]]
 
 
 def objectives_of(runs: Sequence[Sequence[Mapping[str, Any]]], objectives: Sequence[str]) -> dict[str, float]:
-    """Each objective: of the attack that gets most, mean over the repeats; none that was not measured."""
+    """Return each measured objective: of the attack that gets most, the mean over the repeats."""
     means = {
         name: estimate([outcomes.for_the_attacker([row.get(name) for row in rows], name) for rows in runs])
         for name in objectives
@@ -97,7 +96,7 @@ def objectives_of(runs: Sequence[Sequence[Mapping[str, Any]]], objectives: Seque
 
 
 class SweepRecorder:
-    """The trials of a sweep, played and to be played: writes a row for each that ends, and how the sweep stands."""
+    """Recorder of a sweep: writes a row for each trial that ends, and the sweep's status."""
 
     def __init__(
         self,
@@ -107,13 +106,13 @@ class SweepRecorder:
         rows: list[dict[str, Any]],
         progress: SweepProgress,
     ) -> None:
-        """`trials` is None where Optuna makes them; `rows` are of those that were played before."""
+        """Begin with `rows` of the trials that were played before; `trials` is None where Optuna makes them."""
         self.scenario, self.folder, self.trials, self.rows = scenario, folder, trials, rows
         self._progress, self._document = progress, scenario.model_dump(mode="json")
 
     @property
     def left(self) -> int:
-        """Trials without a row; settings, where Optuna makes them, for one with a repeat missing is tried anew."""
+        """Number of trials without a row; of settings where Optuna makes them, which are tried with all repeats."""
         done = {row["trial"] for row in self.rows}
         if self.trials is not None:
             return sum(trial.name not in done for trial in self.trials)
@@ -121,19 +120,19 @@ class SweepRecorder:
 
     @property
     def settings(self) -> list[dict[str, Any]]:
-        """The planned trials that have no row yet, each as one setting."""
+        """Return the planned trials that have no row yet, each as one setting."""
         done = {row["trial"] for row in self.rows}
         left = [t for t in self.trials or () if t.name not in done]
         return [{"index": t.index, "arm": t.arm, "values": t.values, "repeats": [t.repeat]} for t in left]
 
     def search(self) -> Search:
-        """Optuna behind all settings that have a row or a folder."""
+        """Return the Optuna search behind all settings that have a row or a folder."""
         names = [*self.folder.trial_names(), *(row["trial"] for row in self.rows)]
         begun = max((int(name.partition("-")[0]) + 1 for name in names), default=0)
         return search(self.scenario, _tried(self.scenario, self.rows), begun)
 
     def starting(self, machine: Mapping[str, object], where: str) -> None:
-        """Note on what the sweep runs, and tell that it begins."""
+        """Note on what machine the sweep runs, and announce that it begins."""
         self.folder.files.write_text("environment.json", json.dumps(environment(self.scenario, machine), indent=2))
         left = self.left * (swept(self.scenario).repeats if self.trials is None else 1)
         self._progress.starting(self.scenario, self.folder, where, left, len({row["trial"] for row in self.rows}))
@@ -151,7 +150,7 @@ class SweepRecorder:
         self._status("finished")
 
     def end(self, repeats: Sequence[Trial], error: str | None) -> None:
-        """Note that the repeats of a setting have ended, well or not, or were stopped."""
+        """Record that the repeats of a setting have ended, well or not, or were stopped."""
         for one in repeats:
             rows = self._outcome(one, error)
             if rows[0]["status"] != "failed":  # it will not go on; what has failed may be played again
@@ -164,7 +163,7 @@ class SweepRecorder:
         self._status("running")
 
     def _all_else(self, row: Any) -> Any:
-        """The seed, and the values of the fields beside an arm's defences."""
+        """Return the seed, and the values of the swept fields other than an arm's defences."""
         owned = [(path, *self.scenario.owner_of(path)) for path in swept(self.scenario).fields]
         values = [(rest, str(row.get(path))) for path, arm, rest in owned if arm in (None, row["arm"])]
         return row["repeat"], tuple(sorted(value for value in values if not value[0].startswith("defences")))
@@ -193,7 +192,7 @@ class SweepRecorder:
 
 
 def _tried(scenario: Scenario, rows: Sequence[dict[str, Any]]) -> dict[int, Tried]:
-    """What Optuna knew: index of a setting -> its values and objectives, where all repeats have ended well."""
+    """Return what Optuna knew: index of a setting -> its values and objectives, where all repeats have ended well."""
     objectives = swept(scenario).objectives
     settings: dict[int, dict[str, list[dict[str, Any]]]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""What one round adds to the tables of a run."""
+"""Rows that one round adds to the tables of a run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Rows = list[dict[str, Any]]
 
 
 class Scored(NamedTuple):
-    """What comes of one victim, by table, less the columns of the call."""
+    """Rows of one scored victim, by table, without the columns of the call."""
 
     rows: Rows
-    """For the table of attacks, or of inferences."""
+    """Rows for the table of attacks, or of inferences."""
     images: Sequence[dict[str, Any]] = ()
-    """Of samples that are pictures."""
+    """Rows for the table of images, of samples that are pictures."""
     texts: Sequence[dict[str, Any]] = ()
-    """Of samples that are none: what is in them in words."""
+    """Rows for the table of texts, of samples that are none."""
     snapshots: Sequence[dict[str, Any]] = ()
 
 

@@ -1,4 +1,4 @@
-"""A worker for clients: does any call of a round for any virtual client, and scores what attackers make of it.
+"""A worker for clients: does any call of a round for any virtual client, and scores what attackers guess.
 
 It alone has the data, so reconstructions are scored here too. It keeps nothing between calls: any worker can do any.
 """
@@ -27,7 +27,7 @@ from rayfed.update import Observation
 
 
 class ClientWorker(ClientRuntime):
-    """What an executor calls for clients; where a call returns several values, the first is for the rounds."""
+    """Worker that executors call for clients; of several values that a call returns, the first is for the rounds."""
 
     @cached_property
     def _scorer(self) -> Scorer:
@@ -36,23 +36,22 @@ class ClientWorker(ClientRuntime):
     def reply(
         self, arm: str, sent: Sent, payload: Any, client: int, state: State, transcript: Transcript
     ) -> tuple[Transcript, Any]:
-        """What the client remembers of the round now, and its answer to what the server's rule asks, which goes to the
-        server.
-        """
+        """Return the client's new transcript of the round, and its answer to the rule, which goes to the server."""
         answer = self.answer(arm, sent, payload, client, state, transcript)
         return transcript, answer
 
     def observe(
         self, arm: str, sent: Sent, victims: Sequence[int], attack: AttackSpec, states: Mapping[int, State], repeat: int
     ) -> tuple[None, list[Observation], list[Truth]]:
-        """A sign that it is done; what attackers see; and the truth, which goes to `score` alone."""
+        """Return None as a sign that it is done, what attackers see, and the truth, which goes to `score` alone."""
         builder = ObservationBuilder(self)
         seen = [builder.observe(ClientVisit(arm, sent, v, states), attack, repeat) for v in victims]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
     def score(self, truths: Sequence[Truth], guesses: Sequence[Guess], strip: bool) -> list[Scored]:
-        """For each victim, its rows for the tables of attacks (or inferences), of images (or texts) and, where a
-        `strip` of them is asked for, of the first victim's snapshots, less the call's columns.
+        """Return each victim's rows for the tables of attacks or inferences, and of images or texts.
+
+        With `strip`, also those of the first victim's snapshots; all without the columns of the call.
         """
         return [
             self._inferred(t, g) if isinstance(g, Inference) else self._scored(t, g, strip and not i)
@@ -91,7 +90,7 @@ class ClientWorker(ClientRuntime):
 
     @staticmethod
     def _in_words(form: Tokens | Records, rows: Rows, true: Tensor, guess: Tensor) -> Rows:
-        """Rows for the table of texts; `guess` is in the order of the true samples."""
+        """Return rows for the table of texts; `guess` is in the order of the true samples."""
         guess = guess.nan_to_num(0).to(true)
         right = form.found(true, guess).tolist()
         texts = zip(rows, form.read(true), form.read(guess), right, strict=True)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rayfed import seeds
-from rayfed.attacks.probe import without_tracking
+from rayfed.attacks.forward_probe import without_tracking
 from rayfed.client.arm import build_arm
 from rayfed.client.local import update_method
 from rayfed.data.base import in_memory

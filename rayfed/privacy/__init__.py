@@ -1,1 +1,1 @@
-"""Accountants: the (epsilon, delta) of what really ran."""
+"""Privacy accountants: the (epsilon, delta) of what really ran."""

@@ -1,4 +1,4 @@
-"""From noise to (epsilon, delta), and back, by Google's dp-accounting.
+"""Accountants: from noise to (epsilon, delta), and back, by Google's dp-accounting.
 
 Two accountants: privacy loss distributions (`pld`: Koskela 2020; numerically tight) and Renyi differential privacy
 (`rdp`: Mironov 2017; for fixed-size draws Wang, Balle and Kasiviswanathan 2019), whose conversion to (epsilon, delta)
@@ -25,31 +25,31 @@ CONVERSIONS: dict[Method, str] = {
     "pld": "hockey-stick divergence of the privacy loss distribution",
     "rdp": "Canonne, Kamath and Steinke 2020, proposition 12",
 }
-"""Accountant -> how it comes to an epsilon."""
+"""Accountant -> how it converts to an epsilon."""
 
 _ORDERS = [2 + x / 10 for x in range(90)] + list(range(11, 64)) + [128, 256, 512, 1024]
-"""Of Renyi divergences under sampling: dp-accounting's own, without those below 2, whose series may not converge."""
+"""Orders of Renyi divergences under sampling: dp-accounting's, without those below 2, which may not converge."""
 _GRID = 1e-4
-"""Of privacy losses: dp-accounting's own."""
+"""Grid width of privacy losses: dp-accounting's own."""
 _STEPS = 1e6
-"""Of a grid at most, from 0 to epsilon; so it grows coarser above an epsilon of 100, which is no promise any more."""
+"""Most steps of a grid from 0 to epsilon: it grows coarser above an epsilon of 100, which is no promise any more."""
 _MOST_NOISE = 1e6
 _PRECISION = 1e-3
-"""Relative, of a noise multiplier that is searched for; the found one errs towards more noise."""
+"""Relative precision of a noise multiplier that is searched for; the found one errs towards more noise."""
 _ROUNDING = 1e-6
-"""Relative, added to an epsilon. Losses are rounded up to the grid, but their sums are found by Fourier transforms in
-double precision, which were seen to lose up to 1e-11."""
+"""Relative margin added to an epsilon. Losses are rounded up to the grid, but their sums are found by Fourier
+transforms in double precision, which were seen to lose up to 1e-11."""
 _TINY = 1e-12
-"""Stands for an epsilon of zero where logarithms are compared."""
+"""Stand-in for an epsilon of zero where logarithms are compared."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """The same noisy answer about one unit of privacy, given `count` times, adaptively."""
+    """A mechanism's noisy answers about one unit of privacy: `count` of them, adaptively chosen."""
 
     noise: Literal["gaussian", "laplace"]
     multiplier: float
-    """The noise's deviation (its scale for laplace) over the sensitivity of what it hides."""
+    """Standard deviation of the noise (its scale for laplace) over the sensitivity of what it hides."""
     count: int
     rate: float = 1.0
     """Probability with which the unit is in an answer, each drawn for itself (Poisson sampling)."""
@@ -59,7 +59,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What is claimed of a mechanism."""
+    """Privacy guarantee of a mechanism."""
 
     epsilon: float
     delta: float
@@ -67,7 +67,7 @@ class Guarantee:
 
 
 def guarantee(releases: Iterable[Release], delta: float, method: Method | None = None) -> Guarantee:
-    """The guarantee that holds for whichever unit is worst off; each release is about another unit.
+    """Return the guarantee that holds for the unit that is worst off; each release is about another unit.
 
     Without a method it is `pld`, or `rdp` where only that can follow the sampling. Raises `UserError` for `pld` on
     draws without replacement, and for `rdp` with a delta of 0.
@@ -76,7 +76,7 @@ def guarantee(releases: Iterable[Release], delta: float, method: Method | None =
 
 
 def _worst(releases: Sequence[Release], delta: float, method: Method | None) -> tuple[Guarantee, int]:
-    """The guarantee of the unit that is worst off, and which one that is."""
+    """Return the guarantee of the unit that is worst off, and that unit's index."""
     worst, found = Guarantee(0.0, delta, method or "pld"), 0
     # The quick accountant's figure bounds the tight one's, so few of many clients need the tight one.
     bounds = [_epsilon(release, delta, "rdp") if delta else float("inf") for release in releases]
@@ -93,7 +93,7 @@ def _worst(releases: Sequence[Release], delta: float, method: Method | None) -> 
 def least_noise(
     releases: Callable[[float], Sequence[Release]], epsilon: float, delta: float, method: Method | None
 ) -> float:
-    """The smallest noise multiplier whose releases keep to epsilon at delta, to three digits, rounded up.
+    """Return the smallest noise multiplier whose releases keep to epsilon at delta, to three digits, rounded up.
 
     0 where nothing is released. Raises `UserError` where no noise up to a million times the sensitivity does.
     """
@@ -132,7 +132,7 @@ def _least_noise(
 
 
 def analytic_gaussian(epsilon: float, delta: float) -> float:
-    """The noise multiplier of one Gaussian release, exact at every epsilon (Balle and Wang 2018, theorem 8)."""
+    """Return the noise multiplier of one Gaussian release, exact at every epsilon (Balle and Wang 2018, theorem 8)."""
     from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 
     return float(get_sigma_gaussian(epsilon, delta))

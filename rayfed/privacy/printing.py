@@ -1,4 +1,4 @@
-"""Bounds in few digits: an upper bound is rounded up, a lower bound down, so that what is printed still holds."""
+"""Printing of bounds in few digits: an upper bound is rounded up, a lower bound down, so that both still hold."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
 def at_most(bound: float, digits: int = 3) -> str:
-    """An upper bound, such as an epsilon, a delta or a sampling rate, with so many significant digits: '9.24' of
-    9.23496.
+    """Format an upper bound with so many significant digits: 9.23496 as '9.24'.
 
-    Read back as a float it is never below `bound`.
+    It may be an epsilon, a delta, a sampling rate. Read back as a float it is never below `bound`.
     """
     return _rounded(bound, digits, ROUND_CEILING)
 
 
 def at_least(bound: float, digits: int = 3) -> str:
-    """A lower bound, such as a noise multiplier, likewise rounded down."""
+    """Format a lower bound, such as a noise multiplier, rounded down to so many significant digits."""
     return _rounded(bound, digits, ROUND_FLOOR)
 
 

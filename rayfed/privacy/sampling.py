@@ -1,4 +1,4 @@
-"""The random numbers that a guarantee rests on: one place for the noise of all mechanisms, and for who is drawn.
+"""Random numbers behind privacy guarantees: the noise of all mechanisms, and the draws of clients and samples.
 
 Noise comes from PyTorch's generator, which is right for measuring: MT19937 is no cryptographic generator, and its
 numbers are single precision. Under `privacy.secure` it comes from ChaCha20, whose numbers tell nothing of one another,
@@ -23,14 +23,14 @@ from rayfed.crypto.keys import Stream
 from rayfed.update import Named
 
 _AT_ONCE = 1 << 13
-"""Secure draws made in one piece, whose numbers a cache can hold."""
+"""Number of secure draws made in one piece, which a cache can hold."""
 
 
 class SecureGenerator(torch.Generator):
-    """A generator for PyTorch's own draws with a cryptographic stream beside it, both from one key."""
+    """PyTorch generator with a cryptographic stream beside it, both from one key."""
 
     def __new__(cls, key: bytes) -> Self:
-        """PyTorch's takes a device here."""
+        """Make a generator from a key, where PyTorch's own takes a device."""
         return super().__new__(cls)
 
     def __init__(self, key: bytes) -> None:
@@ -38,22 +38,22 @@ class SecureGenerator(torch.Generator):
         self._stream = Stream(seeds.derived(key, "stream"))
 
     def uniform(self, *shape: int) -> np.ndarray:
-        """Multiples of 2^-53 in [0, 1), each with the same probability, of this shape."""
+        """Draw multiples of 2^-53 in [0, 1), each with the same probability, of this shape."""
         size = int(np.prod(shape))
         return (np.frombuffer(self._stream.read(8 * size), "<u8") >> 11).reshape(shape) * 2.0**-53
 
 
 def generator(key: bytes, secure: bool) -> torch.Generator:
-    """What draws the noise of a purpose."""
+    """Return a generator for the noise of one purpose, cryptographic where `secure`."""
     return SecureGenerator(key) if secure else seeds.torch_generator(key)
 
 
 Draw = Callable[[torch.Size, torch.Generator], Tensor]
-"""Noise of width 1, on the CPU so that it is the same on every device."""
+"""Draws noise of width 1, on the CPU so that it is the same on every device."""
 
 
 def gaussian(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal numbers of a type.
+    """Draw standard normal numbers of a type.
 
     Secure ones are (X1 + X2 + X3 + X4) / 2 in float64 whatever the type, each X by the cosine of Box and Muller. The
     sine of the same pair is not used: who knows both can tell the pair.
@@ -64,7 +64,7 @@ def gaussian(shape: torch.Size, generator: torch.Generator, dtype: torch.dtype =
 
 
 def laplace(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Laplace noise of scale 1; secure numbers are sums of two products of normal ones in float64.
+    """Draw Laplace noise of scale 1; secure numbers are sums of two products of normal ones in float64.
 
     Plain ones are the difference of two exponentials, which never takes the logarithm of zero.
     """
@@ -75,12 +75,12 @@ def laplace(shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 
 def noised(values: Named, width: float, draw: Draw, generator: torch.Generator) -> Named:
-    """Values with noise of a width on each, added in the noise's precision and rounded to theirs once."""
+    """Return values with noise of a width on each, added in the noise's precision and rounded to theirs once."""
     return {name: (v + width * draw(v.shape, generator).to(v.device)).to(v.dtype) for name, v in values.items()}
 
 
 def _in_pieces(shape: torch.Size, draw: Callable[[int], np.ndarray]) -> Tensor:
-    """Independent numbers, (*shape) float64."""
+    """Draw independent numbers, (*shape) float64."""
     size = shape.numel()
     drawn = np.empty(size)
     for start in range(0, size, _AT_ONCE):
@@ -89,12 +89,12 @@ def _in_pieces(shape: torch.Size, draw: Callable[[int], np.ndarray]) -> Tensor:
 
 
 def _normal(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Normal numbers of uniform ones in [0, 1) (Box and Muller 1958)."""
+    """Return normal numbers from uniform ones in [0, 1) (Box and Muller 1958)."""
     normal: np.ndarray = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
     return normal
 
 
 def _product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Products of two normal numbers, two of which add up to a Laplace number (Holohan and Braghin 2021)."""
+    """Return products of two normal numbers, two of which add up to a Laplace number (Holohan and Braghin 2021)."""
     product: np.ndarray = np.log1p(-first) * np.cos(np.pi * second)
     return product

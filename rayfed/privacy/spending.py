@@ -1,4 +1,4 @@
-"""What a guarantee rests on: how a run draws clients and samples, and what a mechanism releases in it."""
+"""Inputs of the accountants: how a run draws clients and samples, and what a mechanism releases in it."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ class Work:
 
     samples: int
     batch_size: int
-    """Samples of one local step; their expected number where they are drawn."""
+    """Number of samples of one local step, expected where they are drawn."""
     steps: int
-    """Local steps of one round."""
+    """Number of local steps of one round."""
     rounds: int
-    """Rounds in which it is drawn."""
+    """Number of rounds in which the client is drawn."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A run, as far as its privacy depends on it."""
+    """The part of a run on which its privacy depends."""
 
     clients: tuple[Work, ...]
     clients_per_round: int
-    """Their expected number where they are drawn."""
+    """Number of clients of a round, expected where they are drawn."""
     rounds: int
     client_sampling: Literal["fixed", "poisson"]
     """`clients_per_round` of the clients without replacement, or each for itself."""
     sample_sampling: Literal["shuffle", "poisson"]
     """Batches of a fresh permutation each epoch, or each sample for itself in every step."""
     layers: int
-    """Parameter tensors of the model."""
+    """Number of parameter tensors of the model."""
     values: int = 1
-    """Parameters of one update."""
+    """Number of parameters of one update."""
     missing: int = 0
-    """Clients of a round that drop out before their updates are added."""
+    """Number of clients of a round that drop out before their updates are added."""
     masked: bool = False
     """Whether secure aggregation shows the server sums of updates, and no single one."""
 
     @property
     def works(self) -> tuple[Work, ...]:
-        """What clients do, once each: of many clients a few kinds."""
+        """The different parts that clients have in the run: of many clients a few kinds."""
         return tuple(dict.fromkeys(self.clients))
 
     @property
     def most_rounds(self) -> int:
-        """Rounds of the client that is drawn most often."""
+        """Number of rounds of the client that is drawn most often."""
         return max(work.rounds for work in self.clients)
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What a defence has released in a setting."""
+    """The releases of a defence in a setting, and what they protect."""
 
     releases: tuple[Release, ...]
     """One for each client that may be the worst off."""
     delta: float
     unit: Literal["sample", "client"]
-    """Whose presence is hidden: one sample of one client, or all samples of one client."""
+    """Unit of privacy, whose presence is hidden: one sample of one client, or all samples of one client."""
     adjacency: str
-    """Which two data sets cannot be told apart."""
+    """Relation of the two data sets that cannot be told apart."""
     against: str
-    """From whom: who sees no more than this may not tell."""
+    """Adversary against whom the guarantee holds: who sees no more than this."""
     mechanism: str
-    """In words, with its numbers."""
+    """Description of the mechanism, with its numbers."""

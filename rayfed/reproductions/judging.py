@@ -1,4 +1,4 @@
-"""Verdicts: how near ours comes to a paper's figures, and whether they stand in the same order."""
+"""Verdicts on reproductions: how near ours comes to a paper's figures, and whether their order is the same."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ MEANING: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Judgement:
-    """What comes of one group."""
+    """Verdict on one group, with its findings and reasons."""
 
     group: Group
     findings: list[Finding]
     verdict: Verdict
     because: str
-    """The pairs or figures that decided, in words; empty where all is well."""
+    """Pairs or figures that decided the verdict, in words; empty where all is well."""
 
 
 def judge(group: Group, findings: list[Finding]) -> Judgement:
-    """The verdict on a group's findings, as `MEANING` has it."""
+    """Return the verdict on a group's findings by the rules in `MEANING`."""
     known = [finding for finding in findings if finding.ours is not None]
     missing = [f"{finding.label}: {finding.why}" for finding in findings if finding.ours is None]
     if not known:
@@ -69,23 +69,23 @@ def judge(group: Group, findings: list[Finding]) -> Judgement:
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
-    """The least favourable of what was compared; "not comparable here" where nothing was."""
+    """Return the least favourable verdict on what was compared; "not comparable here" where nothing was."""
     compared = [verdict for verdict in verdicts if verdict != "not comparable here"]
     return max(compared, key=VERDICTS.index, default="not comparable here")
 
 
 def agrees(finding: Finding, tolerance: float) -> bool:
-    """Whether the paper's figure is ours: see `MEANING`."""
+    """Return whether our figure agrees with the paper's, see `MEANING`."""
     assert finding.ours is not None
     off, half = abs(finding.ours.mean - finding.paper), _half(finding.ours)
     return off <= tolerance or (off <= half and half <= 2 * tolerance)
 
 
 def _order(low: Finding, high: Finding) -> int:
-    """1 where the first is below the second, -1 above; 0 where zero is in the 95 % interval of their difference, or
-    where there is none because of a single seed.
+    """Return the order of two findings: 1 where the first is below the second, -1 above, 0 undecided.
 
-    Seed by seed where both have two or more in common: what a seed does to both is then no doubt about their order.
+    Undecided is where zero is in the 95 % interval of their difference, or a single seed gives no interval. Differences
+    are taken seed by seed where both have two or more in common: a seed's effect on both is no doubt about their order.
     """
     assert low.ours is not None
     assert high.ours is not None
@@ -99,8 +99,9 @@ def _order(low: Finding, high: Finding) -> int:
 
 
 def _without_order(known: Sequence[Finding], tolerance: float) -> tuple[Verdict, str]:
-    """Of figures that the paper has no order of: one whose interval leaves room for the paper's, or that has none, is
-    undecided.
+    """Return verdict and reasons of figures that the paper does not order.
+
+    One whose interval leaves room for the paper's, or that has no interval, is undecided.
     """
     off = [finding for finding in known if not agrees(finding, tolerance)]
     sure = [f for f in off if f.ours is not None and f.ours.n > 1 and abs(f.ours.mean - f.paper) > _half(f.ours)]
@@ -109,5 +110,5 @@ def _without_order(known: Sequence[Finding], tolerance: float) -> tuple[Verdict,
 
 
 def _half(estimate: Estimate) -> float:
-    """Half the 95 % interval; none after a single seed."""
+    """Return half the width of the 95 % interval; 0 after a single seed."""
     return 0.0 if estimate.high is None else estimate.high - estimate.mean

@@ -1,4 +1,4 @@
-"""Ours beside the paper's: each figure of a reproduction as an estimate over seeds."""
+"""Measurements of a reproduction: each of the paper's figures beside ours as an estimate over seeds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRUE: dict[Convention, Callable[[float], float]] = {
     "root_psnr": lambda printed: 2 * printed - _SHIFT,
     "root_mse": lambda printed: (printed / _PEAK) ** 2,
 }
-"""From what such a paper printed to the true measure."""
+"""Convention -> conversion of what such a paper printed to the true measure."""
 _PRINTED: dict[Convention, Callable[[float], float]] = {
     "root_psnr": lambda true: (true + _SHIFT) / 2,
     "root_mse": lambda true: _PEAK * true**0.5,
@@ -33,15 +33,15 @@ _PRINTED: dict[Convention, Callable[[float], float]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One of the paper's figures and ours."""
+    """One of the paper's figures beside ours."""
 
     label: str
     printed: float
-    """As it stands in the paper."""
+    """The figure as the paper prints it."""
     paper: float
-    """The same as ours is measured: true arithmetic, and divided where the group is relative."""
+    """The paper's figure in the measure of ours: true arithmetic, and divided where the group is relative."""
     ours: Estimate | None
-    """None where nothing was measured, see `why`."""
+    """Our estimate; None where nothing was measured, see `why`."""
     ours_printed: float | None = None
     """Our mean in the paper's convention; None where that is the true one."""
     why: str = ""
@@ -50,7 +50,7 @@ class Finding:
 
 
 def measured(group: Group, sweep: Sweep) -> list[Finding]:
-    """The findings of a group, in order.
+    """Return the findings of a group, in order.
 
     Raises `UserError` for a figure whose `where` fits no row that was played, and where no trial has finished; a figure
     whose trials failed has no estimate.
@@ -83,7 +83,7 @@ def _finding(
 
 
 def _by_repeat(group: Group, figure: Figure, sweep: Sweep) -> dict[int, float]:
-    """The value of each seed."""
+    """Return the value of each repeat."""
     outcomes = sweep.outcomes().to_pylist()
     columns = {*outcomes[0], *(TABLES[group.table].names if group.table in TABLES else ())}
     for column in figure.where:
@@ -118,7 +118,7 @@ def _taken(group: Group, rows: Sequence[Row]) -> float:
 
 
 def _counted(group: Group, row: Row) -> float | None:
-    """What a row counts for, None where it has no value. An exact copy's infinite PSNR counts as it does elsewhere."""
+    """Return a row's value, None where it has none; an exact copy's infinite PSNR counts as elsewhere."""
     value = row[group.measure]
     if group.at_least is not None:
         return float(value is not None and value >= group.at_least)
@@ -128,12 +128,12 @@ def _counted(group: Group, row: Row) -> float | None:
 
 
 def _fits(row: Row, where: Mapping[str, Any], columns: Any) -> bool:
-    """Whether a row has all the values, of those columns that its table has."""
+    """Return whether a row has all the values of `where`, as far as its table has the columns."""
     return all(_is(row[column], value) for column, value in where.items() if column in columns)
 
 
 def _is(found: Any, wanted: Any) -> bool:
-    """Whether a row's value is the one; of a section, which the outcomes hold as text, whether it sets all of these."""
+    """Return whether a row's value is the wanted one; a section, which outcomes hold as text, must set all of these."""
     if not isinstance(wanted, dict):
         return bool(found == wanted)
     section = yaml.safe_load(found) if isinstance(found, str) else None
@@ -141,7 +141,7 @@ def _is(found: Any, wanted: Any) -> bool:
 
 
 def _nearest(where: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Which of the wanted values no row has."""
+    """Return a message on the wanted values that no row has."""
     for column, value in where.items():
         known = {row.get(column) for row in rows}
         if not any(_is(one, value) for one in known):

@@ -1,4 +1,4 @@
-"""What a reproduction came to, as a record in JSON, as a page, and as a line of the summary of all."""
+"""Results of a reproduction as a record in JSON, as a page, and as a line of the summary of all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANKED = "the paper has an order and no numbers: its column holds places, the lo
 
 
 def made_with() -> str:
-    """What a figure may depend on beside the scenario, in words."""
+    """Describe what a figure may depend on beside the scenario: versions and cores."""
     return f"rayfed {version('rayfed')}, torch {version('torch')}, {os.cpu_count()} cores"
 
 
@@ -36,24 +36,24 @@ class Record:
     reproduction: Reproduction
     scale: Scale
     date: str
-    """ISO, of the day."""
+    """Day of the comparison, ISO."""
     made_with: str
-    """Versions and cores."""
+    """Versions and cores, see `made_with`."""
     judgements: list[Judgement]
     seconds: float | None
-    """Wall time of playing it; None where it was played before."""
+    """Wall time of playing it (s); None where it was played before."""
     scenario: str = ""
-    """What was played, as it was written, in YAML; empty where nothing was."""
+    """YAML of the scenario that was played, as it was written; empty where none was."""
     changes: tuple[str, ...] = ()
-    """What `--set` changed."""
+    """Changes made with `--set`."""
 
     @property
     def verdict(self) -> Verdict:
-        """The least favourable of the groups'."""
+        """The least favourable verdict of the groups."""
         return overall([each.verdict for each in self.judgements])
 
     def document(self) -> dict[str, Any]:
-        """All that pages are made of, as plain data."""
+        """Return all that pages are made of, as plain data."""
         own = self.reproduction
         return {
             "name": self.name,
@@ -86,17 +86,17 @@ class Record:
 
 
 def rows(findings: Iterable[Finding]) -> list[tuple[str, str, str]]:
-    """A line for each figure under `HEADINGS`; where the paper has its own convention, both are shown."""
+    """Return a line for each figure under `HEADINGS`, in both conventions where the paper has its own."""
     return [_row(asdict(finding)) for finding in findings]
 
 
 def page(record: dict[str, Any]) -> str:
-    """The page of one record, in Markdown."""
+    """Return the page of one record, in Markdown."""
     return "\n".join(_page(record))
 
 
 def summary(records: Sequence[dict[str, Any]], known: Iterable[str] = ()) -> str:
-    """The page that lists them all, and those of the `known` ones that have no record."""
+    """Return the page that lists all records, and those of the `known` reproductions that have none."""
     counts = Counter(each["verdict"] for each in records)
     lines = [
         "# Papers' tables and figures, played again",
@@ -139,7 +139,7 @@ def write(folder: Path, record: dict[str, Any], known: Iterable[str] = ()) -> No
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """All records of a folder by name; raises `RunError` for a damaged one."""
+    """Return all records of a folder by name; raises `RunError` for a damaged one."""
     found = []
     for path in sorted(folder.glob("*.json")):
         try:
@@ -178,7 +178,7 @@ def _page(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _row(figure: dict[str, Any]) -> tuple[str, str, str]:
-    """Of a figure as its record has it."""
+    """Return the line of a figure from its record."""
     paper, ours = f"{figure['paper']:.4g}", figure["ours"]
     if figure["paper"] != figure["printed"]:
         paper = f"{paper} (printed {figure['printed']:g})"
@@ -193,7 +193,7 @@ def _row(figure: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _cell(text: str) -> str:
-    """As a cell of a Markdown table has it."""
+    """Escape text for a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 

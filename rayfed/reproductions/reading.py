@@ -1,4 +1,4 @@
-"""The form of a reproduction: a scenario and what a paper found with it, as data.
+"""Schema of a reproduction: a scenario and what a paper found with it, as data.
 
 A reproduction has no code: the ordinary engine plays its scenario, and `rayfed.reproductions.judging` compares.
 """
@@ -21,23 +21,23 @@ from rayfed.scenario.paths import put
 from rayfed.store.schemas import OUTCOME_COLUMNS, TABLES
 
 FOLDER = "reproductions"
-"""Where the command looks for them, in the working directory."""
+"""Folder in the working directory where the command looks for reproductions."""
 Scale = Literal["reduced", "full"]
 Convention = Literal["root_psnr", "root_mse"]
 
 
 class Figure(Section):
-    """One number of the paper, and which rows of ours stand beside it."""
+    """One number of the paper, and the rows of ours that are compared with it."""
 
     label: str
-    """How the paper calls the row."""
+    """Name of the row in the paper."""
     paper: float
-    """What is printed there."""
+    """Number that the paper prints."""
     where: dict[str, str | int | float | bool | dict[str, str | int | float | bool | None] | None] = {}
     """Columns of the table, or swept fields, and the values that the rows have there; of a swept section (`data`) some
     of what it sets."""
     full_only: bool = False
-    """The reduced version does not play it."""
+    """Whether the reduced version leaves it out."""
 
 
 class Group(Section):
@@ -48,24 +48,24 @@ class Group(Section):
     measure: str
     """A column of the table."""
     table: str = "outcomes"
-    """`outcomes`, or a table of the trials' runs."""
+    """Name of the table: `outcomes`, or a table of the trials' runs."""
     take: Literal["mean", "first", "last", "min", "max"] = "mean"
-    """What becomes of several rows of one seed; `first` and `last` go by the column `round`."""
+    """Reduction of several rows of one seed; `first` and `last` go by the column `round`."""
     at_least: float | None = None
-    """Not the value counts but the share of rows in which it is no less, 0..1; a row without a value is not of them."""
+    """Count the share of rows whose value is no less, 0..1, not the value; rows without a value do not count."""
     at_most: float | None = None
-    """The same with no more."""
+    """Count the share of rows whose value is no more, 0..1, not the value."""
     scale: float = 1.0
-    """By which ours is multiplied: 100 where the paper has percent."""
+    """Factor of our values: 100 where the paper has percent."""
     tolerance: Annotated[float, Field(gt=0)]
-    """In the unit that is compared, the true measure or the ratio: by how much ours may differ and still agree, and how
-    far apart two of the paper's figures are before their order counts."""
+    """Largest difference at which ours agrees, and from which on the order of two of the paper's figures counts. In the
+    unit that is compared, the true measure or the ratio."""
     convention: Convention | None = None
     """`root_psnr`: the paper puts the root of the mean squared error into the PSNR's formula, `root_mse`: it calls that
     root the MSE; both of pixels of 0 to 255. What it printed is turned into the true measure before it is compared."""
     ranked: bool = False
-    """The paper has no numbers but an order: `paper` is a figure's place in it, the lowest 1, and the order is all that
-    is compared."""
+    """Whether the paper has an order and no numbers: `paper` is a figure's place in it, the lowest 1, and the order is
+    all that is compared."""
     relative_to: str | None = None
     """Label of the figure that all of them are divided by, the paper's and ours."""
     figures: Annotated[list[Figure], Field(min_length=1)]
@@ -92,7 +92,7 @@ class Group(Section):
         return self
 
     def with_figures(self, full_only: bool) -> list[Figure]:
-        """The figures that the full size alone has, or all others."""
+        """Return the figures that only the full size has, or all others."""
         return [figure for figure in self.figures if figure.full_only == full_only]
 
 
@@ -100,41 +100,41 @@ class Absent(Section):
     """A part of the paper's table that is not played."""
 
     what: str
-    """Which."""
+    """Name of the part."""
     why: str
-    """What stands in the way."""
+    """Reason why it is not played."""
 
 
 class Paper(Section):
-    """Where the figures are from."""
+    """Source of the figures."""
 
     name: str
     """Authors and year, or title."""
     place: str
-    """`table 3.4`."""
+    """Place in the paper: `table 3.4`."""
 
 
 class Reproduction(Section):
-    """A paper's table or figure."""
+    """A reproduction of a paper's table or figure."""
 
     title: str
-    """One line."""
+    """Title in one line."""
     paper: Paper
-    """Where the figures are from."""
+    """Source of the figures."""
     claim: str
-    """What the paper says with them, in our words."""
+    """The paper's claim, in our words."""
     remarks: str = ""
-    """What else has to be known: where ours differs, and why."""
+    """Remarks: where ours differs, and why."""
     prepare: dict[str, str] = {}
-    """File -> what makes it where it is missing: a `rayfed` command without the word `rayfed`."""
+    """File -> the `rayfed` command, without the word `rayfed`, that makes it where it is missing."""
     scenario: dict[str, Any] | None = None
     """A scenario with a `sweep`, in the paper's size; null where nothing of it can be played."""
     reduced: dict[str, Any] = {}
-    """Path -> value: what makes it fit two cores and a quarter of an hour."""
+    """Path -> value: the changes that make it fit two cores and a quarter of an hour."""
     groups: list[Group] = []
-    """What is compared."""
+    """Groups of figures that are compared."""
     absent: list[Absent] = []
-    """What is not, and why."""
+    """Parts that are not compared, and why."""
 
     @model_validator(mode="after")
     def _whole(self) -> Reproduction:
@@ -150,14 +150,14 @@ class Reproduction(Section):
         return self
 
     def compared(self, scale: Scale) -> list[Group]:
-        """The groups with the figures of a scale, without groups that have none of them."""
+        """Return the groups with the figures of a scale, without groups that have none of them."""
         if scale == "full":
             return self.groups
         parts = [(group, group.with_figures(full_only=False)) for group in self.groups]
         return [group.model_copy(update={"figures": figures}) for group, figures in parts if figures]
 
     def not_compared(self, scale: Scale) -> list[Absent]:
-        """What is absent from a scale, and why."""
+        """Return what is absent from a scale, and why."""
         parts = [(group.title, group.with_figures(full_only=True)) for group in self.groups if scale == "reduced"]
         return self.absent + [
             Absent(what=f"{title}: {', '.join(figure.label for figure in figures)}", why="in the full size alone")
@@ -166,7 +166,7 @@ class Reproduction(Section):
         ]
 
     def document(self, scale: Scale, changes: Sequence[str] = ()) -> dict[str, Any]:
-        """What is played, as it is written: the scenario of a scale, with changes as `--set` takes them.
+        """Return the scenario of a scale as it is written, with changes as `--set` takes them.
 
         Raises `ScenarioError` for a change that cannot be made.
         """
@@ -180,7 +180,7 @@ class Reproduction(Section):
 
 
 def names(folder: str = FOLDER) -> list[str]:
-    """Those of a folder, in order; raises `UserError` where there is none."""
+    """Return the names of the reproductions of a folder, in order; raises `UserError` where there is none."""
     found = sorted(path.stem for path in Path(folder).glob("*.yaml"))
     if not found:
         raise UserError(f"no reproductions in '{folder}': work in a checkout of rayfed, or give --folder")
@@ -188,7 +188,7 @@ def names(folder: str = FOLDER) -> list[str]:
 
 
 def find(name: str, folder: str = FOLDER) -> Path:
-    """The file of a reproduction by its name, or by its path; raises `UserError` where there is none."""
+    """Return the file of a reproduction by its name or path; raises `UserError` where there is none."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else Path(folder, f"{name}.yaml")
     if not path.is_file():
         known = names(folder)
@@ -197,7 +197,7 @@ def find(name: str, folder: str = FOLDER) -> Path:
 
 
 def load(path: Path) -> Reproduction:
-    """The reproduction in a file; raises `UserError` naming all that is wrong with it."""
+    """Load the reproduction in a file; raises `UserError` naming all that is wrong with it."""
     try:
         document, _ = read_yaml(path.read_text(encoding="utf-8"))
         return Reproduction.model_validate(document)

@@ -1,4 +1,4 @@
-"""The YAML that a user writes: its schema, its errors, and what follows from it.
+"""Scenarios, the YAML that a user writes: schema, errors, and what follows from them.
 
 `load` reads, checks and returns a `Scenario`; every problem of a file is reported at once, with its path, its line, the
 value found and what is allowed.

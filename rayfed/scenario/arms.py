@@ -1,4 +1,4 @@
-"""The arms that a run plays, each with what it does not set itself taken from the scenario."""
+"""Resolved arms: each arm of a run with what it does not set itself taken from the scenario."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from rayfed.scenario.sections import Scenario, ServerSection, Training
 
 @dataclass(frozen=True)
 class ResolvedArm:
-    """All that is specified of one arm; it has no seed and no key, so that every process of a run may know it."""
+    """Specification of one arm; it has no seed and no key, so that every process of a run may know it."""
 
     name: str
     model: ModelSpec
     training: Training
     defences: list[DefenceSpec]
-    """In the order in which they are applied."""
+    """The defence pipeline, in the order in which the defences are applied."""
     aggregation: AggregationSpec
     protection: ProtectionSpec | None
-    """How clients hide what they send; None: not at all."""
+    """Protection under which clients send; None: they hide nothing."""
     malicious: MaliciousSpec | None
     server: ServerSection
     clients_per_round: int
-    """Their expected number where they are drawn one by one."""
+    """Number of clients of a round, expected where they are drawn one by one."""
 
     @property
     def update_scale(self) -> float:
-        """A client's own model is the weights that it was sent, less this times its update."""
+        """Factor of an update: a client's own model is the weights that it was sent, less this times its update."""
         return 1.0 if self.training.algorithm == "fedavg" else self.training.lr
 
     @property
     def server_lr(self) -> float:
-        """The server's step size."""
+        """Step size of the server."""
         return self.server.lr or self.update_scale
 
 
 def resolve(scenario: Scenario) -> dict[str, ResolvedArm]:
-    """The arms by name, in the order of the scenario."""
+    """Return the resolved arms by name, in the order of the scenario."""
     s, federation = scenario, scenario.federation
     return {
         name: ResolvedArm(

@@ -1,4 +1,4 @@
-"""What a scenario says of one component: its name, its own parameters beside it, and what every of its kind has."""
+"""Specifications of components: a name, the component's own parameters, and the fields common to its kind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _found(kind: str, name: str) -> str:
-    """The name of a component of a kind that has no parameters of its own; raises `ValueError` for one there is not."""
+    """Check the name of a component without parameters of its own; raises `ValueError` for an unknown one."""
     try:
         registry.find(kind, name)
     except UserError as error:
@@ -25,15 +25,15 @@ def _found(kind: str, name: str) -> str:
 
 
 def _names(kind: str) -> Callable[[dict[str, Any]], None]:
-    """What adds the names of a kind's components to a JSON schema, for editors."""
+    """Return the function that adds the names of a kind's components to a JSON schema, for editors."""
     dotted = {"pattern": ":", "description": "a dotted path my_module:Name"}
     return lambda schema: schema.update(anyOf=[{"enum": list(registry.table(kind))}, dotted])
 
 
 GrantName = Annotated[str, AfterValidator(partial(_found, "grants")), Field(json_schema_extra=_names("grants"))]
-"""What a threat model grants an attacker beyond what it observes: `rayfed list grants`."""
+"""Name of what a threat model grants an attacker beyond what it observes: `rayfed list grants`."""
 ViewName = Annotated[str, AfterValidator(partial(_found, "views")), Field(json_schema_extra=_names("views"))]
-"""What it lets an attacker observe: `rayfed list views`."""
+"""Name of what a threat model lets an attacker observe: `rayfed list views`."""
 
 
 class Section(BaseModel):
@@ -53,11 +53,11 @@ class ComponentSpec(Section):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What the scenario sets of the component's own fields."""
+        """Return the component's own fields that the scenario sets."""
         return dict(self.model_extra or {})
 
     def build(self) -> Any:
-        """The component itself."""
+        """Return the component itself."""
         return registry.build(self.kind, self.name, self.parameters)
 
 
@@ -71,25 +71,25 @@ class DataSpec(ComponentSpec):
     [public]` know, and what generators are trained on."""
 
     def load(self) -> Dataset:
-        """The data, their public share set aside."""
+        """Load the data and set their public share aside."""
         data: Dataset = self.build().load()
         return data.with_public(self.public) if self.public else data
 
 
 class PartitionSpec(ComponentSpec):
-    """How samples are dealt to clients: `rayfed list partitions`."""
+    """The partition, which deals samples to clients: `rayfed list partitions`."""
 
     kind: ClassVar[str] = "partitions"
 
 
 class AggregationSpec(ComponentSpec):
-    """How updates become one step: `rayfed list aggregations`."""
+    """The aggregation rule, which makes updates one step: `rayfed list aggregations`."""
 
     kind: ClassVar[str] = "aggregations"
 
 
 class MaliciousSpec(ComponentSpec):
-    """Clients that do not do as they are told: who, and what they do instead, `rayfed list poisonings`."""
+    """Malicious clients: who they are, and what they do instead of their task, `rayfed list poisonings`."""
 
     kind: ClassVar[str] = "poisonings"
 
@@ -98,13 +98,13 @@ class MaliciousSpec(ComponentSpec):
 
 
 class ProtectionSpec(ComponentSpec):
-    """How clients hide what they send: `rayfed list protections`."""
+    """The protection under which clients send their updates: `rayfed list protections`."""
 
     kind: ClassVar[str] = "protections"
 
 
 class DefenceSpec(ComponentSpec):
-    """One defence of a stack: `rayfed list defences`."""
+    """One defence of a defence pipeline: `rayfed list defences`."""
 
     kind: ClassVar[str] = "defences"
 
@@ -183,7 +183,7 @@ class AttackSpec(ComponentSpec):
 
 
 def named(value: Any) -> Any:
-    """`aggregation: fedavg` is short for `aggregation: {name: fedavg}`."""
+    """Write out a bare name: `aggregation: fedavg` is short for `aggregation: {name: fedavg}`."""
     return {"name": value} if isinstance(value, str) else value
 
 

@@ -1,4 +1,4 @@
-"""The schema of a scenario for editors."""
+"""JSON schema of a scenario, for editors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rayfed.scenario.sections import Scenario
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON schema of a scenario, with every known component's own fields, for completion in editors."""
+    """Return the JSON schema of a scenario, with every known component's own fields, for completion in editors."""
     schema = Scenario.model_json_schema()
     components = (DataSpec, PartitionSpec, ModelSpec, AggregationSpec, ProtectionSpec, MaliciousSpec)
     for spec in (*components, DefenceSpec, AttackSpec):
@@ -40,7 +40,7 @@ def json_schema() -> dict[str, Any]:
 def _component_schemas(
     spec: type[ComponentSpec], shared: dict[str, Any], definitions: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """One for each component of a kind; what its fields refer to is added to `definitions`."""
+    """Yield a schema for each component of a kind; what its fields refer to is added to `definitions`."""
     for name in registry.table(spec.kind):
         target = registry.find(spec.kind, name)
         own = TypeAdapter(target).json_schema()

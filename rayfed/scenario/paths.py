@@ -1,4 +1,4 @@
-"""Fields by their path in a document: `training.lr`, `attacks.0.iterations`, `arms.noise.defences.gaussian.sigma`."""
+"""Access to fields by their path: `training.lr`, `attacks.0.iterations`, `arms.noise.defences.gaussian.sigma`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def put(document: dict[str, Any], path: str, value: Any) -> None:
-    """Set a field; an entry of a list goes by its index or by its `name`, sections that are missing are made, and a
-    component that is given by its bare name is written out to take the field.
+    """Set the field at a path of a document; raises `KeyError` where there is no such place.
 
-    Raises `KeyError` where the document has no such place.
+    An entry of a list goes by its index or by its `name`, sections that are missing are made, and a component that is
+    given by its bare name is written out to take the field.
     """
     *parents, last = path.split(".")
     place: Any = document
@@ -30,7 +30,7 @@ def put(document: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _index(entries: list[Any], key: str) -> int:
-    """The entry at this index or with this name: the first, where several have it."""
+    """Return the index of the entry with this index or name; the first where several have the name."""
     names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
     index = int(key) if key.isdigit() else names.index(key) if key in names else len(entries)
     if index >= len(entries):

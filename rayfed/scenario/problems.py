@@ -1,4 +1,4 @@
-"""What can be wrong with a scenario, each thing in words, with its place."""
+"""Problems of scenarios: checks that say in words what is wrong, and where."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from rayfed.scenario.sections import ArmSpec, Scenario, Training
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a scenario."""
+    """One problem of a scenario, with its path."""
 
     path: Place
     message: str
 
 
 def repeated(found: Sequence[tuple[Place, int]]) -> Iterator[Problem]:
-    """Keys that stand twice in one place: YAML keeps the last one without a word."""
+    """Yield keys that stand twice in one place, of which YAML keeps the last one without a word."""
     first: dict[Place, int] = {}
     repeated: set[Place] = set()
     for path, line in found:
@@ -49,7 +49,7 @@ def repeated(found: Sequence[tuple[Place, int]]) -> Iterator[Problem]:
 
 
 def schema_problems(raw: Mapping[str, Any]) -> list[Problem]:
-    """Fields of the wrong type or out of range, unknown and missing ones."""
+    """Return the problems of the schema: fields of the wrong type or out of range, unknown and missing ones."""
     try:
         Scenario.model_validate(raw)
     except ValidationError as error:
@@ -58,7 +58,7 @@ def schema_problems(raw: Mapping[str, Any]) -> list[Problem]:
 
 
 def _problem(error: Any, root: type[BaseModel]) -> Problem:
-    """One of pydantic's errors in our words; unknown keys get the nearest valid one."""
+    """Return one of pydantic's errors in our words; unknown keys get the nearest valid one."""
     path: Place = error["loc"]
     if error["type"] == "extra_forbidden":
         return Problem(path=path, message=f"unknown key; {nearest(str(path[-1]), _fields_at(root, path[:-1]))}")
@@ -82,14 +82,14 @@ def _fields_at(model: type[BaseModel], path: Place) -> list[str]:
 
 
 def _specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
-    """Every place in the raw document that names a component."""
+    """Yield every place in the raw document that names a component."""
     single: dict[str, type[ComponentSpec]] = {"data": DataSpec, "partition": PartitionSpec, "model": ModelSpec}
     yield from (((key,), spec, raw[key]) for key, spec in single.items() if key in raw)
     yield from _rules(("federation",), raw.get("federation"))
     opponents = raw.get("opponents")
     if isinstance(opponents, dict):
         yield from ((("opponents", name), MaliciousSpec, value) for name, value in opponents.items())
-    stacks: list[tuple[Place, Any, type[ComponentSpec]]] = [
+    pipelines: list[tuple[Place, Any, type[ComponentSpec]]] = [
         (("defences",), raw.get("defences"), DefenceSpec),
         (("attacks",), raw.get("attacks"), AttackSpec),
     ]
@@ -98,14 +98,14 @@ def _specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec],
         for arm, value in arms.items():
             yield from _rules(("arms", arm), value)
             path: Place = ("arms", arm, "defences") if isinstance(value, dict) else ("arms", arm)
-            stacks.append((path, value.get("defences") if isinstance(value, dict) else value, DefenceSpec))
-    for path, stack, spec in stacks:
-        if isinstance(stack, list):
-            yield from (((*path, i), spec, item) for i, item in enumerate(stack))
+            pipelines.append((path, value.get("defences") if isinstance(value, dict) else value, DefenceSpec))
+    for path, pipeline, spec in pipelines:
+        if isinstance(pipeline, list):
+            yield from (((*path, i), spec, item) for i, item in enumerate(pipeline))
 
 
 def _rules(path: Place, section: Any) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
-    """The components of a section that say how updates are added."""
+    """Yield the components of a section that say how updates are added."""
     named: dict[str, type[ComponentSpec]] = {
         "aggregation": AggregationSpec,
         "protection": ProtectionSpec,
@@ -116,7 +116,7 @@ def _rules(path: Place, section: Any) -> Iterator[tuple[Place, type[ComponentSpe
 
 
 def component_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
-    """Components that there are not, and what is wrong with their own parameters."""
+    """Yield unknown components, and problems of components' own parameters."""
     for path, spec, value in _specs(raw):
         value = named(value)
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -146,9 +146,9 @@ def _parameter_problems(path: Place, spec: type[ComponentSpec], target: Any, own
 
 
 def joint_problems(s: Scenario) -> Iterator[Problem]:
-    """What no single field can tell."""
+    """Yield problems that lie in several fields together."""
     if s.arms and s.defences:
-        yield Problem(path=("defences",), message="give either `defences` (one stack) or `arms` (several), not both")
+        yield Problem(path=("defences",), message="give either `defences` (one pipeline) or `arms` (several), not both")
     yield from _training_problems(("training",), s.training)
     of_arms = [problem for name, arm in s.arms.items() for problem in _arm_problems(s, name, arm)]
     yield from of_arms
@@ -203,7 +203,7 @@ def _training_problems(path: Place, training: Training) -> Iterator[Problem]:
 
 
 def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
-    """What is wrong with an arm's own training and model, told where the arm sets it."""
+    """Yield problems of an arm's own training and model, at the place where the arm sets it."""
     whole: dict[str, tuple[type[Section], dict[str, Any]]] = {
         "training": (Training, {**s.training.model_dump(), **arm.training}),
         "model": (ModelSpec, s.model_with(arm.model)),
@@ -243,7 +243,7 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
 
 
 def _threat_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
-    """Fields that say what an attack observes and is given, and what is wrong with them."""
+    """Yield problems of what an attack observes and is given, each with its field."""
     grants = attack.grants.values()
     if attack.averages > 1 and not any(grant.averages for grant in grants):
         yield "averages", "averaging over noise is for an attacker who knows of it: add `knowledge: [defence]`"
@@ -252,7 +252,7 @@ def _threat_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str
 
 
 def _place_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
-    """Fields that say when an attack strikes and whom, and what is wrong with them."""
+    """Yield problems of when an attack strikes and whom, each with its field."""
     for field, listed in (("rounds", attack.rounds), ("victims", attack.victims)):
         if listed == []:
             yield field, "is empty, so the attack never strikes"

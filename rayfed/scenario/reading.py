@@ -1,4 +1,4 @@
-"""From the YAML that a user writes to a scenario, or to all of its mistakes at once, each with its line."""
+"""Reading of scenarios: YAML in, a checked scenario out, or all of its mistakes at once, each with its line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load(source: str | Path, changes: Sequence[str] = ()) -> Scenario:
 
 
 def read_text(source: str | Path) -> str:
-    """The text of a scenario file; raises `ScenarioError` where there is none."""
+    """Return the text of a scenario file; raises `ScenarioError` where there is none."""
     try:
         return Path(source).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def read_text(source: str | Path) -> str:
 
 
 def dotted_paths(text: str, changes: Sequence[str] = ()) -> list[str]:
-    """What in a scenario's text looks like a dotted path, wherever it stands; nothing is checked or imported."""
+    """Return all that looks like a dotted path in a scenario's text; nothing is checked or imported."""
     try:
         values = [read_yaml(part)[0] for part in (text, *(c.partition("=")[2] for c in changes))]
     except ValueError:
@@ -53,13 +53,13 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def parse(text: str, origin: str = "scenario", changes: Sequence[str] = ()) -> Scenario:
-    """Check the text of a scenario; see `load`."""
+    """Parse and check the text of a scenario, see `load`."""
     raw, found = _document(text, origin, changes)
     return check(raw, origin, dict(found), tuple(repeated(found)))
 
 
 def has_form(text: str, changes: Sequence[str] = ()) -> bool:
-    """Whether a scenario has the schema's form; its components, which take seconds to import, may be wrong."""
+    """Return whether a scenario has the schema's form; its components, which take seconds to import, may be wrong."""
     try:
         return not schema_problems(_document(text, "scenario", changes)[0])
     except ScenarioError:
@@ -67,7 +67,7 @@ def has_form(text: str, changes: Sequence[str] = ()) -> bool:
 
 
 def _document(text: str, origin: str, changes: Sequence[str]) -> tuple[dict[str, Any], list[tuple[Place, int]]]:
-    """What the text says, changes made, and the lines of its paths."""
+    """Return the document of a text, changes made, and the lines of its paths."""
     try:
         raw, found = read_yaml(text)
     except ValueError as error:
@@ -78,7 +78,7 @@ def _document(text: str, origin: str, changes: Sequence[str]) -> tuple[dict[str,
 
 
 def with_changes(document: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """The document after changes, as `load` takes them; raises `ScenarioError` for one that cannot be made."""
+    """Return the document after changes, as `load` takes them; raises `ScenarioError` for one that cannot be made."""
     for change in changes:
         _apply(document, change)
     return document
@@ -87,7 +87,7 @@ def with_changes(document: dict[str, Any], changes: Sequence[str]) -> dict[str, 
 def check(
     document: dict[str, Any], origin: str, lines: Mapping[Place, int] | None = None, known: Sequence[Problem] = ()
 ) -> Scenario:
-    """The scenario of a document that was read, from a file with these `lines` and problems, or that was made.
+    """Check a document, from a file with these `lines` and `known` problems or made, and return its scenario.
 
     Raises `ScenarioError` with every problem.
     """
@@ -116,7 +116,7 @@ def _apply(raw: dict[str, Any], change: str) -> None:
 
 
 def _report(origin: str, problems: Sequence[Problem], lines: Mapping[Place, int] | None) -> str:
-    """All problems, one a line, in the order of the file; of a document that has none, in the order found."""
+    """Return all problems, one a line, in the order of the file, or in the order found where there is no file."""
 
     def line_of(path: Place) -> int:
         assert lines is not None

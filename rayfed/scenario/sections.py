@@ -1,4 +1,4 @@
-"""The sections of a scenario, and the whole: types, ranges, defaults, and what follows from them."""
+"""The sections of a scenario, and the whole: types, ranges, defaults, and values that follow from them."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
 
 
 class Training(Section):
-    """What a client does in one round."""
+    """Local training of a client in one round."""
 
     algorithm: Literal["fedavg", "fedsgd"] = "fedavg"
     """`fedavg`: local steps, the weight difference is sent. `fedsgd`: the gradient of one batch is sent."""
     epochs: Annotated[int, Field(ge=1)] | None = None
     """Passes over the client's data (fedavg); 1 when neither this nor `steps` is given."""
     steps: Annotated[int, Field(ge=1)] | None = None
-    """Local steps instead of epochs (fedavg)."""
+    """Number of local steps, instead of epochs (fedavg)."""
     batch_size: Annotated[int, Field(ge=1)] | None = 32
-    """Samples of one step; null takes all of the client's samples."""
+    """Number of samples of one step; null takes all of the client's samples."""
     sampling: Literal["shuffle", "poisson"] = "shuffle"
-    """Batches of a fresh permutation each epoch; or each sample for itself with probability batch_size / samples in
-    every step, which is what the privacy account of `dp_sgd` gains from."""
+    """Draw of batches: from a fresh permutation each epoch, or each sample for itself with probability batch_size /
+    samples in every step, from which the privacy account of `dp_sgd` gains."""
     lr: Annotated[float, Field(gt=0)] = 0.1
     """Learning rate of the local steps; the server's under fedsgd unless that has its own."""
     optimiser: Literal["sgd", "adam"] = "sgd"
-    """Of the local steps (fedavg); it begins anew every round. No attack undoes the steps of `adam`."""
+    """Optimiser of the local steps (fedavg); it begins anew every round. No attack undoes the steps of `adam`."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Momentum of sgd, starting from zero every round."""
     vectorise: Literal["auto", "loop", "vmap"] = "auto"
-    """A cohort as a loop over its clients, or as one `torch.func.vmap` call; `auto` takes vmap on CUDA where it can."""
+    """Train a cohort client by client, or in one `torch.func.vmap` call; `auto` takes vmap on CUDA where it can."""
 
 
 class ServerSection(Section):
@@ -68,71 +68,74 @@ class ServerSection(Section):
 
 
 class Failures(Section):
-    """What becomes of a client that fails in a round: its work raises, takes too long, or makes an update that is not
-    finite or not of the model's names and shapes."""
+    """Handling of clients that fail in a round.
+
+    A client fails where its work raises, takes too long, or makes an update that is not finite or not of the model's
+    names and shapes.
+    """
 
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds that one client's local round may take, a cohort's as many times that as it has clients (`cohort_size`);
     whoever takes longer is ended. Leave room: an actor's first cohort is its slowest. Null: any time."""
     retries: Annotated[int, Field(ge=0)] = 1
-    """How often a client that took too long is tried again, on another actor; other failures would come again."""
+    """Number of new tries of a client that took too long, on another actor; other failures would come again."""
     then: Literal["stop", "drop"] = "stop"
     """`stop`: the run ends, and can be resumed. `drop`: the round goes on without the client, as if it had not been in
     its cohort; its row in the table `clients` says why."""
 
 
 class FederationSection(Section):
-    """Who takes part, how often, and how the server aggregates."""
+    """The federation: clients, rounds, sampling, and the server's aggregation."""
 
     rounds: Annotated[int, Field(ge=1, le=1_000_000)]
-    """Rounds of training."""
+    """Number of rounds of training."""
     clients: Annotated[int, Field(ge=1)]
-    """Clients in the federation."""
+    """Number of clients in the federation."""
     clients_per_round: Annotated[int, Field(ge=1)] | None = None
-    """Clients drawn each round; null: all."""
+    """Number of clients drawn each round; null: all."""
     sampling: Literal["fixed", "poisson"] = "fixed"
-    """So many clients uniformly without replacement; or each for itself with probability clients_per_round / clients,
-    so that their number varies: the privacy account of `dp_fedavg` gains from it."""
+    """Draw of clients: so many uniformly without replacement, or each for itself with probability clients_per_round /
+    clients, so that their number varies: the privacy account of `dp_fedavg` gains from it."""
     cohort_size: Annotated[int, Field(ge=1)] | None = None
-    """Clients in one unit of work; null: a sixty-fourth of a round's clients, or an eighth where they are trained
-    in one call (`vectorise: vmap`, or a GPU). It fixes the order in which updates are summed, so it belongs to the
-    scenario and not to the cluster."""
+    """Number of clients in one unit of work; null: a sixty-fourth of a round's clients, or an eighth where they are
+    trained in one call (`vectorise: vmap`, or a GPU). It fixes the order in which updates are summed, so it belongs to
+    the scenario and not to the cluster."""
     aggregation: Annotated[AggregationSpec, Short] = AggregationSpec(name="fedavg")
-    """The rule; `fedavg` when not given."""
+    """The aggregation rule; `fedavg` when not given."""
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of every client's own samples that it does not train on but keeps to validate models, in all arms alike, a
     part of each of its classes: a rule such as `fedboosting` asks for it."""
     protection: Annotated[ProtectionSpec, Short] | None = None
-    """How clients hide their updates, so that the server reads no more than each round's sum; null: not at all."""
+    """Protection of updates, so that the server reads no more than each round's sum; null: none."""
     malicious: MaliciousSpec | None = None
     """Clients that poison their data or updates, and how; null: none. Attacks observe the others."""
     failures: Failures = Failures()
-    """What becomes of clients that fail."""
+    """Handling of clients that fail."""
     server: ServerSection = ServerSection()
     """The server's optimiser."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
-    """Rounds between evaluations on the test set; the last round is always evaluated."""
+    """Number of rounds between evaluations on the test set; the last round is always evaluated."""
     evaluate_clients: bool = False
-    """Ask in the same rounds what share of the clients' own samples the new weights classify right: the accuracy on the
-    protected data where a defence protects all of them."""
+    """Evaluate in the same rounds the accuracy of the new weights on the clients' own samples: on the protected data
+    where a defence protects all of them."""
 
 
-def _stacked(value: Any) -> Any:
-    """`arm: [...]` is short for `arm: {defences: [...]}`."""
+def _written_out(value: Any) -> Any:
+    """Write out a list: `arm: [...]` is short for `arm: {defences: [...]}`."""
     return {"defences": value} if isinstance(value, list) else value
 
 
 class ArmSpec(Section):
-    """One arm: its stack of defences, and what it does otherwise than the others. A list is the stack."""
+    """One arm: its defence pipeline, and its differences from the other arms. A list is the pipeline."""
 
     defences: list[Annotated[DefenceSpec, Short]] = []
-    """Applied in the order written."""
+    """The defences, applied in the order written."""
     training: dict[str, Any] = {}
-    """Fields of `training` that this arm sets otherwise: the batch size and the local steps protect, too."""
+    """Fields of `training` that differ in this arm: the batch size and the local steps protect, too."""
     model: dict[str, Any] = {}
-    """Fields of `model` that this arm sets otherwise."""
+    """Fields of `model` that differ in this arm."""
     aggregation: Annotated[AggregationSpec, Short] | None = None
-    """The rule of this arm; null: that of `federation`."""
+    """The aggregation rule of this arm; null: that of `federation`."""
     protection: Annotated[ProtectionSpec, Short] | None = None
     """The protection of this arm; null: that of `federation`."""
     malicious: MaliciousSpec | None = None
@@ -140,7 +143,7 @@ class ArmSpec(Section):
 
 
 class Privacy(Section):
-    """How (epsilon, delta) are accounted, for the defences that have one."""
+    """Accounting of (epsilon, delta), for the defences that have one."""
 
     accountant: Literal["pld", "rdp"] | None = None
     """Privacy loss distributions, or Renyi differential privacy; null: the former where it can follow the sampling."""
@@ -196,7 +199,7 @@ class Actors(Section):
     """One kind of actor."""
 
     actors: Annotated[int, Field(ge=1)] | None = None
-    """How many; null: as many as the cluster's CPUs and GPUs allow."""
+    """Number of actors; null: as many as the cluster's CPUs and GPUs allow."""
     num_cpus: Annotated[float, Field(ge=0)] | None = None
     """CPUs of one actor, may be a fraction; its threads are this, rounded up. Null: clients and attackers take turns on
     a core, so one each where there is no attack and half of one each otherwise; 0 for the server."""
@@ -205,7 +208,7 @@ class Actors(Section):
 
 
 class Resources(Section):
-    """What each kind of actor asks of the cluster."""
+    """Resources of the cluster, by kind of actor."""
 
     clients: Actors = Actors()
     """ClientActors host the virtual clients and score reconstructions."""
@@ -216,14 +219,14 @@ class Resources(Section):
 
 
 class Output(Section):
-    """Where results go."""
+    """Output of runs."""
 
     folder: str = "runs"
     """A local folder or any fsspec URL; each run makes `<name>-<time>` in it."""
 
 
 class Scenario(Section):
-    """One experiment, whole: the only thing that a user has to write."""
+    """A scenario: one whole experiment, the only thing that a user has to write."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
     """Name of the run folder; letters, digits, '-', '_', '.'."""
@@ -232,52 +235,52 @@ class Scenario(Section):
     data: Annotated[DataSpec, Short] = DataSpec(name="digits")
     """The data set."""
     partition: Annotated[PartitionSpec, Short] = PartitionSpec(name="iid")
-    """How its training samples are dealt to clients."""
+    """The partition of its training samples among clients."""
     model: Annotated[ModelSpec, Short] = ModelSpec(name="lenet")
     """The model that is trained."""
     training: Training = Training()
-    """The local round."""
+    """The clients' local training."""
     federation: FederationSection
     """Rounds, clients, aggregation."""
     defences: list[Annotated[DefenceSpec, Short]] = []
-    """One stack of defences, applied in the order written."""
-    arms: dict[str, Annotated[ArmSpec, BeforeValidator(_stacked)]] = {}
-    """Several named stacks to compare, instead of `defences`: same data, seeds and victims."""
+    """The defence pipeline: defences applied in the order written."""
+    arms: dict[str, Annotated[ArmSpec, BeforeValidator(_written_out)]] = {}
+    """Several named defence pipelines to compare, instead of `defences`: same data, seeds and victims."""
     opponents: dict[str, MaliciousSpec | None] = {}
     """Malicious clients, or null for none, by a name: every arm is played against each of them, as `ARM vs NAME`."""
     privacy: Privacy = Privacy()
     """The privacy account."""
     attacks: list[Annotated[AttackSpec, Short]] = []
-    """Who attacks what."""
+    """The attacks."""
     metrics: Metrics = Metrics()
     """How reconstructions are scored."""
     resources: Resources = Resources()
-    """What actors ask of the cluster."""
+    """Resources that actors ask of the cluster."""
     output: Output = Output()
-    """Where the run folder is made."""
+    """Place of the run folder."""
     sweep: Sweep | None = None
     """Fields that vary: the scenario then stands for many runs."""
     _run_key: bytes = PrivateAttr(b"")
-    """Of a secure run; never a part of what is written."""
+    """Key of a secure run; never a part of what is written."""
 
     def model_post_init(self, context: Any) -> None:
-        """Draw the key of a run."""
+        """Draw the key of a secure run."""
         if self.privacy.secure:
             self._run_key = secrets.token_bytes(32)
 
     @property
     def run_key(self) -> bytes:
-        """What a secure run's secrets follow from, 32 bytes; empty where they follow from the seed."""
+        """Key that a secure run's secrets follow from, 32 bytes; empty where they follow from the seed."""
         return self._run_key
 
     def with_run_key(self, key: bytes) -> Scenario:
-        """The same, to go on with the key that a secure run began with."""
+        """Return a copy that goes on with the key that a secure run began with."""
         copy = self.model_copy()
         copy._run_key = key
         return copy
 
     def secret(self, *purpose: int | str) -> bytes:
-        """32 bytes for a purpose that clients know, and nobody else: a server or an attacker is told single ones."""
+        """Return 32 bytes for a purpose, which only clients know: a server or an attacker is told single ones."""
         from rayfed.seeds import derived  # takes PyTorch along, and who only reads a scenario does without
 
         if not self.privacy.secure:
@@ -286,14 +289,14 @@ class Scenario(Section):
         return derived(self._run_key, *purpose)
 
     def generator(self, *purpose: int | str) -> torch.Generator:
-        """What draws the noise of a purpose."""
+        """Return the generator of the noise of a purpose."""
         from rayfed.privacy.sampling import generator
 
         return generator(self.secret(*purpose), self.privacy.secure)
 
     @property
     def played(self) -> dict[str, ArmSpec]:
-        """The arms that a run plays; one named after its stack when the scenario has no arms."""
+        """The arms that a run plays; one named after its defences when the scenario has no arms."""
         arms = self.arms or {"+".join(d.name for d in self.defences) or "none": ArmSpec(defences=self.defences)}
         if not self.opponents:
             return arms
@@ -305,24 +308,24 @@ class Scenario(Section):
 
     @property
     def written_arms(self) -> list[str]:
-        """The arms before each meets its `opponents`."""
+        """Names of the arms before each meets its `opponents`."""
         return list(self.arms or self.model_copy(update={"opponents": {}}).played)
 
     def owner_of(self, path: str) -> tuple[str | None, str]:
-        """The arm that a field belongs to, or None where it is of all, and the field's path in it."""
+        """Return the arm that a field belongs to, None where it is of all, and the field's path in it."""
         for arm in sorted(self.arms, key=len, reverse=True):  # `a.b` before `a`
             if path.startswith(f"arms.{arm}."):
                 return arm, path.removeprefix(f"arms.{arm}.")
         return None, path
 
     def model_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """The model's fields with an arm's; another architecture does not take over the parameters of this one."""
+        """Return the model's fields with an arm's; another architecture does not take over this one's parameters."""
         same = own.get("name", self.model.name) == self.model.name
         shared = self.model.model_dump(include=None if same else set(ModelSpec.model_fields))
         return {**shared, **own}
 
     def with_defences(self, defences: Mapping[str, list[DefenceSpec]]) -> Scenario:
-        """The same with other defences in the same arms."""
+        """Return a copy with other defences in the same arms."""
         if not (self.arms or self.opponents):
             return self.model_copy(update={"defences": next(iter(defences.values()))})
         arms = {name: arm.model_copy(update={"defences": defences[name]}) for name, arm in self.played.items()}
@@ -330,11 +333,11 @@ class Scenario(Section):
 
     @property
     def clients_per_round(self) -> int:
-        """Clients drawn each round."""
+        """Number of clients drawn each round."""
         return self.federation.clients_per_round or self.federation.clients
 
     def attacked_in(self, round: int) -> Scenario:
-        """The same with every attack in this round, its last, and no other."""
+        """Return a copy with every attack in this round, its last, and no other."""
         return self.model_copy(
             update={
                 "federation": self.federation.model_copy(update={"rounds": round + 1}),
@@ -344,5 +347,5 @@ class Scenario(Section):
         )
 
     def dump(self) -> str:
-        """The scenario as YAML with every default written out; loading it gives the same scenario."""
+        """Return the scenario as YAML with every default written out; loading it gives the same scenario."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

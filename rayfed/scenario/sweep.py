@@ -1,4 +1,4 @@
-"""The section `sweep`: which fields of the scenario vary, and how their values are chosen."""
+"""The section `sweep`: fields of the scenario that vary, and the choice of their values."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Range(Section):
     high: float
     """Largest value."""
     scale: Literal["linear", "log"] = "linear"
-    """Evenly over the values, or over their logarithms."""
+    """Distribution of draws: even over the values, or over their logarithms."""
     whole: bool = False
-    """Whole numbers only."""
+    """Draw whole numbers only."""
 
 
 class Sweep(Section):
@@ -33,19 +33,19 @@ class Sweep(Section):
     """`grid`: every combination of the lists, arm by arm. `random`: draws, to the arms in turn. `optuna`: Optuna looks
     for the front of `objectives`."""
     samples: Annotated[int, Field(ge=1)] | None = None
-    """Settings that `random` and `optuna` try."""
+    """Number of settings that `random` and `optuna` try."""
     repeats: Annotated[int, Field(ge=1)] = 1
-    """Seeds that every setting is played with: the scenario's and those that follow it."""
+    """Number of seeds that every setting is played with: the scenario's and those that follow it."""
     objectives: Annotated[list[str], Field(min_length=1)] = ["psnr", "test_accuracy"]
-    """What `optuna` makes better, by the columns of the outcomes: of leakage the mean over images, or the worst image
-    with `psnr_worst`, by the attack that gets most."""
+    """Columns of the outcomes that `optuna` improves: of leakage the mean over images, or the worst image with
+    `psnr_worst`, by the attack that gets most."""
     scheduler: Literal["asha", "median"] | None = None
-    """Stops trials early whose test accuracy falls behind: asynchronous successive halving (Li 2020), or below the
-    median of the others. Null: none."""
+    """Scheduler that stops trials early whose test accuracy falls behind: asynchronous successive halving (Li 2020), or
+    below the median of the others. Null: none."""
     grace: Annotated[int, Field(ge=1)] = 1
-    """Rounds that every trial plays before a scheduler may stop it."""
+    """Number of rounds that every trial plays before a scheduler may stop it."""
     trackers: dict[Literal["tensorboard", "mlflow", "wandb"], dict[str, Any]] = {}
     """Experiment trackers that every round is logged to, with the settings of Tune's callback for each; `{}` for none.
     TensorBoard's files lie in the sweep's folder, under `tune`."""
     max_concurrent: Annotated[int, Field(ge=1)] | None = None
-    """Trials at once; null: as many as the cluster has room for."""
+    """Number of trials at once; null: as many as the cluster has room for."""

@@ -1,4 +1,4 @@
-"""What can be wrong with the section `sweep`."""
+"""Problems of the section `sweep`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the section `sweep` to the trials that it stands for: each a scenario of its own, with one arm."""
+"""Trials of a sweep: each a scenario of its own, with one arm."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class Trial:
     """One run of a sweep."""
 
     index: int
-    """Place in the sweep, from 0; alike for the repeats of one setting."""
+    """Place in the sweep, from 0; the same for the repeats of one setting."""
     arm: str | None
-    """Null: all arms of the scenario."""
+    """Name of the arm; None: all arms of the scenario."""
     values: Values
     repeat: int
 
     @property
     def name(self) -> str:
-        """Name of its run folder."""
+        """Name of the trial's run folder."""
         return f"{self.index:04d}-{self.repeat}"
 
 
 def planned(scenario: Scenario) -> list[Trial]:
-    """All trials of a grid or of random draws, whatever was played already; a setting that is drawn again is left out,
-    for it would come to the same.
+    """Return all trials of a grid or of random draws, whatever was played already.
 
-    Raises `ScenarioError` for values that the scenario does not allow, with all their problems.
+    A setting that is drawn again is left out, for its results would be the same. Raises `ScenarioError` for values that
+    the scenario does not allow, with all their problems.
     """
     sweep = _sweep(scenario)
     drawn = _grid(scenario) if sweep.search == "grid" else _draws(scenario, sweep.samples or 1)
@@ -68,7 +68,7 @@ def check_values(scenario: Scenario) -> None:
 
 
 def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
-    """What a trial plays: its arm alone, with its values and its repeat's seed.
+    """Return the scenario that a trial plays: its arm alone, with its values and its repeat's seed.
 
     Raises `ScenarioError` where the values do not fit the scenario.
     """
@@ -85,7 +85,7 @@ def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
 
 
 def fields_of(scenario: Scenario, arm: str) -> dict[str, list[Any] | Range]:
-    """The swept fields that vary an arm: its own and those of all."""
+    """Return the swept fields that vary an arm: its own and those of all arms."""
     return {path: v for path, v in _sweep(scenario).fields.items() if scenario.owner_of(path)[0] in (None, arm)}
 
 

@@ -1,1 +1,1 @@
-"""What a run leaves on the disk: its folder, tables, checkpoints and clients' states, written atomically."""
+"""Storage of runs: their folders, tables, checkpoints and clients' states, written atomically."""

@@ -1,4 +1,4 @@
-"""The state to resume a run from: the server's and, apart from it, the clients' private state.
+"""Checkpoints: the state to resume a run from, the server's and, apart from it, the clients' private one.
 
 The server's file carries the round and a part of its own hash in its name and clients' files theirs
 (`rayfed.store.client_states`), so no save touches an older file; `latest.json`, replaced last and atomically, says
@@ -27,19 +27,20 @@ _FILE = re.compile(r"[\w.-]+\.pt", re.ASCII)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run as it stands after a round; states are tensors, numbers, strings, bytes, None and containers of them."""
+    """State of a run after a round: tensors, numbers, strings, bytes, None and containers of them."""
 
     round: int
     """The last round that is complete."""
     server: dict[Any, Any]
     """Global weights, optimiser and aggregation state."""
     clients: Mapping[str, Mapping[int, State]] = field(default_factory=dict)
-    """Arm -> client -> private state, of the clients whose state the round has changed; it never leaves the clients'
-    side but for its file. What is loaded has none: `load_states` reads those that are asked for."""
+    """Arm -> client -> private state, of the clients whose state the round has changed; empty in a loaded checkpoint.
+
+    It never leaves the clients' side but for its file, from which `load_states` reads the states that are asked for."""
 
 
 def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
-    """Make this the checkpoint of a run, whose other clients' states stay as they are, and remove what it replaces.
+    """Make this the checkpoint of a run and remove what it replaces; other clients' states stay as they are.
 
     Raises `TypeError` for a state that could not be loaded again, `RunError` where it cannot be written.
     """
@@ -67,7 +68,7 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
 
 
 def load(folder: RunFolder) -> Checkpoint | None:
-    """The latest checkpoint with its tensors on the CPU, or None where the run has none. Executes no code of the file.
+    """Return the latest checkpoint, tensors on the CPU, or None where there is none; executes no code of the file.
 
     Raises `RunError` naming what is missing or damaged.
     """
@@ -82,7 +83,7 @@ def load(folder: RunFolder) -> Checkpoint | None:
 
 
 def load_states(folder: RunFolder, arm: str, clients: Iterable[int], before: int) -> dict[int, State]:
-    """The states of those of some clients of an arm that have one, as they are when a round begins.
+    """Return the states of those of some clients of an arm that have one, as they are when a round begins.
 
     Raises `RunError` naming what is damaged, or where the run has gone on since: it keeps the latest states alone.
     """
@@ -96,7 +97,7 @@ def load_states(folder: RunFolder, arm: str, clients: Iterable[int], before: int
 
 
 def _pointer(folder: RunFolder) -> tuple[int, dict[str, str], dict[str, Seal]] | None:
-    """What `latest.json` says: the round, the server's file and its hash, and the seal of every arm's clients."""
+    """Read `latest.json`: the round, the server's file and its hash, and the seal of every arm's clients."""
     if not folder.exists(_LATEST):
         return None
     pointer = folder.read_mapping(_LATEST)

@@ -1,4 +1,4 @@
-"""Clients' private states on the disk: one file a client and version, so that a round touches its own clients' alone.
+"""Clients' private states on the disk: one file a client and version, so that a round touches only its own clients.
 
 A file's name tells whose state it is, after which round, and its hash. What counts of a client is its latest version
 of a round that the checkpoint has (`rayfed.store.checkpoint`); later ones are of a save that never ended. The
@@ -35,9 +35,9 @@ elsewhere may be open to others.
 makes a copy of the run without it. A finished run does not need it: delete it.
 """
 _BUCKET = 256
-"""Clients whose files share a folder: few enough to list it for one of them."""
+"""Number of clients whose files share a folder: few enough to list it for one of them."""
 _THREADS = 16
-"""Files that are read or written at a time: each waits for a disk or a server far longer than for us."""
+"""Number of files that are read or written at a time: each waits far longer for a disk or server than for us."""
 _NAME = re.compile(r"(\d+)\.(\d+)\.([0-9a-f]{64})\.pt")
 
 _In = TypeVar("_In")
@@ -55,24 +55,24 @@ class Version:
 
     @property
     def name(self) -> str:
-        """The file's name in its folder."""
+        """Name of the file in its folder."""
         return f"{self.client}.{self.round}.{self.digest}.pt"
 
 
 @dataclass(frozen=True)
 class Seal:
-    """What an arm's files are known by: one that is lost or of another run shows."""
+    """Checksum of the names of an arm's files: one that is lost, or of another run, shows."""
 
     count: int = 0
     names: int = 0
     """Exclusive or of the names' hashes, so that one can be taken out or put in."""
 
     def with_(self, *changed: Version) -> Seal:
-        """After these names have come."""
+        """Return the seal after these names have been added."""
         return self._toggled(len(changed), changed)
 
     def without(self, *changed: Version) -> Seal:
-        """After these names have gone."""
+        """Return the seal after these names have been removed."""
         return self._toggled(-len(changed), changed)
 
     def _toggled(self, more: int, changed: Iterable[Version]) -> Seal:
@@ -83,7 +83,7 @@ class Seal:
 
 
 def read(folder: RunFolder, arm: str, clients: Iterable[int], before: int) -> dict[int, State]:
-    """The states of those of some clients of an arm that have one, as they are when a round begins.
+    """Return the states of those of some clients of an arm that have one, as they are when a round begins.
 
     Raises `RunError` naming a file that is damaged.
     """
@@ -98,10 +98,10 @@ def read(folder: RunFolder, arm: str, clients: Iterable[int], before: int) -> di
 def write(
     folder: RunFolder, arm: str, round: int, states: Mapping[int, State], seal: Seal
 ) -> tuple[Seal, Callable[[], None]]:
-    """Add what a round has made of some clients' states; the seal with them, and what removes the versions that they
-    replace, to be called when the checkpoint counts the new ones.
+    """Write some clients' states after a round; return the new seal, and a function that removes the old versions.
 
-    Raises `TypeError` for a state that could not be loaded again.
+    That is to be called when the checkpoint counts the new ones. Raises `TypeError` for a state that could not be
+    loaded again.
     """
     make_private(folder)
     olds = [version for of in _versions(folder, arm, states, round).values() for version in of]
@@ -117,21 +117,21 @@ def write(
 
 
 def make_private(folder: RunFolder) -> None:
-    """Make the folder of what clients keep to themselves, with the file that says what it is."""
+    """Make the folder of clients' private files, with the file that says what it is."""
     if not folder.exists(_WARNING):
         folder.make_private(FOLDER)
         folder.write_text(_WARNING, _PRIVATE)
 
 
 def holds_any(folder: RunFolder) -> bool:
-    """Whether a run has something that clients keep to themselves: states, or the key of a secure run."""
+    """Return whether a run has private files of clients: states, or the key of a secure run."""
     if any(f"{FOLDER}/{name}" != _WARNING for name in folder.files(FOLDER)):
         return True
     return any(folder.files(f"{FOLDER}/{bucket}") for bucket in folder.folders(FOLDER))
 
 
 def check(folder: RunFolder, seals: Mapping[str, Seal], before: int) -> None:
-    """Look whether all files that count are there, without reading them; raises `RunError` where they are not."""
+    """Raise `RunError` unless all files that count are there; they are not read."""
     for arm, seal in seals.items():
         buckets = [name for name in folder.folders(FOLDER) if name.startswith(_prefix(arm))]
         counted = [of[-1] for bucket in buckets for of in _listed(folder, f"{FOLDER}/{bucket}", before).values()]
@@ -143,7 +143,7 @@ def check(folder: RunFolder, seals: Mapping[str, Seal], before: int) -> None:
 
 
 def tidy(folder: RunFolder, before: int) -> None:
-    """Remove what does not count: versions of a save that never ended, and those that later ones have replaced."""
+    """Remove versions that do not count: of a save that never ended, and those that later ones have replaced."""
     for bucket in folder.folders(FOLDER):
         path = f"{FOLDER}/{bucket}"
         counted = {of[-1].name for of in _listed(folder, path, before).values()}
@@ -153,7 +153,7 @@ def tidy(folder: RunFolder, before: int) -> None:
 
 
 def verified(folder: RunFolder, name: str, digest: str) -> dict[Any, Any]:
-    """The state in a file of a checkpoint with this SHA-256; raises `RunError` where the file holds anything else."""
+    """Return the state in a checkpoint's file; raises `RunError` where the file has not this SHA-256."""
     data = folder.read_bytes(name)
     if sha256(data).hexdigest() != digest:
         raise damaged(folder, name)
@@ -167,7 +167,7 @@ def verified(folder: RunFolder, name: str, digest: str) -> dict[Any, Any]:
 
 
 def damaged(folder: RunFolder, name: str) -> RunError:
-    """What to say of a file of a checkpoint that is not as it was written."""
+    """Return the error for a checkpoint's file that is not as it was written."""
     return RunError(
         f"the checkpoint '{folder.url}/{name}' is damaged; restore it from a copy, or start the run again from "
         f"{folder.url}/scenario.yaml"
@@ -175,7 +175,7 @@ def damaged(folder: RunFolder, name: str) -> RunError:
 
 
 def _versions(folder: RunFolder, arm: str, clients: Iterable[int], before: int) -> dict[int, list[Version]]:
-    """Each client's versions of earlier rounds, in order."""
+    """Return each client's versions of earlier rounds, in order."""
     wanted = list(clients)
     buckets = sorted({_bucket(arm, client) for client in wanted})
     listed = dict(zip(buckets, _all(lambda bucket: _listed(folder, bucket, before), buckets), strict=True))
@@ -196,7 +196,7 @@ def _bucket(arm: str, client: int) -> str:
 
 
 def _prefix(arm: str) -> str:
-    """An arm's name as a part of a folder's: whatever a scenario calls it, a plain word."""
+    """Return an arm's name as a part of a folder's: a plain word, whatever a scenario calls it."""
     return f"{sha256(arm.encode()).hexdigest()[:16]}-"
 
 

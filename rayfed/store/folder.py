@@ -41,7 +41,7 @@ class RunFolder:
 
     fs: AbstractFileSystem
     root: str
-    """Where the folder is, as `fs` writes paths."""
+    """Path of the folder, as `fs` writes paths."""
 
     @classmethod
     def create(cls, out: str, name: str, time: datetime | None = None) -> RunFolder:
@@ -67,7 +67,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str) -> RunFolder:
-        """The run folder at a local path or fsspec URL; raises `RunError` where there is none, naming those nearby."""
+        """Return the run folder at a local path or fsspec URL; raises `RunError`, naming those nearby, without one."""
         fs, root = _locate(path)
         folder = cls(fs, root.rstrip("/") or "/")
         if folder.exists(SCENARIO):
@@ -81,7 +81,7 @@ class RunFolder:
 
     @classmethod
     def at(cls, path: str) -> RunFolder:
-        """The folder at a local path or fsspec URL, whether or not there is a run in it yet."""
+        """Return the folder at a local path or fsspec URL, whether or not there is a run in it yet."""
         fs, root = _locate(path)
         return cls(fs, root.rstrip("/") or "/")
 
@@ -96,12 +96,12 @@ class RunFolder:
         return self.root.rpartition("/")[2]
 
     def exists(self, name: str) -> bool:
-        """Whether the run has this file."""
+        """Return whether the run has this file."""
         with _explained("look into", self._url(name), "check the address and your rights there"):
             return bool(self.fs.exists(self._path(name)))
 
     def read_bytes(self, name: str) -> bytes:
-        """A whole file; raises `RunError` where it cannot be read."""
+        """Read a whole file; raises `RunError` where it cannot be read."""
         with _explained("read", self._url(name), "is it a complete run folder, and may you read it?"):
             return bytes(self.fs.cat_file(self._path(name)))
 
@@ -119,8 +119,9 @@ class RunFolder:
                 self.fs.pipe_file(path, data)
 
     def make_private(self, folder: str) -> None:
-        """Make a subfolder that its owner alone may enter, where the file system is a local one; others have rights of
-        their own. Raises `RunError` where it cannot be made.
+        """Make a subfolder that its owner alone may enter, where the file system is local; others have own rights.
+
+        Raises `RunError` where it cannot be made.
         """
         with _explained("make the folder", self._url(folder), "is the disk full or read-only?"):
             self.fs.makedirs(self._path(folder), exist_ok=True)
@@ -128,14 +129,14 @@ class RunFolder:
                 Path(self._path(folder)).chmod(0o700)
 
     def read_text(self, name: str) -> str:
-        """A whole UTF-8 file; raises `RunError` for one that is none."""
+        """Read a whole UTF-8 file; raises `RunError` for one that is none."""
         try:
             return self.read_bytes(name).decode()
         except UnicodeDecodeError as error:
             raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore it from a copy") from error
 
     def read_mapping(self, name: str) -> dict[str, Any]:
-        """The `key: value` pairs of a YAML or JSON file; raises `RunError` where it holds something else."""
+        """Read the `key: value` pairs of a YAML or JSON file; raises `RunError` where it holds something else."""
         try:
             text = self.read_text(name)
             value = read_json(text) if name.endswith(".json") else read_yaml(text)[0]
@@ -158,11 +159,11 @@ class RunFolder:
             self.fs.rm_file(self._path(name))
 
     def files(self, folder: str) -> list[str]:
-        """The names of the files in a subfolder, sorted; empty where it does not exist."""
+        """Return the names of the files in a subfolder, sorted; empty where it does not exist."""
         return self._names(folder, "file")
 
     def folders(self, folder: str) -> list[str]:
-        """The names of the folders in a subfolder likewise."""
+        """Return the names of the folders in a subfolder, sorted; empty where it does not exist."""
         return self._names(folder, "directory")
 
     def _names(self, folder: str, type: str) -> list[str]:
@@ -190,7 +191,7 @@ class RunFolder:
         self.write_bytes(f"{table}/part-{round:05d}.parquet", buffer.getvalue())
 
     def read_table(self, table: str) -> pa.Table:
-        """All parts of a table in the order of their rounds; no rows where there are no parts.
+        """Read all parts of a table in the order of their rounds; no rows where there are no parts.
 
         Raises `RunError` for a part that is damaged or of another schema.
         """
@@ -215,7 +216,7 @@ class RunFolder:
             ) from error
 
     def _parts(self, table: str) -> list[tuple[int, str]]:
-        """(round, name) of a table's parts in order; temporary files that a crash left do not match."""
+        """Return (round, name) of a table's parts in order; temporary files that a crash left do not match."""
         matches = [match for name in self.files(table) if (match := _PART.fullmatch(name))]
         return sorted((int(match[1]), f"{table}/{match[0]}") for match in matches)
 
@@ -227,7 +228,7 @@ class RunFolder:
 
 
 def completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A table with nulls for columns that the schema did not have when it was written, in the schema's order."""
+    """Return a table in the schema's order, with nulls for columns that are younger than the table."""
     for field in schema:
         if field.nullable and field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(len(table), field.type))
@@ -235,7 +236,7 @@ def completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def checked(table: pa.Table) -> pa.Table:
-    """A table that was read from a file; raises `ValueError` for text that is none and nulls where there are none."""
+    """Return a table that was read from a file; raises `ValueError` for invalid text and for forbidden nulls."""
     table.validate(full=True)
     for field in table.schema:
         if not field.nullable and table[field.name].null_count:
@@ -244,14 +245,14 @@ def checked(table: pa.Table) -> pa.Table:
 
 
 def _locate(path: str) -> tuple[AbstractFileSystem, str]:
-    """The file system behind a local path or URL, and the path on it."""
+    """Return the file system behind a local path or URL, and the path on it."""
     with _explained("use", path, "give a local folder, or an fsspec URL whose package is installed (s3:// needs s3fs)"):
         fs, root = url_to_fs(os.path.expanduser(path))
         return fs, root
 
 
 def _check_bucket(fs: AbstractFileSystem, root: str) -> None:
-    """Raise whatever listing a bucket raises: s3fs would make one that is not there, mistyped or not."""
+    """Raise what listing a bucket raises, for s3fs would create a missing one, mistyped or not."""
     bucket = root.partition("/")[0]  # empty where paths begin at a root
     if bucket and not isinstance(fs, LocalFileSystem):
         with suppress(PermissionError):  # rights may end at a part of it
@@ -259,7 +260,7 @@ def _check_bucket(fs: AbstractFileSystem, root: str) -> None:
 
 
 def _runs_in(fs: AbstractFileSystem, folder: str) -> list[str]:
-    """The names of the run folders directly inside a folder; none where it does not exist."""
+    """Return the names of the run folders directly inside a folder; empty where it does not exist."""
     if not fs.isdir(folder):
         return []
     folders = [entry["name"] for entry in fs.ls(folder, detail=True) if entry["type"] == "directory"]
@@ -267,7 +268,7 @@ def _runs_in(fs: AbstractFileSystem, folder: str) -> list[str]:
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """Put `data` at a local path in one step that survives a crash and a power cut; umask takes from its `mode`."""
+    """Write `data` to a local path in one step that survives a crash and a power cut; umask takes from its `mode`."""
     temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
     try:
         with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:

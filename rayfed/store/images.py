@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def encode_png(image: Tensor) -> bytes:
-    """An image as PNG, 8 bits a channel: lossless but for rounding to the nearest of 256 levels.
+    """Encode an image as PNG, 8 bits a channel: lossless but for rounding to the nearest of 256 levels.
 
     `image` is (1, H, W) grey or (3, H, W) RGB, in [0, 1]. What a diverged attack leaves outside that range is
     clamped, NaN becomes 0. Raises `ValueError` for any other shape.
@@ -26,7 +26,7 @@ def encode_png(image: Tensor) -> bytes:
 
 
 def decode_png(data: bytes) -> Tensor:
-    """The inverse of `encode_png`: (C, H, W) float32 in [0, 1]."""
+    """Decode a PNG of `encode_png` to (C, H, W) float32 in [0, 1]."""
     pixels = torch.from_numpy(np.array(Image.open(BytesIO(data))))
     channels_first = pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
     return channels_first.float() / 255

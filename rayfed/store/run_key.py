@@ -14,13 +14,13 @@ _BYTES = 32
 
 
 def save(folder: RunFolder, key: bytes) -> None:
-    """Keep the key of a run, in a folder that is private before it comes."""
+    """Write the key of a run, into a folder that is private before."""
     client_states.make_private(folder)
     folder.write_bytes(FILE, key, private=True)
 
 
 def load(folder: RunFolder) -> bytes | None:
-    """The key of a run, or None where the run has none (any more); raises `RunError` where it is damaged."""
+    """Read the key of a run, None where the run has none (any more); raises `RunError` where it is damaged."""
     if not folder.exists(FILE):
         return None
     key = folder.read_bytes(FILE)
@@ -30,6 +30,6 @@ def load(folder: RunFolder) -> bytes | None:
 
 
 def remove(folder: RunFolder) -> None:
-    """Forget the key, so that nobody can draw the run's noise again."""
+    """Remove the key of a run, so that nobody can draw its noise again."""
     if folder.exists(FILE):
         folder.remove(FILE)

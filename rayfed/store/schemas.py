@@ -18,12 +18,12 @@ _string, _int, _long, _real, _bytes = pa.string(), pa.int32(), pa.int64(), pa.fl
 
 
 def _key(name: str, type: pa.DataType, description: str) -> pa.Field:
-    """A column that every row has."""
+    """Return the field of a column that every row has."""
     return pa.field(name, type, nullable=False, metadata={"description": description})
 
 
 def _value(name: str, type: pa.DataType, description: str) -> pa.Field:
-    """A column that may be null: not measured, or not applicable."""
+    """Return the field of a column that may be null: not measured, or not applicable."""
     return pa.field(name, type, nullable=True, metadata={"description": description})
 
 
@@ -256,5 +256,5 @@ _IMAGE = ("arm", "round", "attack", "victim", "repeat", "sample")
 
 
 def image_key(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of `attacks`, `images` and `snapshots` that tell an image from all others of a run."""
+    """Return the columns of `attacks`, `images` and `snapshots` that tell an image from all others of a run."""
     return {column: row[column] for column in _IMAGE}

@@ -1,4 +1,4 @@
-"""What readers count on in the documents of a run folder, which may come from anybody or from another version."""
+"""Shape checks of the documents of a run folder, which may come from anybody or from another version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PLAIN = TypeAdapter(dict[str, JsonValue])
 
 
 class _Part(BaseModel):
-    """A section of which only what is read is looked at."""
+    """Base of sections of which only the fields that are read are checked."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -92,7 +92,7 @@ _SHAPES: dict[str, type[BaseModel]] = {
 
 
 def check_shape(name: str, value: Any) -> None:
-    """Raise `ValueError` where a document of this name is not as a run writes it."""
+    """Raise `ValueError` unless a document of this name has the shape that a run writes."""
     try:
         _PLAIN.validate_python(value)
         if shape := _SHAPES.get(name):

@@ -1,4 +1,4 @@
-"""States as bytes that `torch.load(weights_only=True)` reads: tensors, numbers, strings, bytes, None and containers."""
+"""States as bytes for `torch.load(weights_only=True)`: tensors, numbers, strings, bytes, None and containers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 
 
 def packed(state: Any, where: str) -> bytes:
-    """A state as a file's content; raises `TypeError`, naming the place in `where`, for what could not be loaded."""
+    """Return a state as bytes; raises `TypeError`, naming the place in `where`, for what could not be loaded."""
     buffer = BytesIO()
     torch.save(_plain(state, where), buffer)
     return buffer.getvalue()
 
 
 def unpacked(data: bytes) -> Any:
-    """The state in a file's content, tensors on the CPU. Executes no code of the file."""
+    """Return the state in a file's content, tensors on the CPU; executes no code of the file."""
     return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
 
 
 def _plain(value: Any, where: str) -> Any:
-    """The same on the CPU; a view is cut loose from the storage behind it, which would be saved with it."""
+    """Return a value on the CPU, views cut loose from the storage behind them, which would be saved with them."""
     if isinstance(value, Tensor):
         here = value.detach().cpu()
         return here.clone() if here.untyped_storage().nbytes() > here.nbytes else here

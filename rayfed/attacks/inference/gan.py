@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from rayfed import seeds
 from rayfed.attacks.base import Inference, InferenceMetric
+from rayfed.attacks.forward_probe import buffers_for
 from rayfed.attacks.inference.one_by_one import OneByOne
-from rayfed.attacks.probe import buffers_for
 from rayfed.data.forms import Kind
 from rayfed.registry import component
 from rayfed.update import Observation

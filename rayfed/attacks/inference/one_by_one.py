@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rayfed.attacks.base import Inference
-from rayfed.attacks.probe import without_tracking
+from rayfed.attacks.forward_probe import without_tracking
 from rayfed.update import Observation
 
 

@@ -19,8 +19,8 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Inference, InferenceMetric
+from rayfed.attacks.forward_probe import buffers_for
 from rayfed.attacks.inference.one_by_one import OneByOne
-from rayfed.attacks.probe import buffers_for
 from rayfed.data.forms import KINDS, Kind
 from rayfed.gradients import flatten, many_gradients
 from rayfed.registry import component

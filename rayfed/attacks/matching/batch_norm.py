@@ -13,8 +13,8 @@ from torch.func import functional_call, vmap
 from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.matching.priors import Prior
-from rayfed.attacks.probe import buffers_for, without_tracking
 from rayfed.update import Observation
 
 

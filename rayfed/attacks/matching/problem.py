@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.matching.local_steps import many_local_updates
 from rayfed.attacks.matching.priors import Prior
-from rayfed.attacks.probe import buffers_for, without_tracking
 from rayfed.errors import UserError, nearest
 from rayfed.gradients import gradient, many_gradients, unflatten
 from rayfed.update import LocalTraining, Named, Observation

@@ -24,9 +24,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
-from rayfed.attacks.probe import buffers_for, without_tracking
 from rayfed.attacks.text.tokens import is_finite, table_of, texts
 from rayfed.data.forms import Kind, token_images
 from rayfed.models.front import Front

@@ -146,14 +146,14 @@ def played(scenario: scenarios.Scenario) -> tuple[Named, list[dict[str, Any]]]:
 
         def consult() -> None:
             while True:
-                of, payload = server.ask("one")
+                of, payload = server.request("one")
                 if of is None:
                     return
                 asked = drawn if of == "all" else drawn[:1]  # noqa: B023
                 said = [runtime.answer("one", sent, payload, c, {}, transcripts[c]) for c in asked]  # noqa: B023
-                server.hear("one", asked, *said)
+                server.receive("one", asked, *said)
 
-        if server.open("one", round, drawn):
+        if server.begin_round("one", round, drawn):
             consult()
             sent, _ = server.sent("one", round)
         cohorts = plan.cohorts(s, round)

@@ -27,7 +27,7 @@ def consult(
     members = {arm: [client for client in drawn if (arm, client) not in failed] for arm in sent}
     asking = list(sent)
     while asking:
-        asked = {arm: executor.serve("ask", arm, returns=2) for arm in asking}
+        asked = {arm: executor.serve("request", arm, returns=2) for arm in asking}
         found = zip(asked, executor.get([whom for whom, _ in asked.values()]), strict=True)
         of = {arm: whom for arm, whom in found if whom}
         calls = []
@@ -42,6 +42,6 @@ def consult(
         heard = []
         for arm in of:
             own = [client for client in members[arm] if (arm, client) in answers]
-            heard.append(executor.serve("hear", arm, own, *(answers[arm, client] for client in own)))
+            heard.append(executor.serve("receive", arm, own, *(answers[arm, client] for client in own)))
         executor.get(heard)
         asking = list(of)

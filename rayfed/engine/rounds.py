@@ -93,7 +93,7 @@ class Round:
         members = plan.drawn_clients(federation.scenario, self.number)
         if not members:
             return sent
-        opening = [federation.executor.serve("open", arm, self.number, members) for arm in self.arms]
+        opening = [federation.executor.serve("begin_round", arm, self.number, members) for arm in self.arms]
         opened = [arm for arm, opens in zip(self.arms, federation.executor.get(opening), strict=True) if opens]
         states = {arm: federation.load_states(arm, members, self.number) for arm in opened}
         consult(federation, self.number, {arm: sent[arm] for arm in opened}, states)

@@ -71,7 +71,7 @@ class Server:
         known = session.broadcast() if session else None
         return Sent(round, model.weights, model.buffers, self._keys[arm], known), Kept(model.state, model.memory)
 
-    def open(self, arm: str, round: int, clients: Sequence[int]) -> bool:
+    def begin_round(self, arm: str, round: int, clients: Sequence[int]) -> bool:
         """Begin a round of these clients and return whether the rule has a question before they train."""
         aggregation = self._aggregations[arm]
         if not isinstance(aggregation, InteractiveAggregation):
@@ -86,7 +86,7 @@ class Server:
         for (level, index), partial in partials.items():
             self._folds[arm].add(index, partial, level)
 
-    def ask(self, arm: str) -> tuple[str | None, Any]:
+    def request(self, arm: str) -> tuple[str | None, Any]:
         """Return whom the rule asks, and what, or None where it has no question (any more).
 
         It asks about its session before anything is added, and about the sums when all is, before it steps.
@@ -102,7 +102,7 @@ class Server:
         question = self._sessions[arm].request() if arm in self._sessions else None
         return (question.of, question.payload) if question else (None, None)
 
-    def hear(self, arm: str, clients: Sequence[int], *answers: Any) -> None:
+    def receive(self, arm: str, clients: Sequence[int], *answers: Any) -> None:
         """Take the clients' answers to what was asked last."""
         self._sessions[arm] = self._sessions[arm].receive(dict(zip(clients, answers, strict=True)))
 

@@ -5,26 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pytest
 import torch
 
-from actors.process import Share
-from actors.server import ServerActor, ServerRole
 from rayfed import scenario as scenarios
-from rayfed.aggregation.server_optimiser import ServerOptimiser
-from rayfed.client import plan
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.visit import ClientVisit
 from rayfed.crypto.layout import Layout, flat, single
+from rayfed.engine import runs
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
 from rayfed.errors import ScenarioError, UserError
 from rayfed.protections.base import Protection
 from rayfed.protections.channel import ClientRound, Opened, SecureChannel
 from rayfed.questions import RoundSession
 from rayfed.registry import component
+from rayfed.store import checkpoint
 from rayfed.update import Named, Update
 
 STEP = 2.0**-30
@@ -124,55 +126,19 @@ def parsed(rule: str, channel: str | None) -> scenarios.Scenario:
     return scenarios.parse(TEXT, changes=[f"arms={{one: {{{rule}{protected}}}}}"])
 
 
-def played(scenario: scenarios.Scenario) -> tuple[Named, list[dict[str, Any]]]:
-    """Two rounds at a server that has no secrets: its weights, and the rows of clients."""
-    inputs = prepare(scenario)
-    s, rows = inputs.scenario, []
-    runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
-    protecting = plan.protecting(s, "one", inputs.parts.sizes)
-    role = ServerRole(
-        s.aggregation_of("one"),
-        s.stacks["one"],
-        s.clients_per_round,
-        ServerOptimiser("sgd", s.server_lr("one")),
-        protecting,
-        runtime.make_keys("one"),
-    )
-    state = {"weights": runtime.arm("one").weights, "buffers": runtime.arm("one").buffers, "state": {}, "memory": {}}
-    server = ServerActor({"one": role}, Share(1, 0), {"one": state})
-    for round in range(s.federation.rounds):
-        drawn, (sent, _) = plan.drawn_clients(s, round), server.sent("one", round)
-        transcripts: dict[int, dict[str, bytes]] = {c: {} for c in drawn}
-
-        def consult() -> None:
-            while True:
-                of, payload = server.request("one")
-                if of is None:
-                    return
-                asked = drawn if of == "all" else drawn[:1]  # noqa: B023
-                said = [runtime.answer("one", sent, payload, c, {}, transcripts[c]) for c in asked]  # noqa: B023
-                server.receive("one", asked, *said)
-
-        if server.begin_round("one", round, drawn):
-            consult()
-            sent, _ = server.sent("one", round)
-        cohorts = plan.cohorts(s, round)
-        for index, clients in enumerate(cohorts):
-            partial, report = runtime.cohort("one", sent, clients, {})
-            server.add("one", len(cohorts), {(0, index): partial})
-            rows += report.rows
-        consult()
-        _, kept = server.finish("one", round, plan.server_key(s, "one", round, []), False)
-        assert kept.aborted is None
-    sent, _ = server.sent("one", s.federation.rounds)
-    return {**sent.weights, **sent.buffers}, rows
+def played(scenario: scenarios.Scenario, folder: Path) -> tuple[Named, list[dict[str, Any]]]:
+    """The weights and buffers after a run, and the rows of its clients."""
+    run = runs.launch(scenario, str(folder), local, Progress())
+    saved = checkpoint.load(run)
+    assert saved is not None
+    return {**saved.server["one"]["weights"], **saved.server["one"]["buffers"]}, run.read_table("clients").to_pylist()
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("channel", CHANNELS)
-def test_any_weighted_sum_goes_over_any_channel(rule: str, channel: str) -> None:
+def test_any_weighted_sum_goes_over_any_channel(rule: str, channel: str, tmp_path: Path) -> None:
     """To what it comes to in plain, but for the last step of values; the noise is drawn once, at the server."""
-    (found, rows), (plain, _) = (played(parsed(RULES[rule], kind)) for kind in (CHANNELS[channel], None))
+    (found, rows), (plain, _) = (played(parsed(RULES[rule], kind), tmp_path) for kind in (CHANNELS[channel], None))
     size = sum(t.numel() for t in plain.values())
     for name, tensor in plain.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)
@@ -184,7 +150,7 @@ def test_what_a_channel_leaves_in_the_clear_is_observed() -> None:
     inputs = prepare(scenarios.parse(TEXT, changes=[f"arms={{one: {{protection: '{CHANNELS['clear']}'}}}}"]))
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     sent = Sent(0, runtime.arm("one").weights, runtime.arm("one").buffers)
-    observation, _ = ObservationBuilder(runtime).observe("one", sent, 0, inputs.scenario.attacks[0], {})
+    observation, _ = ObservationBuilder(runtime).observe(ClientVisit("one", sent, 0), inputs.scenario.attacks[0])
     assert observation.update
     assert observation.sealed is None
     assert inputs.encryption == ["arm one sends whole numbers in the clear", "arm one is INSECURE: it protects nothing"]

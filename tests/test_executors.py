@@ -64,14 +64,13 @@ def test_actors_come_to_the_same_bits(
     """Weights, clients' states and tables, with one, two and four client actors."""
     monkeypatch.chdir(REPOSITORY)
     monkeypatch.syspath_prepend(path.parent)
-    s = scenarios.load(path, tiny(path, request))
+    changes = tiny(path, request)
     but = RANDOM_SIZES if "encrypted" in path.stem else ()
-    here = runs.launch(s, str(tmp_path), local, Progress())
+    here = runs.launch(scenarios.load(path, changes), str(tmp_path), local, Progress())
     for actors in (2,) if path.stem in QUICK else (1, 2, 4):
-        resources = s.resources.model_copy(deep=True)
-        resources.clients.actors = actors
-        there = runs.launch(s.model_copy(update={"resources": resources}), str(tmp_path), on_ray(), Progress())
-        assert not differences(Path(there.url), Path(here.url), but), actors
+        there = scenarios.load(path, [*changes, f"resources.clients.actors={actors}"])
+        folder = runs.launch(there, str(tmp_path), on_ray(), Progress())
+        assert not differences(Path(folder.url), Path(here.url), but), actors
 
 
 @component

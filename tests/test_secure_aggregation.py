@@ -275,7 +275,7 @@ def test_a_round_of_training_is_plain_fedavg_of_those_who_are_left(arm: str) -> 
     scenario = parsed()
     inputs = prepare(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    protecting = plan.protecting(scenario, runtime.specs[arm], [len(part) for part in inputs.parts])
+    protecting = plan.protecting(scenario, runtime.specs[arm], inputs.parts.sizes)
     assert protecting is not None
     server, members = protecting.wrap(FedAvg()), plan.drawn_clients(scenario, 1)
     sent = Sent(1, runtime.arm(arm).weights, runtime.arm(arm).buffers)

@@ -24,7 +24,7 @@ from rayfed.engine.local import local
 from rayfed.engine.local_sweep import local_sweep
 from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.engine.search import Tried, search
-from rayfed.engine.sweeps import SweepRecorder
+from rayfed.engine.sweeps import SweepExecution, SweepRecorder
 from rayfed.errors import ResourceError, RunError, ScenarioError, UserError
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
@@ -264,7 +264,7 @@ def test_tune_comes_to_the_same_table(swept: SweepFolder, scenario: Scenario, tm
 def test_optuna_tries_as_many_settings_as_it_is_told(
     where: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    execution = local_sweep
+    execution: SweepExecution = local_sweep
     if where == "on Tune":
         request.getfixturevalue("ray_session")
         execution = on_tune()

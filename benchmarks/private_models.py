@@ -152,8 +152,8 @@ def attackers_view(scenario: Scenario, arm: str, runtime: ClientRuntime) -> Arm:
 
 def error(outcomes: Sequence[tuple[Truth, Reconstruction]]) -> str:
     """The paper's two measures over the images: mean squared error in [0, 1], and the increase in knowledge."""
-    found = [float(mse(truth.images.cpu(), guess.images)) for truth, guess in outcomes]
-    learnt = mean(float(knowledge_increment(truth.images.cpu(), guess.images)) for truth, guess in outcomes)
+    found = [float(mse(truth.inputs.cpu(), guess.images)) for truth, guess in outcomes]
+    learnt = mean(float(knowledge_increment(truth.inputs.cpu(), guess.images)) for truth, guess in outcomes)
     spread = stdev(found) if len(found) > 1 else 0
     return f"BP_MSE {mean(found):.1e} +- {spread:.1e} (median {median(found):.1e}), BP_KI {learnt:.2f}"
 

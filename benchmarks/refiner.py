@@ -105,7 +105,7 @@ def cost(arguments: argparse.Namespace) -> None:
         task = task_of(model, batch)
         method = gradient_method([refiner])
 
-        def evaluate(images: Tensor = batch.images) -> None:
+        def evaluate(images: Tensor = batch.inputs) -> None:
             images = images.clone().requires_grad_()
             torch.autograd.grad(network(images).sum(), images)
 

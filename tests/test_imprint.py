@@ -190,8 +190,8 @@ def test_the_host_sends_its_victims_the_tampered_model(observes: str) -> None:
     attack = spec.build()
     assert isinstance(attack, MaliciousServer)
     elsewhere = build_model("lenet", {}, (1, 8, 8), 10, seed=99)
-    single = alone(seen, truth.images)
-    assert (quality(truth.images, rebuilt(attack, elsewhere, seen))[single] > 30).float().mean() > 0.9
+    single = alone(seen, truth.inputs)
+    assert (quality(truth.inputs, rebuilt(attack, elsewhere, seen))[single] > 30).float().mean() > 0.9
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_the_host_asks_about_as_many_members_as_others() -> None:
     images, labels = seen.extra["candidates"]
     assert truth.members is not None
     assert truth.members.sum() * 2 == len(images) == len(labels)
-    own = {image.numpy().tobytes() for image in truth.images}
+    own = {image.numpy().tobytes() for image in truth.inputs}
     tests, _ = h.test_data()
     others = {image.numpy().tobytes() for image in tests}
     assert all(image.numpy().tobytes() in own for image in images[truth.members])

@@ -40,7 +40,7 @@ class ClientVisit:
 class Truth:
     """What lies behind an observation; for scoring alone."""
 
-    images: Tensor
+    inputs: Tensor
     """(N, C, H, W) in [0, 1]."""
     labels: Tensor
     """(N,) int64."""

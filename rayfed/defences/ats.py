@@ -43,7 +43,7 @@ class Ats(Defence):
 
         def data(task: Task) -> Batch:
             own = next(task)
-            return own._replace(images=self.transform(own.images, task.generator))
+            return own._replace(inputs=self.transform(own.inputs, task.generator))
 
         return data
 

@@ -86,7 +86,7 @@ class InstaHide(Defence):
                 others = task.public_for("instahide with `public: true`")
                 _check(len(others.labels), self.least_public, "public")
                 shared = subsets(draw, samples, len(others.labels), self.least_public)
-                mixed += blend(others.images, shared, coefficients[:, private:])
+                mixed += blend(others.inputs, shared, coefficients[:, private:])
             flips = torch.rand(mixed.shape, generator=task.generator).to(mixed) < 0.5
             return mixtures(torch.where(flips, 1 - mixed, mixed), blend(labels, rows, own / own.sum(1, keepdims=True)))
 

@@ -67,8 +67,8 @@ class Refiner(Defence):
 
     def _refined(self, task: Task, weights: Named, batch: Batch, true: Named) -> Batch:
         """The batch with robust images in place of its own."""
-        noise = torch.rand(batch.images.shape, generator=task.generator).to(batch.images)
-        images = (1 - self.alpha) * batch.images + self.alpha * noise
+        noise = torch.rand(batch.inputs.shape, generator=task.generator).to(batch.inputs)
+        images = (1 - self.alpha) * batch.inputs + self.alpha * noise
         evaluator = load_evaluator(self.evaluator, images.device)
         importance = utility_weights(true, weights, self.tau)
         for _ in range(self.iterations):
@@ -80,7 +80,7 @@ class Refiner(Defence):
             push = len(images) * torch.autograd.grad(differences.square().sum(), images)[0]
             push -= self.beta * torch.autograd.grad(evaluator(images).sum(), images)[0]
             images = (images.detach() - self.lr * push).clamp(0, 1)
-        return batch._replace(images=images)
+        return batch._replace(inputs=images)
 
 
 def utility_weights(true: Named, weights: Named, tau: float) -> Named:

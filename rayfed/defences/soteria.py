@@ -78,7 +78,7 @@ class Soteria(Defence):
             sent, loss = next(task, weights, batch)
             front = front_of(task.model)
             state, name = {**weights, **task.buffers}, f"{front.cut}.weight"
-            kept = self._kept(lambda images: front(state, images), batch.images, task.generator)
+            kept = self._kept(lambda images: front(state, images), batch.inputs, task.generator)
             return sent | {name: sent[name] * kept}, loss
 
         return gradient

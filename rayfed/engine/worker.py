@@ -70,7 +70,7 @@ class ClientWorker(ClientRuntime):
     def _scored(self, truth: Truth, guess: Reconstruction, strip: bool) -> Scored:
         if guess.status == "not applicable":
             return Scored([row | {"distortion": truth.distortion} for row in self._scorer.nothing(truth.labels)])
-        true = truth.images.cpu()
+        true = truth.inputs.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
         orders = [row.pop("order") for row in rows]
         rows = [row | {"distortion": truth.distortion} for row in rows]

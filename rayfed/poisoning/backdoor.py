@@ -49,9 +49,9 @@ class Backdoor(Poisoning):
         """Some of the samples stamped, and labelled as the target."""
         count = len(data.labels)
         some = torch.randperm(count, generator=generator)[: ceil(self.share * count)].to(data.labels.device)
-        images, labels = data.images.clone(), data.labels.clone()
+        images, labels = data.inputs.clone(), data.labels.clone()
         images[some], labels[some] = self._stamped(images[some]), self.target
-        return data._replace(images=images, labels=labels)
+        return data._replace(inputs=images, labels=labels)
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
         """The update times the scale."""
@@ -60,7 +60,7 @@ class Backdoor(Poisoning):
     def triggered(self, test: Batch) -> Batch:
         """The stamped images of other classes, labelled as the target."""
         others = test.rows((test.labels != self.target).nonzero().flatten())
-        return Batch(self._stamped(others.images), torch.full_like(others.labels, self.target))
+        return Batch(self._stamped(others.inputs), torch.full_like(others.labels, self.target))
 
     def _stamped(self, images: Tensor) -> Tensor:
         stamped = images.clone()

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import ray
 from ray.actor import ActorHandle
 
-from actors.process import Share
+from actors.process import ResourceShare
 
 Acquired: TypeAlias = "tuple[ActorHandle[Any], ray.ObjectRef[Any]]"
 """An actor, and what is there once it is up."""
@@ -18,10 +18,10 @@ class ActorPool:
     """Makes actors, and keeps those that are released for the next run of this process."""
 
     def __init__(self) -> None:
-        self._idle: dict[tuple[str, Share], list[ActorHandle[Any]]] = defaultdict(list)
-        self._kinds: dict[ActorHandle[Any], tuple[str, Share]] = {}
+        self._idle: dict[tuple[str, ResourceShare], list[ActorHandle[Any]]] = defaultdict(list)
+        self._kinds: dict[ActorHandle[Any], tuple[str, ResourceShare]] = {}
 
-    def acquire(self, kind: type, share: Share, *arguments: Any) -> Acquired:
+    def acquire(self, kind: type, share: ResourceShare, *arguments: Any) -> Acquired:
         """An actor made with its share and these arguments."""
         key = kind.__name__, share
         if self._idle[key]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from actors.process import Renewable, Share, set_up
+from actors.process import Renewable, ResourceShare, set_up
 from rayfed.engine.attacker import Attacker
 
 
 class AttackerActor(Renewable, Attacker):
     """Does the calls of `Attacker` on its share of a node."""
 
-    def __init__(self, share: Share, image_shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, share: ResourceShare, image_shape: tuple[int, int, int], classes: int) -> None:
         super().__init__(image_shape, classes, set_up(share))

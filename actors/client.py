@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.process import Renewable, Share, set_up
+from actors.process import Renewable, ResourceShare, set_up
 from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts
 from rayfed.engine.worker import ClientWorker
@@ -12,5 +12,7 @@ from rayfed.scenario import Scenario
 class ClientActor(Renewable, ClientWorker):
     """Does the calls of `ClientWorker` on its share of a node; it alone has data."""
 
-    def __init__(self, share: Share, scenario: Scenario, data: Dataset, parts: Parts, validation: Parts) -> None:
+    def __init__(
+        self, share: ResourceShare, scenario: Scenario, data: Dataset, parts: Parts, validation: Parts
+    ) -> None:
         super().__init__(scenario, data, parts, set_up(share), validation)

@@ -13,7 +13,7 @@ from math import ceil
 import ray
 
 from actors import local_ray
-from actors.process import Share
+from actors.process import ResourceShare
 from actors.shipping import runtime_env
 from rayfed.errors import ResourceError
 from rayfed.scenario import Actors, Scenario
@@ -57,10 +57,10 @@ class Allotment:
     """How many actors of each kind a run starts, and what each may use."""
 
     clients: int
-    client: Share
-    server: Share
+    client: ResourceShare
+    server: ResourceShare
     attackers: int
-    attacker: Share
+    attacker: ResourceShare
 
     def describe(self) -> str:
         """How many actors of which share, in words."""
@@ -137,7 +137,7 @@ def check_trial(allotment: Allotment) -> None:
         _check_total(allotment, nodes)
 
 
-def fits(nodes: Sequence[tuple[float, float]], shares: Sequence[Share]) -> bool:
+def fits(nodes: Sequence[tuple[float, float]], shares: Sequence[ResourceShare]) -> bool:
     """Whether actors with these shares have a place, the largest placed first: each on one node, a part of a GPU on
     one GPU.
     """
@@ -153,7 +153,7 @@ class _Free:
     cpus: float
     gpus: list[float]
 
-    def take(self, share: Share) -> bool:
+    def take(self, share: ResourceShare) -> bool:
         """Give this share away, if it is there."""
         each = min(share.num_gpus, 1.0)
         able = [i for i, left in enumerate(self.gpus) if left > each - _ROUNDING][: ceil(share.num_gpus)]
@@ -165,11 +165,11 @@ class _Free:
         return True
 
 
-def _share(kind: Actors, default_cpus: float) -> Share:
-    return Share(default_cpus if kind.num_cpus is None else kind.num_cpus, kind.num_gpus, tuple(sys.path))
+def _share(kind: Actors, default_cpus: float) -> ResourceShare:
+    return ResourceShare(default_cpus if kind.num_cpus is None else kind.num_cpus, kind.num_gpus, tuple(sys.path))
 
 
-def _check_node(what: str, share: Share, nodes: Sequence[tuple[float, float]]) -> None:
+def _check_node(what: str, share: ResourceShare, nodes: Sequence[tuple[float, float]]) -> None:
     """One actor lives on one node."""
     if fits(nodes, [share]):
         return

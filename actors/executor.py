@@ -14,7 +14,7 @@ from actors.actor_pool import ActorPool
 from actors.attacker import AttackerActor
 from actors.client import ClientActor
 from actors.cluster import Allotment, allot, connected
-from actors.process import Share
+from actors.process import ResourceShare
 from actors.server import ServerActor
 from actors.workers import Workers, wait_for
 from rayfed.data.partitions.base import Parts
@@ -161,7 +161,7 @@ class RayExecutor:
             self._actor_pool.release(self._server, keep)
 
     def _workers(
-        self, kind: type, size: int, share: Share, args: tuple[Any, ...], make_room: Callable[[], None]
+        self, kind: type, size: int, share: ResourceShare, args: tuple[Any, ...], make_room: Callable[[], None]
     ) -> Workers:
         return Workers(self._actor_pool, size, kind, share, *args, make_room=make_room)
 

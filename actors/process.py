@@ -14,7 +14,7 @@ from actors import transport
 
 
 @dataclass(frozen=True)
-class Share:
+class ResourceShare:
     """What one actor may use of its node."""
 
     num_cpus: float
@@ -26,7 +26,7 @@ class Share:
         return f"{self.num_cpus:g} CPU" + (f" and {self.num_gpus:g} GPU" if self.num_gpus else "")
 
 
-def set_up(share: Share) -> torch.device:
+def set_up(share: ResourceShare) -> torch.device:
     """Bind this process to its share and return the device to compute on.
 
     The number of threads follows the scenario and not the machine, for it changes the order of sums inside a

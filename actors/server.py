@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from actors.process import Renewable, Share, set_up
+from actors.process import Renewable, ResourceShare, set_up
 from rayfed.engine.server import ArmState, Server, ServerRole
 
 
 class ServerActor(Renewable, Server):
     """Adds and does not train, so its model stays on the CPU, where partial results arrive."""
 
-    def __init__(self, share: Share, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
+    def __init__(self, share: ResourceShare, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         set_up(share)
         super().__init__(roles, saved)

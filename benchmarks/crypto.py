@@ -24,7 +24,7 @@ from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed.crypto.paillier import KeyPair
 from rayfed.crypto.sealing import Keys, Load, Sealer
-from rayfed.engine import runs as launch
+from rayfed.engine import runs
 from rayfed.engine.progress import Progress
 from rayfed.models.build import build_model
 from rayfed.protections.bfv import Bfv
@@ -152,7 +152,7 @@ def rounds(data: str) -> None:
         )
         clock = Clock()
         with tempfile.TemporaryDirectory() as folder:
-            launch.launch(scenario, folder, on_ray(), clock)
+            runs.launch(scenario, folder, on_ray(), clock)
         spent[arm] = clock.seconds[1]
         print(f"LeNet, ten clients of {data}, {arm}: {spent[arm]:.2f} s a round, {spent[arm] - spent['plain']:+.2f} s")
 

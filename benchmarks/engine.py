@@ -27,16 +27,19 @@ from time import perf_counter
 
 import numpy as np
 
-from actors import transport
-from actors.actor_pool import ActorPool
-from actors.cluster import allot, connected
+from actors.executor import on_ray
 from benchmarks.work import BATCH, LR, SAMPLES, PlainLoop, Work, data
 from rayfed import scenario as scenarios
+from rayfed.client.arm import build_arm
 from rayfed.client.plan import drawn_clients
 from rayfed.data.base import Dataset
-from rayfed.engine.federation import Federation, count_calls
+from rayfed.data.partitions.base import Parts
+from rayfed.engine.account import Account
+from rayfed.engine.federation import Federation
+from rayfed.engine.inputs import Inputs
 from rayfed.engine.progress import Progress
-from rayfed.scenario import Scenario
+from rayfed.engine.rounds import Round
+from rayfed.scenario import Scenario, resolve
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PROCESSES = 2
@@ -71,22 +74,20 @@ def engine(work: Work) -> Iterator[PlayRound]:
     scenario = scenario_of(work)
     images, labels = data(work.clients, work.shape)
     dataset = Dataset(images, labels, images[:1], labels[:1], tuple("0123456789"))
-    parts = np.split(np.arange(len(labels)), work.clients)
-    with connected(None, scenario):
-        transport.register()
-        allotment = allot(scenario, *count_calls(scenario, len(dataset.test_labels)))
-        federation = Federation(scenario, dataset, parts, [], allotment, Progress(), {}, lambda *_: {}, ActorPool())
-        federation.start()
+    parts = Parts.of(np.split(np.arange(len(labels)), work.clients))
+    arm = build_arm(resolve(scenario)["none"], dataset.image_shape, len(dataset.classes), scenario.seed)
+    inputs = Inputs(scenario, dataset, parts, Parts.of([]), [Account(scenario, arm, parts.sizes, dataset.image_shape)])
+    with on_ray()(inputs, Progress()) as executor:
+        federation = Federation(inputs, executor, Progress(), {}, lambda *_: {})
 
         def play(round: int) -> float:
             began = perf_counter()
-            done = federation.play(round, {"none": sys.maxsize})
+            done = Round(federation, round, ["none"]).play(due=())
             seconds = perf_counter() - began
             assert len(done.clients) == work.per_round
             return seconds
 
         yield play
-        federation.close()
 
 
 @contextmanager

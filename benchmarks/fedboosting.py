@@ -128,11 +128,12 @@ def play(inputs: Inputs, arm: str) -> Iterator[Played]:
     """The rounds of one arm, as the actors play them."""
     s, samples = inputs.scenario, len(inputs.data.test_labels)
     runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
-    rule = aggregation_of(s.aggregation_of(arm), s.stacks[arm], s.clients_per_round)
+    rule = aggregation_of(runtime.specs[arm])
     keys = b""
-    if protecting := plan.protecting(s, arm, [len(part) for part in inputs.parts]):
+    if protecting := plan.protecting(s, runtime.specs[arm], [len(part) for part in inputs.parts]):
         rule, keys = protecting.wrap(rule), runtime.make_keys(arm)
-    model = GlobalModel(runtime.arm(arm).weights, runtime.arm(arm).buffers, ServerOptimiser("sgd", s.server_lr(arm)))
+    built = runtime.arm(arm)
+    model = GlobalModel(built.weights, built.buffers, ServerOptimiser("sgd", built.spec.server_lr))
     for round in range(s.federation.rounds):
         sent, cohorts = Sent(round, model.weights, model.buffers, keys), plan.cohorts(s, round)
         fold = TreeFold(rule, len(cohorts))
@@ -196,7 +197,7 @@ def encrypted(chosen: argparse.Namespace) -> None:
 def least_cosine(inputs: Inputs, arm: str) -> float:
     """Between a client's update of the first round and what stands for it."""
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
-    keys = runtime.make_keys(arm) if inputs.scenario.protection_of(arm) else b""
+    keys = runtime.make_keys(arm) if runtime.specs[arm].protection else b""
     seen = runtime.seen(arm, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers, keys), {})
     assert seen is not None
     shown = torch.stack([torch.cat([t.ravel() for t in update.values()]) for update in seen.updates.values()]).double()
@@ -211,7 +212,7 @@ def toy(chosen: argparse.Namespace) -> None:
         alone = ["federation.clients=1", "arms={centralised: []}"]
         all_inputs = prepare(scenarios.parse(text, changes=[*changes, *alone]))
         inputs = prepare(scenarios.parse(text, changes=changes))
-        runs = {arm: list(play(inputs, arm)) for arm in inputs.scenario.stacks}
+        runs = {arm: list(play(inputs, arm)) for arm in inputs.scenario.played}
         runs["centralised"] = list(play(all_inputs, "centralised"))
         planes = {arm: plane(all_inputs, rounds[-1].model) for arm, rounds in runs.items()}
         for arm, rounds in runs.items():

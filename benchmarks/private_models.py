@@ -100,15 +100,14 @@ class Run:
 
     @classmethod
     def of(cls, scenario: Scenario, runtime: ClientRuntime, arm: str) -> Run:
-        built, lr = runtime.arm(arm), scenario.server_lr(arm)
+        built, lr = runtime.arm(arm), runtime.specs[arm].server_lr
         return cls(
             scenario, runtime, arm, GlobalModel(built.weights, built.buffers, optimiser=ServerOptimiser("sgd", lr, 0.0))
         )
 
     def play(self) -> Iterator[Sent]:
         """What is sent in each round, and last what would be sent in one more."""
-        stack, clients = self.scenario.stacks[self.arm], range(self.scenario.federation.clients)
-        rule = aggregation_of(self.scenario.federation.aggregation, stack, len(clients))
+        clients, rule = range(self.scenario.federation.clients), aggregation_of(self.runtime.specs[self.arm])
         for round in range(self.scenario.federation.rounds):
             sent = Sent(round, self.model.weights, self.model.buffers)
             yield sent
@@ -139,15 +138,15 @@ class Run:
             )
             seen.append(observation)
             truths.append(truth)
-        arm = attackers_view(self.scenario, self.arm, self.runtime)
+        arm = attackers_view(self.arm, self.runtime)
         freeze(arm.model, arm.private - seen[0].weights.keys())
         generators = [torch.Generator().manual_seed(victim) for victim in range(len(seen))]
         return list(zip(truths, spec.build().reconstruct(seen, arm.model, generators), strict=True))
 
 
-def attackers_view(scenario: Scenario, arm: str, runtime: ClientRuntime) -> Arm:
+def attackers_view(arm: str, runtime: ClientRuntime) -> Arm:
     data = runtime.data
-    return build_arm(scenario.model_of(arm), scenario.stacks[arm], data.image_shape, len(data.classes), seed=0)
+    return build_arm(runtime.specs[arm], data.image_shape, len(data.classes), seed=0)
 
 
 def error(outcomes: Sequence[tuple[Truth, Reconstruction]]) -> str:

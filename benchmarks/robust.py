@@ -43,7 +43,7 @@ def main() -> None:
         scenario = load(chosen.scenario, [*chosen.changes, f"seed={seed}"])
         inputs = prepare(scenario)
         runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
-        for name in scenario.stacks:
+        for name in scenario.played:
             arm, _, opponent = name.partition(VERSUS)
             if chosen.arms is None or arm in chosen.arms:
                 found.setdefault((arm, opponent), []).append(played(scenario, runtime, name))
@@ -54,8 +54,8 @@ def main() -> None:
 def played(scenario: Scenario, runtime: ClientRuntime, arm: str) -> tuple[float, float | None]:
     """Test accuracy after the last round, and the backdoor's if there is one; who diverges has learnt nothing."""
     built = runtime.arm(arm)
-    model = GlobalModel(built.weights, built.buffers, ServerOptimiser("sgd", scenario.server_lr(arm), 0.0))
-    rule = aggregation_of(scenario.aggregation_of(arm), scenario.stacks[arm], scenario.clients_per_round)
+    model = GlobalModel(built.weights, built.buffers, ServerOptimiser("sgd", built.spec.server_lr, 0.0))
+    rule = aggregation_of(built.spec)
     tests = len(runtime.data.test_labels)
     for round in range(scenario.federation.rounds):
         cohorts = plan.cohorts(scenario, round)

@@ -25,14 +25,15 @@ from time import perf_counter
 
 import numpy as np
 
-from actors import transport
 from actors.actor_pool import ActorPool
 from actors.cluster import allot, connected
+from actors.executor import for_trial
 from benchmarks.memory import Watch, family
 from rayfed import scenario as scenarios
-from rayfed.engine.federation import Federation, count_calls
+from rayfed.engine.federation import Federation
 from rayfed.engine.inputs import prepare
 from rayfed.engine.progress import Progress
+from rayfed.engine.rounds import Round, count_calls
 from rayfed.store import checkpoint
 from rayfed.store.folder import RunFolder
 
@@ -84,16 +85,10 @@ def federation(
 ) -> Iterator[Federation]:
     changes = [f"federation.clients={clients}", f"federation.clients_per_round={per_round}"]
     changes.append(f"federation.cohort_size={ceil(per_round / cohorts)}")
-    scenario = scenarios.parse(TEXT, changes=changes)
-    inputs = prepare(scenario)
-    allotment = allot(scenario, *count_calls(scenario, len(inputs.data.test_labels)))
-    recall = partial(checkpoint.load_states, folder)
-    made = Federation(
-        scenario, inputs.data, inputs.parts, inputs.validation, allotment, Progress(), {}, recall, actor_pool
-    )
-    made.start()
-    yield made
-    made.close(keep=True)
+    inputs = prepare(scenarios.parse(TEXT, changes=changes))
+    allotment = allot(inputs.scenario, *count_calls(inputs.scenario, len(inputs.data.test_labels)))
+    with for_trial(allotment, actor_pool)(inputs, Progress()) as executor:
+        yield Federation(inputs, executor, Progress(), {}, partial(checkpoint.load_states, folder))
 
 
 def measure(clients: int, per_round: int, actor_pool: ActorPool, cohorts: int = 8) -> Point:
@@ -104,7 +99,7 @@ def measure(clients: int, per_round: int, actor_pool: ActorPool, cohorts: int = 
         with federation(clients, per_round, cohorts, actor_pool, folder) as played, Watch(os.getpid()) as watch:
             for round in range(rounds + (per_round <= 1000)):
                 began = perf_counter()
-                tables = played.play(round, {"none": sys.maxsize})
+                tables = Round(played, round, ["none"]).play(due=())
                 checkpoint.save(folder, checkpoint.Checkpoint(round, played.saved, played.changed))
                 seconds.append(perf_counter() - began)
                 working.append(tables.rounds[0]["actor_seconds"])
@@ -157,7 +152,6 @@ def main() -> None:
     chosen = parser.parse_args()
     actor_pool = ActorPool()
     with connected(None, scenarios.parse(TEXT)):
-        transport.register()
         flat = [measure(clients, PER_ROUND, actor_pool) for clients in TOTALS]
         growing = [measure(TOTAL, per_round, actor_pool) for per_round in PER_ROUNDS]
         fine = measure(TOTAL, 300, actor_pool, cohorts=300)

@@ -98,8 +98,8 @@ def _driven(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """When each cohort is trained, on which actor, and when the driver has its last report.
 
-    The driver does one thing at a time, as `actors.workers` does: it sends a call while an actor has fewer than two, and
-    takes the first report else.
+    The driver does one thing at a time, as `actors.workers` does: it sends a call while an actor has fewer than two,
+    and takes the first report else.
     """
     count = plan.nodes * plan.actors
     slots = deque([*range(count), *(range(count) if plan.cohorts > count else ())])

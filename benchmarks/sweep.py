@@ -20,9 +20,10 @@ import ray
 
 from actors.actor_pool import ActorPool
 from actors.cluster import allot_trial, connected
-from actors.sweep import sweep
+from actors.executor import for_trial
+from actors.sweep import on_tune
 from rayfed import scenario as scenarios
-from rayfed.engine import runs as launch
+from rayfed.engine import runs, sweeps
 from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
@@ -35,7 +36,7 @@ class Watch(SweepProgress):
     def __init__(self) -> None:
         self.ends: list[tuple[float, float]] = []
 
-    def starting(self, scenario: Any, folder: Any, allotment: Any, trials: int, done: int) -> None:
+    def starting(self, scenario: Any, folder: Any, where: str, trials: int, done: int) -> None:
         self.began = monotonic(), psutil.cpu_times().idle
 
     def trial_done(self, trial: Any, rows: Any) -> None:
@@ -61,12 +62,12 @@ def main() -> None:
     watch, alone = Watch(), []
     with tempfile.TemporaryDirectory() as out, connected(None, scenario):
         cores = int(ray.cluster_resources()["CPU"])
-        sweep(scenario, out, None, watch)
-        allotment, actor_pool = allot_trial(scenario), ActorPool()
+        sweeps.sweep(scenario, out, on_tune(), watch)
+        execution = for_trial(allot_trial(scenario), ActorPool())
         for trial in planned(scenario):
             before = monotonic()
             folder = RunFolder.create(out, "alone")
-            launch.launch_in(folder, scenario_of(scenario, trial), launch.Staff(allotment, actor_pool), Progress())
+            runs.launch_in(folder, scenario_of(scenario, trial), execution, Progress())
             alone.append(monotonic() - before)
     (start, idle), (end, idle_then) = watch.began, watch.ends[-1]
     wall = end - start

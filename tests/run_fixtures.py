@@ -18,11 +18,12 @@ import torch
 from ray.actor import ActorClass, ActorMethod
 from ray.exceptions import RayActorError
 
+from actors import executor
 from actors import sweep as sweeps
 from actors.actor_pool import Acquired, ActorPool
-from actors.process import Share
+from actors.executor import RayExecutor, on_ray
+from actors.process import ResourceShare
 from rayfed.engine import runs
-from rayfed.engine.federation import Federation
 from rayfed.engine.progress import Progress
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint
@@ -35,7 +36,7 @@ CPUS = 4
 class SharedActorPool(ActorPool):
     """Keeps the actors of a run for the next, and ends idle ones where another kind needs their CPUs."""
 
-    def acquire(self, kind: type, share: Share, *arguments: Any) -> Acquired:
+    def acquire(self, kind: type, share: ResourceShare, *arguments: Any) -> Acquired:
         if not self._idle[kind.__name__, share]:
             while self._taken() + share.num_cpus > CPUS and self._end_one():
                 pass
@@ -63,16 +64,16 @@ ACTORS = SharedActorPool()
 @contextmanager
 def sharing_actors() -> Iterator[None]:
     """Runs of this process end with their actors left to `ACTORS`, as the trials of a sweep do."""
-    closing, play_sweep = runs._closing, sweeps._play
+    closing, connected = executor._closing, sweeps.connected
 
-    def alone(*arguments: Any) -> None:
+    def alone(*arguments: Any) -> Any:
         ACTORS.end_idle()  # trials have actors of their own
-        play_sweep(*arguments)
+        return connected(*arguments)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sweeps, "_play", alone)
-        patched.setattr(runs, "ActorPool", lambda: ACTORS)
-        patched.setattr(runs, "_closing", lambda federation, keep: closing(federation, keep=True))
+        patched.setattr(sweeps, "connected", alone)
+        patched.setattr(executor, "ActorPool", lambda: ACTORS)
+        patched.setattr(executor, "_closing", lambda opened, keep: closing(opened, keep=True))
         yield
     ACTORS.end_idle()
 
@@ -169,7 +170,7 @@ def spied_launch(scenario: Scenario, folder: Path, progress: Progress | None = N
     """Launch a scenario that attacks, under observation."""
     spied = Spied()
     ACTORS.end_idle()  # the memory of new processes holds this run alone
-    create, call, into_store, close = ActorClass._remote, ActorMethod._remote, ray.put, Federation.close
+    create, call, into_store, close = ActorClass._remote, ActorMethod._remote, ray.put, RayExecutor.close
 
     def note(name: str, args: Any, kwargs: Any) -> None:
         spied.calls.extend((name, given) for given in (args, kwargs) if given)
@@ -187,7 +188,7 @@ def spied_launch(scenario: Scenario, folder: Path, progress: Progress | None = N
         spied.put.append(value)
         return into_store(value, **options)
 
-    def inspected(self: Federation, keep: bool = False) -> None:
+    def inspected(self: RayExecutor, keep: bool = False) -> None:
         assert self._attackers is not None
         for name, actor in (("server", self._server), ("attacker", self._attackers._actors[0])):
             spied.held[name] = ray.get(actor.__ray_call__.remote(_held))
@@ -197,8 +198,8 @@ def spied_launch(scenario: Scenario, folder: Path, progress: Progress | None = N
         patched.setattr(ActorClass, "_remote", spied_create)
         patched.setattr(ActorMethod, "_remote", spied_call)
         patched.setattr(ray, "put", spied_put)
-        patched.setattr(Federation, "close", inspected)
-        spied.folder = runs.launch(scenario, str(folder), None, progress or Progress())
+        patched.setattr(RayExecutor, "close", inspected)
+        spied.folder = runs.launch(scenario, str(folder), on_ray(), progress or Progress())
     spied.calls = [(name, _resolved(given)) for name, given in spied.calls]
     return spied
 

@@ -11,15 +11,17 @@ import torch
 
 from actors import server
 from actors.cluster import divide
-from actors.executor import on_ray
-from actors.process import Share
+from actors.process import ResourceShare
 from rayfed import scenario as scenarios
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.engine import runs
+from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
+from rayfed.engine.recorder import RunRecorder
+from rayfed.engine.server import ArmState, ServerRole
 from rayfed.errors import ResourceError, RunError
 from rayfed.report import run as report
-from rayfed.scenario import AggregationSpec, Scenario
+from rayfed.scenario import Scenario, resolve
 from rayfed.store.folder import RunFolder
 
 TEXT = """
@@ -39,10 +41,9 @@ def test_a_server_with_a_gpu_adds_on_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(server, "set_up", lambda share: torch.device("meta"))  # stands for a device of its own
     weights = {"w": torch.rand(3)}
     optimiser = ServerOptimiser("sgd", lr=1.0)
-    arm = {"weights": weights, "buffers": {}, "state": {}}
-    made = server.ServerActor(
-        {"none": server.ServerRole(AggregationSpec(name="fedavg"), [], 2, optimiser)}, Share(0, 1), {"none": arm}
-    )
+    arm: ArmState = {"weights": weights, "buffers": {}, "state": {}, "memory": {}}
+    role = ServerRole(resolve(parsed())["none"], optimiser)
+    made = server.ServerActor(ResourceShare(0, 1), {"none": role}, {"none": arm})
     sent, _ = made.sent("none", 0)
     steps: dict[str, Any] = {name: torch.ones_like(w, device="cpu") for name, w in sent.weights.items()}
     made._models["none"].apply(steps, {})
@@ -89,7 +90,7 @@ def test_what_fails_after_a_failure_does_not_hide_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(report, "write_report", unwritable)
     folder = RunFolder.create(str(tmp_path), "t")
     folder.write_text("checkpoint/latest.json", "damaged")
-    with pytest.raises(ZeroDivisionError), runs._recorded(folder, "training", 2, 3):
+    with pytest.raises(ZeroDivisionError), RunRecorder(folder, "training", 3).recording(2):
         raise ZeroDivisionError
     status = json.loads(folder.read_text("status.json"))
     assert (status["state"], status["rounds_done"], status["error"]) == ("failed", 2, "ZeroDivisionError: ")
@@ -107,7 +108,7 @@ def test_a_log_that_cannot_be_written_does_not_hide_the_failure(
         raise ZeroDivisionError
 
     folder = RunFolder.create(str(tmp_path), "t")
-    with pytest.raises(ZeroDivisionError), runs._recorded(folder, "training", 0, 3):
+    with pytest.raises(ZeroDivisionError), RunRecorder(folder, "training", 3).recording(0):
         fail()
 
 
@@ -115,8 +116,8 @@ def test_a_log_that_cannot_be_written_does_not_hide_the_failure(
 def test_attacks_without_training_cannot_be_resumed(end: type[BaseException], tmp_path: Path) -> None:
     folder = RunFolder.create(str(tmp_path), "t")
     folder.write_text("scenario.yaml", parsed().dump())
-    with pytest.raises(end), runs._recorded(folder, "attack", 0, 0):
+    with pytest.raises(end), RunRecorder(folder, "attack", 0).recording(0):
         raise end
     assert "rayfed resume" not in folder.read_text("report.html")
     with pytest.raises(RunError, match="attacked without training; nothing to resume"):
-        runs.resume(folder.url, on_ray(), Progress())
+        runs.resume(folder.url, local, Progress())

@@ -29,7 +29,7 @@ def test_the_audit_is_a_scenario_that_fits_its_images() -> None:
     ]  # fmt: skip
     assert [a.victims for a in s.attacks] == [4, 4, 4, 1, 1]
     assert prepare(s).data.image_shape[1:] == (16, 16)
-    assert next(iter(s.stacks)) == audit.UNDEFENDED
+    assert next(iter(s.played)) == audit.UNDEFENDED
 
 
 @pytest.mark.parametrize(("data", "name"), [("digits", "digits"), ("{tmp}", "image_folder"), ("x.parquet", "parquet")])
@@ -72,11 +72,9 @@ def test_mistakes_are_named() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.engine
-@pytest.mark.usefixtures("ray_session")
 def test_an_audit_says_what_leaks_and_what_stops_it(tmp_path: Path) -> None:
     arguments = ["--data", "digits", "--size", "8", "--batch", "1,2", "--images", "2", "--iterations", "60"]
-    code, output = run("audit", "--model", "mlp", *arguments, "--out", str(tmp_path))
+    code, output = run("audit", "--model", "mlp", *arguments, "--out", str(tmp_path), "--executor", "local")
     assert code == 0, output
     assert "analytic leaks" in output
     assert "gaussian 0.1" in output

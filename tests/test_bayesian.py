@@ -16,7 +16,7 @@ from rayfed.engine.attacking import AttackCall, _note_attack
 from rayfed.engine.tables import RoundTables
 from rayfed.metrics.bayesian import knowledge_increment, posterior_knowledge
 from rayfed.metrics.score import Scorer
-from rayfed.scenario import AttackSpec
+from rayfed.scenario import AttackSpec, parse, resolve
 from tests.attack_fixtures import digit, photo
 
 UNIFORM = np.full(10, 0.1)
@@ -79,7 +79,8 @@ def test_repeats_count_in_means_and_have_rows_of_their_own() -> None:
     tables = RoundTables()
     outcome = Reconstruction(torch.zeros(0, 1, 2, 2), torch.tensor([1]), trace=[(0, 1.0)])
     for repeat in range(2):
-        call = AttackCall("none", AttackSpec(name="dlg", repeats=2), (4,), repeat, strip=True)
+        arm = resolve(parse("{name: t, federation: {rounds: 1, clients: 2}}"))["none"]
+        call = AttackCall(arm, AttackSpec(name="dlg", repeats=2), (4,), repeat, strip=True)
         _note_attack(tables, call, 0, [outcome], [([{"sample": 0}], [{"sample": 0}], [], [{"sample": 0}])])
     for rows in (tables.attacks, tables.traces, tables.images, tables.snapshots):
         assert [row["repeat"] for row in rows] == [0, 1]

@@ -219,7 +219,7 @@ def _rounds(found: Inputs, tape: Tape, unit: str, back: bool) -> list[Update]:
     weights = without(weights_of(arm.model), arm.private)
     for round in range(2):
         task = runtime.task("a", Sent(round, weights, arm.buffers), 0, found.parts[0], state)
-        sent.append(update_method(found.scenario.training_of("a"), arm.defences)(task))
+        sent.append(update_method(arm.spec.training, arm.defences)(task))
         state = task.state
     return sent
 

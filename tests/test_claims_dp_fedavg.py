@@ -28,6 +28,7 @@ from rayfed.errors import UserError
 from rayfed.privacy.accountant import Release, guarantee
 from rayfed.privacy.spending import Setting, Work
 from rayfed.protections.secure_aggregation import Dropouts, SecureAggregation
+from rayfed.scenario import resolve
 from rayfed.update import Named, Update
 
 TEXT = """
@@ -167,9 +168,9 @@ def sums(found: Inputs, chosen: str = "dp") -> tuple[Named, Any, Any]:
     """A round without Ray, at a server that has no secrets: its step, the session, and the rule."""
     s = found.scenario
     runtime = ClientRuntime(s, found.data, found.parts, torch.device("cpu"))
-    rule = aggregation_of(s.aggregation_of(chosen), s.stacks[chosen], s.clients_per_round)
+    rule = aggregation_of(resolve(s)[chosen])
     members, sent = plan.drawn_clients(s, 0), Sent(0, runtime.arm(chosen).weights, runtime.arm(chosen).buffers)
-    protecting = plan.protecting(s, chosen, found.parts.sizes)
+    protecting = plan.protecting(s, resolve(s)[chosen], found.parts.sizes)
     if protecting is None:
         total, _ = runtime.cohort(chosen, sent, members, {})
         return rule.combine(total, torch.Generator())[0], total, rule
@@ -211,7 +212,7 @@ def test_what_is_sent_is_whole_multiples_of_the_step() -> None:
     runtime = ClientRuntime(s, found.data, found.parts, torch.device("cpu"))
     task = runtime.task("dp", Sent(0, runtime.arm("dp").weights, {}), 0, found.parts[0], {})
     sent = vector(update_method(s.training, runtime.arm("dp").defences)(task).tensors)
-    rule = aggregation_of(s.federation.aggregation, s.stacks["dp"], 6)
+    rule = aggregation_of(resolve(s)["dp"])
     assert rule.step == 2.0**-20  # type: ignore[attr-defined]
     steps = sent * 2**20
     assert (steps == np.rint(steps)).all()

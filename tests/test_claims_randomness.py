@@ -15,8 +15,6 @@ import torch
 from scipy import stats
 from torch.nn.utils import parameters_to_vector
 
-from actors import sweep as sweeps
-from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed import seeds
 from rayfed.client import plan
@@ -25,14 +23,16 @@ from rayfed.client.local import batches, update_method
 from rayfed.client.plan import drawn_clients
 from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.keys import derive
-from rayfed.engine import runs
+from rayfed.engine import runs, sweeps
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
+from rayfed.engine.local_sweep import local_sweep
 from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.errors import RunError, ScenarioError
 from rayfed.gradients import weights_of
 from rayfed.models.build import build_model
 from rayfed.privacy.sampling import Draw, SecureGenerator, gaussian, generator, laplace, noised
-from rayfed.scenario import Training
+from rayfed.scenario import Training, resolve
 from rayfed.store import run_key
 from rayfed.store.folder import RunFolder
 
@@ -247,7 +247,7 @@ def test_the_noise_of_every_mechanism_is_secure(name: str, monkeypatch: pytest.M
     def released() -> torch.Tensor:
         update = release(runtime.task(name, sent, 1, runtime.parts[1], {})).tensors
         if name == "dp_fedavg":  # the server's part
-            rule = aggregation_of(s.aggregation_of(name), s.stacks[name], 3)
+            rule = aggregation_of(resolve(s)[name])
             update = rule._noised(update, generator(s.secret("server", 0, name), s.privacy.secure))  # type: ignore
         return torch.cat([t.flatten() for t in update.values()])
 
@@ -320,9 +320,9 @@ def test_a_run_that_began_with_other_random_numbers_is_not_continued(begun: str,
     folder.write_text("scenario.yaml", text)
     folder.write_text("status.json", '{"kind": "training", "state": "interrupted"}')
     with pytest.raises(RunError, match="other random numbers"):
-        runs.resume(folder.url, on_ray(), Progress())
+        runs.resume(folder.url, local, Progress())
     with pytest.raises(RunError, match="other random numbers"):
-        runs.attack(scenarios.parse(text), folder.url, None, on_ray(), Progress())
+        runs.attack(scenarios.parse(text), folder.url, None, local, Progress())
     folder.write_text("scenario.yaml", text + "sweep: {fields: {training.lr: [0.1, 0.2]}}\n")
     with pytest.raises(RunError, match="other random numbers"):
-        sweeps.resume(folder.url, False, None, SweepProgress())
+        sweeps.resume(folder.url, False, local_sweep, SweepProgress())

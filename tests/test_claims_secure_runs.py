@@ -6,20 +6,16 @@ import json
 import pickle
 import stat
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from ray.tune.experiment import Trial as TuneTrial
 
-from actors import sweep as sweeps
-from actors.actor_pool import ActorPool
-from actors.cluster import Allotment
-from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.engine import runs
+from rayfed.engine.local import local
 from rayfed.engine.progress import Progress, SweepProgress
+from rayfed.engine.sweeps import SweepRecorder, trials_of
 from rayfed.errors import RunError
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint, run_key
@@ -76,7 +72,7 @@ def spied(ray_session: None, scenario: Scenario, tmp_path_factory: pytest.TempPa
 @pytest.mark.engine
 def test_the_key_of_a_secure_run_reaches_neither_server_nor_attacker(spied: Spied, scenario: Scenario) -> None:
     """Nor does what clients derive from it: the server is told the keys of its own noise, an attacker none."""
-    purposes: list[tuple[Any, ...]] = [("encryption", arm) for arm in scenario.stacks]
+    purposes: list[tuple[Any, ...]] = [("encryption", arm) for arm in scenario.played]
     purposes += [("clients", round) for round in (0, 1)]
     for client in range(8):
         purposes += [("client", r, client, *of) for r in (0, 1) for of in (["order"], ["defences", "local"])]
@@ -94,40 +90,42 @@ def test_the_key_of_a_secure_run_reaches_neither_server_nor_attacker(spied: Spie
     assert scenario.secret("server", 0, "central") in message  # so a key that is sent is found
 
 
-@pytest.mark.engine
-def test_a_secure_run_leaves_no_key_and_says_that_it_cannot_be_repeated(spied: Spied, scenario: Scenario) -> None:
-    files = [path for path in Path(spied.folder.root).rglob("*") if path.is_file()]
+@pytest.fixture(scope="module")
+def whole(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return runs.launch(scenario, str(tmp_path_factory.mktemp("runs")), local, Progress())
+
+
+def test_a_secure_run_leaves_no_key_and_says_that_it_cannot_be_repeated(whole: RunFolder, scenario: Scenario) -> None:
+    files = [path for path in Path(whole.root).rglob("*") if path.is_file()]
     assert len(files) > 10
     for path in files:
         content = path.read_bytes()
         assert scenario.run_key not in content, path
         assert scenario.run_key.hex().encode() not in content, path
-    assert spied.folder.read_mapping("environment.json")["reproducible"] is False
-    assert "cannot be repeated" in spied.folder.read_text("log.txt")
+    assert whole.read_mapping("environment.json")["reproducible"] is False
+    assert "cannot be repeated" in whole.read_text("log.txt")
     with pytest.raises(RunError, match="all 2 rounds are played; nothing to resume"):
-        runs.resume(spied.folder.url, on_ray(), Progress())
+        runs.resume(whole.url, local, Progress())
 
 
-@pytest.mark.engine
-def test_a_resumed_secure_run_ends_with_the_same_bits(spied: Spied, scenario: Scenario, tmp_path: Path) -> None:
+def test_a_resumed_secure_run_ends_with_the_same_bits(whole: RunFolder, scenario: Scenario, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(scenario, str(tmp_path), on_ray(), Interrupted())
+        runs.launch(scenario, str(tmp_path), local, Interrupted())
     [path] = tmp_path.iterdir()
     key = path / run_key.FILE
     assert key.read_bytes() == scenario.run_key
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
-    runs.resume(str(path), on_ray(), Progress())
-    assert_same_bits(weights(RunFolder.open(str(path))), weights(spied.folder))
+    runs.resume(str(path), local, Progress())
+    assert_same_bits(weights(RunFolder.open(str(path))), weights(whole))
     assert not key.exists()
 
 
-@pytest.mark.engine
-def test_two_secure_launches_differ(spied: Spied, tmp_path: Path) -> None:
+def test_two_secure_launches_differ(whole: RunFolder, tmp_path: Path) -> None:
     noting = Noting()
-    again = runs.launch(scenarios.parse(TEXT, changes=["attacks=[]"]), str(tmp_path), on_ray(), noting)
+    again = runs.launch(scenarios.parse(TEXT, changes=["attacks=[]"]), str(tmp_path), local, noting)
     assert any("cannot be repeated" in note and "run.key" in note for note in noting.notes)
-    ours, theirs = weights(again), weights(spied.folder)
+    ours, theirs = weights(again), weights(whole)
     for arm in ours:
         assert not ours[arm]["weights"].keys() ^ theirs[arm]["weights"].keys()
         assert any((w != theirs[arm]["weights"][name]).any() for name, w in ours[arm]["weights"].items()), arm
@@ -138,26 +136,25 @@ def test_a_finished_secure_run_has_nothing_to_resume_and_no_key(key: bool, scena
     """A key is there where the process died between its last two steps."""
     folder = left_by(scenario, tmp_path, "finished", key)
     with pytest.raises(RunError, match="all 2 rounds are played; nothing to resume"):
-        runs.resume(folder.url, on_ray(), Progress())
+        runs.resume(folder.url, local, Progress())
     assert not folder.exists(run_key.FILE)
 
 
 def test_a_secure_run_that_has_lost_its_key_cannot_go_on(scenario: Scenario, tmp_path: Path) -> None:
     folder = left_by(scenario, tmp_path, "interrupted", key=False)
     with pytest.raises(RunError, match=r"the key of this run .* is gone"):
-        runs.resume(folder.url, on_ray(), Progress())
+        runs.resume(folder.url, local, Progress())
 
 
 @pytest.mark.parametrize("state", ["finished", "failed"])
 def test_a_trial_that_is_not_played_again_has_no_key(state: str, scenario: Scenario, tmp_path: Path) -> None:
     """One that failed keeps it: `resume --failed` plays it on."""
     folder = left_by(scenario, tmp_path, state, key=True)
-    staff = runs.Staff(cast(Allotment, None), ActorPool())
     if state == "failed":
         with pytest.raises(RunError, match="failed"):
-            runs.launch_in(folder, scenario, staff, Progress())
+            runs.launch_in(folder, scenario, local, Progress())
     else:
-        runs.launch_in(folder, scenario, staff, Progress())
+        runs.launch_in(folder, scenario, local, Progress())
     assert folder.exists(run_key.FILE) is (state == "failed")
 
 
@@ -169,9 +166,8 @@ def test_a_sweep_removes_the_key_of_a_trial_that_will_not_go_on(error: str | Non
     sweep = SweepFolder(files)
     trial = sweep.trial("trials/0000-0")
     run_key.save(trial, bytes(32))
-    table = sweeps._Table(swept, sweep, [], SweepProgress())
-    values = {"index": 0, "arm": "local", "values": {"training.lr": 0.1}, "repeats": [0]}
-    ended = SimpleNamespace(config={"trial": values}, last_result={"error": error})
-    table.on_trial_complete(1, [], cast(TuneTrial, ended))
-    assert [row["status"] for row in table.rows] == ["failed" if error else "stopped"]
+    recorder = SweepRecorder(swept, sweep, [], [], SweepProgress())
+    [one] = trials_of({"index": 0, "arm": "local", "values": {"training.lr": 0.1}, "repeats": [0]})
+    recorder.end([one], error)
+    assert [row["status"] for row in recorder.rows] == ["failed" if error else "stopped"]
     assert trial.exists(run_key.FILE) is (error is not None)

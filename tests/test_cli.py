@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from rayfed import registry
 from rayfed.cli import app
 from tests.conftest import REPOSITORY
+from tests.scenario_fixtures import SCENARIOS, tiny
 
 MINIMAL = """
 name: t
@@ -29,7 +30,9 @@ model: {name: mlp, hidden: [8]}
 federation: {rounds: 1, clients: 4}
 resources: {clients: {actors: 1}, attackers: {actors: 1}}
 """
-SCENARIOS = sorted((REPOSITORY / "scenarios").glob("*.yaml"))
+LOCAL = ("--executor", "local")
+LONG: tuple[str, ...] = ()
+"""Scenarios that take more than some seconds even so."""
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -130,13 +133,9 @@ def test_resources_that_are_not_there(tmp_path: Path, file) -> None:  # type: ig
     assert "resources.clients: one actor asks for 1 CPU and 1 GPU" in output
 
 
-@pytest.mark.engine
-@pytest.mark.usefixtures("ray_session")
-@pytest.mark.slow
 def test_a_module_beside_the_scenario_is_found_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rayfed import registry
 
     def move_to(name: str) -> Path:
         """As a new process in another folder would start."""
@@ -156,16 +155,16 @@ def test_a_module_beside_the_scenario_is_found_from_another_folder(
     text = MINIMAL.replace("{name: mlp, hidden: [8]}", "own_net:net") + "attacks: [{name: idlg, iterations: 1}]\n"
     (home / "s.yaml").write_text(text)
     move_to("elsewhere")
-    exit_code, output = run("launch", str(home / "s.yaml"), "--out", str(tmp_path / "runs"))
+    exit_code, output = run("launch", str(home / "s.yaml"), "--out", str(tmp_path / "runs"), *LOCAL)
     assert exit_code == 0, output
     [folder] = (tmp_path / "runs").iterdir()
     saved = folder / "scenario.yaml"
     saved.write_text(saved.read_text().replace("rounds: 1", "rounds: 2"))
     move_to("third")
-    exit_code, output = run("resume", str(folder))
+    exit_code, output = run("resume", str(folder), *LOCAL)
     assert exit_code == 0, output
     (move_to("fourth") / "s.yaml").write_text(text)
-    exit_code, output = run("attack", "s.yaml", "--run", str(folder), "--out", str(tmp_path / "attacked"))
+    exit_code, output = run("attack", "s.yaml", "--run", str(folder), "--out", str(tmp_path / "attacked"), *LOCAL)
     assert exit_code == 0, output
 
 
@@ -312,51 +311,17 @@ def test_every_scenario_is_valid(path: Path) -> None:
         sys.path.remove(str(path.parent))
 
 
-@pytest.mark.engine
-@pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize(
     "path",
-    [
-        pytest.param(p, marks=[pytest.mark.slow] if p.stem not in ("noniid", "private", "key_lock") else [])
-        for p in SCENARIOS
-    ],
+    [pytest.param(p, marks=[pytest.mark.slow] if p.stem in LONG else []) for p in SCENARIOS],
     ids=lambda p: p.stem,
 )
 def test_every_scenario_runs_at_a_tiny_size(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    import yaml
-
     monkeypatch.chdir(REPOSITORY)
-    raw = yaml.safe_load(path.read_text())
-    rounds = min(raw["federation"]["rounds"], 2)
-    changes = [f"federation.rounds={rounds}", "data.train_samples=100", "data.test_samples=20"]
-    small = {"iterations": 2, "batches": 20, "epochs": 1}
-    for name, arm in raw.get("arms", {}).items():
-        if isinstance(arm, dict) and arm.get("protection") == "paillier":  # full keys take minutes
-            changes.append(f"arms.{name}.protection={{name: paillier, key_bits: 512, insecure: true}}")
-        for i, defence in enumerate(arm if isinstance(arm, list) else []):
-            if isinstance(defence, str):  # a name alone
-                continue
-            fields = {p.name for p in registry.parameters(registry.find("defences", defence["name"]))}
-            changes += [f"arms.{name}.{i}.{field}={value}" for field, value in small.items() if field in fields]
-    for i, attack in enumerate(raw.get("attacks", [])):
-        fields = {p.name for p in registry.parameters(registry.find("attacks", attack["name"]))}
-        changes += [f"attacks.{i}.{name}={value}" for name, value in small.items() if name in fields]
-        changes += [f"attacks.{i}.victims=1", f"attacks.{i}.rounds=[0]"]
-    data = raw["data"] if isinstance(raw["data"], dict) else {"name": raw["data"]}
-    if data["name"] in ("cifar10", "mnist"):
-        root = request.getfixturevalue("shared_data") / data["name"]
-        changes += [f"data.root={root}", "federation.clients=2", "federation.clients_per_round=2"]
-    if str(train := data.get("train", "")).startswith("../shared/"):
-        file = request.getfixturevalue("shared_data") / Path(train).relative_to("../shared/data")
-        changes += [f"data.train={file}", "data.train_samples=80", "federation.clients=2"]
-    if "sweep" in raw:  # one setting of each arm
-        fields = {field: values[:1] for field, values in raw["sweep"]["fields"].items()}
-        changes += [f"sweep.fields={json.dumps(fields)}", "sweep.repeats=1", "sweep.max_concurrent=1"]
-    for kind in ("clients", "attackers"):  # to start an actor takes longer than its work
-        changes += [f"resources.{kind}.actors=1", f"resources.{kind}.num_gpus=0"]
-    code, output = run("launch", str(path), "--out", str(tmp_path), *(part for c in changes for part in ("--set", c)))
+    sets = (part for change in tiny(path, request) for part in ("--set", change))
+    code, output = run("launch", str(path), "--out", str(tmp_path), *sets, *LOCAL)
     assert code == 0, output
     [folder] = tmp_path.iterdir()
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
-from ray.actor import ActorMethod
 
 from actors.executor import on_ray
 from rayfed import scenario as scenarios
@@ -20,7 +18,9 @@ from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.crypto.keys import derive, unlock
 from rayfed.engine import runs
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
+from rayfed.engine.server import Server
 from rayfed.errors import ProtectionError, ScenarioError, UserError
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint
@@ -59,11 +59,10 @@ def spied(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Spied:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(spied: Spied) -> RunFolder:
-    return spied.folder
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return runs.launch(parsed(), str(tmp_path_factory.mktemp("runs")), local, Progress())
 
 
-@pytest.mark.engine
 def test_encrypted_runs_end_where_plain_ones_do(undisturbed: RunFolder) -> None:
     arms = weights(undisturbed)
     for arm in PROTECTED:
@@ -76,18 +75,18 @@ def test_encrypted_runs_end_where_plain_ones_do(undisturbed: RunFolder) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.engine
-def test_encryption_costs_no_accuracy(tmp_path: Path, ray_session: None) -> None:
+def test_encryption_costs_no_accuracy(tmp_path: Path) -> None:
     """Ten rounds at full strength, to within half a percentage point."""
     change = "arms={none: {}, paillier: {protection: paillier}, ckks: {protection: ckks}, bfv: {protection: bfv}}"
     data = "data={name: digits, size: 28}"
-    folder = runs.launch(parsed(change, data, "federation.rounds=10"), str(tmp_path), on_ray(), Progress())
+    folder = runs.launch(parsed(change, data, "federation.rounds=10"), str(tmp_path), local, Progress())
     last = {r["arm"]: r["test_accuracy"] for r in folder.read_table("rounds").to_pylist() if r["round"] == 9}
     assert all(abs(last[arm] - last["none"]) <= 0.005 for arm in PROTECTED)
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("victim", "clients"), [("ServerActor", 1), ("ClientActor", 2)])
+@pytest.mark.usefixtures("ray_session")
 def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: RunFolder, tmp_path: Path) -> None:
     """On how many there are, and which dies."""
     killer = Killer(victim, round=1)
@@ -96,12 +95,10 @@ def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: Ru
     assert_same_bits(weights(folder), weights(undisturbed))
 
 
-@pytest.mark.slow
-@pytest.mark.engine
 def test_a_resumed_run_ends_with_the_same_bits(undisturbed: RunFolder, tmp_path: Path) -> None:
-    folder = runs.launch(parsed("federation.rounds=1"), str(tmp_path), on_ray(), Progress())
+    folder = runs.launch(parsed("federation.rounds=1"), str(tmp_path), local, Progress())
     folder.write_text("scenario.yaml", parsed().dump())
-    runs.resume(folder.url, on_ray(), Progress())
+    runs.resume(folder.url, local, Progress())
     assert_same_bits(weights(folder), weights(undisturbed))
 
 
@@ -139,7 +136,6 @@ def secrets_of(scenario: Scenario, relayed: dict[str, bytes]) -> dict[str, bytes
     return found
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize(
     ("arm", "damage", "message"),
     [
@@ -164,35 +160,32 @@ def test_a_round_with_a_damaged_ciphertext_is_not_applied(
     message: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    ray_session: None,
 ) -> None:
     """On its way from the clients to the server, in the second round; afterwards the run is resumed unharmed."""
-    call = ActorMethod._remote
+    add = Server.add
 
-    def damaged(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        if self._method_name == "add" and (last := (0, 2)) in (places := ray.get(args[2])):
-            [partial] = places[last]
-            if partial.round == 1:
-                args = [*args[:2], {**places, last: (damage(partial),)}]
-        return call(self, args, kwargs, **options)
+    def damaged(self: Server, name: str, cohorts: int, partials: Any) -> None:
+        last, [partial] = max(partials.items())
+        if partial.round == 1 and last[1] > 0:
+            partials = {**partials, last: (damage(partial),)}
+        add(self, name, cohorts, partials)
 
     spec = parsed().arms[arm].protection
     assert spec is not None
     one = parsed(f"arms={{{arm}: {{protection: {spec.model_dump_json()}}}}}")
     with monkeypatch.context() as patched:
-        patched.setattr(ActorMethod, "_remote", damaged)
+        patched.setattr(Server, "add", damaged)
         with pytest.raises(ProtectionError, match=message):
-            runs.launch(one, str(tmp_path), on_ray(), Progress())
+            runs.launch(one, str(tmp_path), local, Progress())
     [path] = tmp_path.iterdir()
     saved = checkpoint.load(RunFolder.open(str(path)))
     assert saved is not None
     assert saved.round == 0
-    folder = runs.resume(str(path), on_ray(), Progress())
+    folder = runs.resume(str(path), local, Progress())
     assert set(weights(folder)) == {arm}
 
 
-@pytest.mark.engine
-def test_attackers_see_nothing_unless_they_break_the_key(tmp_path: Path, ray_session: None) -> None:
+def test_attackers_see_nothing_unless_they_break_the_key(tmp_path: Path) -> None:
     attack = """
 attacks:
   - {name: analytic, observes: gradient, batch_size: 1, victims: 2}
@@ -204,7 +197,7 @@ attacks:
         "short: {protection: {name: paillier, key_bits: 128, insecure: true, bits: 32}}}"
     )
     changes = arms, "model={name: mlp, hidden: [16]}"  # whose images analytic finds as they are
-    folder = runs.attack(parsed(*changes, extra=attack), None, str(tmp_path), on_ray(), Progress())
+    folder = runs.attack(parsed(*changes, extra=attack), None, str(tmp_path), local, Progress())
     rows = folder.read_table("attacks").to_pylist()
     found = {(row["arm"], row["attack"], row["victim"]): row for row in rows}
     victims = {victim for _, _, victim in found}

@@ -19,10 +19,11 @@ import ray
 import torch
 from pydantic import Field
 
-from actors import sweep as sweeps
 from actors import workers
 from actors.actor_pool import ActorPool
-from actors.process import Share
+from actors.executor import on_ray
+from actors.process import ResourceShare
+from actors.sweep import on_tune
 from benchmarks import faults
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
@@ -30,13 +31,14 @@ from rayfed.aggregation.server import TreeFold
 from rayfed.client.arm import build_arm
 from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.engine import runs
+from rayfed.engine import runs, sweeps
 from rayfed.engine.executor import Call, Overdue
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
 from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.errors import ClientError, RunError, ScenarioError
 from rayfed.registry import component
-from rayfed.scenario import Scenario
+from rayfed.scenario import Scenario, resolve
 from rayfed.store import folder as folders
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
@@ -104,7 +106,7 @@ def cohort(scenario: Scenario, clients: list[int], states: dict[int, Any] | None
     """What a runtime makes of these clients in round 0."""
     inputs = prepare(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    arm = build_arm(scenario.model, scenario.stacks["odd"], inputs.data.image_shape, 10, scenario.seed)
+    arm = build_arm(resolve(scenario)["odd"], inputs.data.image_shape, 10, scenario.seed)
     return runtime.cohort("odd", Sent(0, arm.weights, arm.buffers), clients, states or {})
 
 
@@ -198,20 +200,19 @@ def test_what_needs_every_client_cannot_drop_any(change: str, message: str) -> N
 
 
 @pytest.fixture(scope="module")
-def undisturbed(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return runs.launch(parsed(), str(tmp_path_factory.mktemp("runs")), on_ray(), Progress())
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return runs.launch(parsed(), str(tmp_path_factory.mktemp("runs")), local, Progress())
 
 
 def drawn(folder: RunFolder, round: int) -> list[int]:
     return [row["client"] for row in folder.read_table("clients").to_pylist() if row["round"] == round]
 
 
-@pytest.mark.engine
 def test_a_run_goes_on_without_who_fails(undisturbed: RunFolder, tmp_path: Path) -> None:
     bad = drawn(undisturbed, 0)[1]
     attack = "attacks=[{name: analytic, rounds: [0], victims: 2, observes: gradient}]"
     noting = Noting()
-    folder = runs.launch(parsed("nan", (bad,), DROP, attack), str(tmp_path), on_ray(), noting)
+    folder = runs.launch(parsed("nan", (bad,), DROP, attack), str(tmp_path), local, noting)
     [note] = noting.notes
     assert f"1 of 6 clients are left out of round 0 of arm odd: client {bad} sent an update that is not finite" in note
     assert f"client {bad} is left out: it sent" in folder.read_text("log.txt")
@@ -226,30 +227,30 @@ def test_a_run_goes_on_without_who_fails(undisturbed: RunFolder, tmp_path: Path)
     assert bad not in {row["victim"] for row in folder.read_table("attacks").to_pylist()}
 
 
-@pytest.mark.engine
-@pytest.mark.slow
-def test_a_round_in_which_all_fail_changes_nothing(ray_session: None, tmp_path: Path) -> None:
+def test_a_round_in_which_all_fail_changes_nothing(tmp_path: Path) -> None:
     one = parsed("raise", tuple(range(8)), DROP, "federation.rounds=1", "federation.server.momentum=0.5")
-    failed = runs.launch(one, str(tmp_path), on_ray(), Progress())
+    failed = runs.launch(one, str(tmp_path), local, Progress())
     [row] = failed.read_table("rounds").to_pylist()
     assert (row["clients"], row["train_loss"], row["bytes_up"]) == (0, None, 0)
     saved = weights(failed)["odd"]
-    assert_same_bits(saved["weights"], build_arm(one.model, one.stacks["odd"], (1, 8, 8), 10, one.seed).weights)
+    assert_same_bits(saved["weights"], build_arm(resolve(one)["odd"], (1, 8, 8), 10, one.seed).weights)
 
 
-@pytest.mark.engine
 def test_a_run_that_a_client_stops_is_resumed_when_it_is_mended(undisturbed: RunFolder, tmp_path: Path) -> None:
     bad = drawn(undisturbed, 1)[0]
     with pytest.raises(ClientError, match=f"client {bad} raised ZeroDivisionError.* in round 1"):
-        runs.launch(parsed("raise", (bad,), round=1), str(tmp_path), on_ray(), Progress())
+        runs.launch(parsed("raise", (bad,), round=1), str(tmp_path), local, Progress())
     [path] = tmp_path.iterdir()
     assert len(RunFolder.open(str(path)).read_table("rounds")) == 1
     (path / "scenario.yaml").write_text((path / "scenario.yaml").read_text().replace("how: raise", "how: none"))
-    runs.resume(str(path), on_ray(), Progress())
+    runs.resume(str(path), local, Progress())
     assert_same_bits(weights(RunFolder.open(str(path))), weights(undisturbed))
 
 
 class Sleeper:
+    def __init__(self, share: ResourceShare) -> None:
+        pass
+
     def work(self, what: Any) -> Any:
         return what
 
@@ -259,7 +260,7 @@ class Sleeper:
 
 class Sleepers(ActorPool):
     def acquire(self, *_: Any) -> Any:
-        return super().acquire(Sleeper, Share(0, 0))
+        return super().acquire(Sleeper, ResourceShare(0, 0))
 
 
 @pytest.mark.engine
@@ -278,7 +279,7 @@ def test_who_takes_too_long_is_ended_and_what_waits_behind_it_is_not_lost() -> N
 class Frail:
     """Dies as it starts while a file has a character left."""
 
-    def __init__(self, lives: Path) -> None:
+    def __init__(self, share: ResourceShare, lives: Path) -> None:
         if text := lives.read_text():
             lives.write_text(text[1:])
             os._exit(1)
@@ -287,16 +288,16 @@ class Frail:
         return what
 
 
-class FrailCrew(ActorPool):
+class FrailPool(ActorPool):
     def acquire(self, *arguments: Any) -> Any:
-        return super().acquire(Frail, Share(0, 0), *arguments)
+        return super().acquire(Frail, ResourceShare(0, 0), *arguments)
 
 
 @pytest.mark.engine
 @pytest.mark.usefixtures("ray_session")
 def test_an_actor_that_dies_as_it_starts_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "lives").write_text("xx")
-    one = workers.Workers(FrailCrew(), 1, tmp_path / "lives")
+    one = workers.Workers(FrailPool(), 1, tmp_path / "lives")
     one.wait()
     assert one.losses == 2
     assert [result for _, result, _ in one.run([Call("work", (3,))])] == [3]
@@ -308,12 +309,13 @@ PATIENT = ["federation.failures.timeout=5", "federation.rounds=1"]
 
 @pytest.mark.engine
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
 def test_a_client_that_hangs_is_found_and_left_out(undisturbed: RunFolder, tmp_path: Path) -> None:
     bad = drawn(undisturbed, 0)[1]
     noting = Noting()
     hung = runs.launch(parsed("hang", (bad,), DROP, *PATIENT), str(tmp_path), on_ray(), noting)
     assert "clients of round 0 took longer together" in noting.notes[0]
-    raised = runs.launch(parsed("raise", (bad,), DROP, "federation.rounds=1"), str(tmp_path), on_ray(), Progress())
+    raised = runs.launch(parsed("raise", (bad,), DROP, "federation.rounds=1"), str(tmp_path), local, Progress())
     assert_same_bits(weights(hung), weights(raised))
     rows, others = (folder.read_table("clients").drop_columns(["seconds"]).to_pylist() for folder in (hung, raised))
     assert next(row for row in rows if row["client"] == bad)["status"] == "took longer than 5 s 2 times"
@@ -323,6 +325,7 @@ def test_a_client_that_hangs_is_found_and_left_out(undisturbed: RunFolder, tmp_p
 
 @pytest.mark.engine
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
 def test_a_client_that_hangs_ends_the_run(undisturbed: RunFolder, tmp_path: Path) -> None:
     bad = drawn(undisturbed, 0)[1]
     changes = [*PATIENT, "federation.failures.retries=0", "federation.cohort_size=1"]
@@ -344,7 +347,6 @@ class Full:
         self._replace(path, data, mode)
 
 
-@pytest.mark.engine
 @pytest.mark.parametrize("after", [0, 14])
 def test_a_full_disk_ends_a_run_that_goes_on_when_there_is_room(
     after: int, undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -352,13 +354,13 @@ def test_a_full_disk_ends_a_run_that_goes_on_when_there_is_room(
     with monkeypatch.context() as patched:
         Full(patched, after)
         with pytest.raises(RunError, match="No space left on device; is the disk full"):
-            runs.launch(parsed(), str(tmp_path), on_ray(), Progress())
+            runs.launch(parsed(), str(tmp_path), local, Progress())
     [path] = tmp_path.iterdir()
     assert not list(path.rglob("*.tmp"))
     if not after:
         assert not list(path.iterdir())
         return
-    runs.resume(str(path), on_ray(), Progress())
+    runs.resume(str(path), local, Progress())
     assert not faults.differences(path, Path(undisturbed.url))
 
 
@@ -475,7 +477,8 @@ NODE = """
 import sys, logging
 import ray
 from ray.cluster_utils import Cluster
-from rayfed.engine import runs as launch
+from actors.executor import on_ray
+from rayfed.engine import runs
 from rayfed.engine.progress import Progress
 from benchmarks import faults
 from rayfed import scenario as scenarios
@@ -495,7 +498,7 @@ cluster.wait_for_nodes()
 ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 s = scenarios.parse(faults.TEXT, changes=["resources.clients={actors: 3, num_cpus: 1}"])
 killer = NodeKiller()
-print("RUN", launch.launch(s, sys.argv[1], on_ray(), killer).url, flush=True)
+print("RUN", runs.launch(s, sys.argv[1], on_ray(), killer).url, flush=True)
 assert killer.done
 ray.shutdown()
 cluster.shutdown()
@@ -513,7 +516,7 @@ def test_a_whole_node_is_killed(alone: tuple[Path, float], tmp_path: Path) -> No
 STORE = """
 import sys, logging
 import ray
-from rayfed.engine import runs as launch
+from rayfed.engine import runs
 from rayfed.engine.progress import Progress
 from rayfed import scenario as scenarios
 from actors.executor import on_ray
@@ -528,7 +531,7 @@ training: {batch_size: 8}
 federation: {rounds: 2, clients: 8, cohort_size: 1, aggregation: median}
 resources: {clients: {actors: 2}}
 ''')
-print(launch.launch(s, sys.argv[1], on_ray(), Progress()).url)
+print(runs.launch(s, sys.argv[1], on_ray(), Progress()).url)
 """
 
 
@@ -579,9 +582,9 @@ def test_a_trial_that_runs_out_of_memory_is_a_row_and_the_others_are_right(
     arms = "arms={odd: [{name: 'tests.test_faults:Greedy', how: nothing}]}"
     fields = f"sweep={{max_concurrent: 1, fields: {{arms.odd.defences.0.how: [nothing, {how}], training.lr: [0.1]}}}}"
     s = scenarios.parse(TEXT, changes=[arms, fields])
-    folder = sweeps.sweep(s, str(tmp_path), None, SweepProgress())
+    folder = sweeps.sweep(s, str(tmp_path), on_tune(), SweepProgress())
     good, bad = folder.outcomes().to_pylist()
     assert (good["status"], bad["status"]) == ("finished", "failed")
     assert message in bad["error"]
-    own = runs.launch(scenarios.parse(TEXT, changes=[arms]), str(tmp_path), on_ray(), Progress())
+    own = runs.launch(scenarios.parse(TEXT, changes=[arms]), str(tmp_path), local, Progress())
     assert_same_bits(weights(folder.trial(good["run"])), weights(own))

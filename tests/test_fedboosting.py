@@ -249,7 +249,7 @@ def test_clients_train_on_what_they_have_not_held_out_in_all_arms() -> None:
         assert len(held) == round(0.25 * len(everything))
         assert sorted([*trained, *held]) == sorted(everything)
     runtime = runtime_of(split)
-    for arm in runtime.scenario.stacks:
+    for arm in runtime.specs:
         built = runtime.arm(arm)
         _, report = runtime.cohort(arm, Sent(0, built.weights, built.buffers), [1, 2], {})
         assert [row["samples"] for row in report.rows] == [len(split.parts[c]) for c in (1, 2)]

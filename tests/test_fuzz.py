@@ -145,14 +145,14 @@ def test_spoilt_scenarios_are_played_or_say_why(case: Spoilt) -> None:
 
     inputs = accepted(validated)
     event("accepted" if inputs else "refused")
-    for arm in inputs.scenario.stacks if inputs else ():
+    for arm in inputs.scenario.played if inputs else ():
         accepted(lambda arm=arm: check_one_step(inputs, arm))
 
 
 def check_one_step(inputs: Inputs, arm: str) -> None:
     """A client's update has the form of the model and is finite, or the server would say that it is not."""
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
-    built, training = runtime.arm(arm), inputs.scenario.training_of(arm)
+    built, training = runtime.arm(arm), runtime.specs[arm].training
     if training.algorithm == "fedavg":
         training = training.model_copy(update={"epochs": None, "steps": 1})
     task = runtime.task(arm, Sent(0, built.weights, built.buffers), 0, runtime.parts[0], {})

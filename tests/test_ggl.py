@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Attack
-from rayfed.attacks.ggl import Ggl, Search
+from rayfed.attacks.ggl import Ggl, LatentSearch
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.priors import latent_divergence
 from rayfed.attacks.matching.problem import Matching, one_minus_cosine, squared_l2
@@ -71,7 +71,7 @@ def test_the_objective_by_its_definition(file: str, distance: object) -> None:
     problem = Matching.of(labelled(seen), model, None, distance)  # type: ignore[arg-type]
     generator = load_generator(file, SHAPE, 10)
     latents = torch.randn(2, 4, generator=torch.Generator().manual_seed(3))
-    values = Search(problem, generator, prior=0.5).values(latents, torch.arange(2))
+    values = LatentSearch(problem, generator, prior=0.5).values(latents, torch.arange(2))
     for i in range(2):
         image = generator(latents[i : i + 1], torch.tensor([i]))
         made, _ = gradient(model, seen[i].weights, {}, image, torch.tensor([i]))
@@ -86,7 +86,7 @@ def test_the_objective_by_its_definition(file: str, distance: object) -> None:
 def test_slope_of_the_objective_against_finite_differences(file: str) -> None:
     model, _, seen = victims(file, 2)
     problem = Matching.of(labelled(seen), model, None, squared_l2, dtype=torch.float64)
-    search = Search(problem, load_generator(file, SHAPE, 10).double(), prior=0.5)
+    search = LatentSearch(problem, load_generator(file, SHAPE, 10).double(), prior=0.5)
     latents = torch.randn(2, 4, generator=torch.Generator().manual_seed(3)).double()
     values, slopes = search.value_and_gradient(latents, torch.arange(2))
     torch.testing.assert_close(values, search.values(latents, torch.arange(2)))

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from actors.executor import RayExecutor, on_ray
 from rayfed import scenario as scenarios
 from rayfed.cli import app
 from rayfed.data import packing
@@ -26,9 +27,9 @@ from rayfed.data.sets.arrow import Arrow
 from rayfed.data.sets.digits import Digits
 from rayfed.data.sets.image_folder import ImageFolder
 from rayfed.engine import runs
-from rayfed.engine.federation import Federation
 from rayfed.engine.progress import Progress
 from rayfed.errors import DataError, UserError
+from rayfed.scenario import resolve
 from tests.conftest import REPOSITORY
 
 TEXT = """
@@ -165,7 +166,6 @@ LIMITED = """
 import resource, sys, torch
 from pathlib import Path
 from tests.test_mapped import TEXT, trained
-from actors.executor import on_ray
 torch.set_num_threads(1)
 path = sys.argv[1]
 trained("{name: digits, size: 8}")  # what libraries take is not counted
@@ -192,7 +192,7 @@ def trained(data: str) -> dict[str, torch.Tensor]:
 
     s = scenarios.parse(TEXT.replace("{DATA}", data))
     inputs = prepare(s)
-    arm = build_arm(s.model, [], inputs.data.image_shape, len(inputs.data.classes), s.seed)
+    arm = build_arm(resolve(s)["none"], inputs.data.image_shape, len(inputs.data.classes), s.seed)
     runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
     total, _ = runtime.cohort("none", Sent(0, arm.weights, arm.buffers), range(4), {})
     tensors: dict[str, torch.Tensor] = total.tensors
@@ -232,13 +232,13 @@ def test_a_file_larger_than_memory_trains_the_same_bits(tmp_path: Path) -> None:
 def test_an_actor_without_the_file_ends_the_run_with_its_path(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = Federation.__init__
+    start = RayExecutor.start
 
-    def without_file(self: Federation, *arguments: Any) -> None:
+    def without_file(self: RayExecutor, *arguments: Any) -> None:
         packed.unlink()
-        create(self, *arguments)
+        start(self, *arguments)
 
-    monkeypatch.setattr(Federation, "__init__", without_file)
+    monkeypatch.setattr(RayExecutor, "start", without_file)
     s = scenarios.parse(TEXT.replace("{DATA}", f"{{name: arrow, path: {packed}}}"))
     with pytest.raises(UserError, match=r"digits\.arrow is not on the machine") as caught:
         runs.launch(s, str(tmp_path), on_ray(), Progress())

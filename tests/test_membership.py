@@ -130,11 +130,11 @@ def test_auc_of_known_orders() -> None:
     assert auc(torch.tensor([4.0, 1.0, 3.0, 2.0]), members) == 0.5
 
 
-def test_inferences_pass_through_the_actors_into_their_own_table() -> None:
-    """The actors' classes, as plain objects."""
-    from actors.process import Share
+def test_inferences_pass_through_the_workers_into_their_own_table() -> None:
+    from rayfed.engine.attacker import Attacker
     from rayfed.engine.attacking import AttackCall, _note_attack
     from rayfed.engine.tables import RoundTables
+    from rayfed.engine.worker import ClientWorker
 
     scenario = scenarios.parse(
         "{name: t, data: {name: digits, public: 0.2}, model: lenet, federation: {rounds: 1, clients: 40}, attacks: ["
@@ -144,17 +144,16 @@ def test_inferences_pass_through_the_actors_into_their_own_table() -> None:
         "{name: imprint, observes: gradient, batch_size: 4}]}"
     )
     inputs = prepare(scenario)
-    share = Share(1, 0)
-    client = ClientActor(scenario, inputs.data, inputs.parts, share)
-    attacker = AttackerActor(inputs.data.image_shape, 10, share)
-    net = client._runtime.arm("none").model
+    client = ClientWorker(scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    attacker = Attacker(inputs.data.image_shape, 10, torch.device("cpu"))
+    net = client.arm("none").model
     sent, tables = Sent(0, weights_of(net), buffers_of(net)), RoundTables()
     for attack in scenario.attacks:
         _, seen, truths = client.observe("none", sent, [2, 3], attack, {}, 0)
-        bare, found = attacker.attack(attack, scenario.model, [], seen, [0, 1])
+        bare, found = attacker.attack(attack, client.specs["none"], seen, [b"0", b"1"])
         assert all(len(guess.images) == 0 for guess in bare)
         scored = client.score(truths, found, strip=True)
-        _note_attack(tables, AttackCall("none", attack, (2, 3), 0, strip=True), 0, bare, scored)
+        _note_attack(tables, AttackCall(client.specs["none"], attack, (2, 3), 0, strip=True), 0, bare, scored)
     names = [row["attack"] for row in tables.inferences]
     assert names == ["membership"] * 2 + ["property_inference"] * 2 + ["gan"] * 2
     assert {row["status"] for row in tables.inferences} == {"ok"}

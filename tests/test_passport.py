@@ -163,7 +163,7 @@ attacks: [{{name: {attack}, observes: gradient{extra}}}]
 
 def hosted(s: Scenario) -> tuple[ClientRuntime, str, Sent]:
     inputs = prepare(s)
-    runtime, [arm] = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu")), list(s.stacks)
+    runtime, [arm] = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu")), list(s.played)
     return runtime, arm, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers)
 
 
@@ -200,7 +200,7 @@ def struck(s: Scenario, round: int = 0) -> tuple[ClientRuntime, Observation, Rec
     observation, _ = ObservationBuilder(runtime).observe(
         ClientVisit(arm, Sent(round, sent.weights, sent.buffers), 0, states), s.attacks[0]
     )
-    built = build_arm(s.model_of(arm), s.stacks[arm], runtime.data.image_shape, 10, seed=0)
+    built = build_arm(runtime.specs[arm], runtime.data.image_shape, 10, seed=0)
     freeze(built.model, built.private - observation.weights.keys())
     method: Attack = s.attacks[0].build()
     [found] = method.reconstruct([observation], built.model, generators(1))
@@ -209,7 +209,7 @@ def struck(s: Scenario, round: int = 0) -> tuple[ClientRuntime, Observation, Rec
 
 def leaked(runtime: ClientRuntime, observation: Observation) -> set[str]:
     """The victim's private tensors that its own values are seen of."""
-    own = runtime.drawn_privately(next(iter(runtime.scenario.stacks)), 0)
+    own = runtime.drawn_privately(next(iter(runtime.specs)), 0)
     seen = {**observation.buffers, **observation.weights, **observation.update}
     return {name for name, tensor in own.items() if name in seen and torch.equal(seen[name], tensor)}
 
@@ -227,7 +227,7 @@ def leaked(runtime: ClientRuntime, observation: Observation) -> set[str]:
 def test_gradient_matching_meets_them(defence: str, knowledge: str, attack: str, options: dict[str, str]) -> None:
     runtime, observation, found = struck(scenario(defence, attack, knowledge=knowledge, **options))
     assert found.status == "ok", found.message
-    arm = runtime.arm(next(iter(runtime.scenario.stacks)))
+    arm = runtime.arm(next(iter(runtime.specs)))
     assert not arm.private & (observation.weights.keys() | observation.update.keys())
     assert not leaked(runtime, observation)
 
@@ -255,7 +255,7 @@ def test_model_inversion_goes_through_a_colluders_layers(defence: str) -> None:
     for round in (0, 1):
         runtime, observation, found = struck(s, round)
         assert found.status == "ok"
-        arm = runtime.arm(next(iter(s.stacks)))
+        arm = runtime.arm(next(iter(s.played)))
         assert observation.extra["colluder"].keys() == arm.private
         assert all(torch.equal(observation.buffers[n], t) for n, t in observation.extra["colluder"].items())
         assert not leaked(runtime, observation) & arm.keys

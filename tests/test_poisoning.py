@@ -10,7 +10,6 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed.aggregation.base import Aggregation
 from rayfed.client import plan
@@ -25,7 +24,7 @@ from rayfed.poisoning.gaussian_update import GaussianUpdate
 from rayfed.poisoning.label_flip import LabelFlip
 from rayfed.poisoning.scaled_update import ScaledUpdate
 from rayfed.poisoning.sign_flip import SignFlip
-from rayfed.scenario import Scenario
+from rayfed.scenario import Scenario, resolve
 from rayfed.store.folder import RunFolder
 from rayfed.update import Update
 
@@ -141,13 +140,13 @@ def test_a_backdoor_stamps_its_share_and_is_tried_on_other_classes() -> None:
 
 def test_who_is_malicious_is_drawn_once_and_alike_in_all_arms() -> None:
     s = scenario("{name: label_flip, clients: 2}", "arms.a={}", "arms.b.malicious={name: sign_flip, clients: 3}")
-    two, three = (plan.malicious_clients(s, arm) for arm in "ab")
+    two, three = (plan.malicious_clients(s, resolve(s)[arm]) for arm in "ab")
     assert (len(two), len(three)) == (2, 3)
     assert two < three
-    drawn = {plan.malicious_clients(s.model_copy(update={"seed": seed}), "a") for seed in range(20)}
+    drawn = {plan.malicious_clients(s.model_copy(update={"seed": seed}), resolve(s)["a"]) for seed in range(20)}
     assert len(drawn) > 5
     listed = scenario("{name: label_flip, clients: [1, 4]}")
-    assert plan.malicious_clients(listed, "none") == {1, 4}
+    assert plan.malicious_clients(listed, resolve(listed)["none"]) == {1, 4}
 
 
 def test_the_others_pass_and_the_tables_know_who_is_malicious() -> None:
@@ -219,13 +218,12 @@ def test_every_arm_meets_every_opponent() -> None:
         "null", "arms={mean: {}, median: {aggregation: median}}",
         "opponents={nobody: null, flip: {name: label_flip, clients: 2}}",
     )  # fmt: skip
-    assert list(s.stacks) == ["mean vs nobody", "mean vs flip", "median vs nobody", "median vs flip"]
-    assert s.aggregation_of("median vs flip").name == "median"
-    assert s.malicious_of("median vs nobody") is None
-    resolved = scenarios.parse(prepare(s).scenario.dump())
-    assert {arm: resolved.malicious_of(arm) for arm in resolved.stacks} == {
-        arm: s.malicious_of(arm) for arm in s.stacks
-    }
+    assert list(s.played) == ["mean vs nobody", "mean vs flip", "median vs nobody", "median vs flip"]
+    arms = resolve(s)
+    assert arms["median vs flip"].aggregation.name == "median"
+    assert arms["median vs nobody"].malicious is None
+    again = resolve(scenarios.parse(prepare(s).scenario.dump()))
+    assert {name: arm.malicious for name, arm in again.items()} == {name: arm.malicious for name, arm in arms.items()}
 
 
 @pytest.mark.parametrize(
@@ -269,32 +267,25 @@ def test_a_poisoning_that_overrides_nothing_does_nothing() -> None:
     assert Poisoning().poison_update(sent := update(), insight()) is sent
 
 
-@pytest.mark.engine
-@pytest.mark.usefixtures("ray_session")
 def test_a_run_with_opponents_ends_with_a_table_of_who_stands_whom(tmp_path: Path) -> None:
+    from rayfed.engine.local import local
     from rayfed.engine.progress import Progress
     from rayfed.engine.runs import launch
 
-    runs = []
-    for actors in (1, 3):
-        s = scenario(
-            "null",
-            "arms={mean: {}, krum: {aggregation: {name: krum, malicious: 1}}}",
-            "opponents={little: {name: a_little_is_enough, clients: 2, z: 1}, "
-            "door: {name: backdoor, clients: [0], size: 2, scale: 6}}",
-            f"resources.clients.actors={actors}",
-        )
-        runs.append(launch(s, str(tmp_path), on_ray(), Progress()))
-    first, again = ({(row["arm"], row["round"]): row for row in rows_of(run, "rounds")} for run in runs)
-    assert {key: row["test_loss"] for key, row in first.items()} == {
-        key: row["test_loss"] for key, row in again.items()
-    }
+    s = scenario(
+        "null",
+        "arms={mean: {}, krum: {aggregation: {name: krum, malicious: 1}}}",
+        "opponents={little: {name: a_little_is_enough, clients: 2, z: 1}, "
+        "door: {name: backdoor, clients: [0], size: 2, scale: 6}}",
+    )
+    run = launch(s, str(tmp_path), local, Progress())
+    first = {(row["arm"], row["round"]): row for row in rows_of(run, "rounds")}
     assert first["mean vs door", 1]["backdoor_accuracy"] > 0.5
     assert first["mean vs little", 1]["backdoor_accuracy"] is None
-    lying = {(row["arm"], row["client"]) for row in rows_of(runs[0], "clients") if row["malicious"]}
+    lying = {(row["arm"], row["client"]) for row in rows_of(run, "clients") if row["malicious"]}
     assert {client for arm, client in lying if arm == "krum vs door"} == {0}
     assert len(lying) == 2 * (1 + 2)
-    assert "Who stands whom" in runs[0].read_text("report.html")
+    assert "Who stands whom" in run.read_text("report.html")
 
 
 def rows_of(folder: RunFolder, table: str) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from rayfed.gradients import norm, per_sample_gradients, weights_of
 from rayfed.models.build import build_model
 from rayfed.privacy.accountant import Release, analytic_gaussian, guarantee, least_noise
 from rayfed.registry import component
-from rayfed.scenario import AttackSpec, Training
+from rayfed.scenario import AttackSpec, Training, resolve
 from rayfed.update import Named
 
 CPU = torch.device("cpu")
@@ -441,7 +441,7 @@ def test_combinations_that_make_no_sense_are_refused() -> None:
 
 def cohort(found: Inputs, clients: list[int]) -> tuple[ClientRuntime, Sent]:
     runtime = ClientRuntime(found.scenario, found.data, found.parts, CPU)
-    return runtime, Sent(0, weights_of(runtime.arm(next(iter(found.scenario.stacks))).model), {})
+    return runtime, Sent(0, weights_of(runtime.arm(next(iter(found.scenario.played))).model), {})
 
 
 @pytest.mark.parametrize("noise", ["server", "clients"])
@@ -453,7 +453,7 @@ def test_both_ways_of_dp_fedavg_put_the_same_noise_on_the_sum(noise: str) -> Non
         s = found.scenario
         runtime, start = cohort(found, list(range(6)))
         partial, _ = runtime.cohort("dp_fedavg", start, list(range(6)), {})
-        rule = aggregation_of(s.federation.aggregation, s.stacks["dp_fedavg"], s.clients_per_round)
+        rule = aggregation_of(resolve(s)["dp_fedavg"])
         sums, _ = rule.combine(partial, torch.Generator().manual_seed(1))
         return torch.cat([t.flatten() for t in sums.values()])
 

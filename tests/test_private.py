@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from actors.executor import on_ray
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.client.arm import build_arm
@@ -25,6 +24,7 @@ from rayfed.defences.base import Defence
 from rayfed.defences.key_lock import KeyLock
 from rayfed.engine import runs
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.errors import UserError
 from rayfed.gradients import weights_of
@@ -212,9 +212,7 @@ def test_the_papers_attacks_put_what_they_are_given_into_the_gap(attack: Any, tm
     objectives = []
     for knowledge in ([], ["colluder"], ["key"], ["lock"], ["key", "lock"]):
         observation = seen(runtime, sent, 0, states, knowledge=["labels", *knowledge])
-        model = build_arm(
-            runtime.scenario.model_of("locked"), runtime.scenario.stacks["locked"], (1, 8, 8), 10, 0
-        ).model
+        model = build_arm(runtime.specs["locked"], (1, 8, 8), 10, 0).model
         freeze(model, private_names(model) - observation.weights.keys())
         [found] = method.reconstruct([observation], model, generators(1))
         assert found.status == "ok"
@@ -252,9 +250,7 @@ def test_victims_whose_keys_are_known_are_not_attacked_with_each_others() -> Non
 
     def attack(group: Any, generators: Any) -> Any:
         groups.append(len(group))
-        model = build_arm(
-            runtime.scenario.model_of("locked"), runtime.scenario.stacks["locked"], (1, 8, 8), 10, 0
-        ).model
+        model = build_arm(runtime.specs["locked"], (1, 8, 8), 10, 0).model
         freeze(model, private_names(model) - group[0].weights.keys())
         return InvertingGradients(iterations=1).reconstruct(group, model, generators)
 
@@ -320,12 +316,10 @@ def saved_by(run: Any) -> checkpoint.Checkpoint:
     return saved
 
 
-@pytest.mark.engine
-@pytest.mark.usefixtures("ray_session")
 def test_a_run_keeps_secrets_from_the_server_and_survives_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = runs.launch(parsed(), str(tmp_path / "whole"), on_ray(), Progress())
+    whole = runs.launch(parsed(), str(tmp_path / "whole"), local, Progress())
     saved, locked = saved_by(whole), checkpoint.load_states(whole, "locked", range(4), 3)
     secrets = {f"{c}.{n}": t for c, state in locked.items() for n, t in state[PRIVATE].items()}
     assert len(secrets) == 4 * 5
@@ -344,9 +338,9 @@ def test_a_run_keeps_secrets_from_the_server_and_survives_an_interruption(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.launch(parsed(), str(tmp_path / "half"), on_ray(), Interrupting())
+        runs.launch(parsed(), str(tmp_path / "half"), local, Interrupting())
     [half] = (tmp_path / "half").iterdir()
-    again = runs.resume(str(half), on_ray(), Progress())
+    again = runs.resume(str(half), local, Progress())
     resumed = saved_by(again)
     assert_same(resumed.server, saved.server)
     assert_same(checkpoint.load_states(again, "locked", range(4), 3), locked)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from actors.executor import on_ray
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedboosting import FedBoosting, Judgement
 from rayfed.aggregation.protected_boosting import ProtectedBoosting
@@ -22,6 +21,7 @@ from rayfed.client.visit import ClientVisit
 from rayfed.crypto.packing import apportion
 from rayfed.crypto.sealing import Keys
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.engine.runs import launch
 from rayfed.errors import ProtectionError, ScenarioError, UserError
@@ -240,9 +240,9 @@ def observed(arm: str, attack: int, text: str = TEXT) -> tuple[Observation, Name
     inputs = prepare(scenarios.parse(text))
     runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     built = runtime.arm(arm)
-    keys = runtime.make_keys(arm) if inputs.scenario.protection_of(arm) else b""
+    keys = runtime.make_keys(arm) if runtime.specs[arm].protection else b""
     sent = Sent(0, built.weights, built.buffers, keys)
-    update = update_method(inputs.scenario.training_of(arm), ())(runtime.task(arm, sent, 2, runtime.parts[2], {}))
+    update = update_method(runtime.specs[arm].training, ())(runtime.task(arm, sent, 2, runtime.parts[2], {}))
     observation, truth = ObservationBuilder(runtime).observe(ClientVisit(arm, sent, 2), inputs.scenario.attacks[attack])
     assert truth.distortion == pytest.approx(
         float((flat(observation.update) - flat(update.tensors)).norm() / flat(update.tensors).norm())
@@ -293,8 +293,7 @@ def test_a_run_says_what_its_clients_see() -> None:
     assert "arm open shows every client all others' updates in plain" in messages[3]
 
 
-@pytest.mark.engine
-def test_runs_end_where_plain_ones_do_and_fusion_stops_no_attack(tmp_path: Path, ray_session: None) -> None:
+def test_runs_end_where_plain_ones_do_and_fusion_stops_no_attack(tmp_path: Path) -> None:
     """Weights of 10,000 pieces: a piece is less than 1e-4 of an update of values up to 1."""
     arms = """arms={
       plain: {aggregation: fedboosting},
@@ -302,8 +301,8 @@ def test_runs_end_where_plain_ones_do_and_fusion_stops_no_attack(tmp_path: Path,
                                                         pieces_of_weight: 10000}},
       fused: {},
       fused ckks: {protection: {name: ckks, pieces_of_weight: 3000}}}"""
-    scenario = scenarios.parse(TEXT, changes=[arms, "resources.clients.actors=2", "resources.attackers.actors=1"])
-    folder = launch(scenario, str(tmp_path), on_ray(), Progress())
+    scenario = scenarios.parse(TEXT, changes=[arms])
+    folder = launch(scenario, str(tmp_path), local, Progress())
     found = weights(folder)
     for sealed, plain, pieces in (("paillier", "plain", 10000), ("fused ckks", "fused", 3000)):
         ours, theirs = (flat(found[arm]["weights"]) for arm in (sealed, plain))

@@ -396,7 +396,7 @@ def test_ours_can_be_played(name: str) -> None:
         scenario = check(own.document(scale), name)
         compared = own.compared(scale)
         arms = {figure.where["arm"] for part in compared for figure in part.figures if "arm" in figure.where}
-        assert arms <= set(scenario.stacks)
+        assert arms <= set(scenario.played)
         fields = set(scenario.sweep.fields) if scenario.sweep else set()
         assert {key for part in compared for f in part.figures for key in f.where if "." in key} <= fields
 

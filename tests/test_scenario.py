@@ -22,13 +22,13 @@ def problems(text: str, *changes: str) -> str:
 
 def test_minimal_scenario_takes_the_defaults() -> None:
     s = scenario.parse(MINIMAL)
-    assert (s.data.name, s.federation.aggregation.name, s.clients_per_round, s.server_lr("none")) == (
+    assert (s.data.name, s.federation.aggregation.name, s.clients_per_round, scenario.resolve(s)["none"].server_lr) == (
         "digits",
         "fedavg",
         4,
         1.0,
     )
-    assert s.stacks == {"none": []}
+    assert [arm.defences for arm in scenario.resolve(s).values()] == [[]]
 
 
 def test_dump_loads_to_the_same_scenario() -> None:
@@ -176,11 +176,12 @@ arms:
 
 def test_an_arm_can_set_training_and_model_otherwise() -> None:
     s = scenario.parse(MINIMAL + ARMS)
-    assert [s.training_of(arm).batch_size for arm in s.arms] == [4, 64, 4]
-    assert s.training_of("large").lr == 0.5
-    assert [d.name for d in s.stacks["large"]] == ["prune"]
-    assert s.model_of("large") == s.model
-    other = s.model_of("other")
+    arms = scenario.resolve(s)
+    assert [arm.training.batch_size for arm in arms.values()] == [4, 64, 4]
+    assert arms["large"].training.lr == 0.5
+    assert [d.name for d in arms["large"].defences] == ["prune"]
+    assert arms["large"].model == s.model
+    other = arms["other"].model
     assert (other.name, other.parameters, other.batch_norm) == ("convnet", {"width": 4}, "eval")
     assert scenario.parse(s.dump()) == s
 
@@ -200,6 +201,7 @@ def test_an_arm_can_set_training_and_model_otherwise() -> None:
 )
 def test_errors_of_an_arm_stand_where_it_is_set(change: str, expected: str | None) -> None:
     if expected is None:
-        assert scenario.parse(MINIMAL + ARMS, changes=[change]).training_of("large").algorithm == "fedsgd"
+        changed = scenario.parse(MINIMAL + ARMS, changes=[change])
+        assert scenario.resolve(changed)["large"].training.algorithm == "fedsgd"
     else:
         assert expected in problems(MINIMAL + ARMS, change)

@@ -26,6 +26,7 @@ from rayfed.crypto.masking import Advertised, Transcript, neighbours
 from rayfed.crypto.session import Session
 from rayfed.engine import runs
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
 from rayfed.errors import ProtectionError, UserError
 from rayfed.protections.secure_aggregation import PHASES, Dropouts, SecureAggregation
 from rayfed.scenario import Scenario
@@ -229,16 +230,15 @@ def listener() -> Noting:
 
 
 @pytest.fixture(scope="module")
-def spied(ray_session: None, listener: Noting, tmp_path_factory: pytest.TempPathFactory) -> Spied:
-    return spied_launch(parsed(extra=ATTACK), tmp_path_factory.mktemp("runs"), listener)
+def spied(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Spied:
+    return spied_launch(parsed(extra=ATTACK), tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
-def undisturbed(spied: Spied) -> RunFolder:
-    return spied.folder
+def undisturbed(listener: Noting, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return runs.launch(parsed(extra=ATTACK), str(tmp_path_factory.mktemp("runs")), local, listener)
 
 
-@pytest.mark.engine
 def test_masked_runs_end_where_plain_ones_do(undisturbed: RunFolder) -> None:
     arms = weights(undisturbed)
     for part in ("weights", "buffers"):
@@ -247,7 +247,6 @@ def test_masked_runs_end_where_plain_ones_do(undisturbed: RunFolder) -> None:
     assert {r["clipped"] for r in undisturbed.read_table("clients").to_pylist() if r["arm"] in MASKED} == {0}
 
 
-@pytest.mark.engine
 def test_rounds_below_the_threshold_are_not_applied_and_the_run_goes_on(
     undisturbed: RunFolder, listener: Noting
 ) -> None:
@@ -270,7 +269,7 @@ def test_a_round_of_training_is_plain_fedavg_of_those_who_are_left(arm: str) -> 
     scenario = parsed()
     inputs = prepare(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    protecting = plan.protecting(scenario, arm, [len(part) for part in inputs.parts])
+    protecting = plan.protecting(scenario, runtime.specs[arm], [len(part) for part in inputs.parts])
     assert protecting is not None
     server, members = protecting.wrap(FedAvg()), plan.drawn_clients(scenario, 1)
     sent = Sent(1, runtime.arm(arm).weights, runtime.arm(arm).buffers)
@@ -300,6 +299,7 @@ def test_a_round_of_training_is_plain_fedavg_of_those_who_are_left(arm: str) -> 
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("victim", "clients"), [("ServerActor", 1), ("ClientActor", 2)])
+@pytest.mark.usefixtures("ray_session")
 def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: RunFolder, tmp_path: Path) -> None:
     """On how many there are, and which dies."""
     killer = Killer(victim, round=1)
@@ -309,7 +309,6 @@ def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: Ru
     assert folder.read_table("secure_sums").to_pylist() == undisturbed.read_table("secure_sums").to_pylist()
 
 
-@pytest.mark.engine
 def test_attackers_see_masked_vectors_alone(undisturbed: RunFolder) -> None:
     rows = undisturbed.read_table("attacks").to_pylist()
     found = {row["arm"]: row for row in rows}
@@ -361,7 +360,7 @@ def secrets_of(scenario: Scenario) -> dict[str, bytes]:
     runtime, found = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu")), dict[str, bytes]()
     for arm in MASKED:
         root = derive(runtime._secret(arm), "own")
-        spec = scenario.protection_of(arm)
+        spec = runtime.specs[arm].protection
         assert spec is not None
         before = spec.build().dropouts.until("mask")
         found |= {f"{arm} secret": runtime._secret(arm), f"{arm} root": root}

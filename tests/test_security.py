@@ -135,9 +135,6 @@ def test_a_runs_name_stays_in_the_output_folder(name: str) -> None:
         scenarios.parse(f"{MINIMAL.replace('name: t', f'name: {json.dumps(name)}')}")
 
 
-@pytest.mark.engine
-@pytest.mark.usefixtures("ray_session")
-@pytest.mark.slow
 def test_names_from_scenarios_and_data_write_inside_the_run_folder(tmp_path: Path) -> None:
     """Arms, labels of attacks, classes and files of images that look like paths."""
     from PIL import Image
@@ -159,7 +156,8 @@ resources: {{clients: {{actors: 1}}, attackers: {{actors: 1}}}}
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "s.yaml").write_text(text)
     before = set(tmp_path.rglob("*"))
-    result = CliRunner().invoke(app, ["launch", str(tmp_path / "in/s.yaml"), "--out", str(tmp_path / "out/runs")])
+    arguments = ["launch", str(tmp_path / "in/s.yaml"), "--out", str(tmp_path / "out/runs"), "--executor", "local"]
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     made = set(tmp_path.rglob("*")) - before - {tmp_path / "out"}
     assert made

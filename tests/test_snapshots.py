@@ -114,26 +114,28 @@ def test_a_closed_form_has_no_strip() -> None:
 
 
 def test_the_first_victims_strip_stands_beside_its_true_images() -> None:
-    """The actors' classes, as plain objects: rows of the table, matched as the reconstruction is in the end."""
-    from actors.process import Share
+    """Rows of the table, matched as the reconstruction is in the end."""
+    from rayfed.engine.attacker import Attacker
     from rayfed.engine.attacking import AttackCall, _note_attack
     from rayfed.engine.tables import RoundTables
+    from rayfed.engine.worker import ClientWorker
 
     scenario = scenarios.parse(
         "{name: t, data: digits, model: lenet, federation: {rounds: 1, clients: 40}, attacks: ["
         "{name: inverting_gradients, iterations: 12, victims: [2, 3], observes: gradient, batch_size: 6}]}"
     )
-    inputs = prepare(scenario)
-    share, [attack] = Share(1, 0), scenario.attacks
-    client = ClientActor(scenario, inputs.data, inputs.parts, share)
-    net = client._runtime.arm("none").model
+    inputs, cpu = prepare(scenario), torch.device("cpu")
+    [attack] = scenario.attacks
+    client = ClientWorker(scenario, inputs.data, inputs.parts, cpu)
+    net = client.arm("none").model
     sent = Sent(0, weights_of(net), buffers_of(net))
     _, seen, truths = client.observe("none", sent, [2, 3], attack, {}, 0)
-    bare, found = AttackerActor(inputs.data.image_shape, 10, share).attack(attack, scenario.model, [], seen, [0, 1])
+    attacker = Attacker(inputs.data.image_shape, 10, cpu)
+    bare, found = attacker.attack(attack, client.specs["none"], seen, [b"0", b"1"])
     assert all(guess.snapshots == () for guess in bare)  # the driver holds no images
 
     tables, without = RoundTables(), RoundTables()
-    call = AttackCall("none", attack, (2, 3), 0, strip=True)
+    call = AttackCall(client.specs["none"], attack, (2, 3), 0, strip=True)
     _note_attack(tables, call, 0, bare, client.score(truths, found, strip=True))
     _note_attack(without, call, 0, bare, client.score(truths, found, strip=False))
     assert without.snapshots == []

@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from actors.search import Tried, search
 from ray import tune
 
-from actors import sweep as sweeps
 from actors import trackers
-from actors.executor import on_ray
+from actors.sweep import on_tune
 from actors.trial import Reporter, prepare_process, search_places
 from rayfed import scenario as scenarios
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.engine import runs
+from rayfed.engine import runs, sweeps
+from rayfed.engine.local import local
+from rayfed.engine.local_sweep import local_sweep
 from rayfed.engine.progress import Progress, SweepProgress
+from rayfed.engine.search import Tried, search
+from rayfed.engine.sweeps import SweepRecorder
 from rayfed.errors import ResourceError, RunError, ScenarioError, UserError
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import planned, scenario_of
@@ -40,6 +42,9 @@ arms: {none: [], noise: [{name: gaussian, sigma: 0.1}], prune: [{name: prune, ra
 attacks: [{name: analytic, victims: 1, rounds: [0], observes: gradient, batch_size: 1}]
 """
 NOISE, RATIO = "arms.noise.defences.gaussian.sigma", "arms.prune.defences.prune.ratio"
+
+
+TIMED = ["train_seconds", "attack_seconds"]
 
 
 def parsed(sweep: str, *changes: str) -> Scenario:
@@ -89,7 +94,7 @@ def test_a_trial_is_the_scenario_with_one_arm_its_values_and_its_seed() -> None:
     trial = next(t for t in planned(scenario) if t.arm == "noise" and t.repeat == 1 and t.values[NOISE] == 1.0)
     played = scenario_of(scenario, trial)
     assert list(played.played) == ["noise"]
-    assert played.stacks["noise"][0].parameters["sigma"] == 1.0
+    assert played.played["noise"].defences[0].parameters["sigma"] == 1.0
     assert (played.seed, played.sweep, played.training.lr) == (8, None, trial.values["training.lr"])
 
 
@@ -147,14 +152,12 @@ def test_optuna_goes_on_from_what_was_tried() -> None:
         0: Tried("noise", {NOISE: 0.5, "training.lr": 0.2}, [9.0, 0.8]),
         2: Tried("prune", {"training.lr": 0.1}, [8.0, 0.7]),
     }
-    assert scenario.sweep is not None
-    searcher = search(scenario, scenario.sweep, tried, begun=3)
-    suggested = searcher.suggest("new")
-    assert suggested is not None
+    found = search(scenario, tried, begun=3)
+    suggested = found.setting(found.study.ask())
     assert suggested["index"] == 3
     assert suggested["arm"] in scenario.arms
     assert suggested["values"].keys() == ({NOISE} if suggested["arm"] == "noise" else set()) | {"training.lr"}
-    known = searcher._ot_study.get_trials()
+    known = found.study.get_trials()
     assert [trial.values for trial in known[:3]] == [[9.0, 0.8], None, [8.0, 0.7]]
     assert known[0].params == {"arm": "noise", NOISE: 0.5, "training.lr": 1}
 
@@ -167,11 +170,10 @@ def test_optuna_takes_values_from_a_table(tmp_path: Path) -> None:
     folder.files.write_text("scenario.yaml", scenario.dump())
     folder.write_outcomes([row | {NOISE: 0.5, "model.hidden": "[32]", "training.batch_size": None}])
     (Path(folder.url) / "trials" / "0004-0").mkdir(parents=True)
-    known = sweeps._search(scenario, folder, folder.outcomes().to_pylist())
-    suggested = known.suggest("new")
-    assert suggested is not None
+    found = SweepRecorder(scenario, folder, None, folder.outcomes().to_pylist(), SweepProgress()).search()
+    suggested = found.setting(found.study.ask())
     assert suggested["index"] == 5  # behind what was begun, too
-    assert known._ot_study.get_trials()[1].params == {
+    assert found.study.get_trials()[1].params == {
         "arm": "noise",
         NOISE: 0.5,
         "model.hidden": 1,
@@ -189,7 +191,7 @@ def test_what_optuna_may_try_is_checked_before(bad: str) -> None:
 def test_a_trial_that_has_no_place_is_told_before(ray_session: None, tmp_path: Path) -> None:
     scenario = parsed("fields: {training.lr: [0.1]}", "resources.clients.num_cpus=64")
     with pytest.raises(ResourceError, match="no node has more than 4 CPU"):
-        sweeps.sweep(scenario, str(tmp_path), None, SweepProgress())
+        sweeps.sweep(scenario, str(tmp_path), on_tune(), SweepProgress())
 
 
 class Seen(SweepProgress):
@@ -208,11 +210,10 @@ def scenario() -> Scenario:
 
 
 @pytest.fixture(scope="module")
-def swept(ray_session: None, scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> SweepFolder:
-    return sweeps.sweep(scenario, str(tmp_path_factory.mktemp("sweep")), None, SweepProgress())
+def swept(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> SweepFolder:
+    return sweeps.sweep(scenario, str(tmp_path_factory.mktemp("sweep")), local_sweep, SweepProgress())
 
 
-@pytest.mark.engine
 def test_every_trial_is_a_row_and_a_failed_one_says_why(swept: SweepFolder, scenario: Scenario) -> None:
     rows = swept.outcomes().to_pylist()
     assert [row["trial"] for row in rows] == [trial.name for trial in planned(scenario)]
@@ -224,12 +225,11 @@ def test_every_trial_is_a_row_and_a_failed_one_says_why(swept: SweepFolder, scen
     assert any("lr" in row["error"] for row in rows if row["error"])
 
 
-@pytest.mark.engine
 def test_a_trial_comes_to_what_its_scenario_comes_to_alone(
     swept: SweepFolder, scenario: Scenario, tmp_path: Path
 ) -> None:
     trial = next(t for t in planned(scenario) if t.arm == "noise" and t.values["training.lr"] == 0.1)
-    alone = runs.launch(scenario_of(scenario, trial), str(tmp_path), on_ray(), Progress())
+    alone = runs.launch(scenario_of(scenario, trial), str(tmp_path), local, Progress())
     [own] = outcomes(alone)
     [row] = [row for row in swept.outcomes().to_pylist() if row["trial"] == trial.name]
     for name in ("test_accuracy", "test_loss", "psnr", "psnr_worst", "ssim", "bytes_up", "images"):
@@ -238,33 +238,54 @@ def test_a_trial_comes_to_what_its_scenario_comes_to_alone(
     assert row["pmm"] == pytest.approx(row["test_accuracy"] / reference["test_accuracy"])
 
 
-@pytest.mark.engine
 def test_what_has_ended_is_not_played_again(swept: SweepFolder) -> None:
     with pytest.raises(RunError, match="nothing to resume"):
-        sweeps.resume(swept.url, False, None, SweepProgress())
+        sweeps.resume(swept.url, False, local_sweep, SweepProgress())
     rows = swept.outcomes().to_pylist()
     finished = [row for row in rows if row["status"] == "finished"]
     swept.write_outcomes(finished[1:])
     seen = Seen()
-    folder = sweeps.resume(swept.url, False, None, seen)
+    folder = sweeps.resume(swept.url, False, local_sweep, seen)
     lost = {finished[0]["trial"], *(row["trial"] for row in rows if row["status"] == "failed")}
     assert seen.rows.keys() == lost
     assert folder.outcomes().to_pylist() == rows  # seconds too: it reads what the trial left
 
 
 @pytest.mark.engine
-def test_optuna_tries_as_many_settings_as_it_is_told(ray_session: None, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("ray_session")
+def test_tune_comes_to_the_same_table(swept: SweepFolder, scenario: Scenario, tmp_path: Path) -> None:
+    folder = sweeps.sweep(scenario, str(tmp_path), on_tune(), SweepProgress())
+    table, expected = (sweep.outcomes().drop_columns(TIMED).to_pylist() for sweep in (folder, swept))
+    for row, other in zip(table, expected, strict=True):
+        assert row == pytest.approx(other, rel=0, abs=0, nan_ok=True), row["trial"]
+
+
+@pytest.mark.parametrize("where", ["here", pytest.param("on Tune", marks=pytest.mark.engine)])
+def test_optuna_tries_as_many_settings_as_it_is_told(
+    where: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    execution = local_sweep
+    if where == "on Tune":
+        request.getfixturevalue("ray_session")
+        execution = on_tune()
     text = f"search: optuna, samples: 4, repeats: 2, fields: {{{NOISE}: {{low: 0.001, high: 1, scale: log}}}}"
-    rows = sweeps.sweep(parsed(text), str(tmp_path), None, SweepProgress()).outcomes().to_pylist()
+    rows = sweeps.sweep(parsed(text), str(tmp_path), execution, SweepProgress()).outcomes().to_pylist()
     assert sorted(row["trial"] for row in rows) == [f"{i:04d}-{repeat}" for i in range(4) for repeat in range(2)]
     assert {row["status"] for row in rows} == {"finished"}
+
+
+@pytest.mark.parametrize("what", ["scheduler: asha", "trackers: {tensorboard: {}}"])
+def test_what_tune_alone_has_is_refused_here(what: str, tmp_path: Path) -> None:
+    scenario = parsed(f"fields: {{training.lr: [0.1]}}, {what}")
+    with pytest.raises(UserError, match=f"sweep.{what.partition(':')[0]}: Ray Tune has it"):
+        sweeps.sweep(scenario, str(tmp_path), local_sweep, SweepProgress())
 
 
 @pytest.mark.engine
 def test_a_scheduler_stops_what_learns_nothing(ray_session: None, tmp_path: Path) -> None:
     text = "fields: {training.lr: [0.2, 1.0e-8, 1.0e-9]}, scheduler: asha"
     scenario = parsed(text, "federation.rounds=6", "arms={none: []}", "attacks=[]")
-    rows = sweeps.sweep(scenario, str(tmp_path), None, SweepProgress()).outcomes().to_pylist()
+    rows = sweeps.sweep(scenario, str(tmp_path), on_tune(), SweepProgress()).outcomes().to_pylist()
     assert [row["status"] for row in rows] == ["finished", "stopped", "stopped"]
     assert [row["rounds"] < 6 for row in rows] == [False, True, True]
 
@@ -289,7 +310,7 @@ def test_a_tune_script_of_ones_own_is_told_of_every_round(ray_session: None, tmp
 @pytest.mark.engine
 def test_tensorboard_gets_every_round(ray_session: None, tmp_path: Path) -> None:
     text = "fields: {training.lr: [0.1]}, trackers: {tensorboard: {}}"
-    folder = sweeps.sweep(parsed(text, "arms={none: []}"), str(tmp_path), None, SweepProgress())
+    folder = sweeps.sweep(parsed(text, "arms={none: []}"), str(tmp_path), on_tune(), SweepProgress())
     assert list(Path(folder.url).glob("tune/**/events.out.tfevents*"))
 
 
@@ -302,6 +323,7 @@ def test_a_tracker_without_its_package_is_told(package: str, monkeypatch: pytest
 
 @pytest.mark.slow
 @pytest.mark.engine
+@pytest.mark.usefixtures("ray_session")
 def test_a_killed_sweep_resumes_to_the_same_table(swept: SweepFolder, scenario: Scenario, tmp_path: Path) -> None:
     path = tmp_path / "killed.yaml"
     path.write_text(scenario.dump())
@@ -316,7 +338,6 @@ def test_a_killed_sweep_resumes_to_the_same_table(swept: SweepFolder, scenario: 
     before = {row["trial"] for row in SweepFolder.open(str(url)).outcomes().to_pylist()}
     assert 0 < len(before) < 8
     seen = Seen()
-    folder = sweeps.resume(str(url), False, None, seen)
+    folder = sweeps.resume(str(url), False, on_tune(), seen)
     assert seen.rows.keys().isdisjoint(before)
-    timed = ["train_seconds", "attack_seconds"]
-    assert folder.outcomes().drop_columns(timed).equals(swept.outcomes().drop_columns(timed))
+    assert folder.outcomes().drop_columns(TIMED).equals(swept.outcomes().drop_columns(TIMED))

@@ -7,14 +7,16 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 
-from actors.process import Share
 from rayfed import scenario as scenarios
 from rayfed.client.runtime import Sent
 from rayfed.data.forms import Tokens
+from rayfed.engine.attacker import Attacker
 from rayfed.engine.attacking import AttackCall, _note_attack
 from rayfed.engine.inputs import prepare
 from rayfed.engine.tables import RoundTables
+from rayfed.engine.worker import ClientWorker
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.report.run import write_report
 from rayfed.store.folder import SCENARIO, RunFolder
@@ -24,21 +26,21 @@ TABLE = "data: diabetes, model: mlp, attacks: [{name: analytic, observes: gradie
 
 
 def attacked(text: str, folder: Path, spoil: bool = False) -> tuple[RunFolder, RoundTables]:
-    """The actors' classes, as plain objects, on one victim; its tables in a run folder."""
+    """What workers make of one victim; its tables in a run folder."""
     scenario = scenarios.parse(f"{{name: t, federation: {{rounds: 1, clients: 2}}, {text}}}")
-    inputs, share, [attack] = prepare(scenario), Share(1, 0), scenario.attacks
+    inputs, [attack] = prepare(scenario), scenario.attacks
     data = inputs.data
     if spoil:
         assert isinstance(data.form, Tokens)
         data = replace(data, form=Tokens(tuple("<b>&" for _ in data.form.vocabulary)))
-    client = ClientActor(scenario, data, inputs.parts, share)
-    net = client._runtime.arm("none").model
+    client = ClientWorker(scenario, data, inputs.parts, torch.device("cpu"))
+    net = client.arm("none").model
     sent = Sent(0, weights_of(net), buffers_of(net))
     _, seen, truths = client.observe("none", sent, [0], attack, {}, 0)
-    attacker = AttackerActor(data.image_shape, len(data.classes), share)
-    bare, found = attacker.attack(attack, scenario.model, [], seen, [0])
+    attacker = Attacker(data.image_shape, len(data.classes), torch.device("cpu"))
+    bare, found = attacker.attack(attack, client.specs["none"], seen, [b"0"])
     tables = RoundTables()
-    call = AttackCall("none", attack, (0,), 0, strip=True)
+    call = AttackCall(client.specs["none"], attack, (0,), 0, strip=True)
     _note_attack(tables, call, 0, bare, client.score(truths, found, strip=True))
     run = RunFolder.create(str(folder), "t", datetime(2026, 1, 1))
     run.write_text(SCENARIO, scenario.dump())

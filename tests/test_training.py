@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from rayfed import registry, seeds
 from rayfed import scenario as scenarios
-from rayfed import seeds
 from rayfed.attacks.matching.problem import Matching, squared_l2
 from rayfed.client import plan
 from rayfed.client.arm import build_arm
-from rayfed.client.cohort import cohort_updates
+from rayfed.client.cohort import cohort_updates, works_together
 from rayfed.client.local import batches, local_training, trained_samples, update_method
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
@@ -26,8 +27,10 @@ from rayfed.engine.inputs import prepare
 from rayfed.errors import ScenarioError, UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
-from rayfed.scenario import AttackSpec, DataSpec, ModelSpec, Scenario, Training
+from rayfed.registry import component
+from rayfed.scenario import AttackSpec, DataSpec, DefenceSpec, ModelSpec, Scenario, Training
 from rayfed.update import Named, Update
+from tests.test_claims_accounts import FILLED
 
 CPU = torch.device("cpu")
 
@@ -160,6 +163,93 @@ def test_vmapped_cohort_gives_the_loops_numbers_with_adam(digits) -> None:  # ty
             torch.testing.assert_close(a.tensors[name], b.tensors[name], atol=1e-9, rtol=0)
 
 
+@component
+class Naive(Defence):
+    """A noise defence as a user writes it first."""
+
+    sigma: float = 0.1
+    """Standard deviation of the noise."""
+
+    def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
+        def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, torch.Tensor]:
+            sent, loss = next(task, weights, batch)
+            return {n: g + self.sigma * torch.randn(g.shape, generator=task.generator) for n, g in sent.items()}, loss
+
+        return gradient
+
+
+@component
+class NaiveUpdate(Defence):
+    """The same of the whole update, which it makes twice."""
+
+    def wrap_update(self, next):  # type: ignore[no-untyped-def]
+        def update(task: Task) -> Update:
+            one, other = next(task), next(task.replace(weights={n: -w for n, w in task.weights.items()}))
+            return replace(one, tensors={n: t + other.tensors[n] for n, t in one.tensors.items()})
+
+        return update
+
+
+class OnGpu:
+    is_cuda = True
+
+
+@pytest.mark.parametrize("naive", [Naive(), NaiveUpdate()])
+def test_a_defence_that_promises_nothing_is_played_client_by_client(digits, naive: Defence) -> None:  # type: ignore[no-untyped-def]
+    """Even where cohorts are one call by default, on a GPU; and who demands that is told what stands in its way."""
+    tasks = [task(digits, mlp(), c) for c in range(2)]
+    on_gpu = tasks[0].replace(weights={"w": OnGpu()})
+    assert works_together(on_gpu, Training(), [Gaussian(sigma=0.1)])
+    assert not works_together(on_gpu, Training(), [naive])
+    alone = [update_method(Training(), [naive])(task(digits, mlp(), c)).tensors for c in range(2)]
+    made = cohort_updates(tasks, Training(), [naive])
+    assert all(torch.equal(one.tensors[n], t) for one, own in zip(made, alone, strict=True) for n, t in own.items())
+    name = type(naive).__name__
+    with pytest.raises(UserError, match=f"vmap is not possible: the defence {name} works client by client"):
+        cohort_updates(tasks, Training(vectorise="vmap"), [naive])
+
+
+def test_a_gradient_in_one_piece_is_refused_before_dp_sgd_and_an_update_is_not() -> None:
+    private = DefenceSpec(name="dp_sgd", noise_multiplier=1)  # type: ignore[call-arg]
+    shape: tuple[int, int, int] = (1, 8, 8)
+    build_arm(ModelSpec(name="mlp"), [DefenceSpec(name=f"{__name__}:NaiveUpdate"), private], shape, 10, 0)
+    with pytest.raises(UserError, match="Naive cannot work sample by sample, as dp_sgd asks"):
+        build_arm(ModelSpec(name="mlp"), [DefenceSpec(name=f"{__name__}:Naive"), private], shape, 10, 0)
+
+
+TOGETHER = {
+    "ats", "dldp_a", "dldp_b", "dp_fedavg", "gaussian", "instahide", "laplace", "mixup", "prune", "quantise", "top_k",
+    "vae",
+}  # fmt: skip
+"""The defences that a cohort in one call goes with."""
+
+
+@pytest.mark.parametrize("name", sorted(registry.table("defences")))
+def test_a_defence_that_says_it_vectorises_gives_the_loops_numbers(digits, name: str) -> None:  # type: ignore[no-untyped-def]
+    model = ModelSpec(name="lenet", **({"norm": "batch"} if name == "key_lock" else {}))
+    for parameters in FILLED.get(name, [{}]):
+        arm = build_arm(model, [DefenceSpec(name=name, **parameters)], (1, 8, 8), 10, 0)
+        sent: dict[str, list[Update]] = {}
+        for how in ("loop", "vmap"):
+            tasks = [task(digits, arm.model, client, samples) for client, samples in enumerate((21, 5, 16))]
+            tasks = [one.replace(private=arm.private, data=placed(one.data), classes=10) for one in tasks]
+            training = Training(vectorise=how, steps=3, batch_size=8, lr=0.05)  # type: ignore[arg-type]
+            if how == "vmap" and name not in TOGETHER:
+                with pytest.raises(UserError, match="vmap is not possible"):
+                    cohort_updates(tasks, training, arm.defences)
+            elif name in TOGETHER:
+                sent[how] = cast("list[Update]", list(cohort_updates(tasks, training, arm.defences)))
+        for one, other in zip(sent.get("loop", []), sent.get("vmap", []), strict=True):
+            assert one.samples == other.samples
+            apart = torch.cat([(t - other.tensors[n]).abs().flatten() for n, t in one.tensors.items()])
+            # rounding decides which of two nearly equal values is kept, or to which of two steps one is rounded
+            assert apart.quantile(0.99) < 1e-7, parameters
+
+
+def placed(data: Batch) -> Batch:
+    return data._replace(places=torch.arange(len(data.labels)))
+
+
 def test_vmap_says_what_stands_in_its_way(digits) -> None:  # type: ignore[no-untyped-def]
     with_norm = build_model("resnet10", {}, (1, 8, 8), 10, seed=0)
     with pytest.raises(UserError, match="batch norm in training mode"):
@@ -170,8 +260,6 @@ def test_vmap_says_what_stands_in_its_way(digits) -> None:  # type: ignore[no-un
 
 class Tracing(Defence):
     """Notes which of its hooks is called when."""
-
-    vectorises = False
 
     def __init__(self, name: str, seen: list[str]) -> None:
         self.name, self.seen = name, seen
@@ -227,7 +315,7 @@ federation: {rounds: 3, clients: 8, clients_per_round: 5, cohort_size: 2}
 def runtime(s: Scenario) -> tuple[ClientRuntime, Sent]:
     inputs = prepare(s)
     found = ClientRuntime(s, inputs.data, inputs.parts, CPU)
-    model = found.arm(next(iter(s.stacks))).model
+    model = found.arm(next(iter(s.played))).model
     return found, Sent(0, weights_of(model), buffers_of(model))
 
 
@@ -363,7 +451,8 @@ def test_attackers_are_shown_the_parameters_that_are_frozen(how: str) -> None:
     assert partial.buffers == {}
     attack = AttackSpec(name="dlg", observes="gradient", knowledge=["labels"])
     seen, truth = ObservationBuilder(h).observe(ClientVisit("none", sent, 1), attack)
-    others = build_arm(s.model, (), h.data.image_shape, 10, seed=7).model  # as attackers build it: another seed
+    [spec] = h.specs.values()
+    others = build_arm(spec, h.data.image_shape, 10, seed=7).model  # as attackers build it: another seed
     problem = Matching.of([seen], others, None, squared_l2)
     assert problem.losses(truth.inputs.reshape(1, -1), torch.zeros(1, dtype=torch.int64)) < 1e-10
 

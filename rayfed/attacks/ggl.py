@@ -85,7 +85,7 @@ class Ggl:
         generators: Sequence[torch.Generator],
     ) -> list[Reconstruction]:
         problem = Matching.of(observations, model, self.layers, _DISTANCES[self.distance])
-        search = Search(problem, pretrained.to(problem.device), self.prior)
+        search = LatentSearch(problem, pretrained.to(problem.device), self.prior)
         victims = torch.arange(len(observations), device=problem.device)
         snapshots = Snapshots(lambda latents: search.images(latents, victims))
         if self.optimiser == "cma":
@@ -98,7 +98,7 @@ class Ggl:
 
 
 @dataclass(frozen=True)
-class Search:
+class LatentSearch:
     """The matching problems of V victims as functions of latents: a point is a row of D = N * latent numbers."""
 
     problem: Matching
@@ -159,7 +159,7 @@ class Found:
 
 
 def evolve(
-    search: Search, generators: Sequence[torch.Generator], iterations: int, population: int, snapshots: Snapshots
+    search: LatentSearch, generators: Sequence[torch.Generator], iterations: int, population: int, snapshots: Snapshots
 ) -> Found:
     """CMA-ES from N(0, I), one strategy for each victim; a generation of all of them is evaluated in one call."""
     device, count = search.problem.device, len(generators)
@@ -182,7 +182,7 @@ def evolve(
 
 
 def descend(
-    search: Search, generators: Sequence[torch.Generator], iterations: int, lr: float, snapshots: Snapshots
+    search: LatentSearch, generators: Sequence[torch.Generator], iterations: int, lr: float, snapshots: Snapshots
 ) -> Found:
     """Adam from one draw of N(0, I) for each victim; a victim whose gradient is not finite gets no further push."""
     start = torch.stack([torch.randn(search.dimension, generator=g) for g in generators]).to(search.problem.device)

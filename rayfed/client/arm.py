@@ -127,10 +127,10 @@ def build_arm(spec: ResolvedArm, image_shape: tuple[int, int, int], classes: int
         reason = defence.refuses(defences[index + 1 :])
         if reason:
             raise UserError(f"{stack[index].name} does not go with {_listed(stack[index + 1 :])} behind it: {reason}")
-        slow = next((d for d in defences[:index] if not d.vectorises), None) if defence.samplewise else None
-        if slow is not None:
+        slow = [d for d in defences[:index] if not d.vectorises and d.overrides("wrap_gradient")]
+        if defence.samplewise and slow:
             raise UserError(
-                f"{type(slow).__name__} cannot work sample by sample, as {stack[index].name} asks of the defences "
+                f"{type(slow[0]).__name__} cannot work sample by sample, as {stack[index].name} asks of the defences "
                 f"before it in the stack: write it after, or leave one out"
             )
     return Arm(spec, net, defences)

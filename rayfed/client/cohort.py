@@ -50,7 +50,7 @@ def cohort_updates(tasks: Sequence[Task], training: Training, defences: Sequence
 
 
 @dataclass(frozen=True)
-class Record:
+class CohortRecord:
     """What is noted of a cohort's clients as they finish."""
 
     arm: str
@@ -98,7 +98,7 @@ def works_together(task: Task, training: Training, defences: Sequence[Defence]) 
 def _obstacle(task: Task, defences: Sequence[Defence]) -> str | None:
     """What keeps a cohort from being one call, in words; None when nothing does."""
     for defence in defences:
-        if not defence.vectorises:
+        if not defence.vectorises and defence.overrides("wrap_gradient", "wrap_update"):
             return f"the defence {type(defence).__name__} works client by client"
     if task.private:
         return "each client has private layers of its own"

@@ -22,7 +22,7 @@ from rayfed.aggregation.server import TreeFold
 from rayfed.client import plan
 from rayfed.client.arm import protected_aggregation
 from rayfed.client.clients import Clients, Sent, Split, State
-from rayfed.client.cohort import Record, cohort_updates, works_together
+from rayfed.client.cohort import CohortRecord, cohort_updates, works_together
 from rayfed.client.diagnosis import private_layers
 from rayfed.client.failures import Attempt, checked, until_none_fails
 from rayfed.client.local import PRIVATE, update_method
@@ -122,7 +122,7 @@ class ClientRuntime(Clients):
         if works_together(tasks[0], training, defences):
             attempted = until_none_fails(list(attempted), lambda left: attempts(given(left)))
         together = (perf_counter() - asked) / len(clients)  # under vmap the training of all clients, else nothing
-        record = Record(arm, rule, self.scenario.federation.failures)
+        record = CohortRecord(arm, rule, self.scenario.federation.failures)
         partial = _partial(rule, record.sent(attempted, together))
         rows = [row | {"malicious": row["client"] in malicious.clients} for row in record.rows]
         return partial, CohortReport(rows, perf_counter() - began, record.states)

@@ -112,10 +112,10 @@ UpdateMethod = Callable[[Task], Update]
 class Defence:
     """Base of every defence: all hooks pass through."""
 
-    vectorises: ClassVar[bool] = True
+    vectorises: ClassVar[bool] = False
     """Whether `wrap_gradient` works inside `torch.func.vmap` (no generator, no data-dependent branch, nothing of the
     task but its model and buffers) and `wrap_update` calls `next` exactly once with the task that it was given. A
-    defence that cannot promise it says False."""
+    defence that can promise it says True; one that has a hook of these and does not is played client by client."""
     samplewise: ClassVar[bool] = False
     """Whether `wrap_gradient` calls `next` inside vmap itself, sample by sample."""
     post_processes: ClassVar[bool] = False
@@ -150,9 +150,9 @@ class Defence:
         """Why a stack makes no sense in which these come after this one, in words; None where it does."""
         return None
 
-    def overrides(self, hook: str) -> bool:
-        """Whether it changes anything at a hook, by the method's name."""
-        return getattr(type(self), hook) is not getattr(Defence, hook)
+    def overrides(self, *hooks: str) -> bool:
+        """Whether it changes anything at one of these hooks, by the methods' names."""
+        return any(getattr(type(self), hook) is not getattr(Defence, hook) for hook in hooks)
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
         """The same with the noise that its epsilon needs in this run; itself where none is asked for.

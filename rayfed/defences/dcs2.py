@@ -43,7 +43,6 @@ class Dcs2(Defence):
     """
 
     takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
-    vectorises: ClassVar[bool] = False
 
     sensitive: Literal["all"] | Annotated[float, Field(gt=0, le=1)] | Labels | list[int] = "all"
     """Which of a client's samples are concealed: `all`, a share (the first so many of them), those of some classes

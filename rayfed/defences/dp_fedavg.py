@@ -62,6 +62,7 @@ class DpFedAvg(Private):
     defence of its stack, for what comes after could undo the bound.
     """
 
+    vectorises: ClassVar[bool] = True
     post_processes: ClassVar[bool] = True
 
     noise: Literal["server", "clients"] = "server"

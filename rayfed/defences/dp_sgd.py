@@ -38,7 +38,6 @@ class DpSgd(Private):
     every use of a sample counts in full. That a client took part, and how many samples it holds, is not hidden.
     """
 
-    vectorises: ClassVar[bool] = False
     samplewise: ClassVar[bool] = True
     bounded: ClassVar[str] = "the clip bound"
 

@@ -19,6 +19,7 @@ class Compression(Defence):
     """Base of the defences that send an approximation of the update: `compress` says which."""
 
     # The residual is made of what earlier defences let through, so it tells no more than they did.
+    vectorises: ClassVar[bool] = True
     post_processes: ClassVar[bool] = True
 
     error_feedback: bool = False

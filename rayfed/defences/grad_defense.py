@@ -49,7 +49,6 @@ class GradDefense(Defence):
     """
 
     takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
-    vectorises: ClassVar[bool] = False  # the noise is drawn from the client's generator
 
     scale: Annotated[float, Field(ge=0)]
     """Root mean square of the noise's deviations, in the units of the gradient; a layer's own is in proportion to its

@@ -34,6 +34,7 @@ class LocalNoise(Defence):
     without one it is empirical.
     """
 
+    vectorises: ClassVar[bool] = True
     post_processes: ClassVar[bool] = True
     family: ClassVar[Literal["gaussian", "laplace"]]
     order: ClassVar[float]

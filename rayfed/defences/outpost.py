@@ -8,7 +8,7 @@ the batch: the square of its gradient.
 from __future__ import annotations
 
 from math import ceil
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -26,8 +26,6 @@ class Outpost(Defence):
 
     The noise of a tensor grows with the variance of its weights, which says how much they leak. Empirical.
     """
-
-    vectorises: ClassVar[bool] = False
 
     beta: Annotated[float, Field(ge=0)] = 0.125
     """How fast the perturbation becomes rare over a round's local steps; 0: every step is perturbed."""

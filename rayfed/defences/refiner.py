@@ -30,7 +30,6 @@ class Refiner(Defence):
     """
 
     takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
-    vectorises: ClassVar[bool] = False
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of uniform noise in the images from which the refinement starts."""

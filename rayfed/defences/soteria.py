@@ -49,7 +49,6 @@ class Soteria(Defence):
     """
 
     takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
-    vectorises: ClassVar[bool] = False  # probes are drawn; the exact Jacobian fills a call with one client alone
 
     ratio: Annotated[float, Field(ge=0, lt=1)]
     """Share of the features that is pruned: floor(ratio * features)."""

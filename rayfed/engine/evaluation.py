@@ -61,7 +61,7 @@ def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str
     return {arm: {"backdoor_accuracy": taken / tried if tried else None} for arm, (taken, tried) in shares.items()}
 
 
-def private_layers(run: Run, states: Mapping[str, Mapping[int, State]]) -> list[dict[str, Any]]:
+def measure_private_layers(run: Run, states: Mapping[str, Mapping[int, State]]) -> list[dict[str, Any]]:
     """The rows of the table `private` for these arms, less the round."""
     calls = [Call("private_layers", (arm, list(members.values())), arm) for arm, members in states.items() if members]
     found = {call.tag: rows for call, rows, _ in run(calls)}

@@ -15,7 +15,7 @@ from rayfed.engine.evaluation import (
     evaluate,
     evaluate_backdoors,
     evaluate_members,
-    private_layers,
+    measure_private_layers,
     slices,
 )
 from rayfed.engine.executor import Ref
@@ -154,7 +154,7 @@ class Round:
 
     def _measure_private_layers(self, after: States) -> None:
         private = {name: after[name] for name, arm in self.arms.items() if arm.private}
-        rows = private_layers(self.federation.executor.run_clients, private)
+        rows = measure_private_layers(self.federation.executor.run_clients, private)
         self.tables.private += [row | {"round": self.number} for row in rows]
 
     def _ask(self, sent: Mapping[str, Ref], before: States, after: States) -> None:

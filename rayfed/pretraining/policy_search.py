@@ -52,7 +52,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredPolicy:
     """A policy and what it is worth."""
 
     policy: str
@@ -80,12 +80,12 @@ class Examiner:
     """How many of the images the privacy score attacks."""
     seed: int
 
-    def score(self, policy: str | None) -> Scored:
+    def score(self, policy: str | None) -> ScoredPolicy:
         """The scores of a policy; of the images as they are for None."""
         images = self.images
         if policy is not None:
             images = Ats(policy=policy).transform(images, seeds.torch_generator(self.seed, "transform"))
-        return Scored(policy or "", self.privacy(images[: self.attacked]), self.accuracy(images))
+        return ScoredPolicy(policy or "", self.privacy(images[: self.attacked]), self.accuracy(images))
 
     def privacy(self, images: Tensor) -> float:
         """The mean, over images and the way to each, of the cosine to the gradient at the image itself."""
@@ -122,7 +122,7 @@ def search(
     tolerance: float,
     seed: int,
     progress: Progress = lambda *_: None,
-) -> tuple[list[Scored], Scored]:
+) -> tuple[list[ScoredPolicy], ScoredPolicy]:
     """The policies that pass, the most private one first, and the untransformed images' scores.
 
     A policy passes when its accuracy score is not below that of the untransformed images by more than the share
@@ -194,7 +194,7 @@ def random_policies(count: int, seed: int) -> list[str]:
     return list(found)
 
 
-def write(path: Path, found: Sequence[Scored], plain: Scored) -> str:
+def write(path: Path, found: Sequence[ScoredPolicy], plain: ScoredPolicy) -> str:
     """Write the best policy, or the hybrid of the best ones, as a scenario's `defences`; the policy."""
     policy = "+".join(scored.policy for scored in found)
     lines = [f"# {s.policy}: privacy score {s.privacy:.3f}, accuracy score {s.accuracy:.3f}" for s in found]

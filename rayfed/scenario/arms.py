@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rayfed.scenario.components import AggregationSpec, DefenceSpec, MaliciousSpec, ModelSpec, ProtectionSpec
-from rayfed.scenario.sections import Scenario, Server, Training
+from rayfed.scenario.sections import Scenario, ServerSection, Training
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ResolvedArm:
     protection: ProtectionSpec | None
     """How clients hide what they send; None: not at all."""
     malicious: MaliciousSpec | None
-    server: Server
+    server: ServerSection
     clients_per_round: int
     """Their expected number where they are drawn one by one."""
 

@@ -52,7 +52,7 @@ class Training(Section):
     """A cohort as a loop over its clients, or as one `torch.func.vmap` call; `auto` takes vmap on CUDA where it can."""
 
 
-class Server(Section):
+class ServerSection(Section):
     """The server's optimiser (Reddi 2021, 'Adaptive federated optimization')."""
 
     optimiser: Literal["sgd", "adam"] = "sgd"
@@ -77,7 +77,7 @@ class Failures(Section):
     its cohort; its row in the table `clients` says why."""
 
 
-class Federation(Section):
+class FederationSection(Section):
     """Who takes part, how often, and how the server aggregates."""
 
     rounds: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -104,7 +104,7 @@ class Federation(Section):
     """Clients that poison their data or updates, and how; null: none. Attacks observe the others."""
     failures: Failures = Failures()
     """What becomes of clients that fail."""
-    server: Server = Server()
+    server: ServerSection = ServerSection()
     """The server's optimiser."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
     """Rounds between evaluations on the test set; the last round is always evaluated."""
@@ -218,7 +218,7 @@ class Scenario(Section):
     """The model that is trained."""
     training: Training = Training()
     """The local round."""
-    federation: Federation
+    federation: FederationSection
     """Rounds, clients, aggregation."""
     defences: list[Annotated[DefenceSpec, Short]] = []
     """One stack of defences, applied in the order written."""

@@ -1,0 +1,54 @@
+"""The scenarios of `scenarios/`, so small that each plays in seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rayfed import registry
+from tests.conftest import REPOSITORY
+
+SCENARIOS = sorted((REPOSITORY / "scenarios").glob("*.yaml"))
+_SMALL = {"iterations": 2, "batches": 20, "epochs": 1}
+
+
+def tiny(path: Path, request: pytest.FixtureRequest) -> list[str]:
+    """The changes that make a scenario small; its test is skipped where the data are missing."""
+    raw = yaml.safe_load(path.read_text())
+    rounds = min(raw["federation"]["rounds"], 2)
+    changes = [f"federation.rounds={rounds}", "data.train_samples=100", "data.test_samples=20"]
+    for name, arm in raw.get("arms", {}).items():
+        if isinstance(arm, dict) and arm.get("protection") == "paillier":  # full keys take minutes
+            changes.append(f"arms.{name}.protection={{name: paillier, key_bits: 512, insecure: true}}")
+        for i, defence in enumerate(arm if isinstance(arm, list) else []):
+            if not isinstance(defence, str):
+                changes += _shortened(f"arms.{name}.{i}", "defences", defence["name"])
+    for i, attack in enumerate(raw.get("attacks", [])):
+        changes += _shortened(f"attacks.{i}", "attacks", attack["name"])
+        changes += [f"attacks.{i}.victims=1", f"attacks.{i}.rounds=[0]"]
+    changes += _data(raw["data"] if isinstance(raw["data"], dict) else {"name": raw["data"]}, request)
+    if "sweep" in raw:  # one setting of each arm
+        fields = {field: values[:1] for field, values in raw["sweep"]["fields"].items()}
+        changes += [f"sweep.fields={json.dumps(fields)}", "sweep.repeats=1", "sweep.max_concurrent=1"]
+    for kind in ("clients", "attackers"):  # to start an actor takes longer than its work
+        changes += [f"resources.{kind}.actors=1", f"resources.{kind}.num_gpus=0"]
+    return changes
+
+
+def _shortened(where: str, kind: str, name: str) -> list[str]:
+    fields = {p.name for p in registry.parameters(registry.find(kind, name))}
+    return [f"{where}.{field}={value}" for field, value in _SMALL.items() if field in fields]
+
+
+def _data(data: dict[str, Any], request: pytest.FixtureRequest) -> list[str]:
+    if data["name"] in ("cifar10", "mnist"):
+        root = request.getfixturevalue("shared_data") / data["name"]
+        return [f"data.root={root}", "federation.clients=2", "federation.clients_per_round=2"]
+    if str(train := data.get("train", "")).startswith("../shared/"):
+        file = request.getfixturevalue("shared_data") / Path(train).relative_to("../shared/data")
+        return [f"data.train={file}", "data.train_samples=80", "federation.clients=2"]
+    return []

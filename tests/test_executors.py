@@ -1,0 +1,264 @@
+"""Executors: everything in one process comes to what actors come to, and gives away no more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from actors.executor import on_ray
+from benchmarks.faults import differences
+from rayfed import scenario as scenarios
+from rayfed.attacks.analytic import Analytic
+from rayfed.attacks.base import Reconstruction
+from rayfed.cli import app
+from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.engine import runs
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
+from rayfed.registry import component
+from rayfed.scenario import Scenario
+from rayfed.update import Observation, Update
+from tests.conftest import REPOSITORY
+from tests.run_fixtures import Noting, assert_same_bits, weights
+from tests.scenario_fixtures import SCENARIOS, tiny
+
+TEXT = """
+name: t
+data: {name: digits, size: 8, train_samples: 100, test_samples: 20}
+model: {name: mlp, hidden: [8]}
+training: {batch_size: 8, momentum: 0.5}
+federation: {rounds: 2, clients: 2, cohort_size: 1}
+resources: {clients: {actors: 2}, attackers: {actors: 1}}
+"""
+RANDOM_SIZES = ("sent_bytes", "bytes_up")
+"""Columns that differ from run to run where ciphertexts have keys of their own."""
+
+
+def parsed(*changes: str) -> Scenario:
+    return scenarios.parse(TEXT, changes=changes)
+
+
+QUICK = ("noniid", "private", "key_lock", "fedboosting", "secure_aggregation")
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[] if p.stem in QUICK else pytest.mark.slow) for p in SCENARIOS],
+    ids=lambda p: p.stem,
+)
+def test_actors_come_to_the_same_bits(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Weights, clients' states and tables, with one, two and four client actors."""
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.syspath_prepend(path.parent)
+    s = scenarios.load(path, tiny(path, request))
+    but = RANDOM_SIZES if "encrypted" in path.stem else ()
+    here = runs.launch(s, str(tmp_path), local, Progress())
+    for actors in (2,) if path.stem in QUICK else (1, 2, 4):
+        resources = s.resources.model_copy(deep=True)
+        resources.clients.actors = actors
+        there = runs.launch(s.model_copy(update={"resources": resources}), str(tmp_path), on_ray(), Progress())
+        assert not differences(Path(there.url), Path(here.url), but), actors
+
+
+@component
+class Vandal(Defence):
+    """Writes on all that it is given."""
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        def update(task: Task) -> Update:
+            sent = next(task)
+            for tensor in (*task.weights.values(), *task.buffers.values()):
+                tensor.zero_()
+            task.data.labels.zero_()
+            return sent
+
+        return update
+
+
+@component
+class Defacer(Analytic):
+    """Writes on all that it is given, once it has what it wants."""
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        found = super().reconstruct(observations, model, generators)
+        for observation in observations:
+            for tensor in (*observation.weights.values(), *observation.update.values()):
+                tensor.zero_()
+        return found
+
+
+@component
+class Honest(Defence):
+    """Does nothing."""
+
+
+def test_what_a_defence_writes_on_its_arguments_reaches_nobody_else(tmp_path: Path) -> None:
+    """Each client of a round has a call of its own here."""
+    found = [
+        weights(runs.launch(parsed(f"arms.a=[tests.test_executors:{name}]"), str(tmp_path), local, Progress()))
+        for name in ("Vandal", "Honest")
+    ]
+    assert_same_bits(*found)
+
+
+def test_what_an_attack_writes_on_its_arguments_reaches_nobody_else(tmp_path: Path) -> None:
+    attacks = [
+        f"attacks=[{{name: '{name}', label: x, rounds: [0, 1], victims: 2, observes: gradient, batch_size: 1}}]"
+        for name in ("tests.test_executors:Defacer", "analytic")
+    ]
+    first, other = (runs.launch(parsed(attack), str(tmp_path), local, Progress()) for attack in attacks)
+    assert not differences(Path(first.url), Path(other.url))
+    assert len(first.read_table("attacks")) == 4
+
+
+@component
+class Hoarder(Defence):
+    """Keeps what no process can send to another."""
+
+    what: Literal["lock", "graph"] = "lock"
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        def update(task: Task) -> Update:
+            kept = threading.Lock() if self.what == "lock" else torch.ones(2, requires_grad=True) * 2
+            task.state["kept"] = kept
+            return next(task)
+
+        return update
+
+
+def test_what_cannot_travel_fails_here_too(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock' object"):
+        runs.launch(parsed("arms.a=[tests.test_executors:Hoarder]"), str(tmp_path), local, Progress())
+
+
+def test_tensors_travel_without_what_they_were_computed_from(tmp_path: Path) -> None:
+    arm = "arms.a=[{name: 'tests.test_executors:Hoarder', what: graph}]"
+    folder = runs.launch(parsed(arm), str(tmp_path), local, Progress())
+    assert folder.read_mapping("status.json")["state"] == "finished"
+
+
+THREADS = list[int]()
+
+
+@component
+class Counting(Defence):
+    """Notes how many threads PyTorch has where clients work."""
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        def update(task: Task) -> Update:
+            THREADS.append(torch.get_num_threads())
+            return next(task)
+
+        return update
+
+
+def test_clients_have_the_threads_that_their_actors_would_have(tmp_path: Path) -> None:
+    """Their number changes the order of sums; afterwards the process has its own again."""
+    before = torch.get_num_threads()
+    changes = "arms.a=[tests.test_executors:Counting]", "resources.clients.num_cpus=1.5"
+    runs.launch(parsed(*changes), str(tmp_path), local, Progress())
+    assert set(THREADS) == {2}
+    assert torch.get_num_threads() == before
+
+
+def test_a_limit_on_clients_time_is_said_not_to_be_kept(tmp_path: Path) -> None:
+    noting = Noting()
+    runs.launch(parsed("federation.failures.timeout=5"), str(tmp_path), local, noting)
+    assert [note for note in noting.notes if "federation.failures.timeout is not kept" in note]
+
+
+@pytest.mark.parametrize("command", ["launch", "attack", "sweep"])
+def test_no_cluster_is_named_beside_local(command: str, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(TEXT + "attacks: [idlg]\n" + SWEEP * (command == "sweep"))
+    arguments = [command, str(tmp_path / "s.yaml"), "--executor", "local", "--address", "auto", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    assert "--executor local plays in this process" in " ".join(result.output.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["s.yaml"]
+
+
+SWEEP = "sweep: {fields: {training.lr: [0.1]}}\n"
+
+
+@pytest.mark.parametrize("what", ["scheduler: asha", "trackers: {tensorboard: {}}"])
+def test_what_tune_alone_has_is_refused(what: str, tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(TEXT + SWEEP.replace("}}", "}, " + what + "}"))
+    arguments = ["sweep", str(tmp_path / "s.yaml"), "--executor", "local", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    assert f"sweep.{what.partition(':')[0]}: Ray Tune has it" in " ".join(result.output.split())
+
+
+WITHOUT_RAY = """
+import sys
+from rayfed.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+found = [name for name in sys.modules if name.partition(".")[0] in ("ray", "actors")]
+assert not found, found
+"""
+
+
+def in_own_process(code: Sequence[str], folder: Path, said: str = "") -> str:
+    """What a Python prints that is told something as it runs."""
+    done = subprocess.run(
+        [sys.executable, *code],
+        input=said,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.engine
+def test_ray_is_not_even_imported(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(TEXT + "attacks: [{name: idlg, iterations: 1}]\n")
+    in_own_process(["-c", WITHOUT_RAY, "launch", "s.yaml", "--out", "runs", "--executor", "local"], tmp_path)
+
+
+STOPPING = """
+from rayfed.defences.base import Defence
+from rayfed.registry import component
+
+@component
+class Stopping(Defence):
+    def wrap_update(self, next):
+        def update(task):
+            if task.client == task.round == 0:
+                breakpoint()
+            return next(task)
+        return update
+"""
+
+
+@pytest.mark.engine
+def test_a_debugger_stops_in_a_users_defence(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(STOPPING)
+    (tmp_path / "s.yaml").write_text(TEXT + "arms: {a: [own:Stopping]}\n")
+    command = ["-m", "rayfed", "launch", "s.yaml", "--out", "runs", "--executor", "local"]
+    said = in_own_process(command, tmp_path, "p 6*7, task.client\nc\n")
+    assert "(42, 0)" in said
+    [report] = tmp_path.glob("runs/*/report.html")
+    assert "<html" in report.read_text()

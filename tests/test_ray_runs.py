@@ -1,0 +1,282 @@
+"""Runs on Ray: the same bits as in one process, whatever happens to the actors, and nobody is sent what is not his."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from pydantic import BaseModel
+from ray.exceptions import ObjectLostError
+
+from actors import workers
+from actors.actor_pool import ActorPool
+from actors.executor import RayExecutor, on_ray
+from actors.process import ResourceShare
+from rayfed.client.observations import Truth
+from rayfed.data.base import Dataset
+from rayfed.engine import runs
+from rayfed.engine.executor import Call
+from rayfed.engine.federation import Federation
+from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
+from rayfed.engine.rounds import Round
+from rayfed.errors import ResourceError
+from rayfed.scenario import Scenario
+from rayfed.store.folder import RunFolder
+from tests.run_fixtures import Killer, Noting, Spied, assert_same_bits, kill, spied_launch, weights
+from tests.test_runs import ATTACK, BOOSTED, assert_same_votes, parsed
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("ray_session")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return runs.launch(parsed(extra=ATTACK), str(tmp_path_factory.mktemp("runs")), local, Progress())
+
+
+@pytest.fixture(scope="module")
+def spied(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Spied:
+    return spied_launch(parsed(extra=ATTACK), tmp_path_factory.mktemp("runs"))
+
+
+@pytest.mark.parametrize("actors", [1, 2, 4])
+def test_weights_do_not_depend_on_the_number_of_actors(actors: int, undisturbed: RunFolder, tmp_path: Path) -> None:
+    s = parsed(f"resources.clients.actors={actors}", "resources.clients.num_cpus=1")
+    folder = runs.launch(s, str(tmp_path), on_ray(), Progress())
+    assert_same_bits(weights(folder), weights(undisturbed))
+
+
+@pytest.mark.parametrize("victim", ["ClientActor", "ServerActor"])
+def test_weights_are_the_same_after_an_actor_is_killed(victim: str, undisturbed: RunFolder, tmp_path: Path) -> None:
+    killer = Killer(victim, round=1)
+    folder = runs.launch(parsed(), str(tmp_path), on_ray(), killer)
+    assert killer.killed == 1
+    assert "died" in " ".join(killer.notes)
+    assert_same_bits(weights(folder), weights(undisturbed))
+    assert folder.read_table("clients").num_rows == 3 * 2 * 7
+
+
+def kill_server_before(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, so that what it is asked for never comes."""
+    ask, killed = Federation.ask_server, list[str]()
+
+    def deadly(self: Federation, asked: str, *arguments: Any) -> Any:
+        if asked == method and not killed:
+            killed.append(asked)
+            kill(self.executor._server)
+        return ask(self, asked, *arguments)
+
+    monkeypatch.setattr(Federation, "ask_server", deadly)
+
+
+@pytest.mark.parametrize("method", [pytest.param("sent", marks=pytest.mark.slow), "finish"])
+def test_weights_are_the_same_when_the_server_dies_before_it_answers(
+    method: str, undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_server_before(method, monkeypatch)
+    progress = Noting()
+    folder = runs.launch(parsed(), str(tmp_path), on_ray(), progress)
+    assert_same_bits(weights(folder), weights(undisturbed))
+    [note] = progress.notes  # and none of the clients' actors was taken for dead
+    assert "the server died in round 0" in note
+
+
+@pytest.mark.slow
+def test_attacks_alone_survive_the_death_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), local, Progress())
+    kill_server_before("sent", monkeypatch)
+    progress = Noting()
+    folder = runs.attack(parsed(extra=ATTACK), None, str(tmp_path), on_ray(), progress)
+    a, b = (f.read_table("attacks").drop_columns(["seconds"]) for f in (folder, expected))
+    assert a.equals(b)
+    assert len(progress.notes) == 1
+
+
+def test_weights_are_the_same_after_objects_are_lost(
+    undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the node dies that held what the server had sent; a test has one node, so Ray's error is pretended."""
+    evaluate, asked = Round._evaluate, list[int]()
+
+    def failing(self: Round, *arguments: Any) -> Any:
+        asked.append(1)
+        if len(asked) == 2:
+            raise ObjectLostError("00" * 28, "", "")
+        return evaluate(self, *arguments)
+
+    monkeypatch.setattr(Round, "_evaluate", failing)
+    progress = Noting()
+    folder = runs.launch(parsed(), str(tmp_path), on_ray(), progress)
+    assert_same_bits(weights(folder), weights(undisturbed))
+    [note] = progress.notes
+    assert "an object was lost in round 1" in note
+
+
+class Worker:
+    def __init__(self, share: ResourceShare) -> None:
+        pass
+
+    def work(self, what: Any) -> Any:
+        return what
+
+    def miss(self) -> None:
+        raise ObjectLostError("00" * 28, "", "")
+
+
+class Pool(ActorPool):
+    """Makes actors that ask for so many CPUs, one after another; 100 are more than there are."""
+
+    def __init__(self, cpus: list[float]) -> None:
+        super().__init__()
+        self._asked = iter(cpus)
+
+    def acquire(self, *_: Any) -> Any:
+        return super().acquire(Worker, ResourceShare(next(self._asked), 0))
+
+
+def test_actors_without_a_place_are_waited_for_no_longer_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "START_TIMEOUT", 1.0)
+    nowhere = workers.Workers(Pool([100, 100]), 2)
+    with pytest.raises(ResourceError, match="2 of 2 actors did not start within 1 s"):
+        nowhere.wait()
+    with pytest.raises(ResourceError, match="2 of 2 actors did not start within 1 s"):
+        list(nowhere.run([Call("work", (1,))]))
+    nowhere.close()
+
+
+def test_the_living_do_the_work_of_an_actor_that_cannot_be_replaced() -> None:
+    two = workers.Workers(Pool([0, 0, 100]), 2)
+    two.wait()
+    kill(two._actors[1])
+    assert sorted(result for _, result, _ in two.run([Call("work", (i,)) for i in range(9)])) == list(range(9))
+    assert two.losses == 1
+    two.close()
+
+
+def test_what_finds_no_place_gets_that_of_another_pools_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "PATIENCE", 0.5)
+    half = ray.available_resources()["CPU"] / 2
+    large = workers.Workers(Pool([half] * 3), 2)
+    small = workers.Workers(Pool([0, half]), 1, make_room=large.give_place)
+    for each in (large, small):
+        each.wait()
+    kill(small._actors[0])
+    assert [result for _, result, _ in small.run([Call("work", (7,))])] == [7]
+    assert small.losses == 1
+    assert sorted(result for _, result, _ in large.run([Call("work", (i,)) for i in range(4)])) == list(range(4))
+    small.close()
+    large.close()
+
+
+def test_a_lost_argument_costs_no_actor() -> None:
+    one = workers.Workers(Pool([0]), 1)
+    one.wait()
+    with pytest.raises(ObjectLostError):
+        list(one.run([Call("miss", ())]))
+    assert one.losses == 0
+    one.close()
+
+
+class AttackerKiller(Killer):
+    """Kills an attacker when the first of a round's attacks is scored."""
+
+    def clients_done(self, round: int, done: int, total: int) -> None:
+        pass
+
+    def attacks_done(self, round: int, done: int, total: int) -> None:
+        super().clients_done(round, done, total)
+
+
+def test_attacks_are_the_same_after_an_attacker_is_killed(undisturbed: RunFolder, tmp_path: Path) -> None:
+    killer = AttackerKiller("AttackerActor", round=1)
+    folder = runs.launch(parsed(extra=ATTACK), str(tmp_path), on_ray(), killer)
+    assert killer.killed == 1
+    assert "1 attacker died" in " ".join(killer.notes)
+    assert_same_bits(weights(folder), weights(undisturbed))
+    attacks, expected = (f.read_table("attacks").drop_columns(["seconds"]) for f in (folder, undisturbed))
+    assert attacks.equals(expected)
+    for table in ("images", "traces", "snapshots"):
+        assert folder.read_table(table).equals(undisturbed.read_table(table))
+
+
+@pytest.fixture(scope="module")
+def boosted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return runs.launch(parsed(*BOOSTED), str(tmp_path_factory.mktemp("boosted")), local, Progress())
+
+
+def test_votes_do_not_depend_on_the_number_of_actors(boosted: RunFolder, tmp_path: Path) -> None:
+    one = parsed(*BOOSTED, "resources.clients.actors=1", "resources.clients.num_cpus=1")
+    assert_same_votes(runs.launch(one, str(tmp_path), on_ray(), Progress()), boosted)
+
+
+@pytest.mark.slow
+def test_votes_are_the_same_when_the_server_dies_before_it_hears_them(
+    boosted: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In round 1, when its memory is that of round 0."""
+    consult, answered = RayExecutor.run_clients, list[int]()
+
+    def deadly(self: RayExecutor, calls: Any) -> Any:
+        yield from consult(self, calls)
+        if calls and calls[0].method == "reply":
+            answered.append(len(calls))
+            if len(answered) == 2:
+                kill(self._server)
+
+    monkeypatch.setattr(RayExecutor, "run_clients", deadly)
+    progress = Noting()
+    folder = runs.launch(parsed(*BOOSTED), str(tmp_path), on_ray(), progress)
+    assert answered == [4] * 4
+    assert "the server died in round 1" in progress.notes[0]
+    assert_same_votes(folder, boosted)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("resources.clients.num_gpus=1", "one actor asks for 1 CPU and 1 GPU"),
+        ("resources.clients.num_cpus=400", "no node has more than"),
+        ("resources.clients.actors=400", "ask for fewer actors or smaller shares"),
+    ],
+)
+def test_resources_that_the_cluster_does_not_have(change: str, expected: str, tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=expected):
+        runs.launch(parsed(change), str(tmp_path), on_ray(), Progress())
+
+
+def test_server_and_attackers_are_sent_no_data_and_no_seed(spied: Spied) -> None:
+    """Every argument of their constructors and methods, searched for the scenario, the seed and raw images by value."""
+    scenario = parsed(extra=ATTACK)
+    data = prepare(scenario).data
+    pixels = [images for images in (data.train_images, data.test_images, data.public_images) if images is not None]
+    raw = {
+        image.tobytes() for images in pixels for i in images for image in (i, (i / np.float32(255)).astype(np.float32))
+    }
+    curious = [call for call in spied.calls if not call[0].startswith("ClientActor")]
+    methods = {"ServerActor.sent", "ServerActor.add", "ServerActor.finish", "AttackerActor.attack"}
+    assert {"ServerActor", "AttackerActor", *methods} <= {name for name, _ in curious}
+    for value in _walk(curious):
+        assert not isinstance(value, Scenario | Truth | Dataset)
+        assert str(value) != str(scenario.seed)
+        if isinstance(value, torch.Tensor | np.ndarray):
+            array = np.ascontiguousarray(value)
+            assert array.tobytes() not in raw
+            assert not array.ndim or not any(row.tobytes() in raw for row in array)
+
+
+def _walk(value: Any) -> Any:
+    if isinstance(value, ray.ObjectRef):
+        value = ray.get(value)
+    yield value
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if isinstance(value, BaseModel):
+        children = [field for _, field in value]
+    if hasattr(value, "__dataclass_fields__"):
+        children = [getattr(value, f) for f in value.__dataclass_fields__]
+    for child in children:
+        yield from _walk(child)

@@ -40,6 +40,7 @@ from rayfed.gradients import buffers_of, flatten, norm, per_sample_gradients, we
 from rayfed.metrics.images import psnr, ssim
 from rayfed.models.build import build_model
 from rayfed.registry import build
+from rayfed.samples import Pixels
 from rayfed.scenario import Training
 from rayfed.update import Named, Observation
 
@@ -162,7 +163,7 @@ def leak(chosen: argparse.Namespace) -> None:
             sent = update.tensors
             cosines.append(float(torch.cosine_similarity(flatten(sent), flatten(plain(work).tensors), dim=0)))
             labels = work.data.labels
-            observation = Observation(0, 0, work.weights, work.buffers, sent, 1.0, 1, shape, 10, labels=labels)  # type: ignore[arg-type]
+            observation = Observation(0, 0, work.weights, work.buffers, sent, 1.0, 1, Pixels(*shape), 10, labels=labels)  # type: ignore[arg-type]
             exposed = {name: torch.ones_like(g, dtype=torch.bool) for name, g in sent.items()}
             for defence in stack:
                 exposed |= defence.exposed(update) or {}

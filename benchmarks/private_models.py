@@ -146,7 +146,7 @@ class Run:
 
 def attackers_view(arm: str, runtime: ClientRuntime) -> Arm:
     data = runtime.data
-    return build_arm(runtime.specs[arm], data.image_shape, len(data.classes), seed=0)
+    return build_arm(runtime.specs[arm], data.sample, len(data.classes), seed=0)
 
 
 def error(outcomes: Sequence[tuple[Truth, Reconstruction]]) -> str:

@@ -35,6 +35,7 @@ from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.images import psnr, ssim
 from rayfed.models.build import build_model
 from rayfed.registry import build
+from rayfed.samples import Pixels
 from rayfed.scenario import Training
 from rayfed.update import Named, Observation
 
@@ -167,7 +168,9 @@ def leak(chosen: argparse.Namespace) -> None:
                 true.append(work.data.inputs)
                 forged.append(stack[0].wrap_data(lambda t: t.data)(again).inputs if stack else work.data.inputs)
                 seen.append(
-                    Observation(client, 0, work.weights, work.buffers, sent, 1.0, 1, shape, 10, labels=work.data.labels)
+                    Observation(
+                        client, 0, work.weights, work.buffers, sent, 1.0, 1, Pixels(*shape), 10, labels=work.data.labels
+                    )
                 )
         for title in chosen.attacks:
             starts = [seeds.torch_generator(chosen.seeds[0], "start", i) for i in range(len(seen))]

@@ -20,6 +20,7 @@ from rayfed.defences.dcs2 import Dcs2, projected
 from rayfed.errors import UserError
 from rayfed.gradients import flatten, gradient, weights_of
 from rayfed.models.convnet import ConvNet
+from rayfed.samples import Pixels
 from rayfed.scenario import Training
 from rayfed.update import Named, Observation
 from tests.attack_fixtures import leaky_lenet, seeded
@@ -244,7 +245,7 @@ def test_parameters_are_checked(wrong: dict[str, object]) -> None:
 
 def observation(task: Task, update: Named, known: bool = True) -> Observation:
     labels = task.data.labels if known else None
-    return Observation(0, 0, task.weights, {}, update, 1.0, len(task.data.labels), (1, 8, 8), 10, labels=labels)
+    return Observation(0, 0, task.weights, {}, update, 1.0, len(task.data.labels), Pixels(1, 8, 8), 10, labels=labels)
 
 
 def test_the_second_image_explains_the_gradient_exactly() -> None:

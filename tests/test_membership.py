@@ -145,7 +145,7 @@ def test_inferences_pass_through_the_workers_into_their_own_table() -> None:
     )
     inputs = prepare(scenario)
     client = ClientWorker(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    attacker = Attacker(inputs.data.image_shape, 10, torch.device("cpu"))
+    attacker = Attacker(inputs.data.sample, 10, torch.device("cpu"))
     net = client.arm("none").model
     sent, tables = Sent(0, weights_of(net), buffers_of(net)), RoundTables()
     for attack in scenario.attacks:

@@ -452,7 +452,7 @@ def test_attackers_are_shown_the_parameters_that_are_frozen(how: str) -> None:
     attack = AttackSpec(name="dlg", observes="gradient", knowledge=["labels"])
     seen, truth = ObservationBuilder(h).observe(ClientVisit("none", sent, 1), attack)
     [spec] = h.specs.values()
-    others = build_arm(spec, h.data.image_shape, 10, seed=7).model  # as attackers build it: another seed
+    others = build_arm(spec, h.data.sample, 10, seed=7).model  # as attackers build it: another seed
     problem = Matching.of([seen], others, None, squared_l2)
     assert problem.losses(truth.inputs.reshape(1, -1), torch.zeros(1, dtype=torch.int64)) < 1e-10
 

@@ -115,7 +115,7 @@ def _observation(
         update={} if sight.sealed else update.tensors,
         scale=local.scale,
         batch_size=samples,
-        image_shape=data.image_shape,
+        sample=data.sample,
         classes=len(data.classes),
         labels=given.get("labels"),
         local=local,

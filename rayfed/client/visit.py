@@ -41,7 +41,7 @@ class Truth:
     """What lies behind an observation; for scoring alone."""
 
     inputs: Tensor
-    """(N, C, H, W) in [0, 1]."""
+    """(N, *shape), as the data's `sample` says."""
     labels: Tensor
     """(N,) int64."""
     distortion: float = 0.0
@@ -171,7 +171,7 @@ class ObservedClient:
         if not isinstance(server, MaliciousServer):
             return task
         generator = seeds.torch_generator(runtime.scenario.seed, "tamper", self.attack.title, task.round)
-        shape, extra = runtime.data.image_shape, self.known_before()
+        shape, extra = runtime.data.sample.shape, self.known_before()
         model, weights, buffers = server.tamper(task.model, task.weights, task.buffers, shape, extra, generator)
         kept = (name for name in private_names(model) if name.endswith(tuple(task.private)))
         return task.replace(model=model, weights=weights, buffers=buffers, private=frozenset(kept))

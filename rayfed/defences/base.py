@@ -33,7 +33,8 @@ class Batch(NamedTuple):
     """Samples with their labels, and which of them count."""
 
     inputs: Tensor
-    """(N, C, H, W) float in [0, 1]."""
+    """(N, *shape) as the data's `SampleSpec` says: images (N, C, H, W) and records (N, 1, 1, F) float in [0, 1], texts
+    (N, L) int64."""
     labels: Tensor
     """(N,) int64, or (N, K) probabilities where a defence mixed them."""
     mask: Tensor | None = None

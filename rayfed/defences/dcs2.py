@@ -17,11 +17,11 @@ from torch.func import functional_call, grad, vmap
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError
 from rayfed.models.build import uses_batch_statistics
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Named
 
 _NUMBERS_AT_ONCE = 16_000_000
@@ -42,7 +42,7 @@ class Dcs2(Defence):
     one. Empirical.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     sensitive: Literal["all"] | Annotated[float, Field(gt=0, le=1)] | Labels | list[int] = "all"
     """Which of a client's samples are concealed: `all`, a share (the first so many of them), those of some classes

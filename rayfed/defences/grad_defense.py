@@ -28,10 +28,10 @@ from torch.func import grad, jvp, vmap
 from torch.nn import functional as F
 
 from rayfed import seeds
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.gradients import batch_loss, flatten, unflatten
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Named
 
 _ROOT = 5
@@ -48,7 +48,7 @@ class GradDefense(Defence):
     2022.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     scale: Annotated[float, Field(ge=0)]
     """Root mean square of the noise's deviations, in the units of the gradient; a layer's own is in proportion to its

@@ -13,10 +13,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed import gradients
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.models.pretrained import load_evaluator
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Named
 
 
@@ -29,7 +29,7 @@ class Refiner(Defence):
     same for every batch; pixels stay in [0, 1]; the projection, whose appendix C is missing, is Euclidean.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of uniform noise in the images from which the refinement starts."""

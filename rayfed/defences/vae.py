@@ -13,11 +13,11 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfed import seeds
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.models.vae import Autoencoder
 from rayfed.privacy.sampling import laplace
 from rayfed.registry import component
+from rayfed.samples import Modality
 
 
 @component
@@ -32,7 +32,7 @@ class Vae(Defence):
     are not clipped after the noise.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     hidden: Annotated[int, Field(ge=1)] = 256
     """Width of the first dense layer of the encoder, and of the decoder."""

@@ -11,11 +11,11 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfed.aggregation.fedavg import scaled
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch
 from rayfed.errors import UserError
 from rayfed.poisoning.base import Insight, Poisoning
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Update
 
 
@@ -26,7 +26,7 @@ class Backdoor(Poisoning):
     Source: Gu et al. 2017, section 4 (the trigger); Bagdasaryan et al. 2020, equation 3 (`scale`).
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
     has_trigger: ClassVar[bool] = True
 
     target: Annotated[int, Field(ge=0)] = 0
@@ -38,7 +38,7 @@ class Backdoor(Poisoning):
     scale: Annotated[float, Field(ge=1)] = 1.0
     """Length of what is sent over that of the trained update: with the number of clients a mean becomes its model."""
 
-    def check(self, image_shape: tuple[int, int, int], classes: int, clients: int, malicious: int) -> None:
+    def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
         """There must be such a class, and room for the square."""
         if self.target >= classes:
             raise UserError(f"backdoor: target {self.target}: classes count from 0 to {classes - 1}")

@@ -37,6 +37,7 @@ from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.metrics.images import psnr
 from rayfed.models.build import build_model
 from rayfed.registry import build
+from rayfed.samples import Pixels
 from rayfed.update import Observation
 
 TV, LR = 1e-3, 0.1
@@ -94,7 +95,7 @@ def observe(model: nn.Module, image: Tensor, label: Tensor, classes: int) -> Obs
     weights, buffers = weights_of(model), buffers_of(model)
     update, _ = gradient(model, weights, buffers, image, label)
     shape = (image.shape[1], image.shape[2], image.shape[3])
-    return Observation(0, 0, weights, buffers, update, 1.0, 1, shape, classes, labels=label)
+    return Observation(0, 0, weights, buffers, update, 1.0, 1, Pixels(*shape), classes, labels=label)
 
 
 def generators(count: int) -> list[torch.Generator]:
@@ -153,7 +154,7 @@ def sides_of(
     stack: ExitStack,
 ) -> dict[str, tuple[int, int, Work]]:
     """Every side's images, iterations and work; `stack` closes what they have opened."""
-    starts = [torch.rand(1, *o.image_shape, generator=g) for o, g in zip(seen, generators(len(seen)), strict=True)]
+    starts = [o.sample.noise(1, g) for o, g in zip(seen, generators(len(seen)), strict=True)]
     ours = InvertingGradients(iterations=iterations, lr=LR, tv=TV)
 
     def alone(count: int) -> Tensor:

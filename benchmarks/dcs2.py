@@ -40,6 +40,7 @@ from rayfed.gradients import buffers_of, flatten, norm, per_sample_gradients, we
 from rayfed.metrics.images import psnr, ssim
 from rayfed.models.build import build_model
 from rayfed.registry import build
+from rayfed.samples import Pixels
 from rayfed.scenario import Training
 from rayfed.update import Named, Observation
 
@@ -117,7 +118,7 @@ def together(stack: Sequence[Defence], works: Sequence[Task]) -> list[Defence]:
     def hurried(defence: Dcs2) -> Dcs2:
         starts = [defence._start(work, work.data) for work in works]
         start, chosen = (
-            Batch(torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches]))
+            Batch(torch.cat([b.inputs for b in batches]), torch.cat([b.labels for b in batches]))
             for batches in (starts, [work.data for work in works])
         )
         images = defence._concealed(works[0], works[0].weights, chosen, start).split(1)
@@ -136,10 +137,10 @@ def leak(chosen: argparse.Namespace) -> None:
     """A line for every arm and attack: what is found of the sensitive images."""
     data = images_of(chosen.data, chosen.case)
     name, parameters = MODELS[chosen.case]
-    shape = tuple(data.images.shape[1:])
+    shape = tuple(data.inputs.shape[1:])
     model = build_model(name, parameters, shape, 10, seed=chosen.first).eval()
     domain = data if chosen.case == "convnet" else images_of(chosen.data, "fashion")
-    known = (data.images[: chosen.first], data.labels[: chosen.first])
+    known = (data.inputs[: chosen.first], data.labels[: chosen.first])
     gs = InvertingGradients(iterations=chosen.steps)
     attacks = {
         "gs": gs,
@@ -149,7 +150,7 @@ def leak(chosen: argparse.Namespace) -> None:
         "two_images_narrow": TwoImages(iterations=chosen.steps, width=1),
         "two_images_average": TwoImages(iterations=chosen.steps, start="class_average"),
     }
-    true = data.images[chosen.first : chosen.first + chosen.images]
+    true = data.inputs[chosen.first : chosen.first + chosen.images]
     for arm in chosen.arms:
         began = perf_counter()
         works = list(victims(model, data, domain, chosen.first, chosen.images))
@@ -162,7 +163,7 @@ def leak(chosen: argparse.Namespace) -> None:
             sent = update.tensors
             cosines.append(float(torch.cosine_similarity(flatten(sent), flatten(plain(work).tensors), dim=0)))
             labels = work.data.labels
-            observation = Observation(0, 0, work.weights, work.buffers, sent, 1.0, 1, shape, 10, labels=labels)  # type: ignore[arg-type]
+            observation = Observation(0, 0, work.weights, work.buffers, sent, 1.0, 1, Pixels(*shape), 10, labels=labels)  # type: ignore[arg-type]
             exposed = {name: torch.ones_like(g, dtype=torch.bool) for name, g in sent.items()}
             for defence in stack:
                 exposed |= defence.exposed(update) or {}
@@ -197,7 +198,7 @@ def accuracy(chosen: argparse.Namespace) -> None:
         parts = [data.rows(index) for index in drawn[: chosen.clients * chosen.samples].split(chosen.samples)]
         protected = data.rows(drawn[: chosen.protected * chosen.samples])
         for arm in chosen.arms:
-            model = build_model(chosen.case, TRAINED[chosen.case], tuple(data.images.shape[1:]), 10, seed=seed)  # type: ignore[arg-type]
+            model = build_model(chosen.case, TRAINED[chosen.case], tuple(data.inputs.shape[1:]), 10, seed=seed)  # type: ignore[arg-type]
             weights = weights_of(model)
             send = update_method(training, arms(chosen.case, chosen.iterations)[arm])
             for round in range(chosen.rounds):
@@ -218,7 +219,7 @@ def accuracy(chosen: argparse.Namespace) -> None:
 def length(chosen: argparse.Namespace) -> None:
     """A line every tenth round of an undefended training: the first client's step on one batch, with and without."""
     data, test = (images_of(chosen.data, chosen.case, split) for split in ("train", "test"))
-    model = build_model(chosen.case, TRAINED[chosen.case], tuple(data.images.shape[1:]), 10, seed=chosen.first)  # type: ignore[arg-type]
+    model = build_model(chosen.case, TRAINED[chosen.case], tuple(data.inputs.shape[1:]), 10, seed=chosen.first)  # type: ignore[arg-type]
     weights = weights_of(model)
     drawn = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(chosen.first))
     parts = [data.rows(index) for index in drawn[: chosen.clients * chosen.samples].split(chosen.samples)]
@@ -243,7 +244,7 @@ def length(chosen: argparse.Namespace) -> None:
 @torch.no_grad()
 def right(model: nn.Module, weights: Named, data: Batch) -> float:
     """Share of the data that is classified right."""
-    logits = functional_call(model, weights, (data.images,))
+    logits = functional_call(model, weights, (data.inputs,))
     return float((logits.argmax(1) == data.labels).float().mean())
 
 
@@ -251,14 +252,14 @@ def cost(chosen: argparse.Namespace) -> None:
     """CPU seconds of an iteration over those of its floor: the samples' gradients with their graph, one pass back."""
     data = images_of(chosen.data, chosen.case)
     name, parameters = MODELS[chosen.case]
-    model = build_model(name, parameters, tuple(data.images.shape[1:]), 10, seed=1).eval()  # type: ignore[arg-type]
+    model = build_model(name, parameters, tuple(data.inputs.shape[1:]), 10, seed=1).eval()  # type: ignore[arg-type]
     work = task(model, weights_of(model), data.rows(torch.arange(chosen.images)), seed=1)
     batch = work.data
     defence = Dcs2(iterations=chosen.iterations)
     start = defence._start(work, batch)
 
     def floor() -> None:
-        images = start.images.clone().requires_grad_()
+        images = start.inputs.clone().requires_grad_()
         for _ in range(chosen.iterations):
             gradients = per_sample_gradients(model, work.weights, work.buffers, images, start.labels)
             torch.autograd.grad(sum(g.square().sum() for g in gradients.values()), images)

@@ -134,7 +134,7 @@ def estimate(size: int) -> None:
     """Soteria's Jacobian on ResNet-18: a loop over features, one call, and probes; the overlap of what is pruned."""
     task = task_on("resnet18", size)
     state, front = {**task.weights, **task.buffers}, Front(task.model, "fc", before=True)
-    images = task.data.images
+    images = task.data.inputs
 
     def features(x: Tensor) -> Tensor:
         return front(state, x)

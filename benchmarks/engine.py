@@ -75,8 +75,8 @@ def engine(work: Work) -> Iterator[PlayRound]:
     images, labels = data(work.clients, work.shape)
     dataset = Dataset(images, labels, images[:1], labels[:1], tuple("0123456789"))
     parts = Parts.of(np.split(np.arange(len(labels)), work.clients))
-    arm = build_arm(resolve(scenario)["none"], dataset.image_shape, len(dataset.classes), scenario.seed)
-    inputs = Inputs(scenario, dataset, parts, Parts.of([]), [Account(scenario, arm, parts.sizes, dataset.image_shape)])
+    arm = build_arm(resolve(scenario)["none"], dataset.sample, len(dataset.classes), scenario.seed)
+    inputs = Inputs(scenario, dataset, parts, Parts.of([]), [Account(scenario, arm, parts.sizes, dataset.sample)])
     with on_ray()(inputs, Progress()) as executor:
         federation = Federation(inputs, executor, Progress(), {}, lambda *_: {})
 

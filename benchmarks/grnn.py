@@ -28,6 +28,7 @@ from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import build_model
 from rayfed.registry import build
+from rayfed.samples import Pixels
 from rayfed.update import Observation
 
 DATA = Path(os.environ.get("RAYFED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
@@ -95,7 +96,7 @@ def observed(model: nn.Module, images: Tensor, labels: Tensor) -> Observation:
     weights, buffers = weights_of(model), buffers_of(model)
     update, _ = gradient(model, weights, buffers, images, labels)
     shape = (images.shape[1], images.shape[2], images.shape[3])
-    return Observation(0, 0, weights, buffers, update, 1.0, len(labels), shape, CLASSES)
+    return Observation(0, 0, weights, buffers, update, 1.0, len(labels), Pixels(*shape), CLASSES)
 
 
 def head(first: str) -> None:

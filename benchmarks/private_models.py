@@ -146,13 +146,13 @@ class Run:
 
 def attackers_view(arm: str, runtime: ClientRuntime) -> Arm:
     data = runtime.data
-    return build_arm(runtime.specs[arm], data.image_shape, len(data.classes), seed=0)
+    return build_arm(runtime.specs[arm], data.sample, len(data.classes), seed=0)
 
 
 def error(outcomes: Sequence[tuple[Truth, Reconstruction]]) -> str:
     """The paper's two measures over the images: mean squared error in [0, 1], and the increase in knowledge."""
-    found = [float(mse(truth.images.cpu(), guess.images)) for truth, guess in outcomes]
-    learnt = mean(float(knowledge_increment(truth.images.cpu(), guess.images)) for truth, guess in outcomes)
+    found = [float(mse(truth.inputs.cpu(), guess.images)) for truth, guess in outcomes]
+    learnt = mean(float(knowledge_increment(truth.inputs.cpu(), guess.images)) for truth, guess in outcomes)
     spread = stdev(found) if len(found) > 1 else 0
     return f"BP_MSE {mean(found):.1e} +- {spread:.1e} (median {median(found):.1e}), BP_KI {learnt:.2f}"
 

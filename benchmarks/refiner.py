@@ -49,6 +49,7 @@ from rayfed.metrics.noise import NoiseRatio
 from rayfed.models.build import build_model
 from rayfed.models.pretrained import load_evaluator
 from rayfed.registry import build
+from rayfed.samples import Pixels
 from rayfed.scenario import Training
 from rayfed.update import Named, Observation
 
@@ -105,7 +106,7 @@ def cost(arguments: argparse.Namespace) -> None:
         task = task_of(model, batch)
         method = gradient_method([refiner])
 
-        def evaluate(images: Tensor = batch.images) -> None:
+        def evaluate(images: Tensor = batch.inputs) -> None:
             images = images.clone().requires_grad_()
             torch.autograd.grad(network(images).sum(), images)
 
@@ -158,7 +159,7 @@ def observe(
     sent = update_method(training, stack)(task).tensors
     plain = update_method(training, ())(task).tensors
     distance = float(norm({name: t - plain[name] for name, t in sent.items()}) / norm(plain))
-    seen = Observation(0, 0, task.weights, task.buffers, sent, 1.0, 1, (3, 32, 32), 10, labels=label)
+    seen = Observation(0, 0, task.weights, task.buffers, sent, 1.0, 1, Pixels(3, 32, 32), 10, labels=label)
     return seen, distance
 
 

@@ -35,6 +35,7 @@ from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.images import psnr, ssim
 from rayfed.models.build import build_model
 from rayfed.registry import build
+from rayfed.samples import Pixels
 from rayfed.scenario import Training
 from rayfed.update import Named, Observation
 
@@ -96,7 +97,7 @@ def accuracy(chosen: argparse.Namespace) -> None:
         parts = [train.rows(index) for index in order[: chosen.clients * chosen.samples].split(chosen.samples)]
         judged = train.rows(order[-2000:]) if chosen.validate else test
         for arm in chosen.arms:
-            model = build_model("small_cnn", {}, tuple(train.images.shape[1:]), 10, seed)  # type: ignore[arg-type]
+            model = build_model("small_cnn", {}, tuple(train.inputs.shape[1:]), 10, seed)  # type: ignore[arg-type]
             weights, states = weights_of(model), [dict[str, Any]() for _ in parts]
             stack = arms(chosen.vae)[arm]
             send, began = update_method(training, stack), process_time()
@@ -116,7 +117,7 @@ def accuracy(chosen: argparse.Namespace) -> None:
 @torch.no_grad()
 def right(model: nn.Module, weights: Named, data: Batch) -> float:
     """Share of the data that is classified right."""
-    parts = data.images.split(1000)
+    parts = data.inputs.split(1000)
     guesses = torch.cat([functional_call(model, weights, (part,)).argmax(1) for part in parts])
     return float((guesses == data.labels).float().mean())
 
@@ -129,7 +130,7 @@ def loss_of(stack: Sequence[Defence], data: Batch, state: dict[str, Any]) -> str
     [defence] = stack
     assert isinstance(defence, Vae)
     network = defence._network(task(nn.Identity(), {}, data, (0, 0, 0), state))
-    generator, images = seeds.torch_generator(0, "loss"), data.images[:2000]
+    generator, images = seeds.torch_generator(0, "loss"), data.inputs[:2000]
     seen = images + defence.disturbance * torch.randn(images.shape, generator=generator)
     draws = torch.randn(len(images), defence.latent, generator=generator)
     return f"; the autoencoder's loss {network.loss(seen, images, draws):.0f}"
@@ -145,7 +146,7 @@ def clients_of(chosen: argparse.Namespace, samples: int, count: int) -> list[Bat
 def leak(chosen: argparse.Namespace) -> None:
     """A line for every arm and attack, at five clients: what is found of single images."""
     clients = clients_of(chosen, CLIENT, 5)
-    shape: tuple[int, int, int] = tuple(clients[0].images.shape[1:])  # type: ignore[assignment]
+    shape: tuple[int, int, int] = tuple(clients[0].inputs.shape[1:])  # type: ignore[assignment]
     model = build_model(chosen.model, MODELS[chosen.model], shape, 10, seed=chosen.seeds[0]).eval()
     attacks: dict[str, Attack] = {
         "inverting_gradients": InvertingGradients(iterations=chosen.steps),
@@ -164,10 +165,12 @@ def leak(chosen: argparse.Namespace) -> None:
                 work = whole.replace(data=whole.data.rows(torch.tensor([i])), others=whole.data.rows(rest))
                 sent = send(work).tensors
                 again = work.replace(generator=seeds.torch_generator(*key, "defences"))
-                true.append(work.data.images)
-                forged.append(stack[0].wrap_data(lambda t: t.data)(again).images if stack else work.data.images)
+                true.append(work.data.inputs)
+                forged.append(stack[0].wrap_data(lambda t: t.data)(again).inputs if stack else work.data.inputs)
                 seen.append(
-                    Observation(client, 0, work.weights, work.buffers, sent, 1.0, 1, shape, 10, labels=work.data.labels)
+                    Observation(
+                        client, 0, work.weights, work.buffers, sent, 1.0, 1, Pixels(*shape), 10, labels=work.data.labels
+                    )
                 )
         for title in chosen.attacks:
             starts = [seeds.torch_generator(chosen.seeds[0], "start", i) for i in range(len(seen))]
@@ -200,17 +203,17 @@ def likeness(chosen: argparse.Namespace) -> None:
         made = [
             defence.wrap_data(lambda t: t.data)(
                 task(nn.Identity(), {}, data, (chosen.seeds[0], round, 0), state)
-            ).images
+            ).inputs
             for round in range(20)
         ]
         for title, forged in ((arm, made[0]), (f"{arm}, mean of 20 rounds", torch.stack(made).mean(0))):
             shown = forged.clamp(0, 1)
-            nearest = torch.cdist(forged.flatten(1), data.images.flatten(1)).argmin(1)
+            nearest = torch.cdist(forged.flatten(1), data.inputs.flatten(1)).argmin(1)
             own = (nearest == torch.arange(len(nearest))).float().mean()
-            values = psnr(data.images, shown)
+            values = psnr(data.inputs, shown)
             print(
                 f"{chosen.case}, {len(data.labels)} images, {title:24} PSNR {values.mean():.1f} ± {values.std():.1f} "
-                f"dB, SSIM {ssim(data.images, shown).mean():.2f}, from {SUCCESS:g} dB on "
+                f"dB, SSIM {ssim(data.inputs, shown).mean():.2f}, from {SUCCESS:g} dB on "
                 f"{(values >= SUCCESS).float().mean():.0%}; nearest to its own image {own:.0%}",
                 flush=True,
             )

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.samples import SampleSpec
+
 Named = dict[str, Tensor]
 """Tensors by the name that they have in the model's `named_parameters()` (or `named_buffers()`)."""
 
@@ -178,8 +180,8 @@ class Observation:
     """`update / scale` estimates the mean gradient: 1 for FedSGD, lr * local steps for FedAvg."""
     batch_size: int
     """How many samples are behind the update (clients report it for weighted averaging)."""
-    image_shape: tuple[int, int, int]
-    """(channels, height, width); images are in [0, 1]."""
+    sample: SampleSpec
+    """What the samples are that the update is made of: images, texts or records, and how large."""
     classes: int
     labels: Tensor | None = None
     """(batch_size,) int64, only where they are granted."""

@@ -14,6 +14,7 @@ from rayfed.defences.base import Batch, Defence, Task
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.lenet import LeNet
 from rayfed.registry import build
+from rayfed.samples import Pixels, SampleSpec, Tokens
 from rayfed.scenario import Training
 from rayfed.update import Observation
 
@@ -31,6 +32,13 @@ def photo(top: int, left: int, size: int = 32) -> Tensor:
     return nn.functional.avg_pool2d(torch.tensor(crop).permute(2, 0, 1)[None] / 255, 4)
 
 
+def sample_of(inputs: Tensor) -> SampleSpec:
+    """What some inputs are: images (N, C, H, W), or texts (N, L) of 1,024 tokens."""
+    if inputs.dtype == torch.int64:
+        return Tokens(tuple(map(str, range(1024))), inputs.shape[1])
+    return Pixels(*inputs.shape[1:])
+
+
 def observe(model: nn.Module, images: Tensor, labels: Tensor, known: bool = True) -> Observation:
     weights, buffers = weights_of(model), buffers_of(model)
     update, _ = gradient(model, weights, {n: b.clone() for n, b in buffers.items()}, images, labels)
@@ -42,7 +50,7 @@ def observe(model: nn.Module, images: Tensor, labels: Tensor, known: bool = True
         update=update,
         scale=1.0,
         batch_size=len(images),
-        image_shape=tuple(images.shape[1:]),
+        sample=sample_of(images),
         classes=10,
         labels=labels if known else None,
     )
@@ -78,8 +86,8 @@ def observed(
     generator = torch.Generator().manual_seed(seed)
     task = Task(0, 0, model, weights_of(model), buffers_of(model), Batch(images, labels), generator, order=0)
     sent = update_method(Training(algorithm="fedsgd", batch_size=None), defences)(task)
-    shape = (images.shape[1], images.shape[2], images.shape[3])
-    return Observation(0, 0, task.weights, task.buffers, sent.tensors, 1.0, len(labels), shape, classes)
+    sample = sample_of(images)
+    return Observation(0, 0, task.weights, task.buffers, sent.tensors, 1.0, len(labels), sample, classes)
 
 
 def generators(count: int, seed: int = 0) -> list[torch.Generator]:

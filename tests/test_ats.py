@@ -104,9 +104,9 @@ def test_clients_train_on_transformed_images_with_their_own_labels() -> None:
         for generator in seeded(1, 1, 3)
     )
     assert torch.equal(first.labels, batch.labels)
-    assert torch.equal(first.images, again.images)
-    assert not torch.equal(first.images, other.images)
-    assert torch.equal(batch.images, torch.cat([digit(3), digit(5)]))
+    assert torch.equal(first.inputs, again.inputs)
+    assert not torch.equal(first.inputs, other.inputs)
+    assert torch.equal(batch.inputs, torch.cat([digit(3), digit(5)]))
 
 
 @pytest.mark.parametrize("policy", ["50", "3-", "", "3--1", "a", "3+-1"])

@@ -29,7 +29,7 @@ def test_the_audit_is_a_scenario_that_fits_its_images() -> None:
         "inverting_gradients batch 8",
     ]  # fmt: skip
     assert [a.victims for a in s.attacks] == [4, 4, 4, 1, 1]
-    assert prepare(s).data.image_shape[1:] == (16, 16)
+    assert prepare(s).data.sample.shape[1:] == (16, 16)
     assert next(iter(s.played)) == audit.UNDEFENDED
 
 

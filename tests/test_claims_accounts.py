@@ -207,7 +207,7 @@ def _rounds(found: Inputs, tape: Tape, unit: str, back: bool) -> list[Update]:
     def given(arm: str, client: int, rows: np.ndarray) -> Batch:
         batch = own(arm, client, rows)
         if unit == "client":
-            return batch._replace(images=1 - batch.images, labels=batch.labels.roll(1)) if back else batch
+            return batch._replace(inputs=1 - batch.inputs, labels=batch.labels.roll(1)) if back else batch
         # A sample without a label has no loss: whatever trains on it directly learns nothing of it.
         labels = torch.nn.functional.one_hot(batch.labels, 10).float()
         labels[0] *= not back

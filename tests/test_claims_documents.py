@@ -63,7 +63,7 @@ def test_nothing_is_unpickled() -> None:
 def test_an_observation_has_what_the_table_says_and_no_other_field() -> None:
     """A new field is a new grant: docs/threat-models.md has to say who gets it."""
     by_the_protocol = {
-        "victim", "round", "weights", "buffers", "update", "returned_buffers", "scale", "batch_size", "image_shape",
+        "victim", "round", "weights", "buffers", "update", "returned_buffers", "scale", "batch_size", "sample",
         "classes", "local",
     }  # fmt: skip
     granted = {"labels", "extra", "sealed", "shown"}

@@ -76,7 +76,7 @@ def test_the_images_of_a_mixture_are_distinct_and_none_weighs_more_than_it_may(d
     largest = data.draw(st.floats(1 / images + 1e-9, 1))
     task = client(samples, shared, data.draw(st.integers(1, samples)), data.draw(st.integers(0, 2**31)))
     found = data_method([InstaHide(images=images, public=public, largest=largest)])(task)
-    weights = weights_in(found.images)
+    weights = weights_in(found.inputs)
     own = weights[:, :samples]
     assert ((weights > 1e-12).sum(1) == images).all()
     assert ((own > 1e-12).sum(1) == private).all()
@@ -92,7 +92,7 @@ def test_every_choice_of_partners_is_as_likely(public: bool) -> None:
     counts = torch.zeros(6)
     for seed in range(400):
         found = data_method([InstaHide(images=3, public=public)])(client(4, 2, asked=1, seed=seed))
-        counts += weights_in(found.images)[0] > 1e-12
+        counts += weights_in(found.inputs)[0] > 1e-12
     expected = [400, 133, 133, 133, 200, 200] if public else [400, 267, 267, 267, 0, 0]
     assert counts.tolist() == pytest.approx(expected, abs=40)  # over four standard deviations
 

@@ -74,7 +74,7 @@ def test_a_dataset_that_does_not_hold_together_is_refused(change, message):
         "test_labels": np.array([0, 1]),
         "classes": ("a", "b"),
     }
-    assert Dataset(**good).image_shape == (1, 2, 2)
+    assert Dataset(**good).sample.shape == (1, 2, 2)
     with pytest.raises(DataError, match=message):
         Dataset(**{**good, **change})
 
@@ -131,7 +131,7 @@ def test_digits_are_those_of_scikit_learn():
 
 def test_digits_are_enlarged_to_28_by_default():
     small, data = load("digits", size=None), load("digits")
-    assert data.image_shape == (1, 28, 28)
+    assert data.sample.shape == (1, 28, 28)
     for original, enlarged in zip(small.test_images[:20], data.test_images[:20], strict=True):
         assert np.abs(pillow_resize(original, 28).astype(int) - enlarged).max() <= 1
 
@@ -429,7 +429,7 @@ def test_grey_and_colour_images_together_become_rgb(tmp_path):
     train = write_parquet(tmp_path / "a.parquet", [png(i) for i in grey], [0] * 5)
     test = write_parquet(tmp_path / "b.parquet", [png(colour[0])], [0])
     data = load("parquet", train=str(train), test=str(test))
-    assert data.image_shape == (3, 6, 6)
+    assert data.sample.shape == (3, 6, 6)
     for channel in range(3):
         np.testing.assert_array_equal(data.train_images[:, channel], grey)
     np.testing.assert_array_equal(data.test_images[0], colour[0].transpose(2, 0, 1))
@@ -440,7 +440,7 @@ def test_images_of_different_sizes_need_a_size(tmp_path):
     path = write_parquet(tmp_path / "a.parquet", pictures, [0] * 5)
     with pytest.raises(DataError, match=r"row 0.* is 6x6, .*row 4 .* is 8x5 .*set `size`"):
         load("parquet", train=str(path))
-    assert load("parquet", train=str(path), size=4).image_shape == (1, 4, 4)
+    assert load("parquet", train=str(path), size=4).sample.shape == (1, 4, 4)
 
 
 GOOD = [png(image) for image in random_images(6, 4, 4)]
@@ -529,7 +529,7 @@ def test_the_real_parquet_files(shared_data, file, shape, classes, tests):
     path = shared_data / file
     data = load("parquet", train=str(path))
     rows = pq.read_table(path).to_pylist()
-    assert data.image_shape == shape
+    assert data.sample.shape == shape
     assert len(data.classes) == classes
     assert tests is None or np.bincount(data.test_labels).tolist() == tests
     expected = Counter(

@@ -47,7 +47,7 @@ def mixed(defence: Defence, asked: Task) -> Batch:
 def test_mixtures_and_their_labels_have_the_coefficients_that_were_asked_for(alpha: float, images: int) -> None:
     asked = task(samples=2000)
     found = mixed(Mixup(alpha=alpha, images=images), asked)
-    coefficients = found.images.reshape(2000, 2000)
+    coefficients = found.inputs.reshape(2000, 2000)
     torch.testing.assert_close(coefficients.sum(1), torch.ones(2000))
     assert int((coefficients > 0).sum(1).max()) == images
     torch.testing.assert_close(found.labels, coefficients @ nn.functional.one_hot(asked.data.labels, 10).float())
@@ -60,32 +60,32 @@ def test_mixtures_and_their_labels_have_the_coefficients_that_were_asked_for(alp
 @pytest.mark.parametrize("defence", [Mixup(), InstaHide(), InstaHide(images=2)])
 def test_a_mixture_is_new_in_every_round_and_the_same_when_repeated(defence: Defence) -> None:
     first, again, other = (mixed(defence, task(seed=seed)) for seed in (1, 1, 2))
-    assert torch.equal(first.images, again.images)
+    assert torch.equal(first.inputs, again.inputs)
     assert torch.equal(first.labels, again.labels)
-    assert not torch.equal(first.images, other.images)
+    assert not torch.equal(first.inputs, other.inputs)
 
 
 def test_a_client_mixes_in_its_other_samples_where_one_of_them_is_asked_for() -> None:
     whole = task(samples=40)
     one = whole.replace(
-        data=Batch(whole.data.images[:1], whole.data.labels[:1]),
-        others=Batch(whole.data.images[1:], whole.data.labels[1:]),
+        data=Batch(whole.data.inputs[:1], whole.data.labels[:1]),
+        others=Batch(whole.data.inputs[1:], whole.data.labels[1:]),
     )
     found = mixed(Mixup(), one)
-    assert found.images.shape == (1, 1, 1, 40)
-    assert int((found.images > 0).sum()) == 2
+    assert found.inputs.shape == (1, 1, 1, 40)
+    assert int((found.inputs > 0).sum()) == 2
     alone = mixed(Mixup(), one.replace(others=None))
-    torch.testing.assert_close(alone.images, one.data.images)
+    torch.testing.assert_close(alone.inputs, one.data.inputs)
 
 
 def test_pixels_flip_half_of_the_time_about_the_middle_grey() -> None:
     grey = torch.full((2, 1, 50, 50), 0.2)
     found = mixed(InstaHide(images=2), task(samples=2, pixels=grey))
-    flipped = torch.isclose(found.images, torch.tensor(0.8))
-    assert (flipped | torch.isclose(found.images, torch.tensor(0.2))).all()
+    flipped = torch.isclose(found.inputs, torch.tensor(0.8))
+    assert (flipped | torch.isclose(found.inputs, torch.tensor(0.2))).all()
     assert flipped.float().mean().item() == pytest.approx(0.5, abs=0.03)
     model, signs = nn.Linear(2500, 3), torch.where(flipped, -1.0, 1.0)
-    seen = model(((found.images - 0.5) / 0.5).flatten(1))  # what a model with `normalise` of 0.5 and 0.5 sees
+    seen = model(((found.inputs - 0.5) / 0.5).flatten(1))  # what a model with `normalise` of 0.5 and 0.5 sees
     torch.testing.assert_close(seen, model((signs * (grey - 0.5) / 0.5).flatten(1)), atol=1e-5, rtol=1e-5)
 
 
@@ -103,7 +103,7 @@ def test_public_images_are_mixed_in_and_lend_no_label() -> None:
     found = mixed(InstaHide(public=True), asked)
     torch.testing.assert_close(found.labels.sum(1), torch.ones(200))
     assert int((found.labels > 0).sum(1).max()) == 2
-    unflipped = torch.minimum(found.images, 1 - found.images).reshape(200, 200)
+    unflipped = torch.minimum(found.inputs, 1 - found.inputs).reshape(200, 200)
     public = unflipped.median(1).values  # the public, white, images alone lie under most pixels
     assert 0 <= public.min() < public.max() <= 0.5
     assert int(((unflipped - public[:, None]).abs() > 1e-5).sum(1).max()) == 2
@@ -159,7 +159,7 @@ arms: {{none: [], mixed: [{name}]}}
     attack = AttackSpec(name="dlg", observes="gradient", batch_size=2, knowledge=["labels"])
     _, plain = ObservationBuilder(runtime).observe(ClientVisit("none", sent, 1), attack)
     seen, truth = ObservationBuilder(runtime).observe(ClientVisit("mixed", sent, 1), attack)
-    assert torch.equal(truth.images, plain.images)
+    assert torch.equal(truth.inputs, plain.inputs)
     assert torch.equal(truth.labels, plain.labels)
     assert truth.labels.dtype == torch.int64
     assert seen.labels is not None

@@ -20,6 +20,7 @@ from rayfed.defences.dcs2 import Dcs2, projected
 from rayfed.errors import UserError
 from rayfed.gradients import flatten, gradient, weights_of
 from rayfed.models.convnet import ConvNet
+from rayfed.samples import Pixels
 from rayfed.scenario import Training
 from rayfed.update import Named, Observation
 from tests.attack_fixtures import leaky_lenet, seeded
@@ -91,12 +92,12 @@ def test_what_is_sent_is_equation_10() -> None:
         return F.cross_entropy(torch.func.functional_call(task.model, leaves, (x,)), y)
 
     total = (
-        loss(task.data.images, task.data.labels)
+        loss(task.data.inputs, task.data.labels)
         + 0.7 * loss(images, start.labels)
         + 0.3 * loss(images, task.data.labels)
     )
     expected = dict(zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True))
-    own = own_gradient(task, task.data.images, task.data.labels)
+    own = own_gradient(task, task.data.inputs, task.data.labels)
     assert flatten(expected) @ flatten(own) > 0  # so nothing is projected
     torch.testing.assert_close(step(defence, task), expected, rtol=1e-4, atol=1e-6)
 
@@ -107,10 +108,10 @@ def test_concealed_samples_are_those_of_a_plain_loop_over_equation_9() -> None:
     start, images = concealed(defence, task)
     for i in range(3):
         model = task.model
-        x_s, y_s, y_c = task.data.images[i : i + 1], task.data.labels[i : i + 1], start.labels[i : i + 1]
+        x_s, y_s, y_c = task.data.inputs[i : i + 1], task.data.labels[i : i + 1], start.labels[i : i + 1]
         parameters = list(model.parameters())
         target = torch.autograd.grad(F.cross_entropy(model(x_s), y_s), parameters)
-        x_c = start.images[i : i + 1].clone().requires_grad_()
+        x_c = start.inputs[i : i + 1].clone().requires_grad_()
         optimiser = torch.optim.Adam([x_c], lr=0.1)
         for k in range(8):
             optimiser.param_groups[0]["lr"] = 0.1 * 0.1 ** sum(k >= share * 8 for share in (3 / 8, 5 / 8, 7 / 8))
@@ -129,14 +130,14 @@ def test_concealed_samples_have_the_gradient_of_sensitive_ones_and_another_look(
     task = client(4)
     start, images = concealed(defence, task)
     for i in range(4):
-        true = flatten(own_gradient(task, task.data.images[i : i + 1], task.data.labels[i : i + 1]))
+        true = flatten(own_gradient(task, task.data.inputs[i : i + 1], task.data.labels[i : i + 1]))
 
         def alike(image: Tensor, label: Tensor, true: Tensor = true) -> float:
             made = flatten(own_gradient(task, image[None], label[None]))
             return float(torch.cosine_similarity(made, true, dim=0))
 
-        assert alike(images[i], start.labels[i]) > alike(start.images[i], start.labels[i])
-        assert (images[i] - task.data.images[i]).norm() > 1
+        assert alike(images[i], start.labels[i]) > alike(start.inputs[i], start.labels[i])
+        assert (images[i] - task.data.inputs[i]).norm() > 1
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_sensitive_samples_are_known_in_every_batch_of_local_training() -> None:
 
     def note(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
         assert batch.places is not None
-        assert torch.equal(batch.images, digits(9)[0][batch.places])
+        assert torch.equal(batch.inputs, digits(9)[0][batch.places])
         seen.extend(batch.places.tolist())
         return weights, torch.zeros(())
 
@@ -168,7 +169,7 @@ def test_sensitive_samples_are_known_in_every_batch_of_local_training() -> None:
 def test_a_batch_without_sensitive_samples_is_left_alone() -> None:
     task = client(3)
     sent = step(Dcs2(sensitive=[50]), task)
-    torch.testing.assert_close(sent, own_gradient(task, task.data.images, task.data.labels))
+    torch.testing.assert_close(sent, own_gradient(task, task.data.inputs, task.data.labels))
 
 
 def test_a_concealed_sample_weighs_what_a_sample_of_the_batch_does() -> None:
@@ -179,15 +180,15 @@ def test_a_concealed_sample_weighs_what_a_sample_of_the_batch_does() -> None:
     chosen = fresh.data.rows(torch.tensor([0]))
     start = defence._start(fresh, chosen)
     image = defence._concealed(fresh, fresh.weights, chosen, start)
-    images, labels = torch.cat([fresh.data.images, image]), torch.cat([fresh.data.labels, start.labels])
+    images, labels = torch.cat([fresh.data.inputs, image]), torch.cat([fresh.data.labels, start.labels])
     expected = {name: 5 / 4 * g for name, g in own_gradient(fresh, images, labels).items()}
-    own = own_gradient(fresh, fresh.data.images, fresh.data.labels)
+    own = own_gradient(fresh, fresh.data.inputs, fresh.data.labels)
     torch.testing.assert_close(sent, projected(expected, own), rtol=1e-4, atol=1e-6)
 
 
 def test_another_sample_is_never_the_sensitive_one() -> None:
     task = client(3, worked_on=[1])
-    found = torch.cat([Dcs2()._start(task, task.data).images for _ in range(20)])
+    found = torch.cat([Dcs2()._start(task, task.data).inputs for _ in range(20)])
     images = digits(3)[0]
     chosen = (found[:, None] == images[None]).flatten(2).all(2).int().argmax(1)
     assert set(chosen.tolist()) == {0, 2}
@@ -197,11 +198,11 @@ def test_starts_are_what_they_are_called() -> None:
     images, labels = digits(5, skip=100)
     task = client(6, worked_on=[4]).replace(public=Batch(images, labels))
     public = Dcs2(start="public")._start(task, task.data)
-    [row] = [i for i in range(5) if torch.equal(images[i], public.images[0])]
+    [row] = [i for i in range(5) if torch.equal(images[i], public.inputs[0])]
     assert public.labels.tolist() == [labels[row].item()]
     noise, mixed = (Dcs2(start="noise", mixup=m)._start(client(6, worked_on=[4]), task.data) for m in (0, 0.3))
-    torch.testing.assert_close(mixed.images, 0.7 * noise.images + 0.3 * task.data.images)
-    assert 0 <= noise.images.min() < 0.1 < 0.9 < noise.images.max() <= 1
+    torch.testing.assert_close(mixed.inputs, 0.7 * noise.inputs + 0.3 * task.data.inputs)
+    assert 0 <= noise.inputs.min() < 0.1 < 0.9 < noise.inputs.max() <= 1
 
 
 def test_steps_follow_the_clients_generator() -> None:
@@ -244,7 +245,7 @@ def test_parameters_are_checked(wrong: dict[str, object]) -> None:
 
 def observation(task: Task, update: Named, known: bool = True) -> Observation:
     labels = task.data.labels if known else None
-    return Observation(0, 0, task.weights, {}, update, 1.0, len(task.data.labels), (1, 8, 8), 10, labels=labels)
+    return Observation(0, 0, task.weights, {}, update, 1.0, len(task.data.labels), Pixels(1, 8, 8), 10, labels=labels)
 
 
 def test_the_second_image_explains_the_gradient_exactly() -> None:
@@ -257,7 +258,7 @@ def test_the_second_image_explains_the_gradient_exactly() -> None:
     attack = TwoImages(tv=0, width=4)
     problem = attack._matching([seen], task.model, seeded(0))
     inside = (images - 0.5) / 4 + 0.5
-    point = torch.cat([task.data.images.flatten(), inside.flatten()])[None]
+    point = torch.cat([task.data.inputs.flatten(), inside.flatten()])[None]
     assert problem.losses(point, torch.tensor([0])).item() == pytest.approx(0, abs=1e-5)
 
 

@@ -106,7 +106,7 @@ def cohort(scenario: Scenario, clients: list[int], states: dict[int, Any] | None
     """What a runtime makes of these clients in round 0."""
     inputs = prepare(scenario)
     runtime = ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    arm = build_arm(resolve(scenario)["odd"], inputs.data.image_shape, 10, scenario.seed)
+    arm = build_arm(resolve(scenario)["odd"], inputs.data.sample, 10, scenario.seed)
     return runtime.cohort("odd", Sent(0, arm.weights, arm.buffers), clients, states or {})
 
 

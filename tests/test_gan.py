@@ -16,11 +16,12 @@ from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.inference import class_share, nearest
 from rayfed.models.build import build_model
+from rayfed.samples import Pixels
 from rayfed.update import Observation
 
 
 def seen(net: torch.nn.Module, shape: tuple[int, int, int]) -> Observation:
-    return Observation(0, 0, weights_of(net), buffers_of(net), {}, 1.0, 1, shape, 10)
+    return Observation(0, 0, weights_of(net), buffers_of(net), {}, 1.0, 1, Pixels(*shape), 10)
 
 
 @pytest.mark.parametrize("shape", [(1, 13, 9), pytest.param((3, 32, 32), marks=pytest.mark.slow)])

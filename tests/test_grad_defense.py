@@ -50,7 +50,7 @@ def test_sensitivity_is_the_norm_of_the_jacobian() -> None:
 
         return torch.autograd.functional.jacobian(own_gradient, image)
 
-    many = Batch(root.images.repeat(3000, 1, 1, 1), root.labels.repeat(3000))  # so many directions
+    many = Batch(root.inputs.repeat(3000, 1, 1, 1), root.labels.repeat(3000))  # so many directions
     found = sensitivity(model, weights, {}, many, torch.Generator().manual_seed(0))
     for name in weights:
         norms = torch.stack([jacobian(name, x, y).norm() for x, y in zip(*root[:2], strict=True)])
@@ -61,7 +61,7 @@ def test_the_root_set_has_five_samples_a_class() -> None:
     public = Batch(torch.rand(40, 1, 8, 8), torch.tensor([0] * 20 + [1] * 17 + [2] * 3))
     root = root_set(public)
     assert torch.bincount(root.labels).tolist() == [5, 5, 3]
-    assert torch.equal(root.images[:5], public.images[:5])
+    assert torch.equal(root.inputs[:5], public.inputs[:5])
 
 
 @pytest.mark.parametrize("model", [("resnet10", {}), ("convnet", {"width": 4}), ("lenet", {"activation": "relu"})])

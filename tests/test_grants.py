@@ -123,7 +123,7 @@ class Forger(Loss):
     fills: ClassVar[tuple[str, ...]] = ("update",)
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        return {"update": truth.images}
+        return {"update": truth.inputs}
 
 
 def test_a_grant_of_ones_own_is_named_by_its_path(seen: Any) -> None:

@@ -22,6 +22,7 @@ from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.labels import label_accuracy
 from rayfed.models.build import build_model
 from rayfed.registry import build
+from rayfed.samples import Pixels
 from rayfed.scenario import AttackSpec, Training
 from rayfed.update import Observation
 
@@ -40,7 +41,7 @@ def victim(
     task = Task(0, 0, tampered, weights, buffers, Batch(images, labels), torch.Generator(), order=seed)
     sent = update_method(training, [])(task)
     scale = local_training(len(labels), training).scale
-    return Observation(0, 0, weights, buffers, sent.tensors, scale, len(labels), shape, 10)
+    return Observation(0, 0, weights, buffers, sent.tensors, scale, len(labels), Pixels(*shape), 10)
 
 
 def rebuilt(attack: Imprint, model: nn.Module, seen: Observation) -> Tensor:
@@ -164,7 +165,7 @@ def test_the_public_images_set_the_bins() -> None:
 
 def test_an_untouched_model_is_not_applicable() -> None:
     net = build_model("lenet", {}, (1, 28, 28), 10, seed=3)
-    seen = Observation(0, 0, weights_of(net), {}, weights_of(net), 1.0, 2, (1, 28, 28), 10)
+    seen = Observation(0, 0, weights_of(net), {}, weights_of(net), 1.0, 2, Pixels(1, 28, 28), 10)
     [found] = Imprint().reconstruct([seen], net, [torch.Generator()])
     assert found.status == "not applicable"
     assert "imprint" in found.message
@@ -190,8 +191,8 @@ def test_the_host_sends_its_victims_the_tampered_model(observes: str) -> None:
     attack = spec.build()
     assert isinstance(attack, MaliciousServer)
     elsewhere = build_model("lenet", {}, (1, 8, 8), 10, seed=99)
-    single = alone(seen, truth.images)
-    assert (quality(truth.images, rebuilt(attack, elsewhere, seen))[single] > 30).float().mean() > 0.9
+    single = alone(seen, truth.inputs)
+    assert (quality(truth.inputs, rebuilt(attack, elsewhere, seen))[single] > 30).float().mean() > 0.9
 
 
 @pytest.mark.slow
@@ -201,7 +202,7 @@ def test_the_host_sends_its_victims_the_tampered_model(observes: str) -> None:
 def test_real_batches_of_32(name: str, model: str, variant: str, shared_data: Path) -> None:
     data = build("datasets", name, {"root": str(shared_data / name)}).load()
     images = torch.from_numpy(data.test_images[:320]).float() / 255
-    labels, shape = torch.from_numpy(data.test_labels[:320]), data.image_shape
+    labels, shape = torch.from_numpy(data.test_labels[:320]), data.sample.shape
     public = torch.from_numpy(data.train_images[:2000]).float().div(255).flatten(1).mean(1)
     attack = Imprint(variant=variant, brightness=(float(public.mean()), float(public.std())))  # type: ignore[arg-type]
     net = build_model(model, MODELS[model], shape, 10, seed=8)

@@ -141,7 +141,7 @@ def test_what_does_not_hold_what_it_says_is_refused(
 
 
 def test_another_size_is_refused(packed: Path) -> None:
-    assert Arrow(path=str(packed), size=16).load().image_shape == (1, 16, 16)
+    assert Arrow(path=str(packed), size=16).load().sample.shape == (1, 16, 16)
     with pytest.raises(DataError, match="pack them again at size 32"):
         Arrow(path=str(packed), size=32).load()
 
@@ -192,7 +192,7 @@ def trained(data: str) -> dict[str, torch.Tensor]:
 
     s = scenarios.parse(TEXT.replace("{DATA}", data))
     inputs = prepare(s)
-    arm = build_arm(resolve(s)["none"], inputs.data.image_shape, len(inputs.data.classes), s.seed)
+    arm = build_arm(resolve(s)["none"], inputs.data.sample, len(inputs.data.classes), s.seed)
     runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
     total, _ = runtime.cohort("none", Sent(0, arm.weights, arm.buffers), range(4), {})
     tensors: dict[str, torch.Tensor] = total.tensors

@@ -103,7 +103,7 @@ def test_the_host_asks_about_as_many_members_as_others() -> None:
     images, labels = seen.extra["candidates"]
     assert truth.members is not None
     assert truth.members.sum() * 2 == len(images) == len(labels)
-    own = {image.numpy().tobytes() for image in truth.images}
+    own = {image.numpy().tobytes() for image in truth.inputs}
     tests, _ = h.test_data()
     others = {image.numpy().tobytes() for image in tests}
     assert all(image.numpy().tobytes() in own for image in images[truth.members])
@@ -145,7 +145,7 @@ def test_inferences_pass_through_the_workers_into_their_own_table() -> None:
     )
     inputs = prepare(scenario)
     client = ClientWorker(scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    attacker = Attacker(inputs.data.image_shape, 10, torch.device("cpu"))
+    attacker = Attacker(inputs.data.sample, 10, torch.device("cpu"))
     net = client.arm("none").model
     sent, tables = Sent(0, weights_of(net), buffers_of(net)), RoundTables()
     for attack in scenario.attacks:

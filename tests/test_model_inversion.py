@@ -112,7 +112,7 @@ def test_a_host_grants_the_victims_activations_and_the_colluders_part() -> None:
     conv = nn.functional.conv2d
     weight, bias = (sent.weights[n] - trained[victim][n] for n in ("conv1.weight", "conv1.bias"))
     torch.testing.assert_close(
-        observation.extra["activations"], conv(truth.images, weight, bias, stride=2, padding=2), atol=1e-5, rtol=1e-4
+        observation.extra["activations"], conv(truth.inputs, weight, bias, stride=2, padding=2), atol=1e-5, rtol=1e-4
     )
     assert observation.extra["colluder"].keys() == {"conv1.weight", "conv1.bias"}
     torch.testing.assert_close(
@@ -220,4 +220,4 @@ def test_lenet_on_mnist_gives_its_images_away(shared_data: Path) -> None:
     seen = [ObservationBuilder(runtime).observe(ClientVisit("none", sent, client), s.attacks[0]) for client in (2, 5)]
     found = ModelInversion(cut="conv1").reconstruct([o for o, _ in seen], runtime.arm("none").model, generators(2))
     for (_, truth), guess in zip(seen, found, strict=True):
-        assert mse(truth.images, guess.images).max() < 0.05
+        assert mse(truth.inputs, guess.images).max() < 0.05

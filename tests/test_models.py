@@ -256,7 +256,7 @@ def test_a_model_that_draws_random_numbers_is_known():
         ("small_cnn", {}, (1, 16, 20), ["small_cnn", "18x18", "16x20"]),
         ("torchvision", {}, (3, 32, 32), ["torchvision", "arch"]),
         ("torchvision", {"arch": "resnet81"}, (3, 32, 32), ["resnet81", "did you mean 'resnet18'"]),
-        ("torchvision", {"arch": "alexnet"}, (3, 16, 16), ["torchvision", "3 channels and 16x16 pixels"]),
+        ("torchvision", {"arch": "alexnet"}, (3, 16, 16), ["torchvision", "images of 3x16x16"]),
         ("torchvision", {"arch": "resnet18"}, (2, 32, 32), ["2 channels and 32x32", "another model"]),
         (f"{__name__}:OwnNet", {"depth": 3}, (1, 4, 4), ["OwnNet", "depth", "rate: 'float' = 0.0"]),
         (f"{__name__}:broken_factory", {}, (1, 4, 4), ["broken_factory", "depth"]),

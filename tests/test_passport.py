@@ -200,7 +200,7 @@ def struck(s: Scenario, round: int = 0) -> tuple[ClientRuntime, Observation, Rec
     observation, _ = ObservationBuilder(runtime).observe(
         ClientVisit(arm, Sent(round, sent.weights, sent.buffers), 0, states), s.attacks[0]
     )
-    built = build_arm(runtime.specs[arm], runtime.data.image_shape, 10, seed=0)
+    built = build_arm(runtime.specs[arm], runtime.data.sample, 10, seed=0)
     freeze(built.model, built.private - observation.weights.keys())
     method: Attack = s.attacks[0].build()
     [found] = method.reconstruct([observation], built.model, generators(1))

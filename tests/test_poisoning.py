@@ -127,15 +127,15 @@ def test_a_little_is_the_mean_of_the_colluders_less_z_deviations() -> None:
 def test_a_backdoor_stamps_its_share_and_is_tried_on_other_classes() -> None:
     backdoor = Backdoor(target=3, size=2, share=0.25)
     poisoned = backdoor.poison_data(batch(), 10, draw())
-    changed = (poisoned.images != batch().images).flatten(1).any(dim=1)
+    changed = (poisoned.inputs != batch().inputs).flatten(1).any(dim=1)
     assert int(changed.sum()) == 10
     assert (poisoned.labels[changed] == 3).all()
     assert torch.equal(poisoned.labels[~changed], batch().labels[~changed])
-    assert (poisoned.images[changed][..., -2:, -2:] == 1).all()
-    assert torch.equal(poisoned.images[..., :-2, :], batch().images[..., :-2, :])
+    assert (poisoned.inputs[changed][..., -2:, -2:] == 1).all()
+    assert torch.equal(poisoned.inputs[..., :-2, :], batch().inputs[..., :-2, :])
     tried = backdoor.triggered(batch())
     assert tried.labels.tolist() == [3] * 36
-    assert torch.equal(tried.images[..., :-2], batch().images[batch().labels != 3][..., :-2])
+    assert torch.equal(tried.inputs[..., :-2], batch().inputs[batch().labels != 3][..., :-2])
 
 
 def test_who_is_malicious_is_drawn_once_and_alike_in_all_arms() -> None:
@@ -166,7 +166,7 @@ def test_poisoned_data_reach_training_and_stay_the_same_from_round_to_round() ->
     assert (first.labels == 3).float().mean() > 0.5
     assert (clean.labels == 3).float().mean() < 0.25
     part = runtime.task("none", sent, 1, runtime.parts[1][5:9], {})
-    assert torch.equal(part.data.images, first.images[5:9])
+    assert torch.equal(part.data.inputs, first.inputs[5:9])
     assert torch.equal(part.everything.labels, first.labels)
 
 

@@ -135,7 +135,7 @@ def sent(defence: DpSgd, batch: Batch, seed: int = 0, batch_size: int | None = N
 def test_dp_sgd_clips_every_sample_and_divides_by_the_expected_size(digits: Batch, clip: float) -> None:
     out = sent(DpSgd(clip=clip, noise_multiplier=0), digits, batch_size=32)
     work = task(digits)
-    each = per_sample_gradients(work.model, work.weights, {}, digits.images, digits.labels)
+    each = per_sample_gradients(work.model, work.weights, {}, digits.inputs, digits.labels)
     expected = {name: torch.zeros_like(w) for name, w in work.weights.items()}
     for i in range(40):
         one = {name: g[i] for name, g in each.items()}
@@ -146,7 +146,7 @@ def test_dp_sgd_clips_every_sample_and_divides_by_the_expected_size(digits: Batc
 
 
 def test_fed_cdp_clips_layer_by_layer_and_its_bound_falls(digits: Batch) -> None:
-    one = Batch(digits.images[:1], digits.labels[:1])
+    one = Batch(digits.inputs[:1], digits.labels[:1])
     defence = FedCdp(clip=0.3, noise_multiplier=0, last_clip=0.1, rounds=3)
     for round, bound in ((0, 0.3), (1, 0.2), (2, 0.1), (5, 0.1)):
         work = task(one).replace(round=round)
@@ -162,7 +162,7 @@ def test_the_noise_of_dp_sgd_has_the_deviation_that_is_accounted(digits: Batch) 
 
 
 def test_a_step_without_samples_is_noise_alone(digits: Batch) -> None:
-    empty = Batch(digits.images[:0], digits.labels[:0])
+    empty = Batch(digits.inputs[:0], digits.labels[:0])
     out = torch.cat([t.flatten() for t in sent(DpSgd(clip=2, noise_multiplier=3), empty, batch_size=4).values()])
     assert stats.kstest((out * 4 / 6).numpy(), "norm").pvalue > 1e-3
 
@@ -217,10 +217,10 @@ def lower_bound(present: np.ndarray, absent: np.ndarray, delta: float) -> float:
 def canary_scores(defence: DpSgd, present: bool, batch: Batch, runs: int) -> np.ndarray:
     """How far the sent gradient goes the way of a canary, one sample more or less: the likelihood ratio's direction."""
     work = task(batch)
-    each = per_sample_gradients(work.model, work.weights, {}, batch.images, batch.labels)
+    each = per_sample_gradients(work.model, work.weights, {}, batch.inputs, batch.labels)
     canary = {name: g[0] for name, g in each.items()}
     way = {name: g / norm(canary) for name, g in canary.items()}
-    rest = Batch(batch.images[1:], batch.labels[1:])
+    rest = Batch(batch.inputs[1:], batch.labels[1:])
     # everything but the noise is the same in all runs; the projection of the noise is all that differs
     method = gradient_method([defence])
     scores = []
@@ -235,7 +235,7 @@ def canary_scores(defence: DpSgd, present: bool, batch: Batch, runs: int) -> np.
 def test_an_audit_of_dp_sgd_stays_below_the_printed_epsilon(digits: Batch, cut: float, exceeds: bool) -> None:
     """And goes above it when a tenth of the noise is drawn: the audit can fail."""
     claimed = guarantee([Release("gaussian", 1.5, 1)], 1e-5).epsilon
-    few = Batch(digits.images[:4], digits.labels[:4])
+    few = Batch(digits.inputs[:4], digits.labels[:4])
     defence = DpSgd(clip=0.05, noise_multiplier=1.5 * cut)
     shown = lower_bound(canary_scores(defence, True, few, 300), canary_scores(defence, False, few, 300), 1e-5)
     assert (shown > claimed) == exceeds

@@ -153,7 +153,7 @@ def test_under_fedsgd_the_lock_takes_the_step_that_its_gradient_says() -> None:
     weights = {n: w.requires_grad_() for n, w in (sent.weights | {n: own[n] for n in LOCK}).items()}
     task = runtime.task("locked", sent, 2, runtime.parts[2], {})
     buffers = {n: b.clone() for n, b in sent.buffers.items()} | {KEY: own[KEY]}
-    logits = functional_call(runtime.arm("locked").model, weights | buffers, (task.data.images,))
+    logits = functional_call(runtime.arm("locked").model, weights | buffers, (task.data.inputs,))
     F.cross_entropy(logits, task.data.labels).backward()
     state = report.states[2][PRIVATE]
     for name in LOCK:

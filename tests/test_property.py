@@ -13,6 +13,7 @@ from rayfed.attacks.inference.property_inference import PropertyInference
 from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.build import build_model
 from rayfed.registry import build
+from rayfed.samples import Pixels
 from rayfed.update import Observation
 
 SIZE = 8
@@ -37,7 +38,7 @@ def victims(name: str, net: nn.Module, target: int, count: int) -> list[tuple[Ob
         update, _ = gradient(net, weights, buffers, images[rows], labels[rows])
         shape = (images.shape[1], images.shape[2], images.shape[3])
         classes = int(labels.max()) + 1
-        seen = Observation(i, 0, weights, buffers, update, 1.0, SIZE, shape, classes, extra={"public": public})
+        seen = Observation(i, 0, weights, buffers, update, 1.0, SIZE, Pixels(*shape), classes, extra={"public": public})
         found.append((seen, bool(i % 2)))
     return found
 

@@ -87,15 +87,15 @@ def test_one_step_descends_along_the_objective(model: nn.Module, monkeypatch: py
 
     monkeypatch.setattr("rayfed.defences.refiner.load_evaluator", lambda path, device: judge)
     model, batch = model.double(), batch_of()
-    batch = batch._replace(images=batch.images.double() * 0.6 + 0.2)
+    batch = batch._replace(inputs=batch.inputs.double() * 0.6 + 0.2)
     task, true = task_of(model, batch), true_gradient(model, batch)
     refiner = Refiner(alpha=0.3, beta=2, iterations=1, lr=1e-3, tau=0.9)
-    start = Refiner(alpha=0.3, iterations=0)._refined(task, task.weights, batch, true).images
+    start = Refiner(alpha=0.3, iterations=0)._refined(task, task.weights, batch, true).inputs
     task.generator.manual_seed(0)
-    step = (start - refiner._refined(task, task.weights, batch, true).images) / refiner.lr
+    step = (start - refiner._refined(task, task.weights, batch, true).inputs) / refiner.lr
 
     def objective(images: Tensor) -> float:
-        here, importance = true_gradient(model, batch._replace(images=images)), utility_weights(true, task.weights, 0.9)
+        here, importance = true_gradient(model, batch._replace(inputs=images)), utility_weights(true, task.weights, 0.9)
         utility = sum((importance[name] * (g - true[name])).square().sum() for name, g in here.items())
         return float(len(images) * utility - 2 * judge(images).sum())
 
@@ -111,7 +111,7 @@ def test_what_is_sent_is_the_gradient_of_the_robust_data(model: nn.Module) -> No
     refiner = Refiner(epsilon=FAR, iterations=2)
     task, true = task_of(model, batch), true_gradient(model, batch)
     robust = refiner._refined(task, task.weights, batch, true)
-    assert 0 <= robust.images.min() <= robust.images.max() <= 1
+    assert 0 <= robust.inputs.min() <= robust.inputs.max() <= 1
     expected = true_gradient(model, robust)
     for name, t in sent(refiner, model, batch).items():
         torch.testing.assert_close(t, expected[name])
@@ -147,7 +147,7 @@ def test_refining_makes_images_look_noisier(model: nn.Module) -> None:
                 task.weights,
                 batch,
                 {name: torch.zeros_like(w) for name, w in task.weights.items()},
-            ).images
+            ).inputs
         )
         for refiner in (Refiner(iterations=0), Refiner(iterations=5))
     )

@@ -130,7 +130,7 @@ def test_the_first_victims_strip_stands_beside_its_true_images() -> None:
     net = client.arm("none").model
     sent = Sent(0, weights_of(net), buffers_of(net))
     _, seen, truths = client.observe("none", sent, [2, 3], attack, {}, 0)
-    attacker = Attacker(inputs.data.image_shape, 10, cpu)
+    attacker = Attacker(inputs.data.sample, 10, cpu)
     bare, found = attacker.attack(attack, client.specs["none"], seen, [b"0", b"1"])
     assert all(guess.snapshots == () for guess in bare)  # the driver holds no images
 

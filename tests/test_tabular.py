@@ -15,11 +15,11 @@ from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.data.base import Dataset
-from rayfed.data.forms import Column, Records
 from rayfed.errors import DataError, UserError
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import build_model
 from rayfed.registry import build
+from rayfed.samples import Column, Records
 from rayfed.scenario import parse
 from tests.attack_fixtures import generators, observed
 
@@ -36,14 +36,14 @@ def rows(data: Dataset, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_a_record_reads_as_the_row_that_it_is_made_from() -> None:
     data = patients()
-    assert isinstance(data.form, Records)
-    assert data.image_shape == (1, 1, 11)  # nine measures, two bytes for the sex
+    assert isinstance(data.sample, Records)
+    assert data.sample.shape == (1, 1, 11)  # nine measures, two bytes for the sex
     known = load_diabetes(scaled=False)
-    table, names = pd.DataFrame(known.data), [c.name for c in data.form.columns]
+    table, names = pd.DataFrame(known.data), [c.name for c in data.sample.columns]
     assert names == [{"bp": "blood_pressure"}.get(name, name) for name in known.feature_names]
     images = torch.from_numpy(data.train_images[np.arange(len(data.train_labels))]).float() / 255
-    parts = dict(zip(names, data.form.split(images), strict=True))
-    for place, column in enumerate(data.form.columns):
+    parts = dict(zip(names, data.sample.split(images), strict=True))
+    for place, column in enumerate(data.sample.columns):
         step = (column.high - column.low) / 255
         found = column.values(parts[column.name]).double()
         if column.categories:
@@ -75,9 +75,9 @@ def test_a_users_own_table(tmp_path: Path, ending: str) -> None:
     frame.to_csv(path, index=False) if ending == "csv" else frame.to_parquet(path)
     data = build("datasets", "table", {"path": str(path), "label": "ill"}).load()
     assert data.classes == ("False", "True")
-    assert [c.name for c in data.form.columns] == ["age", "town"]
-    assert data.form.columns[1].categories == ("Oslo", "Rom")
-    assert (len(data.train_labels), len(data.test_labels), data.image_shape) == (32, 8, (1, 1, 3))
+    assert [c.name for c in data.sample.columns] == ["age", "town"]
+    assert data.sample.columns[1].categories == ("Oslo", "Rom")
+    assert (len(data.train_labels), len(data.test_labels), data.sample.shape) == (32, 8, (1, 1, 3))
 
 
 def test_classes_are_named_by_their_whole_numbers(tmp_path: Path) -> None:
@@ -121,14 +121,14 @@ def test_a_record_has_no_total_variation() -> None:
 )
 def test_a_row_is_read_off_a_gradient(attack, least: float) -> None:  # type: ignore[no-untyped-def]
     data = patients()
-    assert isinstance(data.form, Records)
-    model = build_model("mlp", {"hidden": [64], "activation": "sigmoid"}, data.image_shape, 2, seed=0)
+    assert isinstance(data.sample, Records)
+    model = build_model("mlp", {"hidden": [64], "activation": "sigmoid"}, data.sample, 2, seed=0)
     images, labels = rows(data, 2)
     seen = [observed(model, images[i : i + 1], labels[i : i + 1], classes=2) for i in range(2)]
     found = attack.reconstruct(seen, model, generators(2))
-    right = data.form.found(images, torch.cat([one.images for one in found])).double().mean()
+    right = data.sample.found(images, torch.cat([one.images for one in found])).double().mean()
     assert right >= least
-    chance = data.form.found(images, torch.rand(2, 1, 1, 11, generator=generators(1)[0])).double().mean()
+    chance = data.sample.found(images, torch.rand(2, 1, 1, 11, generator=generators(1)[0])).double().mean()
     assert chance < 0.6
 
 

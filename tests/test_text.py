@@ -1,4 +1,4 @@
-"""Texts as data and the models that read them: windows, tokens as bytes, gradients in all the forms that are needed."""
+"""Texts as data and the models that read them: windows of tokens, gradients in all the forms that are needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from rayfed.data.forms import Tokens, token_images, token_numbers
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune
@@ -22,6 +21,7 @@ from rayfed.metrics.assignment import assign
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import build_model
 from rayfed.registry import build
+from rayfed.samples import Tokens
 from rayfed.scenario import parse
 from tests.attack_fixtures import observed
 from tests.text_fixtures import authors, reader, windows
@@ -35,12 +35,12 @@ SCENARIO = "{name: t, data: text, model: text_transformer, federation: {rounds: 
 
 def test_a_window_reads_as_the_text_that_it_is_cut_from() -> None:
     data = authors()
-    assert data.image_shape == (1, 2, 16)
+    assert data.sample.shape == (16,)
     assert data.classes == ("carroll", "milton", "shakespeare")
-    assert isinstance(data.form, Tokens)
-    first = "".join(data.form.read(torch.from_numpy(data.train_images[:3]).float() / 255)[0])
+    assert isinstance(data.sample, Tokens)
+    first = "".join(data.sample.read(torch.from_numpy(data.train_images[:3]))[0])
     assert first.startswith("Alice was beginning to get very tired")
-    assert len(data.form.vocabulary) == 1024
+    assert len(data.sample.vocabulary) == 1024
 
 
 def test_the_test_split_is_another_part_of_the_text(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_the_test_split_is_another_part_of_the_text(tmp_path: Path) -> None:
         (tmp_path / name / "one.txt").write_text(" ".join(words), encoding="utf-8")
     data = build("datasets", "text", {"root": str(tmp_path), "length": 4}).load()
     train, test = (
-        "".join("".join(row) for row in data.form.read(torch.from_numpy(images).float() / 255))
+        "".join("".join(row) for row in data.sample.read(torch.from_numpy(images)))
         for images in (data.train_images[data.train_labels == 0], data.test_images[data.test_labels == 0])
     )
     assert " ".join(words).startswith(train)
@@ -61,15 +61,7 @@ def test_the_test_split_is_another_part_of_the_text(tmp_path: Path) -> None:
 def test_learnt_tokens_are_the_same_every_time() -> None:
     again = build("datasets", "text", {}).load()
     np.testing.assert_array_equal(again.train_images, authors().train_images)
-    assert again.form == authors().form
-
-
-def test_numbers_and_bytes_are_one() -> None:
-    numbers = torch.tensor([[0, 255, 256, 65535], [1, 2, 1023, 777]])
-    images = token_images(numbers)
-    assert images.shape == (2, 1, 2, 4)
-    assert torch.equal(token_numbers(images), numbers)
-    assert images[0, 0, :, 2].mul(255).tolist() == [1, 0]
+    assert again.sample == authors().sample
 
 
 @pytest.mark.parametrize(
@@ -103,7 +95,7 @@ def test_a_users_own_tokenizer_is_taken(tmp_path: Path) -> None:
     data = build(
         "datasets", "text", {"root": str(tmp_path), "tokenizer": str(tmp_path / "own.json"), "length": 6}
     ).load()
-    [words, *_] = data.form.read(torch.from_numpy(data.train_images[:1]).float() / 255)
+    [words, *_] = data.sample.read(torch.from_numpy(data.train_images[:1]))
     assert [word.strip() for word in words] == ["the", "cat", "sat", "on", "the", "?"]
 
 
@@ -114,7 +106,7 @@ def test_a_users_own_tokenizer_is_taken(tmp_path: Path) -> None:
 def test_a_model_learns_who_wrote_a_text(name: str) -> None:
     model = reader(name, epochs=6)
     data = authors()
-    images = torch.from_numpy(data.test_images[np.arange(len(data.test_labels))]).float() / 255
+    images = torch.from_numpy(data.test_images[np.arange(len(data.test_labels))])
     with torch.no_grad():
         right = (model(images).argmax(1) == torch.from_numpy(data.test_labels)).double().mean()
     assert right > 0.5  # three classes
@@ -205,17 +197,17 @@ def test_a_model_of_texts_refuses_pictures(name: str) -> None:
 
 
 def test_texts_are_matched_by_their_tokens_and_scored() -> None:
-    true = token_images(torch.tensor([[1, 2, 3, 4], [5, 6, 7, 300]]))
-    guess = token_images(torch.tensor([[5, 6, 7, 9], [2, 1, 3, 4]]))
+    true = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 300]])
+    guess = torch.tensor([[5, 6, 7, 9], [2, 1, 3, 4]])
     assert assign(true, guess, "tokens").tolist() == [1, 0]
-    scorer = Scorer(("token_accuracy", "rouge1", "rouge2", "rougeL"), form=Tokens(tuple("abcdefghij")))
+    scorer = Scorer(("token_accuracy", "rouge1", "rouge2", "rougeL"), form=Tokens(tuple("abcdefghij"), 4))
     first, second = scorer.score(true, torch.tensor([0, 1]), guess, torch.tensor([1, 0]))
     # 1 2 3 4 against 2 1 3 4: four shared tokens, one shared pair of three, the longest common subsequence has three
     assert (first["token_accuracy"], first["rouge1"]) == (0.5, 1.0)
     assert first["rouge2"] == pytest.approx(1 / 3)
     assert first["rougeL"] == pytest.approx(3 / 4)
     assert (second["token_accuracy"], second["rouge1"]) == (0.75, 0.75)
-    assert Tokens(tuple("abc")).read(true)[1] == ["<5>", "<6>", "<7>", "<300>"]
+    assert Tokens(tuple("abc"), 4).read(true)[1] == ["<5>", "<6>", "<7>", "<300>"]
 
 
 # ---- scenarios ----
@@ -264,5 +256,7 @@ def test_metrics_follow_the_data() -> None:
 
 def test_a_table_too_small_for_the_data_is_refused() -> None:
     text = "{name: t, data: text, model: {name: text_rnn, vocabulary: 500}, federation: {rounds: 1, clients: 2}}"
-    with pytest.raises(UserError, match=r"model.vocabulary is 500, and the data have 1024 tokens: set it to 1024"):
+    with pytest.raises(
+        UserError, match=r"does not take texts of 16 tokens: IndexError: .*; set its vocabulary to 1024 or more"
+    ):
         prepare(parse(text))

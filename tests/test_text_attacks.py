@@ -14,13 +14,13 @@ from rayfed.attacks.text.dager import Dager, Span
 from rayfed.attacks.text.embedding_rows import EmbeddingRows
 from rayfed.attacks.text.tag import Tag
 from rayfed.attacks.text.tokens import tokens_in
-from rayfed.data.forms import token_images, token_numbers
 from rayfed.defences.gaussian import Gaussian
 from rayfed.gradients import gradient, weights_of
 from rayfed.models.build import build_model
+from rayfed.samples import Tokens
 from rayfed.update import LocalTraining, Observation
 from tests.attack_fixtures import generators, observed
-from tests.text_fixtures import in_place, reader, windows
+from tests.text_fixtures import authors, in_place, reader, windows
 
 ATTENTION = ["block1.attention.query", "block1.attention.key", "block1.attention.value"]
 
@@ -104,10 +104,10 @@ def test_dager_reads_as_many_tokens_as_the_span_has_room_for() -> None:
     """A norm without shift takes one of the 32 dimensions away."""
     for length, status in ((24, "ok"), (31, "not applicable")):
         numbers = torch.randint(64, (1, length), generator=torch.Generator().manual_seed(length))
-        model = build_model("text_transformer", {"width": 32}, (1, 2, length), 3, seed=0)
-        [found] = struck(Dager(), model, seen(model, token_images(numbers), torch.tensor([1])))
+        model = build_model("text_transformer", {"width": 32}, Tokens(tuple(map(str, range(1024))), length), 3, seed=0)
+        [found] = struck(Dager(), model, seen(model, numbers, torch.tensor([1])))
         assert found.status == status
-        assert status != "ok" or torch.equal(token_numbers(found.images), numbers)
+        assert status != "ok" or torch.equal(found.images, numbers)
 
 
 def test_dager_says_where_it_does_not_apply() -> None:
@@ -131,13 +131,13 @@ def test_the_rows_that_move_are_the_batchs_tokens(name: str) -> None:
     for seed in range(3):
         images, labels = windows(2, seed)
         found = tokens_in(seen(model, images, labels).gradient["embed.table.weight"], 32)
-        assert set(found.tolist()) == set(token_numbers(images).flatten().tolist())
+        assert set(found.tolist()) == set(images.flatten().tolist())
 
 
 def test_under_noise_the_rows_that_stand_out_are() -> None:
     model, (images, labels) = reader(), windows(1)
     found = tokens_in(seen(model, images, labels, Gaussian(sigma=1e-3)).gradient["embed.table.weight"], 16)
-    true = set(token_numbers(images).flatten().tolist())
+    true = set(images.flatten().tolist())
     assert set(found.tolist()) <= true
     assert len(set(found.tolist()) & true) >= 0.8 * len(true)
 
@@ -146,24 +146,23 @@ def test_a_bag_has_every_token_and_as_many_as_the_batch() -> None:
     model = reader("text_rnn")
     images, labels = windows(2)
     [found] = struck(EmbeddingRows(), model, seen(model, images, labels))
-    true, guess = token_numbers(images).flatten().tolist(), token_numbers(found.images).flatten().tolist()
+    true, guess = images.flatten().tolist(), found.images.flatten().tolist()
     assert len(guess) == 32
     assert set(guess) == set(true)
 
 
 def test_weights_with_the_shape_of_places_are_not_taken_for_them() -> None:
     """As many classes as places, as many units as a vector has numbers."""
-    model, (images, labels) = build_model("text_rnn", {}, (1, 2, 16), 16, seed=0), windows(1)
+    model, (images, labels) = build_model("text_rnn", {}, authors().sample, 16, seed=0), windows(1)
     [found] = struck(EmbeddingRows(), model, observed(model, images, labels, (), classes=16))
-    assert set(token_numbers(found.images).flatten().tolist()) == set(token_numbers(images).flatten().tolist())
+    assert set(found.images.flatten().tolist()) == set(images.flatten().tolist())
 
 
 def test_learnt_places_give_the_order_away_even_of_repeated_tokens() -> None:
     model = reader()
     numbers = torch.tensor([[5, 9, 5, 7, 9, 11, 5, 2, 3, 4, 2, 30, 31, 5, 33, 9]])
-    images = token_images(numbers)
-    [found] = struck(EmbeddingRows(), model, seen(model, images, torch.tensor([1])))
-    assert torch.equal(token_numbers(found.images), numbers)
+    [found] = struck(EmbeddingRows(), model, seen(model, numbers, torch.tensor([1])))
+    assert torch.equal(found.images, numbers)
 
 
 def test_without_a_table_there_is_nothing_to_read() -> None:
@@ -193,7 +192,7 @@ def test_tag_finds_most_tokens_of_a_small_model() -> None:
     for images, labels in (windows(1, seed) for seed in range(6)):
         [found] = struck(Tag(iterations=300), model, seen(model, images, labels))
         shares.append(in_place(images, found.images))
-        assert set(token_numbers(found.images).flatten().tolist()) <= set(token_numbers(images).flatten().tolist())
+        assert set(found.images.flatten().tolist()) <= set(images.flatten().tolist())
         assert found.trace[-1][1] < found.trace[0][1]
     assert sum(shares) / len(shares) >= 0.5
 

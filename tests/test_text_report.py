@@ -11,7 +11,6 @@ import torch
 
 from rayfed import scenario as scenarios
 from rayfed.client.runtime import Sent
-from rayfed.data.forms import Tokens
 from rayfed.engine.attacker import Attacker
 from rayfed.engine.attacking import AttackCall, _note_attack
 from rayfed.engine.inputs import prepare
@@ -19,6 +18,7 @@ from rayfed.engine.tables import RoundTables
 from rayfed.engine.worker import ClientWorker
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.report.run import write_report
+from rayfed.samples import Tokens
 from rayfed.store.folder import SCENARIO, RunFolder
 
 TEXT = "data: text, model: {name: text_transformer, width: 32}, attacks: [{name: dager, observes: gradient}]"
@@ -31,13 +31,14 @@ def attacked(text: str, folder: Path, spoil: bool = False) -> tuple[RunFolder, R
     inputs, [attack] = prepare(scenario), scenario.attacks
     data = inputs.data
     if spoil:
-        assert isinstance(data.form, Tokens)
-        data = replace(data, form=Tokens(tuple("<b>&" for _ in data.form.vocabulary)))
+        assert isinstance(data.sample, Tokens)
+        vocabulary = tuple("<b>&" for _ in data.sample.vocabulary)
+        data = replace(data, sample=replace(data.sample, vocabulary=vocabulary))
     client = ClientWorker(scenario, data, inputs.parts, torch.device("cpu"))
     net = client.arm("none").model
     sent = Sent(0, weights_of(net), buffers_of(net))
     _, seen, truths = client.observe("none", sent, [0], attack, {}, 0)
-    attacker = Attacker(data.image_shape, len(data.classes), torch.device("cpu"))
+    attacker = Attacker(data.sample, len(data.classes), torch.device("cpu"))
     bare, found = attacker.attack(attack, client.specs["none"], seen, [b"0"])
     tables = RoundTables()
     call = AttackCall(client.specs["none"], attack, (0,), 0, strip=True)

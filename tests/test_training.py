@@ -70,7 +70,7 @@ def test_local_training_is_torchs_sgd(digits, momentum: float) -> None:  # type:
     optimiser = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=momentum)
     for index in batches(21, training, work.order):
         optimiser.zero_grad()
-        nn.functional.cross_entropy(reference(work.data.images[index]), work.data.labels[index]).backward()
+        nn.functional.cross_entropy(reference(work.data.inputs[index]), work.data.labels[index]).backward()
         optimiser.step()
     for name, p in reference.named_parameters():
         torch.testing.assert_close(work.weights[name] - update.tensors[name], p.detach(), atol=1e-6, rtol=1e-5)
@@ -84,7 +84,7 @@ def test_local_training_is_torchs_adam(digits) -> None:  # type: ignore[no-untyp
     optimiser = torch.optim.Adam(reference.parameters(), lr=0.01)
     for index in batches(21, training, work.order):
         optimiser.zero_grad()
-        nn.functional.cross_entropy(reference(work.data.images[index]), work.data.labels[index]).backward()
+        nn.functional.cross_entropy(reference(work.data.inputs[index]), work.data.labels[index]).backward()
         optimiser.step()
     for name, p in reference.named_parameters():
         torch.testing.assert_close(work.weights[name] - update.tensors[name], p.detach(), atol=1e-6, rtol=1e-5)
@@ -93,7 +93,7 @@ def test_local_training_is_torchs_adam(digits) -> None:  # type: ignore[no-untyp
 def test_fedsgd_sends_the_gradient_of_one_batch(digits) -> None:  # type: ignore[no-untyped-def]
     work = task(digits, model := mlp())
     update = update_method(Training(algorithm="fedsgd", batch_size=None), [])(work)
-    nn.functional.cross_entropy(model(work.data.images), work.data.labels).backward()
+    nn.functional.cross_entropy(model(work.data.inputs), work.data.labels).backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(update.tensors[name], p.grad, atol=1e-6, rtol=1e-5)
 
@@ -452,9 +452,9 @@ def test_attackers_are_shown_the_parameters_that_are_frozen(how: str) -> None:
     attack = AttackSpec(name="dlg", observes="gradient", knowledge=["labels"])
     seen, truth = ObservationBuilder(h).observe(ClientVisit("none", sent, 1), attack)
     [spec] = h.specs.values()
-    others = build_arm(spec, h.data.image_shape, 10, seed=7).model  # as attackers build it: another seed
+    others = build_arm(spec, h.data.sample, 10, seed=7).model  # as attackers build it: another seed
     problem = Matching.of([seen], others, None, squared_l2)
-    assert problem.losses(truth.images.reshape(1, -1), torch.zeros(1, dtype=torch.int64)) < 1e-10
+    assert problem.losses(truth.inputs.reshape(1, -1), torch.zeros(1, dtype=torch.int64)) < 1e-10
 
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:
@@ -468,7 +468,7 @@ def test_an_observed_gradient_is_that_of_its_truth() -> None:
     attack = AttackSpec(name="dlg", observes="gradient", batch_size=3, knowledge=["labels"])
     seen, truth = ObservationBuilder(h).observe(ClientVisit("none", sent, 2), attack)
     model = h.arm("none").model
-    nn.functional.cross_entropy(model(truth.images), truth.labels).backward()
+    nn.functional.cross_entropy(model(truth.inputs), truth.labels).backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(seen.gradient[name], p.grad, atol=1e-6, rtol=1e-5)
     assert seen.labels is not None
@@ -481,7 +481,7 @@ def test_noise_fades_in_the_mean_of_answers_that_an_informed_attacker_sees() -> 
     attack = AttackSpec(name="dlg", observes="gradient", knowledge=["defence"], averages=100)
     plain, truth = ObservationBuilder(h).observe(ClientVisit("none", sent, 2), attack)
     noisy, same = ObservationBuilder(h).observe(ClientVisit("noisy", sent, 2), attack)
-    assert torch.equal(truth.images, same.images)
+    assert torch.equal(truth.inputs, same.inputs)
     rest = torch.cat([(noisy.update[n] - t).flatten() for n, t in plain.update.items()])
     assert float(rest.std()) == pytest.approx(0.05, rel=0.1)
 
@@ -493,7 +493,7 @@ def test_an_informed_attacker_matches_only_what_pruning_kept() -> None:
     seen, truth = ObservationBuilder(h).observe(ClientVisit("pruned", sent, 2), attack)
     problem = Matching.of([seen], h.arm("pruned").model, None, squared_l2)
     blind = Matching.of([replace(seen, extra={})], h.arm("pruned").model, None, squared_l2)
-    point, victim = truth.images.reshape(1, -1), torch.tensor([0])
+    point, victim = truth.inputs.reshape(1, -1), torch.tensor([0])
     assert problem.values(point, victim).item() == pytest.approx(0, abs=1e-10)
     assert blind.values(point, victim).item() > 1e-3
 
@@ -504,7 +504,7 @@ def test_the_gradient_estimate_of_one_local_step_is_exact() -> None:
     h, sent = runtime(s)
     seen, truth = ObservationBuilder(h).observe(ClientVisit("none", sent, 2), AttackSpec(name="dlg"))
     model = h.arm("none").model
-    nn.functional.cross_entropy(model(truth.images), truth.labels).backward()
+    nn.functional.cross_entropy(model(truth.inputs), truth.labels).backward()
     for name, p in model.named_parameters():
         torch.testing.assert_close(seen.gradient[name], p.grad, atol=1e-5, rtol=1e-3)
 
@@ -554,7 +554,7 @@ def test_an_observed_gradient_knows_where_its_samples_stand_and_what_else_the_cl
     assert task.others.places is not None
     assert sorted([*task.data.places.tolist(), *task.others.places.tolist()]) == [*range(len(own))]
     image = torch.from_numpy(h.data.train_images[own[task.others.places[3]]]).float() / 255
-    assert torch.equal(task.others.images[3], image)
+    assert torch.equal(task.others.inputs[3], image)
     assert h.task("none", sent, 1, own, {}).others is None
 
 

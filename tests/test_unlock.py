@@ -17,6 +17,7 @@ from rayfed.gradients import buffers_of, gradient, weights_of
 from rayfed.models.key_lock import lock_norms
 from rayfed.models.lenet import LeNet
 from rayfed.models.private import freeze, only, private_names, without
+from rayfed.samples import Pixels
 from rayfed.update import LocalTraining, Named, Observation
 from tests.attack_fixtures import digit, observe, psnr, seeded, two_digits
 
@@ -45,7 +46,7 @@ def observed(index: int, supposed: Named, own: Named, known: bool = True) -> tup
     freeze(model, hidden)
     labels = torch.tensor([index])
     update, _ = gradient(model, public, rest | own, digit(index), labels)
-    seen = Observation(0, 0, public, rest | supposed, update, 1.0, 1, (1, 8, 8), 10, labels if known else None)
+    seen = Observation(0, 0, public, rest | supposed, update, 1.0, 1, Pixels(1, 8, 8), 10, labels if known else None)
     return model, seen
 
 
@@ -112,7 +113,7 @@ def test_a_lock_that_is_sent_gives_its_key_away() -> None:
     key = "norm1.lock.key"
     weights, buffers = weights_of(model), buffers_of(model)
     update, _ = gradient(model, weights, buffers | {key: own[key]}, digit(3), torch.tensor([3]))
-    seen = Observation(0, 0, weights, buffers, update, 1.0, 1, (1, 8, 8), 10)
+    seen = Observation(0, 0, weights, buffers, update, 1.0, 1, Pixels(1, 8, 8), 10)
     assert _keys(seen, model).keys() == {key}
     torch.testing.assert_close(_keys(seen, model)[key], own[key], rtol=1e-4, atol=1e-5)
     (result,) = Unlock(iterations=15, restarts=2).reconstruct([seen], model, seeded(0))

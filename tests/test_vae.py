@@ -92,15 +92,15 @@ def test_the_loss_is_cross_entropy_and_divergence() -> None:
 def test_labels_stay_and_images_are_made_anew(images: Tensor) -> None:
     task = client(images)
     found = forged(Vae(epsilon=SILENT, epochs=2), task)
-    assert found.images.shape == images.shape
-    assert 0 <= found.images.min() <= found.images.max() <= 1
+    assert found.inputs.shape == images.shape
+    assert 0 <= found.inputs.min() <= found.inputs.max() <= 1
     assert torch.equal(found.labels, task.data.labels)
     assert found.places is None
 
 
 def test_a_forged_image_is_like_its_own_more_than_like_others() -> None:
     images = digits(100)
-    found = forged(Vae(epsilon=SILENT), client(images)).images
+    found = forged(Vae(epsilon=SILENT), client(images)).inputs
     nearest = torch.cdist(found.flatten(1), images.flatten(1)).argmin(1)
     hits = int((nearest == torch.arange(100)).sum())
     assert stats.binomtest(hits, 100, 1 / 100, alternative="greater").pvalue < 1e-3  # one in a hundred by chance
@@ -122,10 +122,10 @@ def test_data_are_new_in_every_round_and_the_autoencoder_is_not() -> None:
     weights = copy.deepcopy(autoencoder(task))
     later = client(digits(20), seed=1, order=8).replace(round=1, state=task.state)
     second = forged(defence, later)
-    assert not torch.equal(first.images, second.images)
+    assert not torch.equal(first.inputs, second.inputs)
     assert all(torch.equal(w, autoencoder(later)[name]) for name, w in weights.items())
     again = forged(defence, client(digits(20)))
-    assert torch.equal(first.images, again.images)
+    assert torch.equal(first.inputs, again.inputs)
 
 
 def test_it_follows_the_clients_keys_alone() -> None:
@@ -155,10 +155,10 @@ def test_everything_is_in_the_clients_own_order() -> None:
     whole = client(digits(6)).data
     one, rest = whole.rows(torch.tensor([4, 1])), whole.rows(torch.tensor([0, 5, 2, 3]))
     everything = client(digits(6)).replace(data=one, others=rest).everything
-    assert torch.equal(everything.images, whole.images)
+    assert torch.equal(everything.inputs, whole.inputs)
     assert torch.equal(everything.labels, whole.labels)
     assert torch.equal(
-        client(digits(6)).replace(data=whole.rows(torch.arange(5, -1, -1))).everything.images, whole.images
+        client(digits(6)).replace(data=whole.rows(torch.arange(5, -1, -1))).everything.inputs, whole.inputs
     )
 
 

@@ -52,7 +52,7 @@ def _reconstruction(observation: Observation, layer: str, black: Tensor, white: 
     rows = (_rows(observation.gradient, layer) - black) / (white - black)
     assert observation.labels is not None
     labels = observation.labels.cpu()
-    shape = (observation.batch_size, *observation.image_shape)
+    shape = (observation.batch_size, *observation.sample.shape)
     if len(rows) == 0:
         message = f"no entry of the gradient of '{layer}.bias' is finite and not 0"
         return Reconstruction(images=torch.full(shape, 0.5), labels=labels, status="diverged", message=message)
@@ -84,7 +84,7 @@ def _first_linear(observation: Observation) -> str | None:
     """The module of the first parameter, if that is a matrix over all pixels and has a bias."""
     name, tensor = next(iter(observation.update.items()))
     layer = name.rpartition(".")[0]
-    fits = tensor.ndim == 2 and tensor.shape[1] == prod(observation.image_shape)
+    fits = tensor.ndim == 2 and tensor.shape[1] == prod(observation.sample.shape)
     return layer if fits and f"{layer}.bias" in observation.update else None
 
 
@@ -93,7 +93,7 @@ def _affine(model: nn.Module, observation: Observation, layer: str) -> tuple[Ten
 
     This undoes a normalisation that the model applies before its first layer.
     """
-    grey = torch.linspace(0, 1, prod(observation.image_shape)).reshape(observation.image_shape)
+    grey = torch.linspace(0, 1, prod(observation.sample.shape)).reshape(observation.sample.shape)
     probes = torch.stack([torch.zeros_like(grey), torch.ones_like(grey), grey])
     seen, _ = run(model, observation, layer, probes)
     black, white, between = seen.flatten(1)

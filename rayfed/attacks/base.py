@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from rayfed.samples import SampleSpec
 from rayfed.update import Named, Observation
 
 
@@ -17,7 +18,8 @@ class Reconstruction:
     """What an attack believes about one observation."""
 
     images: Tensor
-    """(N, C, H, W) in [0, 1], N = the observation's batch size; the order is the attack's own."""
+    """Inputs (N, *shape) as the observation's `sample` says, such as images (N, C, H, W) in [0, 1]; N is its batch size,
+    and the order is the attack's own."""
     labels: Tensor
     """(N,) int64, the attack's own estimate (equal to the observation's where those were given)."""
     loss: float = float("nan")
@@ -58,8 +60,8 @@ class Attack(Protocol):
 class Checked(Protocol):
     """An attack that knows before a run whether it can strike at all."""
 
-    def check(self, model: nn.Module, image_shape: tuple[int, int, int], classes: int) -> None:
-        """Raise `UserError` where the attack, this model and such images do not fit."""
+    def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
+        """Raise `UserError` where the attack, this model and such samples do not fit."""
         ...
 
 
@@ -114,7 +116,7 @@ class MaliciousServer(Protocol):
         model: nn.Module,
         weights: Named,
         buffers: Named,
-        image_shape: tuple[int, int, int],
+        image_shape: tuple[int, ...],
         extra: Mapping[str, Any],
         generator: torch.Generator,
     ) -> tuple[nn.Module, Named, Named]:
@@ -127,9 +129,9 @@ class MaliciousServer(Protocol):
 
 
 def not_applicable(observation: Observation, message: str) -> Reconstruction:
-    """What an attack returns that does not fit the model or the observation: grey images, label 0."""
+    """What an attack returns that does not fit the model or the observation: zeros, label 0."""
     return Reconstruction(
-        images=torch.full((observation.batch_size, *observation.image_shape), 0.5),
+        images=observation.sample.blank(observation.batch_size),
         labels=torch.zeros(observation.batch_size, dtype=torch.int64),
         status="not applicable",
         message=message,

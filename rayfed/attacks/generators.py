@@ -25,7 +25,7 @@ class Generator(nn.Module):
     have fewer free numbers than pixels along each edge, a cut one has all of them.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         channels, height, width = image_shape
         blocks = max(1, ceil(log2(max(height, width) / _COARSEST)))

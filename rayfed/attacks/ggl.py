@@ -25,10 +25,10 @@ from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.priors import latent_divergence
 from rayfed.attacks.matching.problem import Distance, Matching, one_minus_cosine, squared_l2
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.data.forms import Kind
 from rayfed.models.dcgan import Generator
 from rayfed.models.pretrained import load_generator
 from rayfed.registry import component
+from rayfed.samples import Modality, SampleSpec
 from rayfed.update import Observation
 
 _DISTANCES: dict[str, Distance] = {"squared_l2": squared_l2, "cosine": one_minus_cosine}
@@ -42,7 +42,7 @@ class Ggl:
     What it finds looks like a real image of its class under every defence: judge it by how near the truth it is.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     generator: str
     """File that `rayfed train-generator` wrote; relative to the working directory, `~` and environment variables are
@@ -62,9 +62,9 @@ class Ggl:
     layers: list[str] | None = None
     """Names or patterns (`conv*`) of the parameters that are matched; all by default."""
 
-    def check(self, model: nn.Module, image_shape: tuple[int, int, int], classes: int) -> None:
+    def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
         """Raise `UserError` unless the generator is there and makes such images."""
-        load_generator(self.generator, image_shape, classes)
+        load_generator(self.generator, sample.shape, classes)
 
     @needs_labels
     def reconstruct(
@@ -74,7 +74,7 @@ class Ggl:
 
         Raises `UserError` for an unknown layer and for a generator that is missing, altered or of other images.
         """
-        pretrained = load_generator(self.generator, observations[0].image_shape, observations[0].classes)
+        pretrained = load_generator(self.generator, observations[0].sample.shape, observations[0].classes)
         return in_groups(lambda o, g: self._group(o, model, pretrained, g), observations, generators)
 
     def _group(

@@ -24,8 +24,8 @@ from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
 from rayfed.attacks.matching.priors import Prior, euclidean, total_variation
 from rayfed.attacks.matching.problem import squared_l2
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.data.forms import Kind
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Named, Observation
 
 _WARM_UP = 50 / 20_000
@@ -41,7 +41,7 @@ class GradInversion(MixedPrecision, GradientMatching):
     counts; the group's term is not part of that.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     iterations: Annotated[int, Field(ge=1)] = 4000
     """Adam steps; the step size rises, then falls as a cosine to nothing."""

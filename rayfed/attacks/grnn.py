@@ -30,8 +30,8 @@ from rayfed.attacks.matching.adam import Descent, best_restarts
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import LocalSteps, Matching, one_minus_cosine, squared_l2
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.data.forms import Kind
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Named, Observation
 
 _WEIGHTS_AT_ONCE = 64_000_000
@@ -45,7 +45,7 @@ class Grnn:
     """Trains a generator, a fresh one for each victim, that makes the whole batch: images and soft labels (images alone
     where the labels are known). One latent an image; the latents stay as they are drawn."""
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     iterations: Annotated[int, Field(ge=1)] = 1000
     """Steps of RMSprop."""
@@ -168,7 +168,7 @@ class Makers:
         return torch.cat([images.flatten(1), logits.flatten(1)], 1) if self.labels else images.flatten(1)
 
 
-def _drawn(image_shape: tuple[int, int, int], classes: int, generator: torch.Generator) -> Generator:
+def _drawn(image_shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Generator:
     """A generator with PyTorch's initial weights, from the randomness that is handed in."""
     with seeds.global_stream(seeds.drawn(generator)):
         return Generator(image_shape, classes)

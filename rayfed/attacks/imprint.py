@@ -77,7 +77,7 @@ class Imprint:
         model: nn.Module,
         weights: Named,
         buffers: Named,
-        image_shape: tuple[int, int, int],
+        image_shape: tuple[int, ...],
         extra: Mapping[str, Any],
         generator: torch.Generator,
     ) -> tuple[nn.Module, Named, Named]:
@@ -94,17 +94,17 @@ class Imprint:
         """One reconstruction for each observation (see `Attack`)."""
         if "imprint.encode.weight" not in observations[0].weights:
             return [not_applicable(observation, _NO_BLOCK) for observation in observations]
-        tampered = self._in_front_of(model, observations[0].image_shape)
+        tampered = self._in_front_of(model, observations[0].sample.shape)
         labelled = with_labels(observations, tampered, generators)
         if labelled is None:
             return [not_applicable(observation, NO_HEAD) for observation in observations]
         return in_groups(lambda group, _: [self._reconstruction(o) for o in group], labelled, generators)
 
-    def _in_front_of(self, model: nn.Module, image_shape: tuple[int, int, int]) -> nn.Module:
+    def _in_front_of(self, model: nn.Module, image_shape: tuple[int, ...]) -> nn.Module:
         block = ImprintBlock(prod(image_shape), self.bins, self.variant == "sparse")
         return nn.Sequential(OrderedDict(imprint=block, model=model))
 
-    def _block(self, image_shape: tuple[int, int, int], extra: Mapping[str, Any], generator: torch.Generator) -> Named:
+    def _block(self, image_shape: tuple[int, ...], extra: Mapping[str, Any], generator: torch.Generator) -> Named:
         """The block's weights, by name."""
         pixels, sparse = prod(image_shape), self.variant == "sparse"
         mean, deviation = self.brightness or _of_public(extra) or _PHOTOGRAPHS
@@ -125,7 +125,7 @@ class Imprint:
     def _reconstruction(self, observation: Observation) -> Reconstruction:
         assert observation.labels is not None
         labels = observation.labels.cpu()
-        shape = (observation.batch_size, *observation.image_shape)
+        shape = (observation.batch_size, *observation.sample.shape)
         found = _by_trust(*self._bins(observation))
         if len(found) == 0:
             message = "no bin of the imprint block holds a finite image"

@@ -24,6 +24,7 @@ from rayfed.attacks.matching.problem import Matching, one_minus_cosine
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.models.pretrained import load_evaluator
 from rayfed.registry import component
+from rayfed.samples import SampleSpec
 from rayfed.update import Observation
 
 _DECAYS = (3 / 8, 5 / 8, 7 / 8)
@@ -46,7 +47,7 @@ class InvertingGradients(MixedPrecision, GradientMatching):
     evaluator: str | None = None
     """That network's file, as `refiner` takes it; null takes the one that comes with rayfed."""
 
-    def check(self, model: nn.Module, image_shape: tuple[int, int, int], classes: int) -> None:
+    def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
         """Raise `UserError` where the evaluation network is asked for and not there."""
         if self.noise:
             load_evaluator(self.evaluator, torch.device("cpu"))

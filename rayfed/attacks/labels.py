@@ -73,14 +73,14 @@ def counted_labels(rows: Tensor, probabilities: Tensor, size: int) -> Tensor:
 def infer(observation: Observation, model: nn.Module, head: str, generator: torch.Generator) -> Tensor:
     """The labels of an observation whose last linear module is `head`, (N,) int64.
 
-    One sample: the sign rule. More: counts, with the probabilities (and without a bias the features) of noise images.
+    One sample: the sign rule. More: counts, with the probabilities (and without a bias the features) of noise.
     """
     gradient = observation.gradient
     bias = gradient.get(f"{head}.bias")
     sums = gradient[f"{head}.weight"].sum(1)
     if observation.batch_size == 1:
         return sign_rule(sums if bias is None else bias)
-    noise = torch.rand(_DUMMIES, *observation.image_shape, generator=generator)
+    noise = observation.sample.noise(_DUMMIES, generator)
     features, logits = run(model, observation, head, noise)
     rows = sums / features.sum(1).mean() if bias is None else bias
     return counted_labels(rows, logits.softmax(1).mean(0), observation.batch_size)

@@ -22,9 +22,9 @@ from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.lbfgs import Minima, minimise
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.snapshots import Snapshots
-from rayfed.data.forms import Kind
 from rayfed.models.front import Front
 from rayfed.registry import component
+from rayfed.samples import Modality, SampleSpec
 from rayfed.update import Observation
 
 _NOT_GRANTED = "it needs what the private part sends and a colluder's own part: `knowledge: [activations, colluder]`"
@@ -39,7 +39,7 @@ class ModelInversion:
     read from the update's last layer.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     cut: str
     """The last private module, for example `features.0`."""
@@ -48,9 +48,9 @@ class ModelInversion:
     tv: Annotated[float, Field(ge=0)] = 0.1
     """Weight of an image's total variation, beside the sum of its activations' squared errors."""
 
-    def check(self, model: nn.Module, image_shape: tuple[int, int, int], classes: int) -> None:
+    def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
         """Raise `UserError` unless the model has the cut and comes to it."""
-        Front(model, self.cut).names(image_shape)
+        Front(model, self.cut).names(sample)
 
     @needs_labels
     def reconstruct(
@@ -64,13 +64,13 @@ class ModelInversion:
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        shape = (observations[0].batch_size, *observations[0].image_shape)
+        shape = (observations[0].batch_size, *observations[0].sample.shape)
         device = next(iter(observations[0].weights.values())).device
         sent = torch.stack([observation.extra["activations"] for observation in observations]).to(device)
         front = Front(without_tracking(model).to(device), self.cut)
         colluders = {
             name: torch.stack([observation.extra["colluder"][name] for observation in observations]).to(device)
-            for name in front.names(observations[0].image_shape)
+            for name in front.names(observations[0].sample)
         }
 
         def objective(points: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:

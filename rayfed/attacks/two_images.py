@@ -95,7 +95,7 @@ class TwoImages(InvertingGradients):
         """
         head = last_linear(seen.update, seen.classes)
         assert head is not None
-        noise = torch.rand(_DUMMIES, *seen.image_shape, generator=generator)
+        noise = seen.sample.noise(_DUMMIES, generator)
         _, logits = run(model, seen, head, noise)
         size = seen.batch_size
         left = size * (2 * logits.softmax(1).mean(0) - seen.gradient[f"{head}.bias"]) - (2 - self.lambda_g) * own.sum(0)

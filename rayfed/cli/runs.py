@@ -136,12 +136,9 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         inputs = prepare(loaded)
         trials = planned(loaded) if loaded.sweep and loaded.sweep.search != "optuna" else []
         sizes = inputs.parts.sizes
-        shape = "x".join(map(str, inputs.data.image_shape))
+        told = inputs.data.sample.describe(len(inputs.data.train_labels), len(inputs.data.test_labels))
         print(f"{scenario}: valid")
-        print(
-            f"  data: {loaded.data.name}, {len(inputs.data.train_labels)} training and "
-            f"{len(inputs.data.test_labels)} test images of {shape}, {len(inputs.data.classes)} classes"
-        )
+        print(f"  data: {loaded.data.name}, {told}, {len(inputs.data.classes)} classes")
         print(f"  clients: {len(sizes)}, with {sizes.min()} to {sizes.max()} samples ({loaded.partition.name})")
         print(f"  arms: {', '.join(loaded.played)}")
         for line in guarantee_lines(inputs.privacy):

@@ -18,6 +18,7 @@ from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.models.private import common_names, key_names, only, private_names, without
+from rayfed.samples import SampleSpec
 from rayfed.scenario import DefenceSpec, ProtectionSpec, ResolvedArm
 from rayfed.update import Named
 
@@ -99,12 +100,12 @@ def protected_aggregation(arm: ResolvedArm, protecting: Protecting | None) -> An
     return protecting.wrap(rule) if protecting else rule
 
 
-def build_arm(spec: ResolvedArm, image_shape: tuple[int, int, int], classes: int, seed: int | bytes) -> Arm:
+def build_arm(spec: ResolvedArm, sample: SampleSpec, classes: int, seed: int | bytes) -> Arm:
     """Build an arm; raises `UserError` where the model does not fit data or defences, or has nothing to train."""
     model, pipeline = spec.model, spec.defences
     defences = tuple(defence.build() for defence in pipeline)
     normalise = (model.normalise.mean, model.normalise.std) if model.normalise else None
-    net = build_model(model.name, model.parameters, image_shape, classes, seed, normalise)
+    net = build_model(model.name, model.parameters, sample, classes, seed, normalise)
     with seeds.global_stream(seed, "adapted model"):
         for defence in defences:
             net = defence.adapt_model(net)

@@ -83,7 +83,7 @@ class Clients:
         """Return an arm, built when it is first asked for."""
         if name not in self._arms:
             data = self.data
-            arm = build_arm(self.specs[name], data.image_shape, len(data.classes), self.scenario.seed)
+            arm = build_arm(self.specs[name], data.sample, len(data.classes), self.scenario.seed)
             self._arms[name] = replace(arm, model=arm.model.to(self.device))
         return self._arms[name]
 
@@ -134,7 +134,7 @@ class Clients:
     def drawn_privately(self, arm: str, *purpose: int | str) -> Named:
         """Draw the private tensors of an arm as they begin, anew for each purpose but those that begin alike at all."""
         key = self.scenario.secret("private", *purpose)
-        drawn = build_arm(self.specs[arm], self.data.image_shape, len(self.data.classes), key).private_part
+        drawn = build_arm(self.specs[arm], self.data.sample, len(self.data.classes), key).private_part
         return {name: t.to(self.device) for name, t in (drawn | self.arm(arm).common_start).items()}
 
     def _completed(self, arm: str, sent: Sent, client: int, state: State) -> tuple[Named, Named]:
@@ -168,7 +168,7 @@ class Clients:
         return (read(rows[low : low + 500]) for low in range(0, len(rows), 500))
 
     def test_data(self, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
-        """Return images (M, C, H, W) in [0, 1] and labels (M,) of the test split: some rows of it, or all."""
+        """Return inputs (M, *shape) and labels (M,) of the test split: some rows of it, or all."""
         every = np.arange(len(self.data.test_labels))
         return self._tensors(self.data.test_images, self.data.test_labels, every if rows is None else rows)
 
@@ -181,12 +181,12 @@ class Clients:
         return self._tensors(self.data.train_images, self.data.train_labels, rows)
 
     def _tensors(self, images: Images, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        pixels = torch.from_numpy(images[rows]).to(self.device)
-        return pixels.float().div_(255), torch.from_numpy(labels[rows]).to(self.device)
+        inputs = self.data.sample.tensor(images[rows], self.device)
+        return inputs, torch.from_numpy(labels[rows]).to(self.device)
 
     @cached_property
     def public(self) -> tuple[Tensor, Tensor]:
-        """Return the public images and labels: one object, which observations sent together share."""
+        """Return the public inputs and labels: one object, which observations sent together share."""
         images, labels = self.data.public_images, self.data.public_labels
         assert images is not None
         assert labels is not None

@@ -151,7 +151,7 @@ def _train_together(tasks: Sequence[Task], training: Training, defences: Sequenc
     losses = []
     for k in range(max(map(len, schedules))):
         batch, active = _padded(local, schedules, k)
-        sent, loss = step(weights, batch.images, batch.labels, batch.mask)
+        sent, loss = step(weights, batch.inputs, batch.labels, batch.mask)
         losses.append(torch.where(active, loss, torch.nan))
         if training.algorithm == "fedavg":
             _step_active(optimiser, weights, sent, active)
@@ -175,14 +175,14 @@ def _stepper(task: Task, gradient: GradientMethod):  # type: ignore[no-untyped-d
 
 def _padded(local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: int) -> tuple[Batch, Tensor]:
     """Return step k of every client, padded to one size with masked samples, and (clients,) whether it has one."""
-    device = local[0].images.device
+    device = local[0].inputs.device
     indices = [schedule[k] if k < len(schedule) else schedule[0][:0] for schedule in schedules]
     size = max(map(len, indices))
     images, labels, masks = [], [], []
     for data, index in zip(local, indices, strict=True):
         padding = index.new_zeros(size - len(index))
         rows = torch.cat([index, padding]).to(device)
-        images.append(data.images[rows])
+        images.append(data.inputs[rows])
         labels.append(data.labels[rows])
         masks.append((torch.arange(size, device=device) < len(index)).float())
     active = torch.tensor([k < len(schedule) for schedule in schedules], device=device)

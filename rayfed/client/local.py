@@ -58,7 +58,7 @@ def _own_data(task: Task) -> Batch:
 
 
 def _plain_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
-    return gradients.gradient(task.model, weights, task.buffers, batch.images, batch.labels, batch.mask)
+    return gradients.gradient(task.model, weights, task.buffers, batch.inputs, batch.labels, batch.mask)
 
 
 def functional_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
@@ -91,7 +91,9 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
     optimiser = LocalOptimiser(training)
     losses, sent = [], Named()
     for step, index in enumerate(batches(len(local.labels), training, task.order)):
-        mask = None if len(index) else local.images.new_zeros(0)  # a Poisson draw can be empty: no slope then
+        mask = (
+            None if len(index) else torch.zeros(0, device=local.inputs.device)
+        )  # a Poisson draw can be empty: no slope then
         sent, loss = gradient(task.replace(step=step), weights, local.rows(index)._replace(mask=mask))
         losses.append(loss)
         if training.algorithm == "fedavg":

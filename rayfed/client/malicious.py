@@ -29,7 +29,7 @@ class Malicious:
         poisoning = arm.malicious.build() if arm.malicious else Poisoning()
         return cls(scenario, plan.malicious_clients(scenario, arm), poisoning)
 
-    def check(self, image_shape: tuple[int, int, int], classes: int) -> None:
+    def check(self, image_shape: tuple[int, ...], classes: int) -> None:
         """Raise `UserError` where the poisoning has no meaning for such data, or in one of the rounds."""
         drawn = [plan.drawn_clients(self.scenario, round) for round in range(self.scenario.federation.rounds)]
         counts = [(len(clients), len(self.clients.intersection(clients))) for clients in drawn if clients]

@@ -71,7 +71,7 @@ class ObservationBuilder:
         row["value"] = class_share(images, guess.label, *self.runtime.test_data())
         if not of_class.any():
             return row, []
-        return row, list(zip(nearest(images, truth.images[of_class]), images, strict=True))
+        return row, list(zip(nearest(images, truth.inputs[of_class]), images, strict=True))
 
 
 def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
@@ -88,7 +88,7 @@ def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
         plain = observed.undefended().tensors
         difference = {name: tensor - plain[name] for name, tensor in seen.items()}
         distortion = float(gradients.norm(difference) / gradients.norm(plain))
-    return Truth(asked.data.images[used], asked.data.labels[used], distortion)
+    return Truth(asked.data.inputs[used], asked.data.labels[used], distortion)
 
 
 def _given(observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _observation(
         update={} if sight.sealed else update.tensors,
         scale=local.scale,
         batch_size=samples,
-        image_shape=data.image_shape,
+        sample=data.sample,
         classes=len(data.classes),
         labels=given.get("labels"),
         local=local,

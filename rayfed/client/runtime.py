@@ -184,7 +184,7 @@ class ClientRuntime(Clients):
         """Count, in a slice of the test set with the backdoor's trigger, the images taken for its target, and all."""
         sent, poisoning = self.here(sent), self.malicious[arm].poisoning
         tried = [poisoning.triggered(Batch(*batch)) for batch in self._batches("test", np.arange(start, stop))]
-        _, taken = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.images, b.labels) for b in tried])
+        _, taken = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.inputs, b.labels) for b in tried])
         return taken, sum(len(batch.labels) for batch in tried)
 
     def evaluate_member(
@@ -208,7 +208,7 @@ class ClientRuntime(Clients):
         """
         weights, buffers = self._completed(arm, self.here(sent), client, state)
         data = self.own_data(arm, client, self.validation[client] if split == "validation" else self.parts[client])
-        batches = zip(data.images.split(500), data.labels.split(500), strict=True)
+        batches = zip(data.inputs.split(500), data.labels.split(500), strict=True)
         loss, correct = self._evaluated(arm, {**weights, **buffers}, batches)
         return loss / len(data.labels), correct / len(data.labels)
 

@@ -40,8 +40,8 @@ class ClientVisit:
 class Truth:
     """What lies behind an observation; for scoring alone."""
 
-    images: Tensor
-    """(N, C, H, W) in [0, 1]."""
+    inputs: Tensor
+    """(N, *shape), as the data's `sample` says."""
     labels: Tensor
     """(N,) int64."""
     distortion: float = 0.0
@@ -166,7 +166,7 @@ class ObservedClient:
         if not isinstance(server, MaliciousServer):
             return task
         generator = seeds.torch_generator(runtime.scenario.seed, "tamper", self.attack.title, task.round)
-        grants, shape = self.attack.grants.values(), runtime.data.image_shape
+        grants, shape = self.attack.grants.values(), runtime.data.sample.shape
         extra = {name: known for grant in grants for name, known in grant.known_before(runtime).items()}
         model, weights, buffers = server.tamper(task.model, task.weights, task.buffers, shape, extra, generator)
         kept = (name for name in private_names(model) if name.endswith(tuple(task.private)))

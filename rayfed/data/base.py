@@ -1,6 +1,6 @@
 """What a data set is once loaded, and the contract of a component that loads one.
 
-Images stay uint8 everywhere; whoever trains on a batch turns that batch into floats.
+Samples stay as they are stored, images as uint8; whoever trains on a batch makes its inputs (`SampleSpec.tensor`).
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Annotated, NamedTuple, Protocol
 import numpy as np
 from pydantic import Field
 
-from rayfed.data.forms import PIXELS, Form
 from rayfed.data.images import Encoded, decode, resize
 from rayfed.errors import DataError
 from rayfed.registry import component
+from rayfed.samples import Pixels, SampleSpec
 
 
 class Images(Protocol):
-    """What a data set needs of its images: an array in memory has it, and one that lies in a file."""
+    """What a data set needs of its samples: an array in memory has it, and one of images that lies in a file."""
 
     @property
     def dtype(self) -> np.dtype:
-        """Of a pixel."""
+        """Of a number in it."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, C, H, W)."""
+        """(N, C, H, W), or (N, L) of texts."""
         ...
 
     def __len__(self) -> int: ...
@@ -41,7 +41,7 @@ class Images(Protocol):
 
 
 def in_memory(images: Images) -> np.ndarray:
-    """All of them, (N, C, H, W) uint8."""
+    """All of them, as they are stored."""
     return images[np.arange(len(images))]
 
 
@@ -50,34 +50,37 @@ class Dataset:
     """A train and a test split; building one that does not hold together raises `DataError`."""
 
     train_images: Images
-    """(N, C, H, W) uint8."""
+    """(N, C, H, W) uint8, of records too; texts as (N, L) int64."""
     train_labels: np.ndarray
     """(N,) int64, indices into `classes`; or words (N, L) int64, one letter after the other, filled up with 0."""
     test_images: Images
-    """(M, C, H, W) uint8, of the same C, H and W."""
+    """M samples of the same shape."""
     test_labels: np.ndarray
     """(M,) or (M, L') int64."""
     classes: tuple[str, ...]
     """Names of the classes, in the order of their labels; the first letter of words is the blank, no letter at all."""
     public_images: Images | None = None
-    """(P, C, H, W) uint8: samples that no client owns and everybody knows, see `with_public`."""
+    """P samples that no client owns and everybody knows, see `with_public`."""
     public_labels: np.ndarray | None = None
     """(P,) or (P, L) int64."""
     sources: tuple[str, ...] = ()
     """Names of the sources that the training samples come from, where that is known."""
     train_sources: np.ndarray | None = None
     """(N,) int64, indices into `sources`."""
-    form: Form = PIXELS
-    """What the images' bytes mean."""
+    sample: SampleSpec = None  # type: ignore[assignment]  # only until `__post_init__`
+    """What a sample is; by default an image of the shape that they have."""
 
     def __post_init__(self) -> None:
-        _check_split("train", self.train_images, self.train_labels, len(self.classes))
-        _check_split("test", self.test_images, self.test_labels, len(self.classes))
+        stored = Pixels if self.sample is None else type(self.sample)
+        _check_split("train", self.train_images, self.train_labels, len(self.classes), stored)
+        _check_split("test", self.test_images, self.test_labels, len(self.classes), stored)
         if self.train_images.shape[1:] != self.test_images.shape[1:]:
             raise DataError(
                 f"train_images are {self.train_images.shape[1:]} and test_images "
                 f"{self.test_images.shape[1:]} (channels, height, width); both splits must have one shape"
             )
+        if self.sample is None:
+            object.__setattr__(self, "sample", Pixels(*self.train_images.shape[1:]))
 
     @property
     def has_words(self) -> bool:
@@ -90,12 +93,6 @@ class Dataset:
         if self.train_sources is None:
             return self.train_labels, self.classes
         return self.train_sources, self.sources
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of every image."""
-        _, channels, height, width = self.train_images.shape
-        return channels, height, width
 
     def with_public(self, share: float) -> Dataset:
         """The same with a share of the training samples, always the same ones, made public and no longer in `train`.
@@ -122,9 +119,10 @@ class Dataset:
         return self.train_images[rows]
 
 
-def _check_split(split: str, images: Images, labels: np.ndarray, classes: int) -> None:
-    if images.dtype != np.uint8 or len(images.shape) != 4 or 0 in images.shape:
-        raise DataError(f"{split}_images is {images.dtype} {images.shape}, expected uint8 (N, C, H, W) with N >= 1")
+def _check_split(split: str, images: Images, labels: np.ndarray, classes: int, sample: type[SampleSpec]) -> None:
+    if images.dtype != sample.stored or len(images.shape) != 1 + len(sample.axes) or 0 in images.shape:
+        expected = f"{sample.stored.__name__} (N, {', '.join(sample.axes)}) with N >= 1"
+        raise DataError(f"{split}_images is {images.dtype} {images.shape}, expected {expected}")
     if labels.dtype != np.int64 or labels.shape[:1] != images.shape[:1] or labels.ndim > 2:
         raise DataError(f"{split}_labels is {labels.dtype} {labels.shape}, expected int64 ({len(images)},)")
     check_labels(f"{split}_labels", labels, classes)
@@ -145,7 +143,7 @@ class Split(NamedTuple):
     """One split as its source has it: images not yet resized, and not yet decoded where they lie in files."""
 
     images: np.ndarray | Sequence[Encoded]
-    """(N, C, H, W) uint8, or N encoded images."""
+    """As `Dataset` has them, or N encoded images."""
     labels: np.ndarray
     """(N,) int64."""
 

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed.data.base import Dataset, Source, Split, check_labels, in_memory
-from rayfed.data.forms import held
 from rayfed.data.images import Encoded, decode, is_grey, resize
 from rayfed.data.mapped import Layout
 from rayfed.errors import DataError
+from rayfed.samples import held
 
 _BATCH = 8 << 20
 """Bytes of pixels that are in memory at a time, about."""

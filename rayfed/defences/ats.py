@@ -12,17 +12,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.defences.transformations import NAMES, transform
 from rayfed.registry import component
+from rayfed.samples import Modality
 
 
 @component
 class Ats(Defence):
     """Every image is transformed by a sequence that it picks from the policy, anew in every round. Empirical."""
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     policy: Annotated[str, Field(pattern=r"^\d+(-\d+)*(\+\d+(-\d+)*)*$")] = "3-1-7+43-18-18"
     """Numbers of transformations, one after the other (`3-1-7`); a hybrid has several such sequences (`+`). The default
@@ -43,7 +43,7 @@ class Ats(Defence):
 
         def data(task: Task) -> Batch:
             own = next(task)
-            return own._replace(images=self.transform(own.images, task.generator))
+            return own._replace(inputs=self.transform(own.inputs, task.generator))
 
         return data
 

@@ -32,8 +32,9 @@ NEEDS_PUBLIC = (
 class Batch(NamedTuple):
     """Samples with their labels, and which of them count."""
 
-    images: Tensor
-    """(N, C, H, W) float in [0, 1]."""
+    inputs: Tensor
+    """(N, *shape) as the data's `SampleSpec` says: images (N, C, H, W) and records (N, 1, 1, F) float in [0, 1], texts
+    (N, L) int64."""
     labels: Tensor
     """(N,) int64, or (N, K) probabilities where a defence mixed them."""
     mask: Tensor | None = None
@@ -88,7 +89,7 @@ class Task:
         """All of the client's own samples, in their own order, whichever of them the task is about."""
         own = [part for part in (self.data, self.others) if part is not None]
         order = torch.cat([part.places for part in own if part.places is not None]).argsort()
-        return Batch(torch.cat([part.images for part in own]), torch.cat([part.labels for part in own])).rows(order)
+        return Batch(torch.cat([part.inputs for part in own]), torch.cat([part.labels for part in own])).rows(order)
 
     def public_for(self, defence: str) -> Batch:
         """The public data; raises `UserError` where there are none, naming the defence that needs them."""

@@ -17,11 +17,11 @@ from torch.func import functional_call, grad, vmap
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError
 from rayfed.models.build import uses_batch_statistics
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Named
 
 _NUMBERS_AT_ONCE = 16_000_000
@@ -42,7 +42,7 @@ class Dcs2(Defence):
     one. Empirical.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     sensitive: Literal["all"] | Annotated[float, Field(gt=0, le=1)] | Labels | list[int] = "all"
     """Which of a client's samples are concealed: `all`, a share (the first so many of them), those of some classes
@@ -89,7 +89,7 @@ class Dcs2(Defence):
             start = self._start(task, chosen)
             images = torch.cat([self._concealed(task, weights, *part) for part in _parts(chosen, start, weights)])
             labels = torch.lerp(_one_hot(task, chosen.labels), _one_hot(task, start.labels), self.lambda_g)
-            joined = Batch(torch.cat([batch.images, images]), torch.cat([_one_hot(task, batch.labels), labels]))
+            joined = Batch(torch.cat([batch.inputs, images]), torch.cat([_one_hot(task, batch.labels), labels]))
             mean, _ = next(task, weights, joined)
             # The mean over all as equation 10 has it: a concealed sample weighs what a sample of the batch does.
             growth = len(joined.labels) / len(batch.labels)
@@ -115,10 +115,10 @@ class Dcs2(Defence):
 
     def _start(self, task: Task, chosen: Batch) -> Batch:
         """What the concealed samples of the chosen ones are made of."""
-        count, device = len(chosen.labels), chosen.images.device
+        count, device = len(chosen.labels), chosen.inputs.device
         match self.start:
             case "noise":
-                images = torch.rand(chosen.images.shape, generator=task.generator).to(chosen.images)
+                images = torch.rand(chosen.inputs.shape, generator=task.generator).to(chosen.inputs)
                 labels = torch.randint(task.classes, (count,), generator=task.generator).to(device)
                 found = Batch(images, labels)
             case "public":
@@ -126,18 +126,18 @@ class Dcs2(Defence):
                 found = public.rows(torch.randint(len(public.labels), (count,), generator=task.generator))
             case "sample":
                 found = _others(task, chosen)
-        return found._replace(images=found.images.lerp(chosen.images, self.mixup))
+        return found._replace(inputs=found.inputs.lerp(chosen.inputs, self.mixup))
 
     def _concealed(self, task: Task, weights: Named, chosen: Batch, start: Batch) -> Tensor:
         """The images that minimise equation 9, (N, C, H, W); every sample is a problem of its own."""
-        slopes, logits = _sample_gradients(task, weights, chosen.images, chosen.labels)
-        images = start.images.clone().requires_grad_()
+        slopes, logits = _sample_gradients(task, weights, chosen.inputs, chosen.labels)
+        images = start.inputs.clone().requires_grad_()
         optimiser = torch.optim.Adam([images], lr=self.lr)
         milestones = [ceil(share * self.iterations) for share in _MILESTONES]
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones)
         for _ in range(self.iterations):
             found, answers = _sample_gradients(task, weights, images, start.labels)
-            apart = vector_norm(images - chosen.images, dim=(1, 2, 3))
+            apart = vector_norm(images - chosen.inputs, dim=(1, 2, 3))
             output = vector_norm(answers - logits, dim=1) / vector_norm(logits, dim=1)
             objective = 1 - F.cosine_similarity(found, slopes) + torch.exp(-self.lambda_x * apart)
             objective = objective + self.lambda_z * (output - self.epsilon)

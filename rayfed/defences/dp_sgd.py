@@ -63,7 +63,7 @@ class DpSgd(Private):
                 losses.append(loss)
             sums = noised(sums, self.noise(task), gaussian, task.generator)
             mean = {name: s / task.batch_size for name, s in sums.items()}
-            return mean, torch.cat(losses).mean() if losses else torch.tensor(torch.nan, device=batch.images.device)
+            return mean, torch.cat(losses).mean() if losses else torch.tensor(torch.nan, device=batch.inputs.device)
 
         return gradient
 
@@ -109,7 +109,7 @@ def _parts(batch: Batch, weights: Named) -> Iterator[Batch]:
     """A batch in parts whose per-sample gradients one call can hold; none of an empty batch."""
     size = max(1, _NUMBERS_AT_ONCE // sum(w.numel() for w in weights.values()))
     for start in range(0, len(batch.labels), size):
-        yield Batch(batch.images[start : start + size], batch.labels[start : start + size])
+        yield Batch(batch.inputs[start : start + size], batch.labels[start : start + size])
 
 
 def _each(next: GradientMethod, task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
@@ -118,5 +118,5 @@ def _each(next: GradientMethod, task: Task, weights: Named, batch: Batch) -> tup
     def one(image: Tensor, label: Tensor) -> tuple[Named, Tensor]:
         return next(task, weights, Batch(image[None], label[None]))
 
-    gradients, losses = vmap(one, randomness="different")(batch.images, batch.labels)
+    gradients, losses = vmap(one, randomness="different")(batch.inputs, batch.labels)
     return gradients, losses

@@ -28,10 +28,10 @@ from torch.func import grad, jvp, vmap
 from torch.nn import functional as F
 
 from rayfed import seeds
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.gradients import batch_loss, flatten, unflatten
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Named
 
 _ROOT = 5
@@ -48,7 +48,7 @@ class GradDefense(Defence):
     2022.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     scale: Annotated[float, Field(ge=0)]
     """Root mean square of the noise's deviations, in the units of the gradient; a layer's own is in proportion to its
@@ -112,7 +112,7 @@ def root_sensitivity(task: Task) -> Named:
 def root_set(public: Batch) -> Batch:
     """The first samples of each class."""
     rows = torch.cat([(public.labels == label).nonzero().flatten()[:_ROOT] for label in public.labels.unique()])
-    return Batch(public.images[rows], public.labels[rows])
+    return Batch(public.inputs[rows], public.labels[rows])
 
 
 def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch, generator: torch.Generator) -> Named:
@@ -122,7 +122,7 @@ def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch, g
     the weights, of the loss's slope along v.
     """
     model = copy.deepcopy(model).eval()
-    signs = 2.0 * torch.randint(0, 2, root.images.shape, generator=generator).to(root.images) - 1
+    signs = 2.0 * torch.randint(0, 2, root.inputs.shape, generator=generator).to(root.inputs) - 1
 
     def squares(image: Tensor, label: Tensor, direction: Tensor) -> Named:
         def slope(w: Named) -> Tensor:
@@ -135,7 +135,7 @@ def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch, g
         return {name: g.square().sum() for name, g in grad(slope)(weights).items()}
 
     chunk = max(1, _SLOPES_AT_ONCE // sum(w.numel() for w in weights.values()))
-    found = vmap(squares, chunk_size=chunk)(root.images, root.labels, signs)
+    found = vmap(squares, chunk_size=chunk)(root.inputs, root.labels, signs)
     return {name: square.mean().sqrt() for name, square in found.items()}
 
 

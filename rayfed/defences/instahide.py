@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.defences.mixing import blend, distinct_partners, mixtures, numpy_draws, pool
 from rayfed.errors import UserError
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.subsets import subsets
 
 _PRIVATE = 2
@@ -40,7 +40,7 @@ class InstaHide(Defence):
     images stay as they are. Empirical.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     images: Annotated[int, Field(ge=2)] = 4
     """Images in a mixture, no two the same."""
@@ -86,7 +86,7 @@ class InstaHide(Defence):
                 others = task.public_for("instahide with `public: true`")
                 _check(len(others.labels), self.least_public, "public")
                 shared = subsets(draw, samples, len(others.labels), self.least_public)
-                mixed += blend(others.images, shared, coefficients[:, private:])
+                mixed += blend(others.inputs, shared, coefficients[:, private:])
             flips = torch.rand(mixed.shape, generator=task.generator).to(mixed) < 0.5
             return mixtures(torch.where(flips, 1 - mixed, mixed), blend(labels, rows, own / own.sum(1, keepdims=True)))
 

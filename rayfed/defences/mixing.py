@@ -17,7 +17,7 @@ def pool(next: DataMethod, task: Task) -> tuple[int, Tensor, Tensor]:
     own = next(task)
     parts = [own] if task.others is None else [own, next(task.replace(data=task.others, others=None))]
     labels = [part.labels if part.labels.ndim == 2 else F.one_hot(part.labels, task.classes).float() for part in parts]
-    return len(own.labels), torch.cat([part.images for part in parts]), torch.cat(labels)
+    return len(own.labels), torch.cat([part.inputs for part in parts]), torch.cat(labels)
 
 
 def partners(samples: int, choices: int, others: int, draw: np.random.Generator) -> np.ndarray:

@@ -11,10 +11,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.defences.mixing import blend, mixtures, numpy_draws, partners, pool
 from rayfed.registry import component
+from rayfed.samples import Modality
 
 
 @component
@@ -25,7 +25,7 @@ class Mixup(Defence):
     partner may be the sample itself, and is where the client has no other.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     alpha: Annotated[float, Field(gt=0)] = 1.0
     """Small: one image rules a mixture; large: all count alike."""

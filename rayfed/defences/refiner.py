@@ -13,10 +13,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed import gradients
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.models.pretrained import load_evaluator
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Named
 
 
@@ -29,7 +29,7 @@ class Refiner(Defence):
     same for every batch; pixels stay in [0, 1]; the projection, whose appendix C is missing, is Euclidean.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of uniform noise in the images from which the refinement starts."""
@@ -66,8 +66,8 @@ class Refiner(Defence):
 
     def _refined(self, task: Task, weights: Named, batch: Batch, true: Named) -> Batch:
         """The batch with robust images in place of its own."""
-        noise = torch.rand(batch.images.shape, generator=task.generator).to(batch.images)
-        images = (1 - self.alpha) * batch.images + self.alpha * noise
+        noise = torch.rand(batch.inputs.shape, generator=task.generator).to(batch.inputs)
+        images = (1 - self.alpha) * batch.inputs + self.alpha * noise
         evaluator = load_evaluator(self.evaluator, images.device)
         importance = utility_weights(true, weights, self.tau)
         for _ in range(self.iterations):
@@ -79,7 +79,7 @@ class Refiner(Defence):
             push = len(images) * torch.autograd.grad(differences.square().sum(), images)[0]
             push -= self.beta * torch.autograd.grad(evaluator(images).sum(), images)[0]
             images = (images.detach() - self.lr * push).clamp(0, 1)
-        return batch._replace(images=images)
+        return batch._replace(inputs=images)
 
 
 def utility_weights(true: Named, weights: Named, tau: float) -> Named:

@@ -25,12 +25,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import jvp, vjp, vmap
 
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError, nearest
 from rayfed.models.build import uses_batch_statistics
 from rayfed.models.front import Front
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Named, Update
 
 Features = Callable[[Tensor], Tensor]
@@ -48,7 +48,7 @@ class Soteria(Defence):
     a feature would depend on the batch's other samples. Empirical. Source: Sun 2021, section 4.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     ratio: Annotated[float, Field(ge=0, lt=1)]
     """Share of the features that is pruned: floor(ratio * features)."""
@@ -77,7 +77,7 @@ class Soteria(Defence):
             sent, loss = next(task, weights, batch)
             front = front_of(task.model)
             state, name = {**weights, **task.buffers}, f"{front.cut}.weight"
-            kept = self._kept(lambda images: front(state, images), batch.images, task.generator)
+            kept = self._kept(lambda images: front(state, images), batch.inputs, task.generator)
             return sent | {name: sent[name] * kept}, loss
 
         return gradient

@@ -13,11 +13,11 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfed import seeds
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch, DataMethod, Defence, Task
 from rayfed.models.vae import Autoencoder
 from rayfed.privacy.sampling import laplace
 from rayfed.registry import component
+from rayfed.samples import Modality
 
 
 @component
@@ -32,7 +32,7 @@ class Vae(Defence):
     are not clipped after the noise.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels", "records")
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     hidden: Annotated[int, Field(ge=1)] = 256
     """Width of the first dense layer of the encoder, and of the decoder."""
@@ -57,7 +57,7 @@ class Vae(Defence):
 
         def data(task: Task) -> Batch:
             own = next(task)
-            return Batch(self.noised(self.forged(task, own.images), task.generator), own.labels)
+            return Batch(self.noised(self.forged(task, own.inputs), task.generator), own.labels)
 
         return data
 
@@ -76,11 +76,11 @@ class Vae(Defence):
         """The client's autoencoder: out of its memory, or trained now."""
         # Not the round's generator: whatever is observed of the round comes from the same autoencoder.
         generator = seeds.torch_generator(task.order, "vae")
-        images = task.data.images
+        images = task.data.inputs
         with seeds.global_stream(task.order, "vae", "weights"):
             network = Autoencoder(tuple(images.shape[1:]), self.hidden, self.latent).to(images.device)
         if self._memory not in task.state:
-            self._fit(network, task.everything.images, generator)
+            self._fit(network, task.everything.inputs, generator)
             task.state[self._memory] = {name: w.cpu() for name, w in network.state_dict().items()}
         network.load_state_dict(task.state[self._memory])
         return network

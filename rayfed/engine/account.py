@@ -20,6 +20,7 @@ from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
 from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.protections.base import Protection
+from rayfed.samples import SampleSpec
 from rayfed.scenario import DefenceSpec, Scenario
 
 
@@ -31,7 +32,7 @@ class Account:
     arm: Arm
     samples: np.ndarray
     """(clients,) int64, samples of each client."""
-    image_shape: tuple[int, int, int]
+    sample: SampleSpec
 
     @property
     def name(self) -> str:
@@ -154,7 +155,7 @@ class Account:
         rule = aggregation_of(self.arm.spec)
         if rule.reveals:
             return f"the aggregation {type(rule).__name__} has clients send {rule.reveals} without noise"
-        if moves_buffers(self.arm.model, self.image_shape):
+        if moves_buffers(self.arm.model, self.sample):
             return "statistics such as batch norm's are sent without noise (model.batch_norm: eval would keep them)"
         if spent.unit == "client" and self.arm.defences[place].overrides("wrap_aggregation"):
             if protection := self._protection:

@@ -11,6 +11,7 @@ from rayfed.attacks.base import Attack, Guess, InferenceAttack, Reconstruction
 from rayfed.attacks.sealed import attempt
 from rayfed.client.arm import build_arm
 from rayfed.models.private import freeze
+from rayfed.samples import SampleSpec
 from rayfed.scenario import AttackSpec, ResolvedArm
 from rayfed.seeds import torch_generator
 from rayfed.update import Observation
@@ -19,8 +20,8 @@ from rayfed.update import Observation
 class Attacker:
     """Runs attacks on what their threat models let them see."""
 
-    def __init__(self, image_shape: tuple[int, int, int], classes: int, device: torch.device) -> None:
-        self._image_shape, self._classes, self._device = image_shape, classes, device
+    def __init__(self, sample: SampleSpec, classes: int, device: torch.device) -> None:
+        self._sample, self._classes, self._device = sample, classes, device
 
     def attack(
         self,
@@ -35,7 +36,7 @@ class Attacker:
         architecture, which an attacker knows from the weights that are sent; the model's own are drawn anew.
         """
         method: Attack | InferenceAttack = attack.build()
-        built = build_arm(arm, self._image_shape, self._classes, seed=0)
+        built = build_arm(arm, self._sample, self._classes, seed=0)
         seen = [observation.to(self._device) for observation in observations]
         freeze(built.model, built.private - seen[0].weights.keys())
         generators = [torch_generator(key) for key in keys]

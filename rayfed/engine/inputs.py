@@ -19,14 +19,12 @@ from rayfed.client.failures import check_droppable
 from rayfed.client.local import trained_samples
 from rayfed.client.malicious import Malicious
 from rayfed.data.base import Dataset
-from rayfed.data.forms import Tokens
 from rayfed.data.partitions.base import Parts, hold_out
 from rayfed.defences.base import NEEDS_PUBLIC, Defence
 from rayfed.engine.account import Account
 from rayfed.errors import UserError
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import places_of
-from rayfed.models.text import check_vocabulary
 from rayfed.objective import needed_places
 from rayfed.poisoning.base import Poisoning
 from rayfed.scenario import ResolvedArm, Scenario, resolve
@@ -112,7 +110,7 @@ def scorer(scenario: Scenario, data: Dataset) -> Scorer:
     """Return the scorer of reconstructions of these data that the scenario asks for."""
     asked = scenario.metrics
     names, networks = tuple(asked.names), (asked.lpips_weights, asked.evaluator, asked.recogniser)
-    return Scorer(names, *networks, data.classes, data.form)
+    return Scorer(names, *networks, data.classes, data.sample)
 
 
 def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
@@ -132,7 +130,7 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     for account in accounts:
         account.check()
         aggregation_of(account.arm.spec).check(fewest)
-        Malicious.of(scenario, account.arm.spec).check(data.image_shape, len(data.classes))
+        Malicious.of(scenario, account.arm.spec).check(data.sample.shape, len(data.classes))
         rule = protected_aggregation(account.arm.spec, plan.protecting(scenario, account.arm.spec, parts.sizes))
         rule.check(fewest)
         check_droppable(scenario, account.arm, rule)
@@ -154,16 +152,14 @@ def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.n
 
     `samples[i]` is how many samples client i holds.
     """
-    arm = build_arm(spec, data.image_shape, len(data.classes), scenario.seed)
+    arm = build_arm(spec, data.sample, len(data.classes), scenario.seed)
     _check_words(scenario, arm, data)
-    if isinstance(data.form, Tokens):
-        check_vocabulary(arm.model, len(data.form.vocabulary))
     for written, defence in zip(spec.defences, arm.defences, strict=True):
         _check_samples(f"arm '{spec.name}': {written.name}", defence, samples, data)
     for method in (attack.build() for attack in scenario.attacks):
         if isinstance(method, Checked):
-            method.check(arm.model, data.image_shape, len(data.classes))
-    return Account(scenario, arm, samples, data.image_shape).calibrated(rounds or scenario.federation.rounds)
+            method.check(arm.model, data.sample, len(data.classes))
+    return Account(scenario, arm, samples, data.sample).calibrated(rounds or scenario.federation.rounds)
 
 
 def _check_samples(title: str, defence: Defence, samples: np.ndarray, data: Dataset) -> None:
@@ -189,7 +185,7 @@ def _check_words(scenario: Scenario, arm: Arm, data: Dataset) -> None:
     CTC cannot be differentiated twice, as attacks do, nor sample by sample under vmap.
     """
     model = arm.spec.model.name
-    places = places_of(arm.model, data.image_shape)
+    places = places_of(arm.model, data.sample)
     if data.has_words != (places is not None):
         kinds = ("words", "classes") if data.has_words else ("classes", "words")
         raise UserError(
@@ -201,7 +197,7 @@ def _check_words(scenario: Scenario, arm: Arm, data: Dataset) -> None:
     if long > len(data.train_labels) / 100:
         raise UserError(
             f"{long} of {len(data.train_labels)} training words need more than the {places} places that '{model}' has "
-            f"in images {data.image_shape[2]} pixels wide, and would teach it nothing: raise data.width, or lower "
+            f"in images {data.sample.shape[2]} pixels wide, and would teach it nothing: raise data.width, or lower "
             f"data.longest"
         )
     if scenario.attacks:

@@ -52,7 +52,7 @@ class LocalExecutor:
         self._client = ClientWorker(
             inputs.scenario, data, inputs.parts, _device(self._resources.clients), inputs.validation
         )
-        self._attacker = Attacker(data.image_shape, len(data.classes), _device(self._resources.attackers))
+        self._attacker = Attacker(data.sample, len(data.classes), _device(self._resources.attackers))
         self._server: Server
 
     def describe(self) -> str:

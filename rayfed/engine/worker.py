@@ -17,10 +17,10 @@ from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime
 from rayfed.client.visit import ClientVisit, Truth
 from rayfed.crypto.masking import Transcript
-from rayfed.data.forms import Pixels, Records, Tokens
 from rayfed.engine.inputs import scorer
 from rayfed.engine.tables import Rows, Scored
 from rayfed.metrics.score import Scorer
+from rayfed.samples import Records, Tokens
 from rayfed.scenario import AttackSpec
 from rayfed.store.images import encode_png
 from rayfed.update import Observation
@@ -69,13 +69,13 @@ class ClientWorker(ClientRuntime):
     def _scored(self, truth: Truth, guess: Reconstruction, strip: bool) -> Scored:
         if guess.status == "not applicable":
             return Scored([row | {"distortion": truth.distortion} for row in self._scorer.nothing(truth.labels)])
-        true = truth.images.cpu()
+        true = truth.inputs.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
         orders = [row.pop("order") for row in rows]
         rows = [row | {"distortion": truth.distortion} for row in rows]
-        form = self.data.form
-        if not isinstance(form, Pixels):
-            return Scored(rows, texts=self._in_words(form, rows, true, guess.images[orders]))
+        sample = self.data.sample
+        if isinstance(sample, Tokens | Records):
+            return Scored(rows, texts=self._in_words(sample, rows, true, guess.images[orders]))
         images = [
             {"sample": row["sample"], "true": encode_png(image), "reconstructed": encode_png(guess.images[order])}
             for row, image, order in zip(rows, true, orders, strict=True)
@@ -89,9 +89,9 @@ class ClientWorker(ClientRuntime):
         return Scored(rows, images, snapshots=snapshots)
 
     @staticmethod
-    def _in_words(form: Tokens | Records, rows: Rows, true: Tensor, guess: Tensor) -> Rows:
+    def _in_words(sample: Tokens | Records, rows: Rows, true: Tensor, guess: Tensor) -> Rows:
         """Return rows for the table of texts; `guess` is in the order of the true samples."""
         guess = guess.nan_to_num(0).to(true)
-        right = form.found(true, guess).tolist()
-        texts = zip(rows, form.read(true), form.read(guess), right, strict=True)
+        right = sample.found(true, guess).tolist()
+        texts = zip(rows, sample.read(true), sample.read(guess), right, strict=True)
         return [{"sample": row["sample"], "true": t, "reconstructed": f, "right": r} for row, t, f, r in texts]

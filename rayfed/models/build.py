@@ -1,4 +1,4 @@
-"""From a model's name to an initialised network that is known to fit the images."""
+"""From a model's name to an initialised network that is known to fit the samples."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rayfed import registry, seeds
 from rayfed.errors import UserError
+from rayfed.samples import Pixels, SampleSpec
 
 Shape = tuple[int, int, int]
 
@@ -39,44 +40,45 @@ class Normalise:
 def build_model(
     name: str,
     parameters: Mapping[str, Any],
-    image_shape: Shape,
+    sample: SampleSpec | Shape,
     classes: int,
     seed: int | bytes,
     normalise: tuple[list[float], list[float]] | None = None,
 ) -> nn.Module:
-    """The named model for images (N, *image_shape) in [0, 1], with logits (N, classes) or (N, T, classes),
-    on the CPU.
+    """The named model for inputs (N, *shape), with logits (N, classes) or (N, T, classes), on the CPU.
 
-    `name` is a model of the registry or a dotted path to a component, an `nn.Module` subclass or a function
-    that returns a module; the latter two are called with `parameters`, and with `image_shape` and `classes`
-    (or `num_classes`) where their signature names them. The weights depend on `seed` alone, and no global
+    `sample` says what inputs are; (C, H, W) stands for images of that shape. `name` is a model of the registry or
+    a dotted path to a component, an `nn.Module` subclass or a function that returns a module; the latter two are
+    called with `parameters`, and with `image_shape` (the shape of an input) and `classes` (or `num_classes`) where
+    their signature names them. The weights depend on `seed` alone, and no global
     generator moves. `normalise` is (mean, std) per channel, applied inside the model.
 
     Raises `UserError` where the name, the parameters or the shapes do not fit, after a trial forward pass.
     """
     target = registry.find("models", name)
+    sample = Pixels(*sample) if isinstance(sample, tuple) else sample
     with seeds.global_stream(seed, "model"):
         if hasattr(target, "build") and is_dataclass(target):
-            model = _from_component(name, parameters, image_shape, classes)
+            model = _from_component(name, parameters, sample.shape, classes)
         else:
-            model = _from_callable(name, target, parameters, image_shape, classes)
+            model = _from_callable(name, target, parameters, sample.shape, classes)
         if normalise is not None:
-            _check_statistics(normalise, image_shape[0])
+            _check_statistics(normalise, sample.shape[0])
             # First in line: what the images are normalised by refers to their own channels.
             model.register_forward_pre_hook(Normalise(*normalise), prepend=True)
-        _check_forward(name, model, image_shape, classes)
-        if _draws_random_numbers(name, model, image_shape, training=False):
+        _check_forward(name, model, sample, classes)
+        if _draws_random_numbers(name, model, sample, training=False):
             raise UserError(
                 f"model '{name}' draws random numbers in evaluation mode, so nothing could be measured twice: "
                 f"let it draw in training mode alone, as `F.dropout(x, training=self.training)` does"
             )
-        if _draws_random_numbers(name, model, image_shape, training=True):
+        if _draws_random_numbers(name, model, sample, training=True):
             model.stochastic = True
     built: nn.Module = model
     return built
 
 
-def _from_component(name: str, parameters: Mapping[str, Any], image_shape: Shape, classes: int) -> Any:
+def _from_component(name: str, parameters: Mapping[str, Any], image_shape: tuple[int, ...], classes: int) -> Any:
     try:
         component = registry.build("models", name, parameters)
     except pydantic.ValidationError as error:
@@ -90,7 +92,7 @@ def _from_component(name: str, parameters: Mapping[str, Any], image_shape: Shape
 
 
 def _from_callable(
-    name: str, target: Callable[..., Any], parameters: Mapping[str, Any], image_shape: Shape, classes: int
+    name: str, target: Callable[..., Any], parameters: Mapping[str, Any], image_shape: tuple[int, ...], classes: int
 ) -> nn.Module:
     if not callable(target):
         raise UserError(
@@ -128,42 +130,37 @@ def _check_statistics(normalise: tuple[list[float], list[float]], channels: int)
         )
 
 
-def _trial(name: str, model: nn.Module, image_shape: Shape) -> Any:
-    """What the model makes of two empty images, in the modes that its modules are in."""
+def _trial(name: str, model: nn.Module, sample: SampleSpec) -> Any:
+    """What the model makes of two inputs, in the modes that its modules are in."""
     try:
         with torch.no_grad():
-            return model(torch.zeros(2, *image_shape))
+            return model(sample.trial())
     except Exception as error:
         raise UserError(
-            f"model '{name}' does not take images of {_words(image_shape)}: {type(error).__name__}: {error}; "
-            f"choose another model, or another size or number of channels for the data"
+            f"model '{name}' does not take {sample.noun} of {sample.extent}: {type(error).__name__}: {error}; "
+            f"{sample.remedy}"
         ) from error
 
 
-def _check_forward(name: str, model: nn.Module, image_shape: Shape, classes: int) -> None:
+def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int) -> None:
     """Try the model in evaluation mode; leave the modes as they were."""
     modes = {module: module.training for module in model.modules()}
-    logits = _trial(name, model.eval(), image_shape)
+    logits = _trial(name, model.eval(), sample)
     for module, training in modes.items():
         module.training = training
     if not isinstance(logits, Tensor):
         raise UserError(f"model '{name}' answers with a {type(logits).__name__}, not with one tensor of logits")
     if logits.shape not in {(2, classes), (2, *logits.shape[1:2], classes)}:
         raise UserError(
-            f"model '{name}' gives {tuple(logits.shape)} for 2 images of {_words(image_shape)}, where logits "
+            f"model '{name}' gives {tuple(logits.shape)} for 2 {sample.noun} of {sample.extent}, where logits "
             f"(2, {classes}) are needed: set its number of classes to {classes}"
         )
 
 
-def _words(image_shape: Shape) -> str:
-    channels, height, width = image_shape
-    return f"{channels} channel{'s' if channels > 1 else ''} and {height}x{width} pixels"
-
-
-def _draws_random_numbers(name: str, model: nn.Module, image_shape: Shape, training: bool) -> bool:
+def _draws_random_numbers(name: str, model: nn.Module, sample: SampleSpec, training: bool) -> bool:
     """Ask the generator, not the layers, so that `F.dropout` in a user's own model counts as well."""
     before = torch.get_rng_state()
-    _trial(name, copy.deepcopy(model).train(training), image_shape)
+    _trial(name, copy.deepcopy(model).train(training), sample)
     return not torch.equal(before, torch.get_rng_state())
 
 
@@ -173,19 +170,19 @@ def uses_batch_statistics(model: nn.Module) -> bool:
     return any(layer.training or not layer.track_running_stats for layer in layers)
 
 
-def places_of(model: nn.Module, image_shape: Shape) -> int | None:
-    """T where it gives logits for every place of an image, (N, T, K); None where for the image as a whole, (N, K)."""
+def places_of(model: nn.Module, sample: SampleSpec) -> int | None:
+    """T where it gives logits for every place of an input, (N, T, K); None where for the input as a whole, (N, K)."""
     with torch.no_grad():
-        logits = copy.deepcopy(model).eval()(torch.zeros(2, *image_shape))
+        logits = copy.deepcopy(model).eval()(sample.trial())
     return int(logits.shape[1]) if logits.ndim == 3 else None
 
 
-def moves_buffers(model: nn.Module, image_shape: Shape) -> bool:
+def moves_buffers(model: nn.Module, sample: SampleSpec) -> bool:
     """Whether a forward pass, in the modes that the modules are in, changes floating-point buffers."""
     probed = copy.deepcopy(model)
     before = {name: b.clone() for name, b in probed.named_buffers() if b.is_floating_point()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        probed(torch.rand(2, *image_shape))
+        probed(sample.noise(2))
     return any(not torch.equal(b, before[name]) for name, b in probed.named_buffers() if name in before)
 
 

@@ -19,7 +19,7 @@ _SLOPE, _STD = 0.2, 0.02
 class Generator(nn.Module):
     """Latents and labels to images, of any size: a linear layer to a quarter of it, two transposed convolutions."""
 
-    def __init__(self, image_shape: tuple[int, int, int], classes: int, latent: int, width: int) -> None:
+    def __init__(self, image_shape: tuple[int, ...], classes: int, latent: int, width: int) -> None:
         """`latent` is the length of z; `width` the channels at half the image's size, twice as many at a quarter."""
         super().__init__()
         channels, height, width_pixels = image_shape
@@ -48,7 +48,7 @@ class Generator(nn.Module):
 class Critic(nn.Module):
     """Images and labels to one number each: the higher, the more like a real image of that class."""
 
-    def __init__(self, image_shape: tuple[int, int, int], classes: int, width: int) -> None:
+    def __init__(self, image_shape: tuple[int, ...], classes: int, width: int) -> None:
         super().__init__()
         channels, height, width_pixels = image_shape
         features = 2 * width * ceil(height / 4) * ceil(width_pixels / 4)

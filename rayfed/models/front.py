@@ -1,4 +1,4 @@
-"""The front part of a model: from the images to the output, or the input, of one module.
+"""The front part of a model: from the inputs to the output, or the input, of one module.
 
 Split models keep it with the client; Soteria looks at what enters a layer.
 """
@@ -10,11 +10,11 @@ from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from rayfed.errors import UserError, nearest
+from rayfed.samples import SampleSpec
 from rayfed.update import Named
 
 
@@ -26,7 +26,7 @@ class _Reached(Exception):
 
 
 class Front:
-    """A model up to the module called `cut`, as a pure function of weights and images."""
+    """A model up to the module called `cut`, as a pure function of weights and inputs."""
 
     def __init__(self, model: nn.Module, cut: str, before: bool = False) -> None:
         """`model` is copied; its modules keep their modes. With `before` it ends at what enters the cut.
@@ -44,19 +44,19 @@ class Front:
         else:
             last.register_forward_hook(_stop)
 
-    def __call__(self, state: Named, images: Tensor) -> Tensor:
-        """What leaves (or enters) the cut, (N, ...), for images (N, C, H, W), given parameters and buffers in `state`.
+    def __call__(self, state: Named, inputs: Tensor) -> Tensor:
+        """What leaves (or enters) the cut, (N, ...), for inputs (N, *shape), given parameters and buffers in `state`.
 
         Can be differentiated and vectorised. Raises `UserError` if the forward pass never comes to the cut.
         """
         try:
-            functional_call(self._model, state, (images,))
+            functional_call(self._model, state, (inputs,))
         except _Reached as reached:
             return reached.output
         raise UserError(f"cut: the module '{self.cut}' is never called by the model: choose another one")
 
-    def names(self, image_shape: tuple[int, int, int]) -> list[str]:
-        """The parameters and buffers that work no later than the cut, for images of that shape.
+    def names(self, sample: SampleSpec) -> list[str]:
+        """The parameters and buffers that work no later than the cut, for such samples.
 
         All of a module that is done by then, as it may use its parts' parameters without calling them; of one that is
         still at work its own.
@@ -65,7 +65,7 @@ class Front:
         for name, module in probe._model.named_modules():
             module.register_forward_pre_hook(_noting(name, begun))
             module.register_forward_hook(_noting(name, done))
-        probe({}, torch.zeros(2, *image_shape, device=next(self._model.parameters()).device))
+        probe({}, sample.trial().to(next(self._model.parameters()).device))
         tensors = [name for name, _ in chain(self._model.named_parameters(), self._model.named_buffers())]
         return [n for n in tensors if n.rpartition(".")[0] in begun or any(n.startswith(f"{m}.") for m in done)]
 

@@ -73,7 +73,7 @@ def save_recogniser(path: Path, recogniser: Recogniser, people: Sequence[str], o
     _save(path, RECOGNISER, recogniser, torch.float32, origin, {"people": list(people)})
 
 
-def load_generator(path: str | Path, image_shape: tuple[int, int, int], classes: int) -> Generator:
+def load_generator(path: str | Path, image_shape: tuple[int, ...], classes: int) -> Generator:
     """The generator of a file, frozen, in evaluation mode, on the CPU.
 
     Raises `UserError` for a file that is missing, altered or no generator, and for one of other images or classes.

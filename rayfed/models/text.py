@@ -1,32 +1,21 @@
-"""What models that read texts share: from the bytes of a text to its tokens' vectors."""
+"""What models that read texts share."""
 
 from __future__ import annotations
+
+from collections import OrderedDict
 
 import torch
 from torch import Tensor, nn
 
-from rayfed.data.forms import MOST_TOKENS, token_numbers
 from rayfed.errors import UserError
 
 VOCABULARY = 1024
 """Tokens by default: those of the data set `text`."""
 
 
-class TokenEmbedding(nn.Module):
-    """A vector for each token: texts (N, 1, 2, L) to (N, L, width).
-
-    Numbers beyond the vocabulary wrap round, so that images of noise are texts as well; data that have more tokens are
-    refused before a run.
-    """
-
-    def __init__(self, vocabulary: int, width: int) -> None:
-        super().__init__()
-        self.table = nn.Embedding(vocabulary, width)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """The vectors of the tokens at all places."""
-        vectors: Tensor = self.table(token_numbers(images) % self.table.num_embeddings)
-        return vectors
+def token_table(vocabulary: int, width: int) -> nn.Module:
+    """A vector for each token, the parameter `table.weight`: texts (N, L) to (N, L, width)."""
+    return nn.Sequential(OrderedDict(table=nn.Embedding(vocabulary, width)))
 
 
 class Places(nn.Module):
@@ -49,19 +38,8 @@ class Mean(nn.Module):
         return sequence.mean(1)
 
 
-def text_length(name: str, image_shape: tuple[int, int, int]) -> int:
+def text_length(name: str, shape: tuple[int, ...]) -> int:
     """How many tokens texts of a shape have; raises `UserError`, naming the model, for what is no text's shape."""
-    channels, height, length = image_shape
-    if (channels, height) != (1, 2):
-        raise UserError(f"{name} reads texts, and the data's samples are {channels}x{height}x{length}: set data: text")
-    return length
-
-
-def check_vocabulary(model: nn.Module, tokens: int) -> None:
-    """Raise `UserError` where a model's table of tokens is smaller than the vocabulary of its data."""
-    for module in model.modules():
-        if isinstance(module, TokenEmbedding) and module.table.num_embeddings < tokens:
-            raise UserError(
-                f"model.vocabulary is {module.table.num_embeddings}, and the data have {tokens} tokens: "
-                f"set it to {tokens} (at most {MOST_TOKENS})"
-            )
+    if len(shape) != 1:
+        raise UserError(f"{name} reads texts, and the data's samples are {'x'.join(map(str, shape))}: set data: text")
+    return shape[0]

@@ -14,9 +14,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rayfed.data.forms import MOST_TOKENS, Kind
-from rayfed.models.text import VOCABULARY, Mean, TokenEmbedding, text_length
+from rayfed.models.text import VOCABULARY, Mean, text_length, token_table
 from rayfed.registry import component
+from rayfed.samples import MOST_TOKENS, Modality
 
 
 class GatedRecurrent(nn.Module):
@@ -43,7 +43,7 @@ class GatedRecurrent(nn.Module):
 class TextRnn:
     """Tokens as vectors, a gated recurrent unit over them, the mean of its states, a linear layer."""
 
-    takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
+    takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 
     vocabulary: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = VOCABULARY
     """Tokens that it knows; at least as many as the data have."""
@@ -52,12 +52,12 @@ class TextRnn:
     hidden: Annotated[int, Field(ge=1)] = 64
     """Numbers in the state."""
 
-    def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network for texts (N, 1, 2, L), with logits (N, classes); raises `UserError` for other shapes."""
-        text_length("text_rnn", image_shape)
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The network for texts (N, L) int64, with logits (N, classes); raises `UserError` for other shapes."""
+        text_length("text_rnn", shape)
         return nn.Sequential(
             OrderedDict(
-                embed=TokenEmbedding(self.vocabulary, self.width),
+                embed=token_table(self.vocabulary, self.width),
                 gru=GatedRecurrent(self.width, self.hidden),
                 mean=Mean(),
                 fc=nn.Linear(self.hidden, classes),

@@ -13,10 +13,10 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
-from rayfed.data.forms import MOST_TOKENS, Kind
 from rayfed.errors import UserError
-from rayfed.models.text import VOCABULARY, Mean, Places, TokenEmbedding, text_length
+from rayfed.models.text import VOCABULARY, Mean, Places, text_length, token_table
 from rayfed.registry import component
+from rayfed.samples import MOST_TOKENS, Modality
 
 
 class Attention(nn.Module):
@@ -61,7 +61,7 @@ class Block(nn.Module):
 class TextTransformer:
     """Tokens and places as vectors, blocks of attention, the mean over the places, a linear layer."""
 
-    takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
+    takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 
     vocabulary: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = VOCABULARY
     """Tokens that it knows; at least as many as the data have."""
@@ -74,13 +74,13 @@ class TextTransformer:
     hidden: Annotated[int, Field(ge=1)] = 128
     """Units of the layer inside a block."""
 
-    def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The network for texts (N, 1, 2, L), with logits (N, classes); raises `UserError` for other shapes."""
-        length = text_length("text_transformer", image_shape)
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The network for texts (N, L) int64, with logits (N, classes); raises `UserError` for other shapes."""
+        length = text_length("text_transformer", shape)
         if self.width % self.heads:
             raise UserError(f"model.heads: {self.heads} is no divisor of model.width, {self.width}")
         layers: OrderedDict[str, nn.Module] = OrderedDict(
-            embed=TokenEmbedding(self.vocabulary, self.width), places=Places(length, self.width)
+            embed=token_table(self.vocabulary, self.width), places=Places(length, self.width)
         )
         for index in range(1, self.layers + 1):
             layers[f"block{index}"] = Block(self.width, self.heads, self.hidden)

@@ -29,7 +29,7 @@ class ALittleIsEnough(Poisoning):
     z: Annotated[float, Field(gt=0)] | None = None
     """Deviations that the mean is moved by; null: as many as a normal distribution allows, 0 for too few colluders."""
 
-    def check(self, image_shape: tuple[int, int, int], classes: int, clients: int, malicious: int) -> None:
+    def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
         """A majority needs no such care: there is no quantile for it."""
         if self.z is None and 2 * malicious >= clients:
             raise UserError(

@@ -11,11 +11,11 @@ from pydantic import Field
 from torch import Tensor
 
 from rayfed.aggregation.weighted_sum import scaled
-from rayfed.data.forms import Kind
 from rayfed.defences.base import Batch
 from rayfed.errors import UserError
 from rayfed.poisoning.base import Insight, Poisoning
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Update
 
 
@@ -26,7 +26,7 @@ class Backdoor(Poisoning):
     Source: Gu et al. 2017, section 4 (the trigger); Bagdasaryan et al. 2020, equation 3 (`scale`).
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
     has_trigger: ClassVar[bool] = True
 
     target: Annotated[int, Field(ge=0)] = 0
@@ -38,7 +38,7 @@ class Backdoor(Poisoning):
     scale: Annotated[float, Field(ge=1)] = 1.0
     """Length of what is sent over that of the trained update: with the number of clients a mean becomes its model."""
 
-    def check(self, image_shape: tuple[int, int, int], classes: int, clients: int, malicious: int) -> None:
+    def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
         """There must be such a class, and room for the square."""
         if self.target >= classes:
             raise UserError(f"backdoor: target {self.target}: classes count from 0 to {classes - 1}")
@@ -49,9 +49,9 @@ class Backdoor(Poisoning):
         """Some of the samples stamped, and labelled as the target."""
         count = len(data.labels)
         some = torch.randperm(count, generator=generator)[: ceil(self.share * count)].to(data.labels.device)
-        images, labels = data.images.clone(), data.labels.clone()
+        images, labels = data.inputs.clone(), data.labels.clone()
         images[some], labels[some] = self._stamped(images[some]), self.target
-        return data._replace(images=images, labels=labels)
+        return data._replace(inputs=images, labels=labels)
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
         """The update times the scale."""
@@ -60,7 +60,7 @@ class Backdoor(Poisoning):
     def triggered(self, test: Batch) -> Batch:
         """The stamped images of other classes, labelled as the target."""
         others = test.rows((test.labels != self.target).nonzero().flatten())
-        return Batch(self._stamped(others.images), torch.full_like(others.labels, self.target))
+        return Batch(self._stamped(others.inputs), torch.full_like(others.labels, self.target))
 
     def _stamped(self, images: Tensor) -> Tensor:
         stamped = images.clone()

@@ -38,7 +38,7 @@ class Poisoning:
     has_trigger: ClassVar[bool] = False
     """Whether it teaches the model a backdoor, so that `triggered` says what the attacker wants of it."""
 
-    def check(self, image_shape: tuple[int, int, int], classes: int, clients: int, malicious: int) -> None:
+    def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
         """Raise `UserError` where it has no meaning for such data, or for the round with the largest share of malicious
         clients.
         """

@@ -25,7 +25,7 @@ class LabelFlip(Poisoning):
     pair: tuple[Class, Class] | None = None
     """A true class and what it becomes, the others staying as they are; null flips them all."""
 
-    def check(self, image_shape: tuple[int, int, int], classes: int, clients: int, malicious: int) -> None:
+    def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
         """Both classes must be there."""
         if self.pair and max(self.pair) >= classes:
             raise UserError(f"label_flip: pair {list(self.pair)}: classes count from 0 to {classes - 1}")

@@ -157,7 +157,7 @@ def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Exam
     pixels = torch.from_numpy(in_memory(data.public_images)).float() / 255
     labels = torch.from_numpy(data.public_labels)
     bare = replace(next(iter(resolve(scenario).values())), model=scenario.model, defences=[])
-    net = build_arm(bare, data.image_shape, len(data.classes), scenario.seed).model
+    net = build_arm(bare, data.sample, len(data.classes), scenario.seed).model
     task = Task(0, 0, net, weights_of(net), buffers_of(net), Batch(pixels, labels), torch.Generator(), order=seed)
     settings = scenario.training.model_dump() | {"algorithm": "fedavg", "epochs": epochs, "steps": None}
     update = update_method(Training(**settings), ())(task)

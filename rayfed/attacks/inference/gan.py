@@ -21,8 +21,8 @@ from rayfed import seeds
 from rayfed.attacks.base import Inference, InferenceMetric
 from rayfed.attacks.forward_probe import buffers_for
 from rayfed.attacks.inference.one_by_one import OneByOne
-from rayfed.data.forms import Kind
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Observation
 
 _LATENT = 64
@@ -33,7 +33,7 @@ _BATCH = 32
 class Generator(nn.Module):
     """Latent (G, 64) to images (G, C, H, W) in [0, 1]: a linear layer and two upsampling convolutions."""
 
-    def __init__(self, image_shape: tuple[int, int, int]) -> None:
+    def __init__(self, image_shape: tuple[int, ...]) -> None:
         super().__init__()
         channels, self.height, self.width = image_shape
         self.start = (_CHANNELS, -(-self.height // 4), -(-self.width // 4))
@@ -56,7 +56,7 @@ class Gan(OneByOne):
     The share is judged by the nearest neighbours among the test images, never by the model that was attacked.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("pixels",)
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
     metric: ClassVar[InferenceMetric] = "class_share"
     reads_update: ClassVar[bool] = False
 
@@ -76,7 +76,7 @@ class Gan(OneByOne):
         device = next(iter(observation.weights.values())).device
         state = {**observation.weights, **buffers_for(model, observation)}
         model = model.to(device)
-        maker = _initialised(observation.image_shape, generator).to(device)
+        maker = _initialised(observation.sample.shape, generator).to(device)
         adam = torch.optim.Adam(maker.parameters(), self.lr, betas=(0.5, 0.999))
         wanted = torch.full((_BATCH,), self.target_class, device=device)
         for _ in range(self.iterations):
@@ -93,7 +93,7 @@ class Gan(OneByOne):
         return Inference(metric=self.metric, images=images, label=self.target_class, chance=chance)
 
 
-def _initialised(image_shape: tuple[int, int, int], generator: torch.Generator) -> Generator:
+def _initialised(image_shape: tuple[int, ...], generator: torch.Generator) -> Generator:
     """A generator whose weights come from `generator` alone."""
     with seeds.global_stream(seeds.drawn(generator)):
         return Generator(image_shape)

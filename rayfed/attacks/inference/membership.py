@@ -21,9 +21,9 @@ from torch.nn import functional as F
 
 from rayfed.attacks.base import Inference, InferenceMetric
 from rayfed.attacks.inference.one_by_one import OneByOne
-from rayfed.data.forms import KINDS, Kind
 from rayfed.gradients import flatten, per_sample_gradients
 from rayfed.registry import component
+from rayfed.samples import MODALITIES, Modality
 from rayfed.update import Named, Observation
 
 _AT_ONCE = 32
@@ -34,7 +34,7 @@ _AT_ONCE = 32
 class Membership(OneByOne):
     """Scores the candidates of `knowledge: [candidates]`, half of which the victim trained on; metric: AUC."""
 
-    takes: ClassVar[tuple[Kind, ...]] = KINDS
+    takes: ClassVar[tuple[Modality, ...]] = MODALITIES
     metric: ClassVar[InferenceMetric] = "auc"
 
     score: Literal["loss", "norm", "cosine"] = "cosine"

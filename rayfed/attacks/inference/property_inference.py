@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Inference, InferenceMetric
 from rayfed.attacks.forward_probe import buffers_for
 from rayfed.attacks.inference.one_by_one import OneByOne
-from rayfed.data.forms import KINDS, Kind
 from rayfed.gradients import flatten, many_gradients
 from rayfed.registry import component
+from rayfed.samples import MODALITIES, Modality
 from rayfed.update import Observation
 
 _FEATURES = 4096
@@ -38,7 +38,7 @@ class PropertyInference(OneByOne):
     Chance is what always giving the answer that is right for most public batches of that size gets.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = KINDS
+    takes: ClassVar[tuple[Modality, ...]] = MODALITIES
     metric: ClassVar[InferenceMetric] = "accuracy"
 
     target_class: Annotated[int, Field(ge=0)] = 0

@@ -72,7 +72,7 @@ class GradientMatching:
         """The noise `points` (R, D) of one observation's restarts, the first one's pixels replaced as `start` says."""
         if self.start == "noise":
             return points
-        shape = (observation.batch_size, *observation.image_shape)
+        shape = (observation.batch_size, *observation.sample.shape)
         images = torch.full(shape, 0.5) if self.start == "grey" else class_averages(observation)
         points = points.clone()
         points[0, : images.numel()] = images.flatten()

@@ -107,7 +107,7 @@ class Matching:
     """The observed gradients of the parameters that are matched, each with a leading dimension V."""
     labels: Tensor | None
     """(V, N) int64, or None to optimise soft labels."""
-    images_shape: tuple[int, int, int, int]
+    images_shape: tuple[int, ...]
     """(N, C, H, W)"""
     classes: int
     distance: Distance
@@ -155,7 +155,7 @@ class Matching:
             labels=None
             if first.labels is None
             else torch.stack([o.labels for o in observations if o.labels is not None]).to(device),
-            images_shape=(first.batch_size, *first.image_shape),
+            images_shape=(first.batch_size, *first.sample.shape),
             classes=first.classes,
             distance=distance,
             prior=prior,

@@ -28,9 +28,9 @@ from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.text.tokens import is_finite, table_of, texts
-from rayfed.data.forms import Kind, token_images
 from rayfed.models.front import Front
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Named, Observation
 
 _PARTS = ("query", "key", "value", "q_proj", "k_proj", "v_proj")
@@ -57,7 +57,7 @@ class Dager:
     are its inputs, without one behind a norm.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
+    takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.01
     """Distance from the span, over a vector's own norm, up to which a token may stand at a place of a batch of several
@@ -83,16 +83,16 @@ class Dager:
         if obstacle is not None or table is None:
             return not_applicable(observation, obstacle or _NO_ATTENTION)
         if not is_finite(observation):
-            images = torch.zeros(observation.batch_size, *observation.image_shape)
+            images = observation.sample.blank(observation.batch_size)
             return Reconstruction(images=images, labels=labels, status="diverged", message="the update is not finite")
         first = Span.of(observation, model, blocks[0])
-        if not first.is_by_place(observation.image_shape[2], table[1].num_embeddings):
+        if not first.is_by_place(observation.sample.shape[0], table[1].num_embeddings):
             return not_applicable(observation, _MIXED)
-        length, vocabulary = observation.image_shape[2], table[1].num_embeddings
+        length, vocabulary = observation.sample.shape[0], table[1].num_embeddings
         tokens, room = observation.batch_size * length, first.dimensions(length, vocabulary)
         if tokens >= room:
             return not_applicable(observation, _FULL.format(tokens=tokens, room=room))
-        apart = first.of_tokens(table[1].num_embeddings, observation.image_shape[2])
+        apart = first.of_tokens(table[1].num_embeddings, observation.sample.shape[0])
         if observation.batch_size == 1:
             found = apart.argmin(0)
             return Reconstruction(images=texts(found, observation), labels=labels, loss=float(apart.amin(0).mean()))
@@ -136,8 +136,8 @@ class Span:
         gradient = observation.gradient
         stacked = torch.cat([gradient[f"{layer}.weight"] for layer in layers]).double()
         directions = torch.linalg.svd(stacked, full_matrices=False).Vh
-        tokens = observation.batch_size * observation.image_shape[2]
-        return cls(lambda numbers: front(state, token_images(numbers).to(device)), directions[:tokens])
+        tokens = observation.batch_size * observation.sample.shape[0]
+        return cls(lambda numbers: front(state, numbers.to(device)), directions[:tokens])
 
     @torch.no_grad()
     def is_by_place(self, length: int, vocabulary: int) -> bool:

@@ -20,8 +20,8 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.text.tokens import NO_TABLE, is_finite, table_of, texts, tokens_in
-from rayfed.data.forms import Kind
 from rayfed.registry import component
+from rayfed.samples import Modality
 from rayfed.update import Observation
 
 
@@ -33,7 +33,7 @@ class EmbeddingRows:
     its places.
     """
 
-    takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
+    takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 
     @needs_labels
     def reconstruct(
@@ -51,10 +51,10 @@ def _reconstruction(observation: Observation, name: str, model: nn.Module) -> Re
     assert observation.labels is not None
     labels = observation.labels.cpu()
     if not is_finite(observation):
-        images = torch.zeros(observation.batch_size, *observation.image_shape)
+        images = observation.sample.blank(observation.batch_size)
         return Reconstruction(images=images, labels=labels, status="diverged", message="the update is not finite")
     rows = observation.gradient[name].double()
-    length = observation.image_shape[2]
+    length = observation.sample.shape[0]
     tokens = tokens_in(rows, observation.batch_size * length)
     places = _places(observation, name, model)
     if observation.batch_size == 1 and places is not None:
@@ -84,7 +84,7 @@ def _places(observation: Observation, table: str, model: nn.Module) -> Tensor | 
     """The gradient of the vectors that a model learns for its places (L, width); None where there is no such parameter,
     or where it has too few numbers to tell the places apart.
     """
-    width, length = observation.update[table].shape[1], observation.image_shape[2]
+    width, length = observation.update[table].shape[1], observation.sample.shape[0]
     own = (
         f"{module}.{parameter}".lstrip(".")
         for module, held in model.named_modules()

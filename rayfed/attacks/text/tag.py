@@ -23,8 +23,8 @@ from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.matching.adam import adam
 from rayfed.attacks.matching.problem import Matching, squared_l2
 from rayfed.attacks.text.tokens import table_of, texts, tokens_in
-from rayfed.data.forms import Kind
 from rayfed.registry import component
+from rayfed.samples import Modality, Pixels
 from rayfed.update import Named, Observation
 
 _NO_TABLE = "the model has no table of tokens (an embedding layer), whose vectors could be fitted"
@@ -48,7 +48,7 @@ class Vectors(nn.Module):
 class Tag:
     """Fits the vectors of all tokens in squared L2 and `alpha` times L1 by Adam; labels given or inferred."""
 
-    takes: ClassVar[tuple[Kind, ...]] = ("tokens",)
+    takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 
     iterations: Annotated[int, Field(ge=1)] = 500
     """Adam steps; the step size falls linearly to nothing."""
@@ -100,7 +100,7 @@ class Tag:
                 weights=_without(observation.weights, name),
                 update=_without(observation.update, name),
                 buffers=_without(observation.buffers, name),
-                image_shape=(1, observation.image_shape[2], _state(observation)[name].shape[1]),
+                sample=Pixels(1, observation.sample.shape[0], _state(observation)[name].shape[1]),
             )
             for observation in group
         ]
@@ -128,7 +128,7 @@ class Tag:
 
     @staticmethod
     def _shape(observation: Observation) -> tuple[int, int]:
-        return observation.batch_size, observation.image_shape[2]
+        return observation.batch_size, observation.sample.shape[0]
 
 
 def on_vectors(model: nn.Module, table: str, low: Tensor, high: Tensor) -> nn.Module:
@@ -149,7 +149,7 @@ def _hand_over(
     held = model.get_submodule(table)
     assert isinstance(held, Vectors)
     held.held = low + (high - low) * points.squeeze(1)
-    return (torch.zeros(len(points), 1, 2, points.shape[2], device=points.device),)
+    return (torch.zeros(len(points), points.shape[2], dtype=torch.int64, device=points.device),)
 
 
 def _distance(alpha: float, gradients: Named, targets: Named) -> Tensor:
@@ -162,7 +162,7 @@ def _options(observation: Observation, name: str, vocabulary: int) -> Tensor:
     """The tokens that may be in the batch: those whose rows move, or all where nobody knows."""
     if name not in observation.update:
         return torch.arange(vocabulary, device=next(iter(observation.weights.values())).device)
-    return tokens_in(observation.gradient[name], observation.batch_size * observation.image_shape[2])
+    return tokens_in(observation.gradient[name], observation.batch_size * observation.sample.shape[0])
 
 
 def _state(observation: Observation) -> Named:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rayfed.data.forms import token_images
 from rayfed.update import Observation
 
 NO_TABLE = "the update has no gradient of a table of tokens (an embedding layer)"
@@ -38,8 +37,8 @@ def tokens_in(rows: Tensor, most: int) -> Tensor:
 
 
 def texts(numbers: Tensor, observation: Observation) -> Tensor:
-    """Token numbers (N, L) as a reconstruction's images, (N, 1, 2, L) on the CPU."""
-    return token_images(numbers.reshape(observation.batch_size, -1)).cpu()
+    """Token numbers (N * L,) or (N, L) as a reconstruction has them, (N, L) on the CPU."""
+    return numbers.reshape(observation.batch_size, -1).cpu()
 
 
 def is_finite(observation: Observation) -> bool:

@@ -38,4 +38,4 @@ class Activations(Grant):
         state = observed.trained(observed.client)
         order = observed.runtime.order(observed.visit.sent, observed.client)
         with torch.no_grad(), seeds.global_stream(order, "activations", cuda=True):
-            return {"activations": observed.front()(state, truth.images)}
+            return {"activations": observed.front()(state, truth.inputs)}

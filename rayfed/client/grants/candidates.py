@@ -35,7 +35,7 @@ class Candidates(Grant):
         members, order = members.to(truth.labels.device), order.to(truth.labels.device)
         images, labels = observed.runtime.test_data(others.numpy())
         shuffled = (
-            torch.cat([truth.images[members], images])[order],
+            torch.cat([truth.inputs[members], images])[order],
             torch.cat([truth.labels[members], labels])[order],
         )
         return {"candidates": shuffled}

@@ -42,7 +42,7 @@ class Colluder(Grant):
         if "cut" not in observed.attack.parameters:
             return {}
         state = self.supposes(observed)
-        names = observed.front().names(observed.runtime.data.image_shape)
+        names = observed.front().names(observed.runtime.data.sample)
         return {"colluder": {name: state[name] for name in names}}
 
 

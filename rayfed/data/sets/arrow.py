@@ -18,9 +18,9 @@ class Arrow(Source):
     def load(self) -> Dataset:
         """The data set, its images in the file. Raises `DataError` for another `size` than that of the images there."""
         data = mapped(str(local_path(self.path).resolve()), self.train_samples, self.test_samples)
-        if self.size is not None and data.image_shape[1:] != (self.size, self.size):
+        if self.size is not None and data.sample.shape[1:] != (self.size, self.size):
             raise DataError(
-                f"data.size: the images in {self.path} are {data.image_shape[1]}x{data.image_shape[2]} (height x "
+                f"data.size: the images in {self.path} are {data.sample.shape[1]}x{data.sample.shape[2]} (height x "
                 f"width) and are not resized as they are read; pack them again at size {self.size}"
             )
         return data

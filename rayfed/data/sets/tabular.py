@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from rayfed.data.base import Dataset, Split, at_most, local_path, stratified
-from rayfed.data.forms import Column, Kind, Records
 from rayfed.errors import DataError, nearest
 from rayfed.registry import component
+from rayfed.samples import Column, Modality, Records
 
 _DIABETES = ("age", "sex", "bmi", "blood_pressure", "s1", "s2", "s3", "s4", "s5", "s6")
 _MOST_BYTES = 4096
@@ -32,7 +32,7 @@ _MOST_BYTES = 4096
 class Tabular:
     """Base of the data sets of records; a stratified fifth, always the same one, is the test split."""
 
-    holds: ClassVar[Kind] = "records"
+    holds: ClassVar[Modality] = "records"
 
     train_samples: Annotated[int, Field(ge=1)] | None = None
     """Use only this many training samples: always the same ones, each class in its share. None uses all."""
@@ -63,7 +63,7 @@ class Tabular:
         test = at_most(self.test_samples, Split(images[tested], labels[tested]), "test_samples")
         assert isinstance(train.images, np.ndarray)
         assert isinstance(test.images, np.ndarray)
-        return Dataset(train.images, train.labels, test.images, test.labels, classes, form=Records(columns))
+        return Dataset(train.images, train.labels, test.images, test.labels, classes, sample=Records(columns))
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
         """Columns (N,) by name, text where they are categorical; labels (N,) int64; names of the classes."""

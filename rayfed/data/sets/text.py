@@ -13,14 +13,13 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import tokenizers
-import torch
 from pydantic import Field
 from tokenizers import Tokenizer
 
 from rayfed.data.base import Dataset, Split, at_most, local_path
-from rayfed.data.forms import MOST_TOKENS, Kind, Tokens, token_images
 from rayfed.errors import DataError
 from rayfed.registry import component
+from rayfed.samples import MOST_TOKENS, Modality, Tokens
 
 _OWN = Path(__file__).parents[1] / "texts"
 _BYTES = 256
@@ -35,7 +34,7 @@ class Text:
     training texts, always the same ones.
     """
 
-    holds: ClassVar[Kind] = "tokens"
+    holds: ClassVar[Modality] = "tokens"
 
     root: str | None = None
     """A folder with a folder for each class, `CLASS/*.txt` in UTF-8; `~` and environment variables are expanded. None
@@ -64,9 +63,8 @@ class Text:
         test = at_most(self.test_samples, test, "test_samples")
         assert isinstance(train.images, np.ndarray)
         assert isinstance(test.images, np.ndarray)
-        return Dataset(
-            train.images, train.labels, test.images, test.labels, tuple(texts), form=Tokens(_pieces(tokenizer))
-        )
+        sample = Tokens(_pieces(tokenizer), self.length)
+        return Dataset(train.images, train.labels, test.images, test.labels, tuple(texts), sample=sample)
 
     def _tokenizer(self, texts: list[str]) -> Tokenizer:
         if self.tokenizer is None:
@@ -85,7 +83,7 @@ class Text:
         return found
 
     def _windows(self, tokenizer: Tokenizer, texts: dict[str, list[str]], split: str) -> Split:
-        """All windows of a split: images (N, 1, 2, length) uint8 and labels (N,)."""
+        """All windows of a split: token numbers (N, length) int64 and labels (N,)."""
         windows: list[np.ndarray] = []
         for name, of_class in texts.items():
             encoded = (np.array(tokenizer.encode(t, add_special_tokens=False).ids, np.int64) for t in of_class)
@@ -94,8 +92,7 @@ class Text:
             if not len(windows[-1]):
                 raise DataError(f"class '{name}' has no {split} text of {self.length} tokens: lower data.length")
         labels = np.repeat(np.arange(len(windows)), [len(rows) for rows in windows])
-        images = token_images(torch.from_numpy(np.concatenate(windows)))
-        return Split((images * 255).round().byte().numpy(), labels)
+        return Split(np.concatenate(windows), labels)
 
 
 def learnt(texts: list[str], size: int) -> Tokenizer:

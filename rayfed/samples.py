@@ -59,11 +59,6 @@ class SampleSpec(ABC):
     """What the dimensions of a sample are called."""
 
     @property
-    def kind(self) -> Modality:
-        """The modality, as `rayfed.metrics.score` calls it."""
-        return self.modality
-
-    @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
         """Of one input."""

@@ -45,7 +45,7 @@ ARROWS = {
     "rayfed.gradients": {"rayfed.objective", "rayfed.update"},
     # secure noise is made of a cipher's key stream
     "rayfed.privacy": {"rayfed.crypto.keys"},
-    "rayfed.metrics": {"rayfed.data.forms", "rayfed.models.pretrained"},
+    "rayfed.metrics": {"rayfed.models.pretrained"},
     # a column for every metric and every measure
     "rayfed.store": {"rayfed.metrics.known", "rayfed.metrics.measures"},
     # a defence on the server's side is a rule of aggregation; malicious clients meet both

@@ -59,7 +59,7 @@ def test_what_counts_as_found() -> None:
     guess = torch.tensor([[0.53, 0.2, 0.4, 0.3], [0.54, 0.1, 0.0, 0.9]])[:, None, None]
     # 3.19 is the bound of the weight: 53 is found for 50, 54 is not; the largest byte names the colour
     assert Records(columns).found(true, guess).tolist() == [[True, True], [False, False]]
-    scorer = Scorer(("feature_accuracy",), form=Records(columns))
+    scorer = Scorer(("feature_accuracy",), sample=Records(columns))
     scored = scorer.score(true, torch.tensor([0, 1]), guess, torch.tensor([0, 1]))
     assert [row["feature_accuracy"] for row in scored] == [1.0, 0.0]
     assert Records(columns).read(true)[0] == ["weight 50", "colour red"]

@@ -13,11 +13,11 @@ from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most
 
 if TYPE_CHECKING:
-    from rayfed.data.forms import Kind
+    from rayfed.samples import Modality
 
 NONE = "–"
 """Stands for what was not measured."""
-NOUNS: dict[Kind, str] = {"pixels": "image", "tokens": "text", "records": "record"}
+NOUNS: dict[Modality, str] = {"pixels": "image", "tokens": "text", "records": "record"}
 """Form of samples -> what one is called."""
 _FOUND = {leading(form): noun for form, noun in NOUNS.items() if form != "pixels"}
 """The metric that leads for samples that are no images -> what they are called."""

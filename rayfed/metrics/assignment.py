@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rayfed.data.forms import Kind, token_numbers
+from rayfed.samples import Modality
 
 
-def assign(true: Tensor, reconstructed: Tensor, kind: Kind = "pixels") -> Tensor:
-    """The permutation (N,) int64 for which `reconstructed[p]` lines up with `true`, both (N, C, H, W).
+def assign(true: Tensor, reconstructed: Tensor, modality: Modality = "pixels") -> Tensor:
+    """The permutation (N,) int64 for which `reconstructed[p]` lines up with `true`, both (N, *shape).
 
     It minimises the sum of the pairs' distances (the roots of their mean squared errors, of texts the numbers of tokens
     that differ): by the triangle inequality no exact copy is then given to another image, as squares would do. A
@@ -18,9 +18,8 @@ def assign(true: Tensor, reconstructed: Tensor, kind: Kind = "pixels") -> Tensor
     from scipy.optimize import linear_sum_assignment  # half a second of imports, in processes that may never score
 
     usable = reconstructed.flatten(1).isfinite().all(1)
-    if kind == "tokens":
-        words, guessed = token_numbers(true), token_numbers(reconstructed.nan_to_num(0))
-        cost = torch.cdist(words.double(), guessed.double(), p=0)
+    if modality == "tokens":
+        cost = torch.cdist(true.double(), reconstructed.nan_to_num(0).double(), p=0)
     else:
         pixels, guesses = true.double().flatten(1), reconstructed.double().flatten(1)
         # Not by matrix product, whose rounding error is of the order of a good reconstruction's distance.

@@ -8,7 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from rayfed.data.forms import Kind
+    from rayfed.samples import Modality
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,13 @@ class Metric:
     first, once a process, and returns what measures; it may raise `UserError` then, and the column stays empty."""
     higher_is_closer: bool
     """Whether more of it is nearer to the truth, or less."""
-    forms: tuple[Kind, ...] = ("pixels",)
-    """The forms of samples of which it means something, the one that it was made for first."""
+    modalities: tuple[Modality, ...] = ("pixels",)
+    """The modalities of samples of which it means something, the one that it was made for first."""
     compares: Literal["samples", "class", "labels"] = "samples"
     """`samples`: true ones (N, C, H, W) with the reconstructions matched to them, to (N,). `class`: the true labels
     (N,) with the reconstructions, to (N,). `labels`: those of a batch (N,) with those that the attack states, in any
     order, to one number for the batch."""
-    needs: tuple[Literal["lpips_weights", "evaluator", "recogniser", "people", "form"], ...] = ()
+    needs: tuple[Literal["lpips_weights", "evaluator", "recogniser", "people", "sample"], ...] = ()
     """Fields of `Scorer` that the function is made with."""
     unit: str = ""
     ceiling: float = inf
@@ -55,22 +55,24 @@ class Metric:
     """Whether the value of the worst sample stands beside the mean in the table of settings."""
     outcome: bool = True
     """Whether the outcomes have its mean and worst value, so that settings can be judged by it."""
-    default_of: tuple[Kind, ...] = ()
-    """The forms of samples of which it is measured unless the scenario says what is."""
+    default_of: tuple[Modality, ...] = ()
+    """The modalities of samples of which it is measured unless the scenario says what is."""
     leads: bool = False
-    """Whether samples of its first form are ranked by it."""
+    """Whether samples of its first modality are ranked by it."""
     success: Literal["curve", "threshold"] | None = "curve"
     """Whether a scenario may set a threshold from which on a reconstruction counts, and whether the report draws how
     many pass each threshold and can order the images by it."""
     threshold: float | None = None
-    """That threshold for samples of its first form, unless the scenario says one."""
+    """That threshold for samples of its first modality, unless the scenario says one."""
     chart: tuple[float, float] | None = None
     """The easiest threshold that a chart begins with where all samples pass the hardest, and the hardest one that it
     shows: what is nearer is the same to any eye. None: those that were measured."""
 
     def __post_init__(self) -> None:
         """Say what it is to `rayfed list` and `rayfed describe`."""
-        facts = f"Of {', '.join(self.forms)}; {'more' if self.higher_is_closer else 'less'} is nearer to the truth."
+        facts = (
+            f"Of {', '.join(self.modalities)}; {'more' if self.higher_is_closer else 'less'} is nearer to the truth."
+        )
         if self.default_of:
             facts += f" Measured by default of {', '.join(self.default_of)}."
         if self.threshold is not None:

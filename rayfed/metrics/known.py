@@ -9,7 +9,7 @@ from rayfed.errors import UserError
 from rayfed.metrics.base import Metric
 
 if TYPE_CHECKING:
-    from rayfed.data.forms import Kind
+    from rayfed.samples import Modality
 
 
 def _found() -> dict[str, Metric]:
@@ -24,22 +24,22 @@ METRICS = _found()
 """Name -> metric, in the order of columns."""
 
 
-def metrics_of(form: Kind) -> tuple[str, ...]:
-    """The metrics that mean something of samples of a form, those that were made for it first."""
-    fitting = [metric for metric in METRICS.values() if form in metric.forms]
-    return tuple(metric.name for metric in sorted(fitting, key=lambda metric: metric.forms[0] != form))
+def metrics_of(modality: Modality) -> tuple[str, ...]:
+    """The metrics that mean something of samples of a modality, those that were made for it first."""
+    fitting = [metric for metric in METRICS.values() if modality in metric.modalities]
+    return tuple(metric.name for metric in sorted(fitting, key=lambda metric: metric.modalities[0] != modality))
 
 
-def default_names(form: Kind) -> list[str]:
-    """What is measured of samples of a form where a scenario does not say."""
-    return [name for name in metrics_of(form) if form in METRICS[name].default_of]
+def default_names(modality: Modality) -> list[str]:
+    """What is measured of samples of a modality where a scenario does not say."""
+    return [name for name in metrics_of(modality) if modality in METRICS[name].default_of]
 
 
-def default_success(form: Kind) -> dict[str, float]:
+def default_success(modality: Modality) -> dict[str, float]:
     """The thresholds of success likewise."""
-    return {m.name: m.threshold for m in METRICS.values() if m.threshold is not None and m.forms[0] == form}
+    return {m.name: m.threshold for m in METRICS.values() if m.threshold is not None and m.modalities[0] == modality}
 
 
-def leading(form: Kind) -> Metric:
-    """What samples of a form are ranked by."""
-    return next(metric for metric in METRICS.values() if metric.leads and metric.forms[0] == form)
+def leading(modality: Modality) -> Metric:
+    """What samples of a modality are ranked by."""
+    return next(metric for metric in METRICS.values() if metric.leads and metric.modalities[0] == modality)

@@ -10,15 +10,15 @@ from rayfed.metrics.base import Metric
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rayfed.data.forms import Records
+    from rayfed.samples import Records
 
 
-def feature_accuracy(form: Records) -> Callable[[Tensor, Tensor], Tensor]:
-    """The share of columns found, of continuous ones within `rayfed.data.forms.TOLERANCE`.
+def feature_accuracy(sample: Records) -> Callable[[Tensor, Tensor], Tensor]:
+    """The share of columns found, of continuous ones within `rayfed.samples.TOLERANCE`.
 
     What it returns takes records (N, 1, 1, F) twice, the true ones first, to (N,) float64 in [0, 1].
     """
-    return lambda true, guess: form.found(true, guess).double().mean(1)
+    return lambda true, guess: sample.found(true, guess).double().mean(1)
 
 
 FEATURE_ACCURACY = Metric(
@@ -27,9 +27,9 @@ FEATURE_ACCURACY = Metric(
     title="features found",
     short="features",
     function=feature_accuracy,
-    needs=("form",),
+    needs=("sample",),
     higher_is_closer=True,
-    forms=("records",),
+    modalities=("records",),
     format="share",
     tables=("run",),
     default_of=("records",),

@@ -13,17 +13,18 @@ from typing import Any
 
 from torch import Tensor
 
-from rayfed.data.forms import PIXELS, Form
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.known import METRICS, metrics_of
+from rayfed.samples import Pixels, SampleSpec
 
 _Functions = dict[str, Callable[..., Any]]
+_IMAGE = Pixels(1, 1, 1)
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores reconstructed batches by the named metrics; raises `UserError` for one that its form does not have."""
+    """Scores reconstructed batches by the named metrics; raises `UserError` for one that does not fit the samples."""
 
     names: tuple[str, ...]
     lpips_weights: str | None = None
@@ -34,14 +35,14 @@ class Scorer:
     """As `Identity` takes it; likewise."""
     people: tuple[str, ...] = ()
     """The names of the classes, which are whom the images show."""
-    form: Form = PIXELS
-    """What the images mean."""
+    sample: SampleSpec = _IMAGE
+    """What the samples are."""
 
     def __post_init__(self) -> None:
-        known = metrics_of(self.form.kind)
+        known = metrics_of(self.sample.modality)
         for name in self.names:
             if name not in known:
-                raise UserError(f"metrics: unknown metric of {self.form.kind} '{name}': {nearest(name, known)}")
+                raise UserError(f"metrics: unknown metric of {self.sample.modality} '{name}': {nearest(name, known)}")
 
     def unavailable(self) -> list[str]:
         """For the metrics whose weights this machine cannot load: why their columns will stay empty."""
@@ -57,7 +58,7 @@ class Scorer:
         it holds `people`, too, among how many the recogniser chose.
         """
         images, labels = images.to(true_images), labels.to(true_labels)
-        order = assign(true_images, images, self.form.kind)
+        order = assign(true_images, images, self.sample.modality)
         guess = images[order]
         columns = {
             "sample": list(range(len(order))),

@@ -19,16 +19,14 @@ Rouge = Literal["rouge1", "rouge2", "rougeL"]
 
 
 def token_accuracy(true: Tensor, guess: Tensor) -> Tensor:
-    """The share of tokens that are right and in their places: texts (N, 1, 2, L) twice to (N,) float64."""
-    from rayfed.data.forms import token_numbers  # PyTorch, without which a metric is declared
-
-    return (token_numbers(true) == token_numbers(guess)).double().mean(1)
+    """The share of tokens that are right and in their places: texts (N, L) int64 twice to (N,) float64."""
+    return (true == guess).double().mean(1)
 
 
 def rouge(kind: Rouge, true: Tensor, guess: Tensor) -> Tensor:
     """The F-measure of shared tokens (rouge1), of pairs (rouge2), or of the longest common subsequence (rougeL).
 
-    Texts (N, 1, 2, L) twice, the true ones first, to (N,) float64 in [0, 1].
+    Texts (N, L) int64 twice, the true ones first, to (N,) float64 in [0, 1].
     """
     scorer = _scorer(kind)
     pairs = zip(_written(true), _written(guess), strict=True)
@@ -37,9 +35,7 @@ def rouge(kind: Rouge, true: Tensor, guess: Tensor) -> Tensor:
 
 
 def _written(texts: Tensor) -> list[str]:
-    from rayfed.data.forms import token_numbers
-
-    return [" ".join(map(str, row)) for row in token_numbers(texts).tolist()]
+    return [" ".join(map(str, row)) for row in texts.tolist()]
 
 
 class _AsWritten:
@@ -63,7 +59,7 @@ TOKEN_ACCURACY = Metric(
     short="tokens",
     function=token_accuracy,
     higher_is_closer=True,
-    forms=("tokens",),
+    modalities=("tokens",),
     format="share",
     tables=("run",),
     default_of=("tokens",),
@@ -77,7 +73,7 @@ ROUGE_1 = Metric(
     title="ROUGE-1",
     function=partial(rouge, "rouge1"),
     higher_is_closer=True,
-    forms=("tokens",),
+    modalities=("tokens",),
     tables=("run",),
     default_of=("tokens",),
     success="threshold",
@@ -88,7 +84,7 @@ ROUGE_2 = Metric(
     title="ROUGE-2",
     function=partial(rouge, "rouge2"),
     higher_is_closer=True,
-    forms=("tokens",),
+    modalities=("tokens",),
     tables=(),
     default_of=("tokens",),
     success="threshold",
@@ -99,7 +95,7 @@ ROUGE_L = Metric(
     title="ROUGE-L",
     function=partial(rouge, "rougeL"),
     higher_is_closer=True,
-    forms=("tokens",),
+    modalities=("tokens",),
     tables=("run",),
     default_of=("tokens",),
     success="threshold",

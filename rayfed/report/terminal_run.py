@@ -27,7 +27,7 @@ from rayfed.privacy.printing import at_most
 from rayfed.store.schemas import VERSUS
 
 if TYPE_CHECKING:
-    from rayfed.data.forms import Kind
+    from rayfed.samples import Modality
 
 
 class RunView:
@@ -316,7 +316,7 @@ def _failures(rows: Sequence[dict[str, Any]]) -> str:
     return "".join(f"; {f}" for f in sorted({f"{r['status']}: {r['message']}" for r in rows if r["status"] != "ok"}))
 
 
-def _summary(rows: Sequence[dict[str, Any]], form: Kind) -> str:
+def _summary(rows: Sequence[dict[str, Any]], form: Modality) -> str:
     leader = leading(form)
     found = _values(rows, leader.name)
     called = leader.title if leader.unit else leader.name.replace("_", " ")
@@ -327,12 +327,12 @@ def _summary(rows: Sequence[dict[str, Any]], form: Kind) -> str:
     return f"{_plural(len(rows), NOUNS[form])}, {quality}{labels}" + _failures(rows)
 
 
-def _form(attacks: Sequence[dict[str, Any]]) -> Kind:
+def _form(attacks: Sequence[dict[str, Any]]) -> Modality:
     """What the samples of some rows of attacks are, by what was measured of them."""
     return next((form for form in NOUNS if form != "pixels" and _values(attacks, leading(form).name)), "pixels")
 
 
-def _others(attacks: Sequence[dict[str, Any]], form: Kind) -> list[Metric]:
+def _others(attacks: Sequence[dict[str, Any]], form: Modality) -> list[Metric]:
     """The metrics of the last table behind the leading one: measured, or measured unless a scenario says otherwise."""
     shown = [
         metric
@@ -354,7 +354,7 @@ def _shown(metric: Metric, rows: Sequence[dict[str, Any]], pick: Callable[[Seque
     return f"{pick(values):.0%}" if metric.format in ("share", "hit") else f"{pick(values):.3f}"
 
 
-_TERMS: dict[Kind, str] = {
+_TERMS: dict[Modality, str] = {
     "pixels": "mean and best PSNR in dB",
     "tokens": "mean and best share of tokens in their places",
     "records": "mean and best share of features found",

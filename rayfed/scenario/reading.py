@@ -9,7 +9,7 @@ from typing import Any
 from rayfed.documents import Place, read_yaml
 from rayfed.errors import ScenarioError
 from rayfed.registry import DOTTED_PATH
-from rayfed.scenario.forms import form_problems, with_metrics
+from rayfed.scenario.modalities import modality_problems, with_metrics
 from rayfed.scenario.paths import put
 from rayfed.scenario.problems import Problem, component_problems, joint_problems, repeated, schema_problems
 from rayfed.scenario.sections import Scenario
@@ -94,7 +94,7 @@ def check(
     problems = [*known, *schema_problems(document), *component_problems(document)]
     if not problems:
         scenario = Scenario.model_validate(with_metrics(document))
-        problems = [*joint_problems(scenario), *form_problems(scenario), *sweep_problems(scenario)]
+        problems = [*joint_problems(scenario), *modality_problems(scenario), *sweep_problems(scenario)]
     if problems:
         raise ScenarioError(_report(origin, problems, lines))
     return scenario

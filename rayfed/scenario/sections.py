@@ -29,7 +29,7 @@ from rayfed.store.schemas import VERSUS
 if TYPE_CHECKING:
     import torch
 
-    from rayfed.data.forms import Kind
+    from rayfed.samples import Modality
 
 
 class Training(Section):
@@ -168,7 +168,7 @@ def _known(names: Iterable[str]) -> AfterValidator:
 
 
 _THRESHOLDS = [name for name, metric in METRICS.items() if metric.success]
-_OTHER_FORMS: tuple[Kind, ...] = ("tokens", "records")
+_OTHER_FORMS: tuple[Modality, ...] = ("tokens", "records")
 _NAMES = "; ".join(f"of {form}: {', '.join(default_names(form))}" for form in _OTHER_FORMS)
 _SUCCESS = "; ".join(f"of {form}: `{n}: {t:g}`" for form in _OTHER_FORMS for n, t in default_success(form).items())
 

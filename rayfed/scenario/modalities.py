@@ -1,4 +1,4 @@
-"""What does not fit the form of a scenario's samples (`rayfed.data.forms`), and the metrics that do by default."""
+"""What does not fit the form of a scenario's samples (`rayfed.samples`), and the metrics that do by default."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rayfed.scenario.sections import Scenario
 
 def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
     """A scenario's document with the metrics that its data's form has by default; itself where anything is amiss."""
-    from rayfed.data.forms import held  # torch, which a scenario's schema does without
+    from rayfed.samples import held  # torch, which a scenario's schema does without
 
     data, metrics = named(document.get("data")), document.get("metrics") or {}
     name = data.get("name") if isinstance(data, dict) else None
@@ -34,9 +34,9 @@ def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
     return {**document, "metrics": {"names": names, "success": success, **metrics}}
 
 
-def form_problems(s: Scenario) -> Iterator[Problem]:
+def modality_problems(s: Scenario) -> Iterator[Problem]:
     """Components and metrics that mean nothing for the samples of the scenario's data."""
-    from rayfed.data.forms import held, taken
+    from rayfed.samples import held, taken
 
     kind = held(registry.find(s.data.kind, s.data.name))
     for path, spec in _components(s):

@@ -18,8 +18,8 @@ class Reconstruction:
     """What an attack believes about one observation."""
 
     images: Tensor
-    """Inputs (N, *shape) as the observation's `sample` says, images (N, C, H, W) in [0, 1] for one; N is its batch size,
-    and the order is the attack's own."""
+    """Inputs (N, *shape) as the observation's `sample` says, such as images (N, C, H, W) in [0, 1]; N is the
+    observation's batch size, and the order is the attack's own."""
     labels: Tensor
     """(N,) int64, the attack's own estimate (equal to the observation's where those were given)."""
     loss: float = float("nan")

@@ -186,8 +186,8 @@ class Observation:
     labels: Tensor | None = None
     """(batch_size,) int64, only under `knowledge: [labels]`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else the scenario's threat model grants, by the name of the knowledge: `public` is a pair of images
-    (M, C, H, W) and labels (M,); `defence` (`Named`) are bool masks of the values of the update that the victim's
+    """What else the scenario's threat model grants, by the name of the knowledge: `public` is a pair of inputs
+    (M, *shape) and labels (M,); `defence` (`Named`) are bool masks of the values of the update that the victim's
     defences have not spoilt; `candidates` is another, half of which the victim trained on; `activations` (N, ...)
     is what the victim's private part makes of its images; `colluder` (`Named`) are the parameters and buffers of
     another client's private part."""

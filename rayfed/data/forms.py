@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rayfed.samples import MODALITIES as KINDS
 from rayfed.samples import Modality as Kind
-from rayfed.samples import Pixels, Records, SampleSpec, Tokens, held, taken
+from rayfed.samples import Pixels, Records, held, taken
+from rayfed.samples import SampleSpec as Form
 
-__all__ = ["KINDS", "PIXELS", "Form", "Kind", "Pixels", "Records", "Tokens", "held", "taken", "token_numbers"]
+__all__ = ["PIXELS", "Form", "Kind", "Records", "held", "taken", "token_numbers"]
 
-Form = SampleSpec
 PIXELS = Pixels(1, 1, 1)
 
 

@@ -39,15 +39,15 @@ class Penalised(ABC):
 
 
 def batch_loss(
-    model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor, mask: Tensor | None = None
+    model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor, mask: Tensor | None = None
 ) -> Tensor:
     """Mean loss of a batch (`rayfed.objective`), and what the modules that are `Penalised` add to it, a scalar.
 
-    `images` is (N, C, H, W) in [0, 1]; `labels` is (N,) int64, or (N, K) probabilities, or words (N, L) int64;
-    `mask` is (N,) weights of the samples, 0 for padding.
+    `inputs` is (N, *shape), such as images (N, C, H, W) in [0, 1]; `labels` is (N,) int64, or (N, K) probabilities, or
+    words (N, L) int64; `mask` is (N,) weights of the samples, 0 for padding.
     """
     with _penalties(model) as penalties:
-        logits = functional_call(model, {**weights, **buffers}, (images,))
+        logits = functional_call(model, {**weights, **buffers}, (inputs,))
     if mask is None:
         return objective.loss(logits, labels) + sum(penalty.mean() for penalty in penalties)
     losses = objective.loss(logits, labels, "none") + sum(penalties)
@@ -71,38 +71,38 @@ def gradient(
     model: nn.Module,
     weights: Named,
     buffers: Named,
-    images: Tensor,
+    inputs: Tensor,
     labels: Tensor,
     mask: Tensor | None = None,
     create_graph: bool = False,
 ) -> tuple[Named, Tensor]:
     """The gradient of `batch_loss` in the weights, by name, and the loss (a detached scalar).
 
-    With `create_graph` the gradient can be differentiated again in `images` and `labels`.
+    With `create_graph` the gradient can be differentiated again in `inputs` and `labels`.
     """
     leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
-    loss = batch_loss(model, leaves, buffers, images, labels, mask)
+    loss = batch_loss(model, leaves, buffers, inputs, labels, mask)
     grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph, materialize_grads=True)
     return dict(zip(leaves, grads, strict=True)), loss.detach()
 
 
 def many_gradients(
-    model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor, own: Named | None = None
+    model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor, own: Named | None = None
 ) -> Named:
     """The gradients of P batches at the same weights, in one vectorised call that can be differentiated again.
 
-    `images` is (P, N, C, H, W), `labels` (P, N) int64 or (P, N, K) probabilities; the result has a leading dimension P,
+    `inputs` is (P, N, *shape), `labels` (P, N) int64 or (P, N, K) probabilities; the result has a leading dimension P,
     as the tensors of `own` have: buffers of each batch's own.
     """
     one = grad(lambda w, b, x, y: batch_loss(model, w, buffers | b, x, y))
     leaves = {name: w.detach() for name, w in weights.items()}
-    gradients: Named = vmap(one, in_dims=(None, 0, 0, 0))(leaves, own or {}, images, labels)
+    gradients: Named = vmap(one, in_dims=(None, 0, 0, 0))(leaves, own or {}, inputs, labels)
     return gradients
 
 
-def per_sample_gradients(model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor) -> Named:
+def per_sample_gradients(model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor) -> Named:
     """The gradient of every sample's own loss: each tensor has a leading dimension N."""
-    return many_gradients(model, weights, buffers, images.unsqueeze(1), labels.unsqueeze(1))
+    return many_gradients(model, weights, buffers, inputs.unsqueeze(1), labels.unsqueeze(1))
 
 
 def flatten(tensors: Named) -> Tensor:

@@ -7,7 +7,7 @@ take in their place; whatever works on samples of more than one modality asks it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -98,6 +98,10 @@ class SampleSpec(ABC):
     def noise(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """Random inputs (count, *shape)."""
         return torch.rand(count, *self.shape, generator=generator)
+
+    def published(self) -> SampleSpec:
+        """The same without what is known to nobody but who has the samples: what attackers are told."""
+        return self
 
     def describe(self, trained: int, tested: int) -> str:
         """A data set with so many training and test samples, in words."""
@@ -263,6 +267,10 @@ class Records(SampleSpec):
     def extent(self) -> str:
         """How many columns."""
         return f"{len(self.columns)} columns"
+
+    def published(self) -> Records:
+        """Without the columns' deviations, by which guesses are scored."""
+        return Records(tuple(replace(column, deviation=0.0) for column in self.columns))
 
     def split(self, inputs: Tensor) -> list[Tensor]:
         """The columns' parts (N, width) of records (N, 1, 1, F)."""

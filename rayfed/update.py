@@ -187,7 +187,7 @@ class Observation:
     """(batch_size,) int64, only where they are granted."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What else the scenario's threat model grants (`rayfed.client.grants`), by the names that its grants declare:
-    `public` is a pair of images (M, C, H, W) and labels (M,), `defence` (`Named`) are bool masks, and so on."""
+    `public` is a pair of inputs (M, *shape) and labels (M,), `defence` (`Named`) are bool masks, and so on."""
     local: LocalTraining = LocalTraining()
     """The local steps that the client was told to take."""
     returned_buffers: Named = field(default_factory=dict)

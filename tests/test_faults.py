@@ -38,6 +38,7 @@ from rayfed.engine.local import local
 from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.errors import ClientError, RunError, ScenarioError
 from rayfed.registry import component
+from rayfed.samples import Pixels
 from rayfed.scenario import Scenario, resolve
 from rayfed.store import folder as folders
 from rayfed.store.folder import RunFolder
@@ -233,7 +234,7 @@ def test_a_round_in_which_all_fail_changes_nothing(tmp_path: Path) -> None:
     [row] = failed.read_table("rounds").to_pylist()
     assert (row["clients"], row["train_loss"], row["bytes_up"]) == (0, None, 0)
     saved = weights(failed)["odd"]
-    assert_same_bits(saved["weights"], build_arm(resolve(one)["odd"], (1, 8, 8), 10, one.seed).weights)
+    assert_same_bits(saved["weights"], build_arm(resolve(one)["odd"], Pixels(1, 8, 8), 10, one.seed).weights)
 
 
 def test_a_run_that_a_client_stops_is_resumed_when_it_is_mended(undisturbed: RunFolder, tmp_path: Path) -> None:

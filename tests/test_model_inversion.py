@@ -21,6 +21,7 @@ from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.images import mse
 from rayfed.models.build import build_model
 from rayfed.models.front import Front
+from rayfed.samples import Pixels
 from rayfed.scenario import AttackSpec, Scenario, parse
 from rayfed.update import Observation
 from tests.attack_fixtures import generators, images_of, observed
@@ -56,7 +57,9 @@ def split(model: nn.Module, cut: str, images: Tensor, noise: float = 0.0) -> Obs
     """A victim whose private part is the model's, and a colluder whose weights are a little off."""
     front = Front(model, cut)
     state = weights_of(model) | buffers_of(model)
-    other = {n: state[n] * (1 + noise) if state[n].is_floating_point() else state[n] for n in front.names((1, 16, 16))}
+    other = {
+        n: state[n] * (1 + noise) if state[n].is_floating_point() else state[n] for n in front.names(Pixels(1, 16, 16))
+    }
     labels = torch.arange(len(images))
     sent = front({n: t.clone() for n, t in state.items()}, images).detach()
     return replace(observed(model, images, labels), extra={"activations": sent, "colluder": other})
@@ -69,7 +72,7 @@ def test_a_front_is_the_model_up_to_its_cut() -> None:
     for cut, depth in (("conv1", 1), ("act1", 3), ("conv2", 4)):
         front = Front(model, cut)
         torch.testing.assert_close(front(weights_of(model), images), model[:depth](images))
-        assert front.names((1, 16, 16)) == [
+        assert front.names(Pixels(1, 16, 16)) == [
             n for n, _ in model.named_parameters() if n.split(".")[0] in dict(model[:depth].named_children())
         ]
     doubled = {name: 2 * weight for name, weight in weights_of(model).items()}
@@ -78,7 +81,7 @@ def test_a_front_is_the_model_up_to_its_cut() -> None:
 
 def test_a_front_of_nested_modules_knows_its_batch_norms() -> None:
     model = build_model("resnet10", {}, (3, 32, 32), 10, seed=0)
-    names = Front(model, "stages.0").names((3, 32, 32))
+    names = Front(model, "stages.0").names(Pixels(3, 32, 32))
     assert all(name.startswith(("conv1.", "bn1.", "stages.0.")) for name in names)
     assert "stages.0.0.conv2.weight" in names
     assert "bn1.running_mean" in names
@@ -93,7 +96,7 @@ def test_a_cut_that_is_none_is_refused() -> None:
         Front(model, "2")
     model[0].unused = nn.ReLU()
     with pytest.raises(UserError, match=r"'0\.unused' is never called"):
-        Front(model, "0.unused").names((1, 2, 2))
+        Front(model, "0.unused").names(Pixels(1, 2, 2))
 
 
 def test_a_host_grants_the_victims_activations_and_the_colluders_part() -> None:

@@ -30,6 +30,7 @@ from rayfed.models.passport import PenalisedPassport
 from rayfed.models.pretrained import Origin, save_generator
 from rayfed.models.private import common_names, freeze, key_names, private_names
 from rayfed.models.private_conv import PrivateConv, private_convs
+from rayfed.samples import Pixels
 from rayfed.scenario import Scenario, parse
 from rayfed.update import Observation
 from tests.attack_fixtures import generators
@@ -132,7 +133,7 @@ def test_the_front_alone_is_private(
     if type(defence) is Split:
         torch.testing.assert_close(model.eval()(images), plain.eval()(images))
     assert model(images).shape == (2, 10)
-    assert set(Front(model, path).names(shape)) == private_names(model)
+    assert set(Front(model, path).names(Pixels(*shape))) == private_names(model)
 
 
 def test_more_layers_and_those_that_cannot_be_kept() -> None:

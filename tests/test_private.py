@@ -34,6 +34,7 @@ from rayfed.models.key_lock import conv_norm_blocks
 from rayfed.models.pretrained import Origin, save_generator
 from rayfed.models.private import freeze, private_names
 from rayfed.registry import component
+from rayfed.samples import Pixels
 from rayfed.scenario import AttackSpec, Scenario, parse
 from rayfed.store import checkpoint
 from rayfed.update import Named, Observation
@@ -212,7 +213,7 @@ def test_the_papers_attacks_put_what_they_are_given_into_the_gap(attack: Any, tm
     objectives = []
     for knowledge in ([], ["colluder"], ["key"], ["lock"], ["key", "lock"]):
         observation = seen(runtime, sent, 0, states, knowledge=["labels", *knowledge])
-        model = build_arm(runtime.specs["locked"], (1, 8, 8), 10, 0).model
+        model = build_arm(runtime.specs["locked"], Pixels(1, 8, 8), 10, 0).model
         freeze(model, private_names(model) - observation.weights.keys())
         [found] = method.reconstruct([observation], model, generators(1))
         assert found.status == "ok"
@@ -250,7 +251,7 @@ def test_victims_whose_keys_are_known_are_not_attacked_with_each_others() -> Non
 
     def attack(group: Any, generators: Any) -> Any:
         groups.append(len(group))
-        model = build_arm(runtime.specs["locked"], (1, 8, 8), 10, 0).model
+        model = build_arm(runtime.specs["locked"], Pixels(1, 8, 8), 10, 0).model
         freeze(model, private_names(model) - group[0].weights.keys())
         return InvertingGradients(iterations=1).reconstruct(group, model, generators)
 

@@ -19,6 +19,7 @@ from rayfed.defences.refiner import Refiner, projected, utility_weights
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, gradient, norm, weights_of
 from rayfed.models.pretrained import load_evaluator
+from rayfed.samples import Pixels
 from rayfed.scenario import DefenceSpec, parse, resolve
 from rayfed.update import Named
 from tests.attack_fixtures import leaky_lenet, photo
@@ -177,7 +178,7 @@ def test_what_does_not_fit_is_said_before_a_run(tmp_path: Path) -> None:
     lenet = resolve(parse("{name: t, model: lenet, federation: {rounds: 1, clients: 2}}"))["none"]
 
     def arm(*stack: DefenceSpec) -> None:
-        build_arm(replace(lenet, defences=list(stack)), (3, 16, 16), 10, seed=0)
+        build_arm(replace(lenet, defences=list(stack)), Pixels(3, 16, 16), 10, seed=0)
 
     with pytest.raises(UserError, match=r"no evaluation network .*absent\.pt"):
         arm(DefenceSpec(name="refiner", evaluator=str(tmp_path / "absent.pt")))

@@ -7,21 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from rayfed.defences.dp_sgd import DpSgd
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune
 from rayfed.defences.quantise import Quantise
+from rayfed.engine import runs
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
 from rayfed.errors import DataError, UserError
 from rayfed.gradients import gradient, many_gradients, per_sample_gradients, weights_of
 from rayfed.metrics.assignment import assign
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import build_model
 from rayfed.registry import build
-from rayfed.samples import Tokens
+from rayfed.samples import Column, Pixels, Records, SampleSpec, Tokens
 from rayfed.scenario import parse
 from tests.attack_fixtures import observed
 from tests.text_fixtures import authors, reader, windows
@@ -191,6 +194,82 @@ def test_defences_of_updates_take_texts(defence) -> None:  # type: ignore[no-unt
 def test_a_model_of_texts_refuses_pictures(name: str) -> None:
     with pytest.raises(UserError, match="reads texts, and the data's samples are 1x28x28"):
         build_model(name, {}, (1, 28, 28), 10, 0)
+
+
+class Net(nn.Module):
+    """A user's own, which knows nothing of rayfed."""
+
+    def __init__(self, num_classes: int, vocabulary: int = 1024) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(vocabulary, 16), nn.Linear(16, num_classes)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        assert input_ids.dtype == torch.int64
+        assert input_ids.ndim == 2
+        logits: Tensor = self.head(self.words(input_ids).mean(1))
+        return logits
+
+
+def test_a_users_module_takes_the_numbers_of_tokens(tmp_path: Path) -> None:
+    """A whole run: trained, tested, defended, attacked and scored."""
+    scenario = parse(f"""
+name: own
+data: {{name: text, train_samples: 40, test_samples: 20}}
+model: {__name__}:Net
+federation: {{rounds: 2, clients: 2}}
+arms: {{none: [], private: [{{name: dp_sgd, clip: 1, noise_multiplier: 1, delta: 0.001}}]}}
+attacks:
+  - {{name: embedding_rows, observes: gradient, batch_size: 1, rounds: [1]}}
+  - {{name: tag, iterations: 5, observes: gradient, batch_size: 1, rounds: [1]}}
+  - {{name: membership, knowledge: [candidates]}}
+""")
+    folder = runs.launch(scenario, str(tmp_path), local, Progress())
+    attacks = folder.read_table("attacks").to_pylist()
+    [found] = [row for row in attacks if (row["arm"], row["attack"]) == ("none", "embedding_rows")]
+    assert found["rouge1"] > 0.9  # its tokens, in no order
+    assert all(len(row["true"]) == 16 for row in folder.read_table("texts").to_pylist())
+
+
+def test_a_users_module_with_too_few_tokens_is_refused() -> None:
+    with pytest.raises(UserError, match=r"does not take texts of 16 tokens: .*; set its vocabulary to 1024 or more"):
+        build_model(f"{__name__}:Net", {"vocabulary": 1023}, authors().sample, 3, seed=0)
+
+
+# ---- samples ----
+
+
+SPECS = [
+    Pixels(3, 4, 5),
+    Tokens(tuple(map(str, range(300))), 7),
+    Records((Column("age", (), 1.0, 9.0, 2.0), Column("town", ("Oslo", "Rom")))),
+]
+
+
+@pytest.mark.parametrize("sample", SPECS, ids=lambda sample: sample.modality)
+def test_inputs_are_what_the_sample_says(sample: SampleSpec) -> None:
+    drawn = np.random.default_rng(0)
+    stored = drawn.integers(sample.largest if sample.modality == "tokens" else 256, size=(4, *sample.shape))
+    made = (sample.tensor(stored.astype(sample.stored)), sample.blank(4), sample.trial(), sample.noise(50))
+    for inputs in made:
+        assert inputs.dtype == sample.dtype
+        assert inputs.shape[1:] == sample.shape
+        assert len(sample.shape) == len(sample.axes)
+        assert inputs.min() >= 0
+        assert inputs.max() <= sample.largest
+    assert {int(part) for part in sample.trial().unique()} == {0, sample.largest}
+
+
+def test_data_sets_are_told_in_words() -> None:
+    assert [sample.describe(30, 7) for sample in SPECS] == [
+        "30 training and 7 test images of 3x4x5",
+        "30 training texts of 7 tokens and 7 test texts",
+        "30 training records of 2 columns and 7 test records",
+    ]
+
+
+def test_attackers_are_not_told_how_a_table_varies() -> None:
+    assert [column.deviation for column in SPECS[2].published().columns] == [0.0, 0.0]
+    assert SPECS[1].published() == SPECS[1]
 
 
 # ---- scores ----

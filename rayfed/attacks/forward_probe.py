@@ -1,4 +1,4 @@
-"""What an attacker learns by running the model that it was shown on images of its own."""
+"""What an attacker learns by running the model that it was shown on samples of its own."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def buffers_for(model: nn.Module, observation: Observation) -> Named:
 
 
 @torch.no_grad()
-def run(model: nn.Module, observation: Observation, layer: str, images: Tensor) -> tuple[Tensor, Tensor]:
+def run(model: nn.Module, observation: Observation, layer: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """The input (n, ...) of the module called `layer` and the logits (n, K), at the observed weights.
 
-    `images` is (n, C, H, W), on any device.
+    `inputs` is (n, *shape), on any device.
     """
     device = next(iter(observation.weights.values())).device
     model = without_tracking(model).to(device)
     seen: list[Tensor] = []
-    model.get_submodule(layer).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    model.get_submodule(layer).register_forward_pre_hook(lambda _, entered: seen.append(entered[0]))
     state = {**observation.weights, **buffers_for(model, observation)}
-    logits = functional_call(model, state, (images.to(device),))
+    logits = functional_call(model, state, (inputs.to(device),))
     return seen[0], logits

@@ -127,9 +127,9 @@ class Clients:
 
     def own_data(self, arm: str, client: int, rows: np.ndarray) -> Batch:
         """Return some of a client's samples as it uses them in an arm: a malicious one may have poisoned them."""
-        images, labels = self._training_data(rows)
+        inputs, labels = self._training_data(rows)
         places = torch.arange(len(labels), device=self.device)
-        return self.malicious[arm].data(client, Batch(images, labels, places=places), len(self.data.classes))
+        return self.malicious[arm].data(client, Batch(inputs, labels, places=places), len(self.data.classes))
 
     def drawn_privately(self, arm: str, *purpose: int | str) -> Named:
         """Draw the private tensors of an arm as they begin, anew for each purpose but those that begin alike at all."""
@@ -180,8 +180,8 @@ class Clients:
     def _training_data(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         return self._tensors(self.data.train_images, self.data.train_labels, rows)
 
-    def _tensors(self, images: Images, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        inputs = self.data.sample.tensor(images[rows], self.device)
+    def _tensors(self, stored: Images, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        inputs = self.data.sample.tensor(stored[rows], self.device)
         return inputs, torch.from_numpy(labels[rows]).to(self.device)
 
     @cached_property

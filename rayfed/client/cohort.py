@@ -167,8 +167,8 @@ def _train_together(tasks: Sequence[Task], training: Training, defences: Sequenc
 def _stepper(task: Task, gradient: GradientMethod):  # type: ignore[no-untyped-def]
     """Return the gradient as a function of tensors alone, which is what vmap can map over."""
 
-    def step(weights: Named, images: Tensor, labels: Tensor, mask: Tensor) -> tuple[Named, Tensor]:
-        return gradient(task, weights, Batch(images, labels, mask))
+    def step(weights: Named, inputs: Tensor, labels: Tensor, mask: Tensor) -> tuple[Named, Tensor]:
+        return gradient(task, weights, Batch(inputs, labels, mask))
 
     return step
 
@@ -178,15 +178,15 @@ def _padded(local: Sequence[Batch], schedules: Sequence[Sequence[Tensor]], k: in
     device = local[0].inputs.device
     indices = [schedule[k] if k < len(schedule) else schedule[0][:0] for schedule in schedules]
     size = max(map(len, indices))
-    images, labels, masks = [], [], []
+    inputs, labels, masks = [], [], []
     for data, index in zip(local, indices, strict=True):
         padding = index.new_zeros(size - len(index))
         rows = torch.cat([index, padding]).to(device)
-        images.append(data.inputs[rows])
+        inputs.append(data.inputs[rows])
         labels.append(data.labels[rows])
         masks.append((torch.arange(size, device=device) < len(index)).float())
     active = torch.tensor([k < len(schedule) for schedule in schedules], device=device)
-    return Batch(torch.stack(images), torch.stack(labels), torch.stack(masks)), active
+    return Batch(torch.stack(inputs), torch.stack(labels), torch.stack(masks)), active
 
 
 @torch.no_grad()

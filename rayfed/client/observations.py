@@ -115,7 +115,7 @@ def _observation(
         update={} if sight.sealed else update.tensors,
         scale=local.scale,
         batch_size=samples,
-        sample=data.sample,
+        sample=data.sample.published(),
         classes=len(data.classes),
         labels=given.get("labels"),
         local=local,

@@ -232,13 +232,13 @@ class ClientRuntime(Clients):
 
     @torch.no_grad()
     def _evaluated(self, arm: str, state: Named, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, int]:
-        """Return summed loss and correct predictions of a whole model on some images and their labels."""
+        """Return summed loss and correct predictions of a whole model on some inputs and their labels."""
         model = self.arm(arm).model
         loss, correct = 0.0, 0
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
-        for images, labels in batches:
-            logits = functional_call(model, state, (images,))
+        for inputs, labels in batches:
+            logits = functional_call(model, state, (inputs,))
             loss += float(objective.loss(logits, labels, "sum"))
             correct += int(objective.correct(logits, labels).sum())
         for module, mode in modes:

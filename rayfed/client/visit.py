@@ -47,7 +47,7 @@ class Truth:
     distortion: float = 0.0
     """Distance of the observed update from the one without the arm's defences, over the latter's norm."""
     members: Tensor | None = None
-    """(M,) bool, which of the observation's candidates are among the images; None where it has none."""
+    """(M,) bool, which of the observation's candidates are among the inputs; None where it has none."""
 
     def replace(self, **changes: Any) -> Truth:
         """A copy with some fields changed."""

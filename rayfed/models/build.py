@@ -16,7 +16,7 @@ from rayfed import registry, seeds
 from rayfed.errors import UserError
 from rayfed.samples import Pixels, SampleSpec
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 
 
 class Normalise:

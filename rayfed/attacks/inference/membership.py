@@ -49,9 +49,9 @@ class Membership(OneByOne):
             return Inference(metric=self.metric, status="not applicable", message=message)
         device = next(iter(observation.weights.values())).device
         model = model.to(device)
-        images, labels = (t.to(device) for t in observation.extra["candidates"])
+        inputs, labels = (t.to(device) for t in observation.extra["candidates"])
         local = {name: w - observation.update[name] for name, w in observation.weights.items()}
-        chunks = zip(images.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True)
+        chunks = zip(inputs.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True)
         scores = torch.cat([self._scores(observation, model, local, *chunk) for chunk in chunks]).cpu()
         if not scores.isfinite().all():
             message = f"the {self.score} of some candidates is not a number"
@@ -60,14 +60,14 @@ class Membership(OneByOne):
 
     @torch.no_grad()
     def _scores(
-        self, observation: Observation, model: nn.Module, local: Named, images: Tensor, labels: Tensor
+        self, observation: Observation, model: nn.Module, local: Named, inputs: Tensor, labels: Tensor
     ) -> Tensor:
-        """(n, C, H, W), (n,) -> (n,), higher for members."""
+        """(n, *shape), (n,) -> (n,), higher for members."""
         if self.score == "loss":
-            logits = functional_call(model, {**local, **observation.buffers}, (images,))
+            logits = functional_call(model, {**local, **observation.buffers}, (inputs,))
             return -F.cross_entropy(logits, labels, reduction="none")
         weights = local if self.score == "norm" else observation.weights
-        gradients = per_sample_gradients(model, weights, observation.buffers, images, labels)
+        gradients = per_sample_gradients(model, weights, observation.buffers, inputs, labels)
         rows = torch.cat([g.flatten(1) for g in gradients.values()], 1)
         if self.score == "norm":
             scores: Tensor = -rows.norm(dim=1)

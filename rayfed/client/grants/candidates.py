@@ -28,14 +28,14 @@ class Candidates(Grant):
     fills: ClassVar[tuple[str, ...]] = ("candidates",)
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """A pair of images (M, C, H, W) and labels (M,)."""
+        """A pair of inputs (M, *shape) and labels (M,)."""
         import torch
 
         members, others, order = (torch.from_numpy(part) for part in self._drawn(observed, truth))
         members, order = members.to(truth.labels.device), order.to(truth.labels.device)
-        images, labels = observed.runtime.test_data(others.numpy())
+        inputs, labels = observed.runtime.test_data(others.numpy())
         shuffled = (
-            torch.cat([truth.inputs[members], images])[order],
+            torch.cat([truth.inputs[members], inputs])[order],
             torch.cat([truth.labels[members], labels])[order],
         )
         return {"candidates": shuffled}

@@ -26,5 +26,5 @@ class Public(Grant):
             yield "knows the public data, but there are none: set a share aside with `data.public`, such as 0.1"
 
     def known_before(self, runtime: ClientRuntime) -> dict[str, Any]:
-        """A pair of images (M, C, H, W) and labels (M,)."""
+        """A pair of inputs (M, *shape) and labels (M,)."""
         return {"public": runtime.public}

@@ -1,4 +1,4 @@
-"""What models that read texts share: from the bytes of a text to its tokens' vectors."""
+"""Common parts of models that read texts: from the bytes of a text to its tokens' vectors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayfed.data.forms import MOST_TOKENS, token_numbers
 from rayfed.errors import UserError
 
 VOCABULARY = 1024
-"""Tokens by default: those of the data set `text`."""
+"""Default number of tokens: that of the data set `text`."""
 
 
 class TokenEmbedding(nn.Module):
@@ -24,7 +24,7 @@ class TokenEmbedding(nn.Module):
         self.table = nn.Embedding(vocabulary, width)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The vectors of the tokens at all places."""
+        """Return the vectors of the tokens at all places."""
         vectors: Tensor = self.table(token_numbers(images) % self.table.num_embeddings)
         return vectors
 
@@ -37,7 +37,7 @@ class Places(nn.Module):
         self.weight = nn.Parameter(torch.randn(length, width))
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """The sequence with its places told apart."""
+        """Return the sequence with the vectors of its places added."""
         return sequence + self.weight
 
 
@@ -45,12 +45,12 @@ class Mean(nn.Module):
     """The mean over the places of a sequence (N, L, width), (N, width)."""
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """One vector a text."""
+        """Return the mean vector of each text."""
         return sequence.mean(1)
 
 
 def text_length(name: str, image_shape: tuple[int, int, int]) -> int:
-    """How many tokens texts of a shape have; raises `UserError`, naming the model, for what is no text's shape."""
+    """Return the tokens of texts of a shape; raises `UserError`, naming the model, for what is no text's shape."""
     channels, height, length = image_shape
     if (channels, height) != (1, 2):
         raise UserError(f"{name} reads texts, and the data's samples are {channels}x{height}x{length}: set data: text")

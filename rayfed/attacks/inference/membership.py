@@ -27,7 +27,7 @@ from rayfed.registry import component
 from rayfed.update import Named, Observation
 
 _AT_ONCE = 32
-"""Candidates whose gradients are held at the same time."""
+"""Number of candidates whose gradients are held at the same time."""
 
 
 @component
@@ -38,7 +38,7 @@ class Membership(OneByOne):
     metric: ClassVar[Metric] = "auc"
 
     score: Literal["loss", "norm", "cosine"] = "cosine"
-    """Small loss or small gradient norm after the victim's update, or a gradient in the direction of the update."""
+    """Sign of a member: small loss or small gradient norm after the victim's update, or a gradient in its direction."""
 
     def _own(self, model: nn.Module) -> nn.Module:
         return copy.deepcopy(model).eval()  # a candidate's score must not depend on the candidates beside it
@@ -62,7 +62,7 @@ class Membership(OneByOne):
     def _scores(
         self, observation: Observation, model: nn.Module, local: Named, images: Tensor, labels: Tensor
     ) -> Tensor:
-        """(n, C, H, W), (n,) -> (n,), higher for members."""
+        """Return the scores (n,) of images (n, C, H, W) with labels (n,), higher for members."""
         if self.score == "loss":
             logits = functional_call(model, {**local, **observation.buffers}, (images,))
             return -F.cross_entropy(logits, labels, reduction="none")

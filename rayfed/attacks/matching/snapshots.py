@@ -18,7 +18,7 @@ class Snapshots:
     """
 
     def __init__(self, images: Callable[[Tensor], Tensor], steps: int = 1) -> None:
-        """Take the function `images` from points (P, D) to (P, N, C, H, W), and the optimiser's `steps` an iteration."""
+        """Take the function `images` from points (P, D) to (P, N, C, H, W) and the optimiser's `steps` an iteration."""
         self._images, self._steps = images, steps
         self._next = 0
         self._taken: list[tuple[int, Tensor]] = []

@@ -81,7 +81,7 @@ def _isolated(rows: Tensor, size: int) -> list[int]:
 
 
 def _first_linear(observation: Observation) -> str | None:
-    """The module of the first parameter, if that is a matrix over all pixels and has a bias."""
+    """Return the module of the first parameter, if that is a matrix over all pixels and has a bias."""
     name, tensor = next(iter(observation.update.items()))
     layer = name.rpartition(".")[0]
     fits = tensor.ndim == 2 and tensor.shape[1] == prod(observation.sample.shape)

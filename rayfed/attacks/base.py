@@ -1,4 +1,4 @@
-"""The contract of an attack: from what was observed to the images and labels behind it, or to an inference on them."""
+"""The contract of an attack: from observations to the images and labels behind them, or to an inference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayfed.update import Named, Observation
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What an attack believes about one observation."""
+    """A reconstruction of the samples behind one observation."""
 
     images: Tensor
     """Inputs (N, *shape) as the observation's `sample` says, such as images (N, C, H, W) in [0, 1], for its batch size
@@ -25,7 +25,7 @@ class Reconstruction:
     loss: float = float("nan")
     """The attack's own final objective, by which restarts are compared; NaN for closed forms."""
     trace: list[tuple[int, float]] = field(default_factory=list)
-    """(iteration, objective) along the way."""
+    """(iteration, objective) pairs along the way."""
     snapshots: tuple[tuple[int, Tensor], ...] = ()
     """(iteration, the first few of `images` as they were then) of the restart that counts, the last as it is returned;
     none of closed forms."""
@@ -39,7 +39,7 @@ class Reconstruction:
 
 @runtime_checkable
 class Attack(Protocol):
-    """A frozen dataclass whose fields are the scenario's parameters.
+    """An attack that reconstructs samples: a frozen dataclass whose fields are the scenario's parameters.
 
     One that never looks at the update says so by a class variable `reads_update = False`: encryption does not stop it.
     """
@@ -47,7 +47,7 @@ class Attack(Protocol):
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation, in order.
+        """Return one reconstruction for each observation, in order.
 
         `model` is the architecture (its own weights carry no meaning; its training or evaluation mode is the
         clients'). All observations were sent the same weights; batch sizes may differ. `generators[i]` is the only
@@ -70,10 +70,10 @@ InferenceMetric = Literal["auc", "accuracy", "class_share"]
 
 @dataclass(frozen=True)
 class Inference:
-    """What an attack states about a victim's data without rebuilding them."""
+    """A statement of an attack about a victim's data, without rebuilding them."""
 
     metric: InferenceMetric
-    """How it is scored: `auc` of the candidates' scores, `accuracy` of the answer whether class `label` is in the
+    """Metric of its score: `auc` of the candidates' scores, `accuracy` of the answer whether class `label` is in the
     batch, share of `images` that look like class `label` to a classifier of the test data."""
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
     """`auc`: (M,) one for each candidate, higher for members. `accuracy`: (1,) the probability of yes."""
@@ -82,7 +82,7 @@ class Inference:
     label: int = -1
     """The class that the inference is about, -1 for none."""
     chance: float = 0.5
-    """What the metric is without any observation."""
+    """Value of the metric without any observation."""
     seconds: float = 0.0
     status: Literal["ok", "diverged", "not applicable"] = "ok"
     message: str = ""
@@ -90,26 +90,26 @@ class Inference:
 
 
 Guess = Reconstruction | Inference
-"""What comes of an attack of either kind."""
+"""Result of an attack of either kind."""
 
 
 @runtime_checkable
 class InferenceAttack(Protocol):
-    """A frozen dataclass, as an `Attack`, that states something else than images of the batch."""
+    """An attack that states something else than images of the batch: a frozen dataclass, as an `Attack`."""
 
     metric: ClassVar[InferenceMetric]
-    """How its inferences are scored."""
+    """Metric of its inferences."""
 
     def infer(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Inference]:
-        """One inference for each observation, in order; the arguments are those of `Attack.reconstruct`."""
+        """Return one inference for each observation, in order; the arguments are those of `Attack.reconstruct`."""
         ...
 
 
 @runtime_checkable
 class MaliciousServer(Protocol):
-    """What an attack is, too, whose server does not keep to the protocol: its victims are sent another model."""
+    """An attack whose server does not keep to the protocol: its victims are sent another model."""
 
     def tamper(
         self,
@@ -120,7 +120,7 @@ class MaliciousServer(Protocol):
         extra: Mapping[str, Any],
         generator: torch.Generator,
     ) -> tuple[nn.Module, Named, Named]:
-        """The model, weights and buffers that victims are sent in place of these, which are left as they are.
+        """Return the model, weights and buffers that victims are sent in place of these, which stay as they are.
 
         A pure function of its arguments. `extra` holds the public data where they are granted, as in the observation;
         the tampered weights and buffers are those of the observation, so `reconstruct` can read what was done.
@@ -129,7 +129,7 @@ class MaliciousServer(Protocol):
 
 
 def not_applicable(observation: Observation, message: str) -> Reconstruction:
-    """What an attack returns that does not fit the model or the observation: zeros, label 0."""
+    """Return the result of an attack that does not fit the model or the observation: zeros, label 0."""
     return Reconstruction(
         images=observation.sample.blank(observation.batch_size),
         labels=torch.zeros(observation.batch_size, dtype=torch.int64),

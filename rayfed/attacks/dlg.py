@@ -27,7 +27,7 @@ _STEPS = 20
 _SOLVED = 1e-6
 """A start has found the images when the objective is below this share of the observed gradient's squared norm."""
 _ROUNDING = 1e-14
-"""The same share below which only the rounding of the observed float32 is left: the end."""
+"""Share of the squared norm below which only the rounding of the observed float32 is left: the end."""
 _PRECISION = torch.float64
 """In float32 one colour image in six stops between 30 and 40 dB, where rounding stops the line search."""
 _TRACED = 50
@@ -41,9 +41,9 @@ class Dlg(GradientMatching):
     """
 
     iterations: Annotated[int, Field(ge=1)] = 300
-    """At most so many iterations of 20 L-BFGS steps each, a start; it ends when nothing improves any more."""
+    """Largest number of iterations of a start, of 20 L-BFGS steps each; it ends when nothing improves any more."""
     restarts: Annotated[int, Field(ge=1)] = 3
-    """At most so many random starts, N(0, 1); further ones only while no start has matched the gradient."""
+    """Largest number of random starts, N(0, 1); further ones only while no start has matched the gradient."""
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
@@ -70,12 +70,12 @@ class Dlg(GradientMatching):
         return [best[v] for v in range(len(observations))]
 
     def _starts(self, problem: Matching, observation: Observation, generator: torch.Generator) -> Tensor:
-        """(restarts, D)"""
+        """Draw the starts of a victim, (restarts, D)."""
         noise = torch.stack([torch.randn(problem.dimension, generator=generator) for _ in range(self.restarts)])
         return self._started(noise, observation)
 
     def _attempt(self, problem: Matching, members: list[int], start: Tensor) -> dict[int, Reconstruction]:
-        """One more start, (Q, D), for each of some victims."""
+        """Play one more start, (Q, D), for each of some victims."""
         victims = torch.tensor(members, device=problem.device)
         snapshots = Snapshots(problem.images, _STEPS)
         minima = minimise(
@@ -108,7 +108,7 @@ def _reconstructions(problem: Matching, minima: Minima, victims: Tensor, snapsho
 
 
 def _trace(values: Tensor, steps: int) -> list[tuple[int, float]]:
-    """(iteration, objective) at about `_TRACED` of the iterations, the first and the last among them."""
+    """Return (iteration, objective) at about `_TRACED` of the iterations, the first and the last among them."""
     last = ceil(steps / _STEPS)
     chosen = sorted({*range(0, last, max(1, last // _TRACED)), last})
     return [(i, values[min(i * _STEPS, steps)].item()) for i in chosen]

@@ -1,4 +1,4 @@
-"""What an attacker learns by running the model that it was shown on samples of its own."""
+"""Forward probes: an attacker runs the model that it was shown on samples of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayfed.update import Named, Observation
 
 
 def without_tracking(model: nn.Module) -> nn.Module:
-    """A copy that an attacker can differentiate as a function of its images.
+    """Return a copy of a model that an attacker can differentiate as a function of its images.
 
     Modules in training mode change: batch norms use the statistics of the (dummy) batch and keep none, as running
     statistics cannot be updated under `torch.func.vmap`; what draws random numbers is as in evaluation mode (dropouts
@@ -31,13 +31,13 @@ def without_tracking(model: nn.Module) -> nn.Module:
 
 
 def buffers_for(model: nn.Module, observation: Observation) -> Named:
-    """The observed buffers and frozen parameters that `model`, a result of `without_tracking`, still has."""
+    """Return the observed buffers and frozen parameters that `model`, a result of `without_tracking`, still has."""
     return {name: observation.buffers[name] for name in buffers_of(model)}
 
 
 @torch.no_grad()
 def run(model: nn.Module, observation: Observation, layer: str, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """The input (n, ...) of the module called `layer` and the logits (n, K), at the observed weights.
+    """Return the input (n, ...) of the module called `layer` and the logits (n, K), at the observed weights.
 
     `inputs` is (n, *shape), on any device.
     """

@@ -1,4 +1,4 @@
-"""The untrained network that makes GRNN's images and labels: from a latent to an image and the logits of its label.
+"""The untrained generator of GRNN: from a latent to an image and the logits of its label.
 
 Source: Ren 2022, thesis, section 3.2.2, figure 3.2 and table 3.1. Widths are those of the authors' published code: 32
 channels at half the image's size, twice as many at every halving; the code makes the image in the last upsampling
@@ -13,7 +13,7 @@ from math import ceil, log2
 from torch import Tensor, nn
 
 LATENT = 128
-"""Numbers in a latent, as in the authors' published code."""
+"""Length of a latent, as in the authors' published code."""
 _COARSEST = 4
 _WIDTH = 16
 
@@ -45,7 +45,7 @@ class Generator(nn.Module):
 
 
 def _upsampling(channels_in: int, channels_out: int) -> nn.Module:
-    """Table 3.1. Batch norm by the statistics of the batch: there is no other data than these latents."""
+    """Return a block of table 3.1, with batch norm by the batch's statistics: there are no data but these latents."""
     return nn.Sequential(
         nn.Upsample(scale_factor=2),
         nn.Conv2d(channels_in, 2 * channels_out, 3, padding=1, bias=False),

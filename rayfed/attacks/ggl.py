@@ -50,13 +50,13 @@ class Ggl:
     optimiser: Literal["cma", "adam"] = "cma"
     """`cma`: CMA-ES, which needs values alone and leaves local minima; `adam`: descent on the latent."""
     iterations: Annotated[int, Field(ge=1)] = 200
-    """Generations of CMA-ES, or steps of Adam."""
+    """Number of generations of CMA-ES, or of steps of Adam."""
     population: Annotated[int, Field(ge=2)] = 50
-    """Latents in one generation (cma)."""
+    """Number of latents in one generation (cma)."""
     lr: Annotated[float, Field(gt=0)] = 0.1
     """Step size (adam)."""
     distance: Literal["squared_l2", "cosine"] = "cosine"
-    """Between the gradients: squared Euclidean as in the paper, or one minus the cosine, which stands pruning."""
+    """Distance of the gradients: squared Euclidean as in the paper, or one minus the cosine, which stands pruning."""
     prior: Annotated[float, Field(ge=0)] = 0.1
     """Weight of the latents' divergence from N(0, 1)."""
     layers: list[str] | None = None
@@ -139,11 +139,11 @@ class Found:
     """The best latents of V searches so far."""
 
     def __init__(self, start: Tensor, snapshots: Snapshots) -> None:
-        """`start` (V, D) is what a search that never meets a finite value keeps."""
+        """Begin with `start` (V, D), which a search keeps that never meets a finite value."""
         self.latents = start.clone()
         self.values = torch.full_like(start[:, 0], torch.inf)
         self.trace: list[Tensor] = []
-        """(V,) the smallest value of each iteration."""
+        """Smallest value (V,) of each iteration."""
         self.snapshots = snapshots
         snapshots.note(0, start)
 
@@ -161,7 +161,7 @@ class Found:
 def evolve(
     search: LatentSearch, generators: Sequence[torch.Generator], iterations: int, population: int, snapshots: Snapshots
 ) -> Found:
-    """CMA-ES from N(0, I), one strategy for each victim; a generation of all of them is evaluated in one call."""
+    """Run CMA-ES from N(0, I), one strategy for each victim; a generation of all of them is evaluated in one call."""
     device, count = search.problem.device, len(generators)
     seeds = [int(torch.randint(2**31, (), generator=g)) for g in generators]
     start = torch.zeros(count, search.dimension)
@@ -184,7 +184,7 @@ def evolve(
 def descend(
     search: LatentSearch, generators: Sequence[torch.Generator], iterations: int, lr: float, snapshots: Snapshots
 ) -> Found:
-    """Adam from one draw of N(0, I) for each victim; a victim whose gradient is not finite gets no further push."""
+    """Run Adam from one draw of N(0, I) for each victim; a gradient that is not finite moves its victim no further."""
     start = torch.stack([torch.randn(search.dimension, generator=g) for g in generators]).to(search.problem.device)
     latents = start.clone().requires_grad_()
     victims = torch.arange(len(start), device=start.device)

@@ -29,7 +29,7 @@ from rayfed.samples import Modality
 from rayfed.update import Named, Observation
 
 _WARM_UP = 50 / 20_000
-"""The share of the iterations in which the step size rises."""
+"""Share of the iterations in which the step size rises."""
 _REPEATS = "{} samples of {} classes repeat labels, which column minima cannot count; grant `knowledge: [labels]`"
 
 
@@ -115,7 +115,7 @@ class GradInversion(MixedPrecision, GradientMatching):
 
 
 def _labelled(observation: Observation) -> Observation:
-    """The observation with the labels that column minima find, where they can."""
+    """Return the observation with the labels that column minima find, where they can."""
     head = last_linear(observation.update, observation.classes)
     if observation.labels is not None or head is None or observation.batch_size > observation.classes:
         return observation
@@ -124,7 +124,7 @@ def _labelled(observation: Observation) -> Observation:
 
 
 def _apart(images: Tensor, seeds: int) -> Tensor:
-    """The slope of every image's distance to its mean over the seeds, that mean held; (Q, N, C, H, W).
+    """Return the slope of every image's distance to its mean over the seeds, that mean held; (Q, N, C, H, W).
 
     Divided by N, as all terms are means over the batch. Row v * seeds + s holds seed s of victim v.
     """
@@ -136,6 +136,6 @@ def _apart(images: Tensor, seeds: int) -> Tensor:
 
 
 def _rates(lr: float, iterations: int) -> list[float]:
-    """The step sizes: linear to `lr` in the warm-up, then half a cosine; scaled to the budget."""
+    """Return the step sizes: linear to `lr` in the warm-up, then half a cosine; scaled to the budget."""
     warm_up = max(1, round(_WARM_UP * iterations))
     return [lr * min(1, (i + 1) / warm_up) * (1 + cos(pi * i / iterations)) / 2 for i in range(iterations)]

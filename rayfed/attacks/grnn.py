@@ -35,26 +35,28 @@ from rayfed.samples import Modality
 from rayfed.update import Named, Observation
 
 _WEIGHTS_AT_ONCE = 64_000_000
-"""Numbers in the generators that train together: with their slopes and RMSprop's two states 1 GB."""
+"""Number of parameters of generators that train together: with their slopes and RMSprop's two states 1 GB."""
 _EPSILON = 1e-8
 _TRACED = 50
 
 
 @component
 class Grnn:
-    """Trains a generator, a fresh one for each victim, that makes the whole batch: images and soft labels (images alone
-    where the labels are known). One latent an image; the latents stay as they are drawn."""
+    """Trains a fresh generator for each victim that makes the whole batch, images and soft labels.
+
+    Images alone where the labels are known. One latent an image; the latents stay as they are drawn.
+    """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     iterations: Annotated[int, Field(ge=1)] = 1000
-    """Steps of RMSprop."""
+    """Number of steps of RMSprop."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Step size; the momentum makes steps up to 1 / (1 - momentum) times as long. The thesis: 1e-4."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Share of the last step that the next one repeats. The thesis: 0.99, so that lr / (1 - momentum) is the same."""
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Memory of the mean square of the slopes, by whose root a step is divided. The thesis: PyTorch's 0.99."""
+    """Decay of the mean square of the slopes, by whose root a step is divided. The thesis: PyTorch's 0.99."""
     mse: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the squared L2 distance of the gradients."""
     wd: Annotated[float, Field(ge=0)] = 1.0
@@ -79,12 +81,12 @@ class Grnn:
         return in_groups(lambda o, g: self._group(o, model, g), observations, generators)
 
     def distance(self, gradients: Named, targets: Named) -> Tensor:
-        """The weighted terms of the objective that compare gradients, (Q,)."""
+        """Return the weighted terms of the objective that compare gradients, (Q,)."""
         terms = ((self.mse, squared_l2), (self.wd, wasserstein), (self.cd, one_minus_cosine))
         return torch.stack([weight * term(gradients, targets) for weight, term in terms if weight]).sum(0)
 
     def prior(self, images: Tensor) -> Tensor:
-        """The weighted total variation of images (Q, N, C, H, W), (Q,)."""
+        """Return the weighted total variation of images (Q, N, C, H, W), (Q,)."""
         return self.tv * total_variation(images).mean(1)
 
     def _group(
@@ -119,14 +121,16 @@ class Grnn:
 
 
 def wasserstein(gradients: Named, targets: Named) -> Tensor:
-    """Wasserstein-1 distance between the values in two gradients, all layers together, (Q,): of two sets of the same
-    size, the mean distance of the values in order of size."""
+    """Return the Wasserstein-1 distance between the values in two gradients, all layers together, (Q,).
+
+    Of two sets of the same size it is the mean distance of the values in order of size.
+    """
     values, goals = (torch.cat([t.flatten(1) for t in g.values()], 1).sort(1).values for g in (gradients, targets))
     return (values - goals).abs().mean(1)
 
 
 def trained_together(problem: Matching) -> int:
-    """How many victims' generators are held at a time."""
+    """Return the number of victims whose generators are held at a time."""
     with torch.device("meta"):
         generator = Generator(problem.images_shape[1:], problem.classes)
     size = sum(weight.numel() for weight in generator.parameters())
@@ -140,7 +144,7 @@ class Makers:
     network: nn.Module
     """The architecture."""
     weights: Named
-    """Each with a leading dimension V."""
+    """Weights, each with a leading dimension V."""
     latents: Tensor
     """(V, N, LATENT)"""
     labels: bool
@@ -161,7 +165,7 @@ class Makers:
         )
 
     def points(self) -> Tensor:
-        """What they make, with its graph: points (V, D) of the matching problem."""
+        """Return what the generators make, with its graph: points (V, D) of the matching problem."""
         images, logits = vmap(lambda weights, latents: functional_call(self.network, weights, (latents,)))(
             self.weights, self.latents
         )
@@ -169,13 +173,13 @@ class Makers:
 
 
 def _drawn(image_shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Generator:
-    """A generator with PyTorch's initial weights, from the randomness that is handed in."""
+    """Return a generator with PyTorch's initial weights, drawn from `generator`."""
     with seeds.global_stream(seeds.drawn(generator)):
         return Generator(image_shape, classes)
 
 
 class RmsProp:
-    """RMSprop with momentum, in place, as `torch.optim.RMSprop` has it (whose first use costs seconds of imports).
+    """RMSprop with momentum, in place, like `torch.optim.RMSprop`, whose first use costs seconds of imports.
 
     It works entry by entry: stacked problems stay independent, also of one whose slopes are not finite.
     """

@@ -19,7 +19,7 @@ Group = Callable[[Sequence[Observation], Sequence[torch.Generator]], list[Recons
 def in_groups(
     attack: Group, observations: Sequence[Observation], generators: Sequence[torch.Generator]
 ) -> list[Reconstruction]:
-    """Attack observations that make one batched problem together; the results in the order of the observations."""
+    """Attack observations that make one batched problem together; return the results in the observations' order."""
     members: dict[tuple[int, LocalTraining, bool, int], list[int]] = defaultdict(list)
     kinds: list[Named] = []
     for index, observation in enumerate(observations):
@@ -35,7 +35,7 @@ def in_groups(
 
 
 def _kind(buffers: Named, known: list[Named]) -> int:
-    """Which of the known ones these are, by value; the next one, and known from now on, where they are new.
+    """Return the index of these buffers among the known ones, by value, to which they are added where new.
 
     Who is given clients' keys meets another model at every victim.
     """

@@ -1,4 +1,4 @@
-"""A malicious server reads images out of a layer that it puts in front of the model.
+"""Imprint: a malicious server reads images out of a layer that it puts in front of the model.
 
 All rows of the layer measure the brightness h(x), the mean pixel; they differ in their thresholds c_1 < c_2 < ...
 alone, which cut the distribution of brightness into bins of equal mass. With g_i the slope of the loss in a row's
@@ -35,7 +35,7 @@ _NO_BLOCK = "the client was sent no imprint block: the server has to tamper with
 _PHOTOGRAPHS = (0.45, 0.13)
 """Mean and standard deviation of brightness over natural photographs: CIFAR-10 has 0.473 and 0.121."""
 _TOLERANCE = 1e-3
-"""How far, on [0, 1], rounding may move an image's brightness out of its bin."""
+"""Tolerance, on [0, 1], by which rounding may move an image's brightness out of its bin."""
 
 
 class ImprintBlock(nn.Module):
@@ -48,7 +48,7 @@ class ImprintBlock(nn.Module):
         self.sparse = sparse
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the model behind the block sees of the images: a pattern as strong as they are bright."""
+        """Return the input of the model behind the block: a pattern as strong as the images are bright."""
         measured = self.encode(images.flatten(1))
         pattern: Tensor = self.decode(measured.clamp(0, 1) if self.sparse else measured.relu()).view_as(images)
         return pattern
@@ -63,7 +63,7 @@ class Imprint:
     """
 
     bins: Annotated[int, Field(ge=2)] = 128
-    """Rows of the block; take several times the batch size, as images that share a bin are lost."""
+    """Number of rows of the block; take several times the batch size, as images that share a bin are lost."""
     variant: Literal["relu", "sparse"] = "relu"
     """`relu` for gradients; `sparse` for updates after several local steps, in which images move their own bin only."""
     gain: Annotated[float, Field(gt=0)] = 1.0
@@ -81,7 +81,7 @@ class Imprint:
         extra: Mapping[str, Any],
         generator: torch.Generator,
     ) -> tuple[nn.Module, Named, Named]:
-        """The model with an imprint block in front (see `MaliciousServer`)."""
+        """Return the model with an imprint block in front (see `MaliciousServer`)."""
         tampered = self._in_front_of(model, image_shape)
         device = next(iter(weights.values())).device
         block = {f"imprint.{name}": w.to(device) for name, w in self._block(image_shape, extra, generator).items()}
@@ -105,7 +105,7 @@ class Imprint:
         return nn.Sequential(OrderedDict(imprint=block, model=model))
 
     def _block(self, image_shape: tuple[int, ...], extra: Mapping[str, Any], generator: torch.Generator) -> Named:
-        """The block's weights, by name."""
+        """Return the block's weights, by name."""
         pixels, sparse = prod(image_shape), self.variant == "sparse"
         mean, deviation = self.brightness or _of_public(extra) or _PHOTOGRAPHS
         edges = thresholds(mean, deviation, self.bins)
@@ -134,7 +134,7 @@ class Imprint:
         return Reconstruction(images=chosen.reshape(shape).clamp(0, 1).float().cpu(), labels=labels)
 
     def _bins(self, observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
-        """What each bin holds: weight gradient (k, D), bias gradient (k,), and the bins' thresholds (k + 1,)."""
+        """Return the content of each bin: weight gradient (k, D), bias gradient (k,), and the thresholds (k + 1,)."""
         weight, bias = (observation.weights[f"imprint.encode.{name}"].double() for name in ("weight", "bias"))
         rows, sums = (observation.update[f"imprint.encode.{name}"].double() for name in ("weight", "bias"))
         if self.variant == "relu":
@@ -145,7 +145,7 @@ class Imprint:
 
 
 def thresholds(mean: float, deviation: float, bins: int) -> Tensor:
-    """The edges (bins + 1,) of bins of equal mass under a normal distribution of brightness, float64, ascending.
+    """Return the edges (bins + 1,) of bins of equal mass under a normal distribution of brightness, float64, ascending.
 
     The outermost two lie where no image is: at 0 and 1, or a deviation beyond their neighbours.
     """
@@ -156,7 +156,7 @@ def thresholds(mean: float, deviation: float, bins: int) -> Tensor:
 
 
 def _of_public(extra: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Mean and standard deviation of the public images' brightness, None where none are known."""
+    """Return mean and standard deviation of the public images' brightness, None where none are known."""
     if "public" not in extra:
         return None
     brightness = extra["public"][0].flatten(1).mean(1)
@@ -164,7 +164,7 @@ def _of_public(extra: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def _by_trust(rows: Tensor, sums: Tensor, edges: Tensor) -> Tensor:
-    """The finite images (R, D) in the bins, most trusted first (see `Imprint`).
+    """Return the finite images (R, D) in the bins, most trusted first (see `Imprint`).
 
     The brightness of an image is known from its bin before its bias gradient is read, which rounding spoils where
     bins are narrow: it cannot leave the bin.

@@ -35,9 +35,9 @@ class InvertingGradients(MixedPrecision, GradientMatching):
     """Fits images in [0, 1] to the direction of the observed gradient, with labels given or inferred."""
 
     iterations: Annotated[int, Field(ge=1)] = 4800
-    """Adam steps; the step size falls by ten at 3/8, 5/8 and 7/8 of them."""
+    """Number of Adam steps; the step size falls by ten at 3/8, 5/8 and 7/8 of them."""
     restarts: Annotated[int, Field(ge=1)] = 1
-    """Random starts; the one with the smallest objective counts."""
+    """Number of random starts; the one with the smallest objective counts."""
     lr: Annotated[float, Field(gt=0)] = 0.1
     """The first step size, in units of the range of a pixel."""
     tv: Annotated[float, Field(ge=0)] = 1e-3
@@ -45,7 +45,7 @@ class InvertingGradients(MixedPrecision, GradientMatching):
     noise: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the share of noise that an evaluation network sees in the images, for attackers who know `refiner`."""
     evaluator: str | None = None
-    """That network's file, as `refiner` takes it; null takes the one that comes with rayfed."""
+    """File of the evaluation network, as `refiner` takes it; null takes the one that comes with rayfed."""
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:
         """Raise `UserError` where the evaluation network is asked for and not there."""
@@ -86,7 +86,7 @@ class InvertingGradients(MixedPrecision, GradientMatching):
         return best_restarts(problem, descent, victims, snapshots)
 
     def _prior(self, images: Tensor) -> Tensor:
-        """(Q, N, C, H, W) -> (Q,)"""
+        """Return the weighted priors of images (Q, N, C, H, W), (Q,)."""
         prior = self.tv * total_variation(images).mean(1)
         if not self.noise:
             return prior
@@ -96,5 +96,5 @@ class InvertingGradients(MixedPrecision, GradientMatching):
 
 
 def decayed(lr: float, iterations: int) -> list[float]:
-    """The step sizes, scaled to the budget."""
+    """Return the step sizes, scaled to the budget."""
     return [lr * 0.1 ** sum(i >= share * iterations for share in _DECAYS) for i in range(iterations)]

@@ -29,7 +29,7 @@ Reconstruct = TypeVar("Reconstruct", bound=Callable[..., list[Reconstruction]])
 
 
 def last_linear(tensors: Named, classes: int) -> str | None:
-    """The module whose weight is the last matrix with `classes` rows, None if there is none."""
+    """Return the module whose weight is the last matrix with `classes` rows, None if there is none."""
     names = [
         n for n, t in tensors.items() if t.ndim == 2 and t.shape[0] == classes and n.rpartition(".")[2] == "weight"
     ]
@@ -37,7 +37,7 @@ def last_linear(tensors: Named, classes: int) -> str | None:
 
 
 def sign_rule(rows: Tensor) -> Tensor:
-    """The label of a single sample, (1,) int64: only its class has a negative entry.
+    """Return the label of a single sample, (1,) int64: only its class has a negative entry.
 
     `rows` (K,) is the bias gradient, or the row sums of the weight gradient where the features are not negative.
     """
@@ -45,7 +45,7 @@ def sign_rule(rows: Tensor) -> Tensor:
 
 
 def column_minima(weight_gradient: Tensor, size: int) -> Tensor:
-    """The `size` classes whose rows of the weight gradient (K, F) have the smallest minima, (size,) int64.
+    """Return the `size` classes whose rows of the weight gradient (K, F) have the smallest minima, (size,) int64.
 
     For batches in which no label repeats.
     """
@@ -53,7 +53,7 @@ def column_minima(weight_gradient: Tensor, size: int) -> Tensor:
 
 
 def counted_labels(rows: Tensor, probabilities: Tensor, size: int) -> Tensor:
-    """The labels behind estimated counts n_k = N (p_k - g_k), sorted, (N,) int64; labels may repeat.
+    """Return the labels behind estimated counts n_k = N (p_k - g_k), sorted, (N,) int64; labels may repeat.
 
     `rows` (K,) is g, `probabilities` (K,) the attacker's estimate of p, `size` is N. Rounding: one sample after the
     other goes to the class with the largest remainder. A negative g_k proves that class k occurs: it goes first.
@@ -71,7 +71,7 @@ def counted_labels(rows: Tensor, probabilities: Tensor, size: int) -> Tensor:
 
 
 def infer(observation: Observation, model: nn.Module, head: str, generator: torch.Generator) -> Tensor:
-    """The labels of an observation whose last linear module is `head`, (N,) int64.
+    """Return the labels of an observation whose last linear module is `head`, (N,) int64.
 
     One sample: the sign rule. More: counts, with the probabilities (and without a bias the features) of noise.
     """
@@ -89,7 +89,7 @@ def infer(observation: Observation, model: nn.Module, head: str, generator: torc
 def with_labels(
     observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
 ) -> list[Observation] | None:
-    """The observations with labels, inferred where not given; None where they cannot be (see `NO_HEAD`)."""
+    """Return the observations with labels, inferred where not given; None where they cannot be (see `NO_HEAD`)."""
     labelled = []
     for observation, generator in zip(observations, generators, strict=True):
         if observation.labels is None:
@@ -102,7 +102,7 @@ def with_labels(
 
 
 def needs_labels(reconstruct: Reconstruct) -> Reconstruct:
-    """`reconstruct` of observations with labels for those without: inferred, or not applicable where they cannot be."""
+    """Wrap an attack that needs labels: they are inferred, or the attack is not applicable where they cannot be."""
 
     @wraps(reconstruct)
     def inferring(

@@ -1,4 +1,4 @@
-"""What a curious client makes of the fused models of FedBoosting: every update by itself.
+"""Unmixing of FedBoosting's fused models by a curious client, into every update by itself.
 
 All clients of a round are shown N mixtures of N updates in known shares, so the updates solve N linear equations for
 each value. The shares of Ren's thesis (equation 4.5) are never singular: its own update dominates every mixture.
@@ -15,7 +15,7 @@ from rayfed.update import Named, Observation
 
 
 def unmixed(observation: Observation) -> Observation:
-    """The observation with the victim's own update and buffers, where all mixtures of the round were shown."""
+    """Return the observation with the victim's own update and buffers, where all mixtures of the round were shown."""
     shown = observation.shown
     if shown is None:
         return observation
@@ -30,7 +30,7 @@ def unmixed(observation: Observation) -> Observation:
 
 
 def _combined(mixtures: list[Named], factors: Tensor) -> Named:
-    """Their sum, each times its factor: in double precision, for factors have both signs."""
+    """Return the sum of mixtures times factors, in double precision, for factors have both signs."""
     return {
         name: torch.tensordot(factors, torch.stack([m[name].double() for m in mixtures]), dims=1).to(like)
         for name, like in mixtures[0].items()

@@ -44,7 +44,7 @@ class ModelInversion:
     cut: str
     """The last private module, for example `features.0`."""
     iterations: Annotated[int, Field(ge=1)] = 500
-    """At most so many L-BFGS steps; it ends when nothing improves any more."""
+    """Largest number of L-BFGS steps; it ends when nothing improves any more."""
     tv: Annotated[float, Field(ge=0)] = 0.1
     """Weight of an image's total variation, beside the sum of its activations' squared errors."""
 
@@ -92,7 +92,7 @@ class ModelInversion:
 
 
 def _squares(tensors: Tensor) -> Tensor:
-    """(Q, ...) -> (Q,)"""
+    """Return the sums of squares of tensors (Q, ...), (Q,)."""
     return tensors.square().flatten(1).sum(1)
 
 

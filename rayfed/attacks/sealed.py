@@ -1,4 +1,4 @@
-"""What attackers make of an encrypted, masked or mixed update: nothing, unless they break the key or unmix it."""
+"""Attacks on encrypted, masked or mixed updates, which find nothing unless they break the key or unmix."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def attempt(
     generators: Sequence[torch.Generator],
     factor: bool,
 ) -> Sequence[Guess]:
-    """What the attack finds: nothing in encrypted updates, unless it reads none, or breaks the key first (`factor`),
-    and nothing in those that were not shown.
+    """Run an attack, and return what it finds: nothing in encrypted updates and in those that were not shown.
+
+    It does find something where it reads no update, or breaks the key first (`factor`).
     """
     act = method.infer if isinstance(method, InferenceAttack) else method.reconstruct
     observations = [unmixed(observation) for observation in observations]

@@ -1,4 +1,4 @@
-"""Two images at once: the adaptive attacker on the defence `dcs2`, who knows it and its `lambda_g`.
+"""Two images: the adaptive attacker on the defence `dcs2`, who knows it and its `lambda_g`.
 
 The gradient that dcs2 sends is that of two batches, the sensitive images and as many concealed ones. Cross entropy is
 linear in the labels, so the latter's two losses (Wu et al. 2024, "Concealing Sensitive Samples against Gradient Leakage
@@ -39,9 +39,9 @@ class TwoImages(InvertingGradients):
     """
 
     lambda_g: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """That of the defence."""
+    """The defence's `lambda_g`."""
     width: Annotated[float, Field(ge=1)] = 10.0
-    """Of the box for concealed pixels, centred at grey."""
+    """Width of the box for concealed pixels, centred at grey."""
 
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
@@ -83,15 +83,17 @@ class TwoImages(InvertingGradients):
         return replace(problem, width=self.width)
 
     def _paired(self, seen: Observation, model: nn.Module, generator: torch.Generator) -> Observation:
-        """The observation as one of twice the samples, its labels (2N, K) probabilities."""
+        """Return the observation as one of twice the samples, its labels (2N, K) probabilities."""
         own = F.one_hot(_labels(seen), seen.classes).float()
         concealed = F.one_hot(self._concealed_labels(seen, own, model, generator), seen.classes).float()
         labels = torch.cat([own, torch.lerp(own, concealed, self.lambda_g)])
         return replace(seen, batch_size=2 * seen.batch_size, labels=labels)
 
     def _concealed_labels(self, seen: Observation, own: Tensor, model: nn.Module, generator: torch.Generator) -> Tensor:
-        """(N,) int64, from the gradient of the last bias: the sum over 2N samples of what the model gives a class less
-        what the labels do, over N. What the model gives is measured on noise.
+        """Return the concealed samples' labels (N,) int64, from the gradient of the last bias.
+
+        That is the sum over 2N samples of the model's probability of a class less the labels', over N. The model's is
+        measured on noise.
         """
         head = last_linear(seen.update, seen.classes)
         assert head is not None
@@ -108,17 +110,17 @@ class TwoImages(InvertingGradients):
 
 @dataclass(frozen=True)
 class _Pairs(Matching):
-    """The second half of the images are concealed ones, in a box of their own."""
+    """Matching problem whose second half of the images are concealed ones, in a box of their own."""
 
     width: float = 1.0
 
     def images(self, points: Tensor) -> Tensor:
-        """(Q, D) -> (Q, 2N, C, H, W)"""
+        """Return the images (Q, 2N, C, H, W) of points (Q, D)."""
         sensitive, concealed = super().images(points).chunk(2, dim=1)
         return torch.cat([sensitive, 0.5 + self.width * (concealed - 0.5)], dim=1)
 
 
 def _labels(seen: Observation) -> Tensor:
-    """Granted or inferred: every group of observations has them."""
+    """Return the labels, granted or inferred, which every group of observations has."""
     assert seen.labels is not None
     return seen.labels

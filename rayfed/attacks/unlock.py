@@ -70,13 +70,13 @@ class Unlock(Dlg):
 
 
 def _statistics(model: nn.Module) -> set[str]:
-    """The buffers of batch norms, in which PyTorch does not differentiate; scale and shift make up for them."""
+    """Return the buffers of batch norms, in which PyTorch does not differentiate; scale and shift make up for them."""
     norms = [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
     return {f"{path}.{name}" for path, norm in norms for name, _ in norm.named_buffers()}
 
 
 def _keys(seen: Observation, model: nn.Module) -> Named:
-    """The private vectors that enter private linear layers whose gradients are sent, in closed form.
+    """Return the private vectors that enter private linear layers whose gradients are sent, in closed form.
 
     Row j of a weight's gradient is the layer's input times entry j of the bias's, in a sum of several steps too.
     """

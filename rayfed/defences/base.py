@@ -38,18 +38,18 @@ class Batch(NamedTuple):
     labels: Tensor
     """(N,) int64, or (N, K) probabilities where a defence mixed them."""
     mask: Tensor | None = None
-    """(N,) 1 for a sample, 0 for padding; None when all count."""
+    """(N,), 1 for a sample, 0 for padding; None when all count."""
     places: Tensor | None = None
-    """(N,) int64, where each stands among all of the client's own; None where a defence has made them anew."""
+    """(N,) int64, place of each among all of the client's own samples; None where a defence has made them anew."""
 
     def rows(self, index: Tensor) -> Batch:
-        """Some of the samples."""
+        """Return some of the samples."""
         return Batch(*(None if part is None else part[index] for part in self))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Task:
-    """One client's work in one round, as its defences see it."""
+    """A client's task in one round, as its defences see it."""
 
     client: int
     round: int
@@ -58,7 +58,7 @@ class Task:
     weights: Named
     """The global weights that the client was sent."""
     buffers: Named
-    """The buffers, and the parameters that are frozen, as the client was sent them."""
+    """The buffers, and the frozen parameters, that the client was sent."""
     data: Batch
     """The client's own data: all of them, or the batch behind an observed gradient."""
     generator: torch.Generator
@@ -71,43 +71,43 @@ class Task:
     others: Batch | None = None
     """The rest of the client's own data, for defences that mix them in; None where `data` are all."""
     classes: int = 1
-    """How many there are: the columns of labels that are probabilities."""
+    """Number of classes: the columns of labels that are probabilities."""
     step: int = 0
-    """Local steps of this round that came before."""
+    """Number of local steps of this round that came before."""
     batch_size: int = 1
-    """Samples of one local step, their expected number where they are drawn at random."""
+    """Number of samples of one local step, expected where they are drawn at random."""
     clients_per_round: int = 1
-    """Clients of one round, their expected number where they are drawn at random."""
+    """Number of clients of one round, expected where they are drawn at random."""
     private: frozenset[str] = frozenset()
-    """Names among `weights` and `buffers` that are the client's own and never leave it (`rayfed.models.private`)."""
+    """Names among `weights` and `buffers` that never leave the client (`rayfed.models.private`)."""
     state: dict[str, Any] = field(default_factory=dict)
-    """The client's own memory across rounds (keys, error feedback). A hook may write to it; it never leaves the
-    client's side, and survives the death of an actor and a resume. Tensors, numbers, strings, containers of them."""
+    """The client's state across rounds (keys, error feedback). A hook may write to it; it never leaves the client's
+    side, and survives the death of an actor and a resume. Tensors, numbers, strings, containers of them."""
 
     @property
     def everything(self) -> Batch:
-        """All of the client's own samples, in their own order, whichever of them the task is about."""
+        """Return all of the client's own samples, in their own order, whichever of them the task is about."""
         own = [part for part in (self.data, self.others) if part is not None]
         order = torch.cat([part.places for part in own if part.places is not None]).argsort()
         return Batch(torch.cat([part.inputs for part in own]), torch.cat([part.labels for part in own])).rows(order)
 
     def public_for(self, defence: str) -> Batch:
-        """The public data; raises `UserError` where there are none, naming the defence that needs them."""
+        """Return the public data; raises `UserError` where there are none, naming the defence that needs them."""
         if self.public is None:
             raise UserError(f"{defence} {NEEDS_PUBLIC}")
         return self.public
 
     def replace(self, **changes: Any) -> Task:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
 
 DataMethod = Callable[[Task], Batch]
-"""The data that a client trains on this round."""
+"""Returns the data that a client trains on this round."""
 GradientMethod = Callable[[Task, Named, Batch], tuple[Named, Tensor]]
-"""The gradient at some weights for one batch, by name, and the batch's loss (a scalar)."""
+"""Returns the gradient at some weights for one batch, by name, and the batch's loss (a scalar)."""
 UpdateMethod = Callable[[Task], Update]
-"""The whole local round: what is sent."""
+"""Does the whole local round and returns the update that is sent."""
 
 
 class Defence:
@@ -121,23 +121,23 @@ class Defence:
     """Whether `wrap_gradient` calls `next` inside vmap itself, sample by sample."""
     post_processes: ClassVar[bool] = False
     """Whether it changes what is sent from that alone, never looking at the data again, so that a guarantee which an
-    earlier defence of the stack gives still holds behind it. A defence that can promise it says True."""
+    earlier defence of the pipeline gives still holds behind it. A defence that can promise it says True."""
     private_epochs: int = 0
     """Passes over a client's data in which its private part alone learns, whenever new weights have arrived."""
 
     @property
     def least_samples(self) -> int:
-        """How many samples a client has to hold, at least."""
+        """Fewest samples that a client has to hold."""
         return 1
 
     @property
     def least_public(self) -> int:
-        """How many samples that no client owns it works with (the scenario's `data.public`), at least."""
+        """Fewest public samples, which no client owns (the scenario's `data.public`), that it works with."""
         return 0
 
     @property
     def needs_all(self) -> str | None:
-        """Why no client of a round may be left out unplanned, in words; None where any may."""
+        """Return why no client of a round may be left out unplanned, in words; None where any may."""
         return None
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
@@ -148,22 +148,22 @@ class Defence:
         """Raise `UserError` where the defence and the model, in the clients' mode, do not fit."""
 
     def refuses(self, later: Sequence[Defence]) -> str | None:
-        """Why a stack makes no sense in which these come after this one, in words; None where it does."""
+        """Return why these defences make no sense after this one, in words; None where they do."""
         return None
 
     def overrides(self, *hooks: str) -> bool:
-        """Whether it changes anything at one of these hooks, by the methods' names."""
+        """Return whether it changes anything at one of these hooks, by the methods' names."""
         return any(getattr(type(self), hook) is not getattr(Defence, hook) for hook in hooks)
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
-        """The same with the noise that its epsilon needs in this run; itself where none is asked for.
+        """Return a copy with the noise that its epsilon needs in this run; itself where none is asked for.
 
         Raises `UserError` where no noise gives it.
         """
         return self
 
     def spends(self, setting: Setting) -> Spending | None:
-        """What it releases in such a run, for the accountant; None where nothing is guaranteed (empirical)."""
+        """Return its releases in such a run, for the accountant; None where nothing is guaranteed (empirical)."""
         return None
 
     def wrap_data(self, next: DataMethod) -> DataMethod:
@@ -183,7 +183,7 @@ class Defence:
         return next
 
     def exposed(self, update: Update) -> Named | None:
-        """Which values of a sent update still carry the gradient, as an attacker who knows the defence can tell.
+        """Return a mask of the values of a sent update that still carry the gradient, as an informed attacker can tell.
 
         Name -> bool of the tensor's shape, some names or all; None: every value does. `knowledge: [defence]` grants it.
         """

@@ -25,7 +25,7 @@ from rayfed.samples import Modality
 from rayfed.update import Named
 
 _NUMBERS_AT_ONCE = 16_000_000
-"""In the per-sample gradients of one vectorised call: more only costs memory."""
+"""Number of values in the per-sample gradients of one vectorised call: more only costs memory."""
 _MILESTONES = (3 / 8, 5 / 8, 7 / 8)
 
 Labels = dict[Literal["labels"], Annotated[list[int], Field(min_length=1)]]
@@ -45,10 +45,10 @@ class Dcs2(Defence):
     takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     sensitive: Literal["all"] | Annotated[float, Field(gt=0, le=1)] | Labels | list[int] = "all"
-    """Which of a client's samples are concealed: `all`, a share (the first so many of them), those of some classes
+    """Samples of a client that are concealed: `all`, a share (the first so many of them), those of some classes
     (`{labels: [3, 5]}`), or a list of their places among the client's samples, counted from 0."""
     start: Literal["sample", "noise", "public"] = "sample"
-    """What a concealed sample is made of: another sample of the client, uniform noise with a label drawn at random, or
+    """Start of a concealed sample: another sample of the client, uniform noise with a label drawn at random, or
     a public image (the scenario's `data.public`)."""
     mixup: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the sensitive image in that start; the paper's mixture has 0.3."""
@@ -61,13 +61,13 @@ class Dcs2(Defence):
     lambda_z: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the relative distance of the model's outputs."""
     epsilon: Annotated[float, Field(ge=0)] = 0.01
-    """What that distance is measured against: it moves the value of the objective, not its slope."""
+    """Value that the relative distance is measured against: it moves the objective, not its slope."""
     lambda_g: Annotated[float, Field(ge=0, le=1)] = 0.7
     """Share of the concealed sample's own label in its loss; the rest is the sensitive sample's."""
 
     @property
     def least_public(self) -> int:
-        """For the start."""
+        """Fewest public samples: one where the start is public."""
         return int(self.start == "public")
 
     def check(self, model: nn.Module) -> None:
@@ -114,7 +114,7 @@ class Dcs2(Defence):
                 return torch.isin(batch.places, torch.tensor(places).to(batch.places))
 
     def _start(self, task: Task, chosen: Batch) -> Batch:
-        """What the concealed samples of the chosen ones are made of."""
+        """Return the starts of the concealed samples of the chosen ones."""
         count, device = len(chosen.labels), chosen.inputs.device
         match self.start:
             case "noise":
@@ -169,7 +169,7 @@ def _sample_gradients(task: Task, weights: Named, images: Tensor, labels: Tensor
 
 
 def _parts(chosen: Batch, start: Batch, weights: Named) -> Iterator[tuple[Batch, Batch]]:
-    """As many samples with their starts as one vectorised call can hold."""
+    """Yield samples with their starts, as many as one vectorised call can hold."""
     size = max(1, _NUMBERS_AT_ONCE // sum(w.numel() for w in weights.values()))
     for index in torch.arange(len(chosen.labels)).split(size):
         yield chosen.rows(index), start.rows(index)
@@ -180,12 +180,12 @@ def _one_hot(task: Task, labels: Tensor) -> Tensor:
 
 
 def _samples(task: Task) -> int:
-    """How many the client owns."""
+    """Return the number of samples that the client owns."""
     return len(task.data.labels) + (0 if task.others is None else len(task.others.labels))
 
 
 def _others(task: Task, chosen: Batch) -> Batch:
-    """For each of the chosen samples another one of the client, drawn at random."""
+    """Draw for each of the chosen samples another one of the client."""
     count = _samples(task)
     if count < 2:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The two noise levels that the paper on private passports compares with (Gu 2021, section 5: DLDP-A and DLDP-B)."""
+"""DLDP: the two noise levels that the paper on private passports compares with (Gu 2021, section 5)."""
 
 from __future__ import annotations
 

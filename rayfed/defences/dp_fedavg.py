@@ -59,27 +59,27 @@ class DpFedAvg(Private):
     Clients clip their updates to an L2 norm; the sum, in which all clients weigh alike, gets Gaussian noise of
     deviation `noise_multiplier * clip` and is divided by the expected number of clients. Who sees single updates is not
     kept off: that is the server, unless `noise: clients` stands under `protection: secure_aggregation`. It is the last
-    defence of its stack, for what comes after could undo the bound.
+    defence of its arm, for what comes after could undo the bound.
     """
 
     vectorises: ClassVar[bool] = True
     post_processes: ClassVar[bool] = True
 
     noise: Literal["server", "clients"] = "server"
-    """Who adds the noise: the server to the sum, or every client of a fixed number its part of it, which is meant for
+    """Adder of the noise: the server to the sum, or every client of a fixed number its part of it, which is meant for
     `protection: secure_aggregation`: without these masks the server sees single updates. In both cases the guarantee is
     for who sees sums only: whoever sees one client's update meets a part of the noise, or none."""
     colluders: Annotated[int, Field(ge=1)] = 1
-    """Clients that pool what they know with whoever the guarantee is against: which of them were drawn, and their parts
-    of the noise. The guarantee is for the others, and holds against so many."""
+    """Number of clients that pool their knowledge with whoever the guarantee is against: which of them were drawn, and
+    their parts of the noise. The guarantee is for the others, and holds against so many."""
 
     @property
     def needs_all(self) -> str | None:
-        """Every client brings a part of the noise, where they do."""
+        """Return that every client brings a part of the noise, where clients add it."""
         return "its part of the noise would be missing in the sum" if self.noise == "clients" else None
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Clip what is sent; add this client's part of the noise."""
+        """Clip what is sent, and add this client's part of the noise."""
 
         def update(task: Task) -> Update:
             sent = next(task)
@@ -95,7 +95,7 @@ class DpFedAvg(Private):
         return update
 
     def refuses(self, later: Sequence[Defence]) -> str | None:
-        """Anything behind it."""
+        """Return why anything behind it is refused."""
         return "it must come last, for what comes after it could undo its clip bound" if later else None
 
     def wrap_aggregation(self, next: AnyAggregation, clients: int) -> AnyAggregation:
@@ -107,11 +107,11 @@ class DpFedAvg(Private):
         return NoisySum(clients=clients, deviation=0.0, step=step_of(self.clip, self.deviation / sqrt(clients)))
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """One sum a round."""
+        """Return one release a round, of the sum."""
         return (self._account(setting, multiplier)[0],)
 
     def spends(self, setting: Setting) -> Spending:
-        """The account of all rounds."""
+        """Return the account of all rounds."""
         assert self.noise_multiplier is not None
         release, adjacency, against, how = self._account(setting, self.noise_multiplier)
         return Spending(
@@ -125,11 +125,11 @@ class DpFedAvg(Private):
         )
 
     def _account(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
-        """What is released, for which neighbours, against whom, and how clients are drawn, in words."""
+        """Return the release and, in words, its neighbours, its adversary and how clients are drawn."""
         return (self._of_clients if self.noise == "clients" else self._of_server)(setting, multiplier)
 
     def _of_clients(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
-        """The account of noise that clients add; the module's docstring proves it."""
+        """Return the account of noise that clients add, which the module's docstring proves."""
         drawn = setting.clients_per_round
         honest = drawn - setting.missing - self.colluders
         if setting.client_sampling == "poisson" or honest < 1:
@@ -148,7 +148,7 @@ class DpFedAvg(Private):
         return Release("gaussian", rest, setting.most_rounds), _ZEROED, self._who_sees_sums(setting.masked), how
 
     def _who_sees_sums(self, masked: bool) -> str:
-        """Against whom noise of clients is, and whether the arm's own server is among them."""
+        """Return the adversary of the clients' noise, in words, and whether the arm's own server is one."""
         known = f"up to {counted(self.colluders)} that {'takes' if self.colluders == 1 else 'take'} part"
         server = (
             "the server is one of these under secure aggregation if it follows the protocol (honest but curious)"
@@ -158,7 +158,7 @@ class DpFedAvg(Private):
         return f"whoever sees sums of updates but no single update, with {known}; {server}"
 
     def _of_server(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
-        """The account of noise that the server adds."""
+        """Return the account of noise that the server adds."""
         drawn, clients, rounds = setting.clients_per_round, len(setting.clients), setting.rounds
         anybody = "whoever sees the global weights, with any number of the other clients, but not the server"
         if setting.client_sampling == "poisson":
@@ -182,7 +182,7 @@ class DpFedAvg(Private):
 
 
 def step_of(clip: float, part: float) -> float:
-    """To which values with noise of deviation `part` are rounded.
+    """Return the step to whose multiples values with noise of deviation `part` are rounded.
 
     A power of two of which 32-bit floats hold all multiples up to the clip bound and 18 deviations: secure noise, half
     the sum of four draws by Box and Muller from 53 bits, reaches 17.2 of them, other noise less.
@@ -191,7 +191,7 @@ def step_of(clip: float, part: float) -> float:
 
 
 def multiplier_of_rounded(multiplier: float, parts: int, honest: int, values: int, step: float) -> float:
-    """The noise multiplier that a sum has left when each part of the noise is rounded, and only some parts are honest.
+    """Return the noise multiplier of a sum whose parts of the noise are rounded, and only some of them honest.
 
     `step` is in units of the clip bound; for the proof see above.
     """
@@ -202,5 +202,5 @@ _ZEROED = "one client's update set to zero"
 
 
 def counted(colluders: int) -> str:
-    """So many clients, in words."""
+    """Return a number of clients in words."""
     return f"{colluders} client{'s' if colluders > 1 else ''}"

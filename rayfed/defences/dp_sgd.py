@@ -26,7 +26,7 @@ from rayfed.registry import component
 from rayfed.update import Named
 
 _NUMBERS_AT_ONCE = 16_000_000
-"""In the per-sample gradients of one vectorised call: more only costs memory."""
+"""Number of values in the per-sample gradients of one vectorised call: more only costs memory."""
 
 
 @component
@@ -51,7 +51,7 @@ class DpSgd(Private):
             )
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
-        """Clip sample by sample, add up, add noise."""
+        """Clip gradients sample by sample, add them up, add noise."""
 
         def gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
             sums = {name: torch.zeros_like(w) for name, w in weights.items()}
@@ -68,16 +68,16 @@ class DpSgd(Private):
         return gradient
 
     def clipped_sum(self, each: Named, task: Task) -> Named:
-        """The sum over samples (the first dimension) of gradients that are clipped over all layers together."""
+        """Return the sum over samples (the first dimension) of gradients clipped over all layers together."""
         factors = clip_factors(torch.stack([sample_norms(g) for g in each.values()]).norm(dim=0), self.clip)
         return {name: scaled_sum(g, factors) for name, g in each.items()}
 
     def noise(self, task: Task) -> float:
-        """Deviation of the noise on the sum."""
+        """Return the deviation of the noise on the sum."""
         return self.deviation
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Every local step of every client's own rounds."""
+        """Return a release for each kind of client: every local step of its rounds."""
         if setting.sample_sampling == "poisson":
             return tuple(
                 Release("gaussian", multiplier, work.rounds * work.steps, work.batch_size / work.samples)
@@ -86,7 +86,7 @@ class DpSgd(Private):
         return tuple(Release("gaussian", multiplier, work.rounds * _uses(work)) for work in setting.works)
 
     def spends(self, setting: Setting) -> Spending:
-        """The worst client's account."""
+        """Return the account of the client that is worst off."""
         assert self.noise_multiplier is not None
         poisson = setting.sample_sampling == "poisson"
         return Spending(
@@ -101,19 +101,19 @@ class DpSgd(Private):
 
 
 def _uses(work: Work) -> int:
-    """How often one sample can be in a batch in one round: at most once an epoch."""
+    """Return how often one sample can be in a batch in one round: at most once an epoch."""
     return ceil(work.steps / ceil(work.samples / work.batch_size))
 
 
 def _parts(batch: Batch, weights: Named) -> Iterator[Batch]:
-    """A batch in parts whose per-sample gradients one call can hold; none of an empty batch."""
+    """Yield a batch in parts whose per-sample gradients one call can hold; none of an empty batch."""
     size = max(1, _NUMBERS_AT_ONCE // sum(w.numel() for w in weights.values()))
     for start in range(0, len(batch.labels), size):
         yield Batch(batch.inputs[start : start + size], batch.labels[start : start + size])
 
 
 def _each(next: GradientMethod, task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
-    """The gradient of every sample alone, (N, ...) by name, and the losses (N,)."""
+    """Return the gradient of every sample alone, (N, ...) by name, and the losses (N,)."""
 
     def one(image: Tensor, label: Tensor) -> tuple[Named, Tensor]:
         return next(task, weights, Batch(image[None], label[None]))

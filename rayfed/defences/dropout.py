@@ -24,9 +24,9 @@ class Dropout(Defence):
     """Probability with which a feature is left out; the others grow to 1 / (1 - rate)."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Put the dropout in. Raises `UserError` for a model without a linear layer."""
+        """Put the dropout into the model; raises `UserError` for one without a linear layer."""
         return before_head(model, "dropout", lambda _: nn.Dropout(self.rate))
 
     def exposed(self, update: Update) -> Named:
-        """The layers in front of the dropout; in the head's gradient, the columns of what it left out are 0."""
+        """Return the layers in front of the dropout; in the head's gradient, the columns of what it left out are 0."""
         return untouched(update.tensors, "dropout")

@@ -1,4 +1,4 @@
-"""What compressing defences share: what is not sent can be added to the client's next update.
+"""Base of compressing defences: what is not sent can be added to the client's next update.
 
 Sources: Seide 2014, '1-bit stochastic gradient descent', section 2; Stich 2018, 'Sparsified SGD with memory', algorithm
 1; Lin 2018, 'Deep gradient compression', section 3.1 (local gradient accumulation).
@@ -16,7 +16,7 @@ from rayfed.update import Update
 
 @component
 class Compression(Defence):
-    """Base of the defences that send an approximation of the update: `compress` says which."""
+    """Base of the defences that send an approximation of the update, made by `compress`."""
 
     # The residual is made of what earlier defences let through, so it tells no more than they did.
     vectorises: ClassVar[bool] = True
@@ -26,25 +26,25 @@ class Compression(Defence):
     """Add what compression took from this update to the client's next one, instead of losing it."""
 
     def compress(self, task: Task, update: Update) -> Update:
-        """The update as it is sent."""
+        """Return the update as it is sent."""
         raise NotImplementedError
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Compress what is sent, with what the client still owes."""
+        """Compress the update with the residual of earlier ones added."""
 
         def update(task: Task) -> Update:
             computed = next(task)
             if not self.error_feedback:
                 return self.compress(task, computed)
-            residual = task.state.get(self._memory, {})
+            residual = task.state.get(self._state_key, {})
             owed = {name: t + residual[name].to(t) if name in residual else t for name, t in computed.tensors.items()}
             sent = self.compress(task, replace(computed, tensors=owed))
-            task.state[self._memory] = {name: t - sent.tensors[name] for name, t in owed.items()}
+            task.state[self._state_key] = {name: t - sent.tensors[name] for name, t in owed.items()}
             return sent
 
         return update
 
     @property
-    def _memory(self) -> str:
-        """The residual's key in the client's state: each defence of a stack has its own."""
+    def _state_key(self) -> str:
+        """Key of the residual in the client's state: each defence of a pipeline has its own."""
         return f"residual of {self}"

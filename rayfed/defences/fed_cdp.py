@@ -34,24 +34,24 @@ class FedCdp(DpSgd):
     last_clip: Annotated[float, Field(gt=0)] | None = None
     """The bound of the last round, to which `clip` falls linearly; null keeps it."""
     rounds: Annotated[int, Field(ge=1)] | None = None
-    """Over which the bound falls; null: those of the run."""
+    """Number of rounds over which the bound falls; null: those of the run."""
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
-        """The same with its noise, and the number of its rounds."""
+        """Return a copy with its noise and the number of rounds."""
         found = super().calibrated(setting, accountant)
         return replace(found, rounds=self.rounds or setting.rounds)  # type: ignore[type-var]
 
     def clipped_sum(self, each: Named, task: Task) -> Named:
-        """The sum over samples of gradients that are clipped in each layer for itself."""
+        """Return the sum over samples of gradients clipped in each layer for itself."""
         bound = self._bound(task.round)
         return {name: scaled_sum(g, clip_factors(sample_norms(g), bound)) for name, g in each.items()}
 
     def noise(self, task: Task) -> float:
-        """Deviation of the noise on the sum, which falls with the bound."""
+        """Return the deviation of the noise on the sum, which falls with the bound."""
         return self.deviation * self._bound(task.round) / self.clip
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Those of `dp_sgd` with the sensitivity of all layers together."""
+        """Return the releases of `dp_sgd` with the sensitivity of all layers together."""
         return super().released(setting, multiplier / sqrt(setting.layers))
 
     def _bound(self, round: int) -> float:

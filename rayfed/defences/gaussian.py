@@ -30,5 +30,5 @@ class Gaussian(LocalNoise):
     """The probability with which the guarantee may fail."""
 
     def multiplier(self, epsilon: float) -> float:
-        """That of the analytic Gaussian mechanism."""
+        """Return the noise multiplier of the analytic Gaussian mechanism."""
         return analytic_gaussian(epsilon, self.delta)

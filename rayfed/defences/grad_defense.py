@@ -35,9 +35,9 @@ from rayfed.samples import Modality
 from rayfed.update import Named
 
 _ROOT = 5
-"""Samples a class of the root set."""
+"""Number of samples a class of the root set."""
 _SLOPES_AT_ONCE = 16_000_000
-"""Numbers in the gradients of one vectorised call."""
+"""Number of values in the gradients of one vectorised call."""
 
 
 @component
@@ -58,7 +58,7 @@ class GradDefense(Defence):
 
     @property
     def least_public(self) -> int:
-        """For the sensitivities."""
+        """Fewest public samples: one, for the sensitivities."""
         return 1
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:
@@ -83,7 +83,7 @@ class GradDefense(Defence):
 
 
 def compensated(vector: Tensor, scale: float, q: float) -> Tensor:
-    """A vector (n,) with noise of deviation `scale`, without the directions in which there is nothing but noise.
+    """Return a vector (n,) with noise of deviation `scale` without the directions that hold nothing but noise.
 
     As a matrix of about q times as many rows as columns: the eigenvectors of its columns' covariance whose eigenvalues
     lie inside scale^2 (1 -+ sqrt(columns / rows))^2 are projected out (Marchenko-Pastur 1967).
@@ -100,17 +100,17 @@ def compensated(vector: Tensor, scale: float, q: float) -> Tensor:
 
 
 def root_sensitivity(task: Task) -> Named:
-    """The sensitivity of every parameter tensor, a scalar each, at the weights that the client was sent.
+    """Return the sensitivity of every parameter tensor, a scalar each, at the weights that the client was sent.
 
-    The same for all clients of a round: it hangs on weights and public data alone, its random directions included. The
-    network is in evaluation mode. Raises `UserError` where there are no public data.
+    The same for all clients of a round: it depends on weights and public data alone, its random directions included.
+    The network is in evaluation mode. Raises `UserError` where there are no public data.
     """
     generator = seeds.torch_generator("grad_defense", task.round)
     return sensitivity(task.model, task.weights, task.buffers, root_set(task.public_for("grad_defense")), generator)
 
 
 def root_set(public: Batch) -> Batch:
-    """The first samples of each class."""
+    """Return the first samples of each class."""
     rows = torch.cat([(public.labels == label).nonzero().flatten()[:_ROOT] for label in public.labels.unique()])
     return Batch(public.inputs[rows], public.labels[rows])
 
@@ -140,7 +140,7 @@ def sensitivity(model: nn.Module, weights: Named, buffers: Named, root: Batch, g
 
 
 def _once_a_round(compute: Callable[[Task], Named]) -> Callable[[Task], Named]:
-    """`compute`, asked again only when the clients are sent other weights."""
+    """Cache `compute` until the clients are sent other weights."""
     weights: Named | None = None
     result: Named = {}
 

@@ -26,7 +26,7 @@ from rayfed.subsets import subsets
 _PRIVATE = 2
 """Images of the client in a mixture with public ones."""
 _LEAST_PRIVATE = 0.3
-"""The least that these weigh together."""
+"""Least weight of the client's own images together."""
 
 
 @component
@@ -47,7 +47,7 @@ class InstaHide(Defence):
     public: bool = False
     """Mix two of the client's images with public ones (the scenario's `data.public`), instead of its own alone."""
     largest: Annotated[float, Field(gt=0, le=1)] = 0.65
-    """No image weighs more; above 1 / `images`, with public images above 0.15, too."""
+    """Largest weight of an image; above 1 / `images`, with public images above 0.15, too."""
 
     def __post_init__(self) -> None:
         if self.largest * self.images <= 1:
@@ -62,12 +62,12 @@ class InstaHide(Defence):
 
     @property
     def least_samples(self) -> int:
-        """The client's own images of a mixture."""
+        """Number of the client's own images of a mixture."""
         return _PRIVATE if self.public else self.images
 
     @property
     def least_public(self) -> int:
-        """The public images of a mixture."""
+        """Number of public images of a mixture."""
         return self.images - self.least_samples
 
     def wrap_data(self, next: DataMethod) -> DataMethod:

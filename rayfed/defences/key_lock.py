@@ -26,16 +26,16 @@ class KeyLock(Defence):
     """
 
     length: Annotated[int, Field(ge=1)] = 1024
-    """Numbers in the key."""
+    """Length of the key."""
     blocks: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
-    """Which convolution-normalisation blocks are locked, counted from 0."""
+    """Convolution-normalisation blocks that are locked, counted from 0."""
     start: Literal["own", "common"] = "own"
     """The lock's initial weights: a draw of each client's own, or those that the server draws for all, as in the
     thesis, which everybody knows. Keys are always the client's own."""
     activation: Activation | None = None
-    """What stands behind the lock's linear maps: nothing as in the thesis' equations, `relu` or `sigmoid` as in the
+    """Activation behind the lock's linear maps: none as in the thesis' equations, `relu` or `sigmoid` as in the
     authors' code."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Put the locks in. Raises `UserError` for a block that the model does not have."""
+        """Put the locks into the model; raises `UserError` for a block that it does not have."""
         return lock_norms(model, self.blocks, self.length, self.activation, self.start == "common")

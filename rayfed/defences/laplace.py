@@ -25,8 +25,9 @@ class Laplace(LocalNoise):
     scale: Annotated[float, Field(ge=0)] | None = None
     """Scale b of the noise (its standard deviation is b * sqrt 2), in the units of the update."""
     delta: Annotated[float, Field(ge=0, lt=0.1)] = 0.0
-    """With 0 the epsilons of the rounds add up; more lets the accountant find a smaller sum."""
+    """Probability with which the guarantee may fail. With 0 the epsilons of the rounds add up; more lets the accountant
+    find a smaller sum."""
 
     def multiplier(self, epsilon: float) -> float:
-        """That of the Laplace mechanism."""
+        """Return the noise multiplier of the Laplace mechanism."""
         return 1 / epsilon

@@ -1,4 +1,4 @@
-"""What the defences share that train on mixtures of images."""
+"""Common functions of the defences that train on mixtures of images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayfed.subsets import subsets
 
 
 def pool(next: DataMethod, task: Task) -> tuple[int, Tensor, Tensor]:
-    """How many samples the round is about; they and the client's others: images (M, C, H, W), labels (M, K)."""
+    """Return the number of the round's samples, and all of the client's: images (M, C, H, W), labels (M, K)."""
     own = next(task)
     parts = [own] if task.others is None else [own, next(task.replace(data=task.others, others=None))]
     labels = [part.labels if part.labels.ndim == 2 else F.one_hot(part.labels, task.classes).float() for part in parts]
@@ -21,19 +21,19 @@ def pool(next: DataMethod, task: Task) -> tuple[int, Tensor, Tensor]:
 
 
 def partners(samples: int, choices: int, others: int, draw: np.random.Generator) -> np.ndarray:
-    """Rows of a pool for each of `samples` mixtures: the sample's own first, then any `others`, (N, 1 + others)."""
+    """Draw rows of a pool for `samples` mixtures, (N, 1 + others): the sample's own first, then any `others`."""
     return np.column_stack([np.arange(samples), draw.integers(choices, size=(samples, others))])
 
 
 def distinct_partners(samples: int, choices: int, others: int, draw: np.random.Generator) -> np.ndarray:
-    """The same with no two alike in a row; needs more than `others` choices."""
+    """Draw rows as `partners` does, no two alike in a mixture; needs more than `others` choices."""
     own = np.arange(samples)[:, None]
     drawn = subsets(draw, samples, choices - 1, others)
     return np.column_stack([own, drawn + (drawn >= own)])  # the own one is skipped
 
 
 def blend(tensors: Tensor, rows: np.ndarray, coefficients: np.ndarray) -> Tensor:
-    """Sums of rows (N, k) of `tensors` (M, ...), weighted by `coefficients` (N, k): (N, ...)."""
+    """Return sums of rows (N, k) of `tensors` (M, ...), weighted by `coefficients` (N, k): (N, ...)."""
     index = torch.from_numpy(rows).to(tensors.device)
     weights = torch.from_numpy(coefficients).to(tensors)
     parts = [tensors[r] * w.view(-1, *[1] * (tensors.ndim - 1)) for r, w in zip(index.T, weights.T, strict=True)]
@@ -41,10 +41,10 @@ def blend(tensors: Tensor, rows: np.ndarray, coefficients: np.ndarray) -> Tensor
 
 
 def numpy_draws(task: Task) -> np.random.Generator:
-    """Numpy's distributions, seeded from the defences' generator."""
+    """Return numpy's distributions, seeded from the defences' generator."""
     return seeds.numpy_generator(seeds.drawn(task.generator))
 
 
 def mixtures(images: Tensor, labels: Tensor) -> Batch:
-    """Mixed samples; rounding can leave a sum of pixels a hair outside [0, 1]."""
+    """Return mixed samples, clamped, for rounding can leave a sum of pixels a hair outside [0, 1]."""
     return Batch(images.clamp(0, 1), labels)

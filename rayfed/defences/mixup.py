@@ -28,7 +28,7 @@ class Mixup(Defence):
     takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     alpha: Annotated[float, Field(gt=0)] = 1.0
-    """Small: one image rules a mixture; large: all count alike."""
+    """Concentration: where small, one image rules a mixture; where large, all count alike."""
     images: Annotated[int, Field(ge=2)] = 2
     """Images that are drawn for a mixture, the same one perhaps more than once."""
 

@@ -1,4 +1,4 @@
-"""What the noise defences share: clip an update to a norm, add noise to every value, and say what that guarantees."""
+"""Base of the noise defences: clip an update to a norm, add noise to every value, account for the guarantee."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _DRAWS: dict[str, Draw] = {"gaussian": gaussian, "laplace": laplace}
 
 
 _BLOCK = 1024
-"""Values whose squares are added in single precision: all in double take ten times as long."""
+"""Number of values whose squares are added in single precision: all in double take ten times as long."""
 _LEAST_NORM = 1e-12
-"""Below it, squares may have been lost that single precision has no place for."""
+"""Norm below which squares may have been lost that single precision has no place for."""
 
 
 @component
@@ -38,14 +38,14 @@ class LocalNoise(Defence):
     post_processes: ClassVar[bool] = True
     family: ClassVar[Literal["gaussian", "laplace"]]
     order: ClassVar[float]
-    """Of the norm that is clipped."""
+    """Order of the norm that is clipped."""
     measure: ClassVar[str]
-    """The field that gives the width of the noise."""
+    """Name of the field that gives the width of the noise."""
 
     clip: Annotated[float, Field(gt=0)] | None = None
     """Bound on the norm of the whole update before the noise (L2 for Gaussian, L1 for Laplace); null does not clip."""
     epsilon_per_update: Annotated[float, Field(gt=0)] | None = None
-    """Instead of the width of the noise: what one update may spend; takes a clip bound."""
+    """Epsilon that one update may spend, instead of the width of the noise; takes a clip bound."""
     delta: Annotated[float, Field(ge=0, lt=0.1)] = 0.0
     """The probability with which the guarantee may fail."""
 
@@ -59,14 +59,14 @@ class LocalNoise(Defence):
 
     @property
     def width(self) -> float:
-        """Of the noise: as given, or what the epsilon needs for updates up to twice the clip bound apart."""
+        """Width of the noise: as given, or what the epsilon needs for updates up to twice the clip bound apart."""
         if self.epsilon_per_update is None:
             return float(getattr(self, self.measure))
         assert self.clip is not None
         return 2 * self.clip * self.multiplier(self.epsilon_per_update)
 
     def multiplier(self, epsilon: float) -> float:
-        """The width over the sensitivity that one update needs for an epsilon."""
+        """Return the noise multiplier (width over sensitivity) that one update needs for an epsilon."""
         raise NotImplementedError
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
@@ -81,7 +81,7 @@ class LocalNoise(Defence):
         return update
 
     def spends(self, setting: Setting) -> Spending | None:
-        """All updates of the client that sends most; None without a clip bound."""
+        """Return the account of all updates of the client that sends most; None without a clip bound."""
         if self.clip is None:
             return None
         release = Release(self.family, self.width / (2 * self.clip), setting.most_rounds)
@@ -97,14 +97,14 @@ class LocalNoise(Defence):
 
 
 def clipped(tensors: Named, bound: float, order: float) -> Named:
-    """All tensors scaled together so that their joint norm of that order is at most `bound`."""
+    """Scale all tensors together so that their joint norm of that order is at most `bound`."""
     norms = torch.stack([torch.linalg.vector_norm(t, ord=order, dtype=torch.float64) for t in tensors.values()])
     factor = clip_factors(torch.linalg.vector_norm(norms, ord=order), bound)
     return {name: finite(t) * factor.to(t.dtype) for name, t in tensors.items()}
 
 
 def sample_norms(gradients: Tensor) -> Tensor:
-    """(N,) float64, the L2 norms of N gradients (N, ...) of one tensor."""
+    """Return the L2 norms (N,), float64, of N gradients (N, ...) of one tensor."""
     flat = gradients.flatten(1)
     whole = flat.shape[1] - flat.shape[1] % _BLOCK
     blocks, rest = flat[:, :whole].unflatten(1, (-1, _BLOCK)), flat[:, whole:]
@@ -117,8 +117,9 @@ def sample_norms(gradients: Tensor) -> Tensor:
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
-    """What scales vectors of these norms to at most the bound; 0 for a norm that is not finite, or so large that single
-    precision has no such factor.
+    """Return the factors that scale vectors of these norms to at most the bound.
+
+    0 for a norm that is not finite, or so large that single precision has no such factor.
 
     Norms are taken in double precision: in single precision the sum of a million values loses up to a hundredth, and
     squares of small ones vanish.
@@ -128,7 +129,7 @@ def clip_factors(norms: Tensor, bound: float) -> Tensor:
 
 
 def scaled_sum(gradients: Tensor, factors: Tensor) -> Tensor:
-    """The sum over N samples of gradients (N, ...) times factors (N,); a factor of 0 leaves nothing of infinities."""
+    """Return the sum over N samples of gradients (N, ...) times factors (N,); a factor of 0 removes infinities."""
     used = factors > 0
     if not used.all():  # hardly ever, and a copy of all gradients takes longer than their sum
         gradients, factors = gradients[used], factors[used]
@@ -137,5 +138,5 @@ def scaled_sum(gradients: Tensor, factors: Tensor) -> Tensor:
 
 
 def finite(tensor: Tensor) -> Tensor:
-    """The tensor with 0 for what is not finite, so that a clip factor of 0 leaves nothing of it."""
+    """Return the tensor with 0 for what is not finite, so that a clip factor of 0 removes it."""
     return tensor.nan_to_num(0.0, 0.0, 0.0)

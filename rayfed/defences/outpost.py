@@ -28,7 +28,7 @@ class Outpost(Defence):
     """
 
     beta: Annotated[float, Field(ge=0)] = 0.125
-    """How fast the perturbation becomes rare over a round's local steps; 0: every step is perturbed."""
+    """Rate at which the perturbation becomes rare over a round's local steps; 0: every step is perturbed."""
     noise: Annotated[float, Field(ge=0)] = 0.8
     """Standard deviation of the noise over the variance of the tensor's weights (1 at most)."""
     noised: Annotated[float, Field(gt=0, le=1)] = 0.4
@@ -57,5 +57,5 @@ class Outpost(Defence):
         return gradient * (magnitudes >= smallest) + noise * (magnitudes >= least)
 
     def exposed(self, update: Update) -> Named:
-        """What was not set to zero; which of it got noise cannot be told."""
+        """Return a mask of what was not set to zero; which of it got noise cannot be told."""
         return {name: t != 0 for name, t in update.tensors.items()}

@@ -27,11 +27,11 @@ class Passport(Split):
     size: Annotated[int, Field(ge=1)] = 8
     """Side of a passport (pixels), no less than the kernel's."""
     deviation: Annotated[float, Field(gt=0)] = 8.0
-    """Of a passport's numbers, which are normal with mean zero. Scale and shift are proportional to deviation / size:
-    where it is small, layers behind that have no norms get next to no signal and learn slowly."""
+    """Standard deviation of a passport's numbers, which are normal with mean zero. Scale and shift are proportional to
+    deviation / size: where it is small, layers behind that have no norms get next to no signal and learn slowly."""
     consistency: Annotated[float, Field(gt=0)] | None = None
-    """Null: scale and shift are what the passports give (equation 13). A number: they are parameters of their own, and
-    the loss has so many times their distance from that (equation 25, which would be zero otherwise)."""
+    """Weight in the loss of the distance of scale and shift from what the passports give: they are then parameters of
+    their own (equation 25, which would be zero otherwise). Null: they are what the passports give (equation 13)."""
 
     def _block(self, conv: nn.Conv2d, norm: nn.Module | None) -> PrivateConv:
         common = self.start == "common"

@@ -27,16 +27,16 @@ class Precode(Defence):
     """
 
     bottleneck: Annotated[int, Field(ge=1)] = 256
-    """Random numbers that the features are encoded to."""
+    """Number of random numbers that the features are encoded to."""
     beta: Annotated[float, Field(ge=0)] = 1e-3
     """Weight of the KL divergence from N(0, 1) in the loss."""
 
     def adapt_model(self, model: nn.Module) -> nn.Module:
-        """Put the bottleneck in. Raises `UserError` for a model without a linear layer."""
+        """Put the bottleneck into the model; raises `UserError` for one without a linear layer."""
         return before_head(
             model, "precode", lambda features: VariationalBottleneck(features, self.bottleneck, self.beta)
         )
 
     def exposed(self, update: Update) -> Named:
-        """The layers in front of the bottleneck: what was drawn reaches them weakened, the others directly."""
+        """Return the layers in front of the bottleneck: what was drawn reaches them weakened, the others directly."""
         return untouched(update.tensors, "precode")

@@ -1,4 +1,4 @@
-"""What the defences with an accountant share: a clip bound, and noise in units of it, given or found for an epsilon."""
+"""Base of the defences with an accountant: a clip bound, and noise in units of it, given or found for an epsilon."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Private(Defence):
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Bound C on the L2 norm of what one unit of privacy contributes."""
     noise_multiplier: Annotated[float, Field(ge=0)] | None = None
-    """Deviation of the noise over C; or give `epsilon`."""
+    """Deviation of the noise over C; `epsilon` may be given in its place."""
     epsilon: Annotated[float, Field(gt=0, le=10_000)] | None = None
-    """What the whole run may spend: the smallest noise that keeps to it is found before the run."""
+    """Epsilon that the whole run may spend: the smallest noise that keeps to it is found before the run."""
     delta: Annotated[float, Field(gt=0, lt=0.1)] = 1e-5
     """The probability with which the guarantee may fail; well below one over the samples or clients that are hidden."""
 
@@ -40,18 +40,18 @@ class Private(Defence):
         return self
 
     def calibrated(self, setting: Setting, accountant: Method | None) -> Defence:
-        """The same with a noise multiplier in the place of epsilon."""
+        """Return a copy with a noise multiplier in the place of epsilon."""
         if self.epsilon is None:
             return self
         noise = least_noise(lambda z: self.released(setting, z), self.epsilon, self.delta, accountant)
         return replace(self, noise_multiplier=noise, epsilon=None)
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """The noisy answers of a run with that noise multiplier, one release for each client that may be worst off."""
+        """Return the releases of a run with that noise multiplier, one for each client that may be worst off."""
         raise NotImplementedError
 
     @property
     def deviation(self) -> float:
-        """Of the noise, in the units of what is clipped."""
+        """Deviation of the noise, in the units of what is clipped."""
         assert self.noise_multiplier is not None, "calibrated before it is used"
         return self.clip * self.noise_multiplier

@@ -25,12 +25,12 @@ class Prune(Compression):
     ratio: Annotated[float, Field(ge=0, lt=1)]
     """Share of the values that is set to zero."""
     by: Importance = "magnitude"
-    """What a value is ranked by: its magnitude, or its product with the weight that the client was sent."""
+    """Rank of a value: its magnitude, or its product with the weight that the client was sent."""
     scope: Literal["layer", "global"] = "layer"
-    """Rank within each tensor, or over the whole update, where small layers may lose all or nothing."""
+    """Scope of the ranking: each tensor, or the whole update, where small layers may lose all or nothing."""
 
     def compress(self, task: Task, update: Update) -> Update:
-        """Prune what is sent."""
+        """Prune the update that is sent."""
         tensors, scores = update.tensors, importance(self.by, task, update.tensors)
         if self.scope == "global":
             return replace(update, tensors=pruned_together(tensors, scores, int(self.ratio * size(tensors))))
@@ -38,5 +38,5 @@ class Prune(Compression):
         return replace(update, tensors=kept)
 
     def exposed(self, update: Update) -> Named:
-        """What was not set to zero."""
+        """Return a mask of what was not set to zero."""
         return {name: t != 0 for name, t in update.tensors.items()}

@@ -25,9 +25,9 @@ class Quantise(Compression):
     """
 
     bits: Annotated[int, Field(ge=1, le=28)]
-    """Bits of one sent value."""
+    """Number of bits of one sent value."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    """To the nearest level, or to one of the two next levels at random, so that the mean is the value itself."""
+    """Round to the nearest level, or to one of the two next levels at random, so that the mean is the value itself."""
 
     def __post_init__(self) -> None:
         if self.rounding == "stochastic" and self.bits == 1:
@@ -42,7 +42,7 @@ class Quantise(Compression):
             )
 
     def compress(self, task: Task, update: Update) -> Update:
-        """Quantise what is sent."""
+        """Quantise the update that is sent."""
         tensors = {name: self._quantised(t, task.generator) for name, t in update.tensors.items()}
         return replace(update, tensors=tensors, bits=self.bits)
 

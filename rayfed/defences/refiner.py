@@ -40,7 +40,7 @@ class Refiner(Defence):
     tau: Annotated[float, Field(gt=0, le=1)] = 0.95
     """Decay of the utility metric's weights from layer to layer."""
     epsilon: Annotated[float, Field(gt=0)] = 0.1
-    """How far the gradient that is sent may be from the true one, in Euclidean norm; no privacy parameter."""
+    """Largest Euclidean distance of the gradient that is sent from the true one; no privacy parameter."""
     lr: Annotated[float, Field(gt=0)] = 1.0
     """Step size of the refinement."""
     evaluator: str | None = None
@@ -65,7 +65,7 @@ class Refiner(Defence):
         return gradient
 
     def _refined(self, task: Task, weights: Named, batch: Batch, true: Named) -> Batch:
-        """The batch with robust images in place of its own."""
+        """Return the batch with robust images in place of its own."""
         noise = torch.rand(batch.inputs.shape, generator=task.generator).to(batch.inputs)
         images = (1 - self.alpha) * batch.inputs + self.alpha * noise
         evaluator = load_evaluator(self.evaluator, images.device)
@@ -83,7 +83,7 @@ class Refiner(Defence):
 
 
 def utility_weights(true: Named, weights: Named, tau: float) -> Named:
-    """The importance of every value of the gradient (equation 3): |gradient * weight| * tau^layer, layers from 1."""
+    """Return the importance of every value of the gradient (equation 3): |gradient * weight| * tau^layer, from 1."""
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in weights))
     return {
         name: (true[name] * w).abs() * tau ** (1 + modules.index(name.rpartition(".")[0]))
@@ -92,12 +92,12 @@ def utility_weights(true: Named, weights: Named, tau: float) -> Named:
 
 
 def projected(sent: Named, true: Named, radius: float) -> Named:
-    """The point nearest to `sent` in the ball of that radius round `true`, all layers as one vector."""
+    """Return the point nearest to `sent` in the ball of that radius round `true`, all layers as one vector."""
     apart = {name: t - true[name] for name, t in sent.items()}
     share = torch.clamp(radius / gradients.norm(apart), max=1.0)
     return {name: true[name] + share * t for name, t in apart.items()}
 
 
 def _apart(task: Task) -> Task:
-    """The task with buffers of its own, so that passes whose results are not sent leave no trace in the sent ones."""
+    """Return the task with its own buffers, so that passes whose results are not sent leave no trace."""
     return task.replace(buffers={name: b.clone() for name, b in task.buffers.items()})

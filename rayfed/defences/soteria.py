@@ -83,7 +83,7 @@ class Soteria(Defence):
         return gradient
 
     def exposed(self, update: Update) -> Named:
-        """The kept columns of the layer; of an update of several steps, those that were kept in one of them."""
+        """Return the kept columns of the layer; of an update of several steps, those that were kept in one of them."""
         # Without a name the last matrix is taken, which is the last linear layer's where no embedding follows it.
         name = f"{self.layer}.weight" if self.layer else [n for n, t in update.tensors.items() if t.dim() == 2][-1]
         weight = update.tensors[name]
@@ -118,7 +118,7 @@ class Soteria(Defence):
 
 
 def displacement(features: Tensor, norms: Tensor) -> Tensor:
-    """How far pruning each feature moves the attacker's estimates, summed over the samples: (N, F) twice -> (F,).
+    """Return how far pruning each feature moves the attacker's estimates, summed over samples: (N, F) twice -> (F,).
 
     Nothing where a feature is zero already, though its slope may be zero too (a ReLU that is off).
     """
@@ -126,7 +126,7 @@ def displacement(features: Tensor, norms: Tensor) -> Tensor:
 
 
 def jacobian_norms(features: Features, images: Tensor) -> Tensor:
-    """norm(dr_i/dx) of every sample and feature, (N, F): all rows of the Jacobian in one vectorised call."""
+    """Return norm(dr_i/dx) of every sample and feature, (N, F): all rows of the Jacobian in one vectorised call."""
     values, pull = vjp(features, images)  # type: ignore[misc]
 
     def norm(row: Tensor) -> Tensor:
@@ -139,10 +139,10 @@ def jacobian_norms(features: Features, images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def estimated_norms(features: Features, images: Tensor, probes: int, generator: torch.Generator) -> Tensor:
-    """The same, (N, F), with squares that have no bias: E[(J v)_i^2] = norm(dr_i/dx)^2 for v of random signs.
+    """Estimate the norms of `jacobian_norms`, (N, F), by random probes.
 
-    One forward-mode probe gives all features for about one forward pass, whatever F is: Hutchinson's estimator of the
-    diagonal of J J^T.
+    Their squares have no bias: E[(J v)_i^2] = norm(dr_i/dx)^2 for v of random signs. One forward-mode probe gives all
+    features for about one forward pass, whatever F is: Hutchinson's estimator of the diagonal of J J^T.
     """
     signs = 2.0 * torch.randint(0, 2, (probes, *images.shape), generator=generator).to(images) - 1
 

@@ -1,4 +1,4 @@
-"""What the sparsifying defences share: which values matter least, and setting exactly so many of them to zero."""
+"""Common functions of sparsifying defences: rank values, and set exactly so many of them to zero."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rayfed.gradients import flatten, unflatten
 from rayfed.update import Named
 
 Importance = Literal["magnitude", "weight_gradient"]
-"""What a value is ranked by: abs(update), or abs(weight * update) as in Refiner (Fan 2024), section 3.2.2."""
+"""Rank of a value: abs(update), or abs(weight * update) as in Refiner (Fan 2024), section 3.2.2."""
 
 
 def importance(by: Importance, task: Task, tensors: Named) -> Named:
-    """The score of every value, by name."""
+    """Return the score of every value, by name."""
     if by == "magnitude":
         return {name: t.abs() for name, t in tensors.items()}
     return {name: (task.weights[name] * t).abs() for name, t in tensors.items()}
 
 
 def pruned(tensor: Tensor, scores: Tensor, count: int) -> Tensor:
-    """The tensor with exactly `count` values set to zero, those with the smallest scores, ties by position.
+    """Return the tensor with exactly `count` values set to zero, those with the smallest scores, ties by position.
 
     Ties are broken so that constant tensors are not lost whole. A score that is not a number is never among them.
     """
@@ -37,10 +37,10 @@ def pruned(tensor: Tensor, scores: Tensor, count: int) -> Tensor:
 
 
 def pruned_together(tensors: Named, scores: Named, count: int) -> Named:
-    """The same over all tensors as one vector."""
+    """Prune all tensors as one vector, as `pruned` does one tensor."""
     return unflatten(pruned(flatten(tensors), flatten(scores), count), tensors)
 
 
 def size(tensors: Named) -> int:
-    """How many values there are."""
+    """Return the number of values in all tensors."""
     return sum(t.numel() for t in tensors.values())

@@ -1,4 +1,4 @@
-"""SplitFed as its paper's rival knows it: the first layers stay with the client, nothing else is changed.
+"""SplitFed as in the paper on private passports: the first layers stay with the client, nothing else changes.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.1 and algorithm 1; after Thapa et al.
 2020, "SplitFed: When Federated Learning Meets Split Learning".
@@ -26,7 +26,7 @@ class Split(Defence):
     """
 
     layers: Annotated[int, Field(ge=1)] = 1
-    """How many convolutions, from the front, are private."""
+    """Number of private convolutions, from the front."""
     start: Literal["common", "own"] = "common"
     """The private layers' initial weights: those that the server draws for all, as in the paper, which everybody knows;
     or a draw of each client's own."""

@@ -26,9 +26,9 @@ class TopK(Compression):
     """
 
     k: Annotated[int, Field(ge=1, strict=True)] | Annotated[float, Field(gt=0, lt=1)]
-    """How many values are kept; below 1 a share of the update: floor(k * size) values, one at least."""
+    """Number of values that are kept; below 1 a share of the update: floor(k * size) values, one at least."""
     by: Importance = "magnitude"
-    """What a value is ranked by: its magnitude, or its product with the weight that the client was sent."""
+    """Rank of a value: its magnitude, or its product with the weight that the client was sent."""
 
     def check(self, model: nn.Module) -> None:
         """Raise `UserError` where the model has fewer than k parameters to send."""
@@ -39,7 +39,7 @@ class TopK(Compression):
             )
 
     def compress(self, task: Task, update: Update) -> Update:
-        """Drop all but k values."""
+        """Set all but k values of the update to zero."""
         values = size(update.tensors)
         keep = self.k if isinstance(self.k, int) else max(1, int(self.k * values))
         scores = importance(self.by, task, update.tensors)
@@ -47,5 +47,5 @@ class TopK(Compression):
         return replace(update, tensors=pruned_together(update.tensors, scores, max(0, values - keep)))
 
     def exposed(self, update: Update) -> Named:
-        """What was not set to zero."""
+        """Return a mask of what was not set to zero."""
         return {name: t != 0 for name, t in update.tensors.items()}

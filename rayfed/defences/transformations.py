@@ -1,4 +1,4 @@
-"""The transformations that a policy is made of, by number.
+"""Transformations that policies are made of, by number.
 
 The fifty operations of the CIFAR-10 policy of Cubuk et al. 2019, "AutoAugment: Learning Augmentation Strategies from
 Data", two to each of its lines, without their probabilities, as Gao et al. 2021, "Privacy-preserving Collaborative
@@ -54,7 +54,7 @@ _SIGNED: dict[str, tuple[float, Operation]] = {
     "brightness": (0.5, lambda images, s: T.adjust_brightness(images, 1 + s)),
     "sharpness": (0.5, lambda images, s: T.adjust_sharpness(images, 1 + s)),
 }
-"""The largest strength, and what it does either way, by a sign that every image draws."""
+"""Operation -> its largest strength, and the function, which takes a sign that every image draws."""
 _UNSIGNED: dict[str, tuple[float, Operation]] = {
     "rotate": (30.0, lambda images, s: T.rotate(images, s, InterpolationMode.BILINEAR, fill=0.5)),
     "posterise": (1.0, _posterised),

@@ -39,16 +39,16 @@ class Vae(Defence):
     latent: Annotated[int, Field(ge=1)] = 16
     """Length of the latent variable."""
     epochs: Annotated[int, Field(ge=1)] = 50
-    """Of the autoencoder's training."""
+    """Number of epochs of the autoencoder's training."""
     batch_size: Annotated[int, Field(ge=1)] = 64
-    """Images of one of its steps."""
+    """Batch size of its training."""
     lr: Annotated[float, Field(gt=0)] = 3e-3
-    """Of Adam, which trains it."""
+    """Learning rate of Adam, which trains it."""
     disturbance: Annotated[float, Field(ge=0)] = 0.0
     """Deviation of normal noise on the pixels that the encoder sees in training, where the target stays clean; 1 is the
     other reading of equation 5."""
     sensitivity: Annotated[float, Field(gt=0)] = 1.0
-    """Of a forged pixel, which lies in [0, 1]; the Laplace noise has the scale sensitivity / epsilon."""
+    """Sensitivity of a forged pixel, which lies in [0, 1]; the Laplace noise has the scale sensitivity / epsilon."""
     epsilon: Annotated[float, Field(gt=0)] = 10.0
     """The paper's privacy budget, for one pixel of one forged image; it bounds nothing about the client's own."""
 
@@ -63,7 +63,7 @@ class Vae(Defence):
 
     @torch.no_grad()
     def forged(self, task: Task, images: Tensor) -> Tensor:
-        """What the client's autoencoder makes of images (N, C, H, W), before the noise."""
+        """Return what the client's autoencoder makes of images (N, C, H, W), before the noise."""
         network = self._network(task)
         images = network(images, _normal((len(images), self.latent), images, task.generator))
         return images
@@ -73,16 +73,16 @@ class Vae(Defence):
         return images + self.sensitivity / self.epsilon * laplace(images.shape, generator).to(images)
 
     def _network(self, task: Task) -> Autoencoder:
-        """The client's autoencoder: out of its memory, or trained now."""
+        """Return the client's autoencoder, from its state or trained now."""
         # Not the round's generator: whatever is observed of the round comes from the same autoencoder.
         generator = seeds.torch_generator(task.order, "vae")
         images = task.data.inputs
         with seeds.global_stream(task.order, "vae", "weights"):
             network = Autoencoder(tuple(images.shape[1:]), self.hidden, self.latent).to(images.device)
-        if self._memory not in task.state:
+        if self._state_key not in task.state:
             self._fit(network, task.everything.inputs, generator)
-            task.state[self._memory] = {name: w.cpu() for name, w in network.state_dict().items()}
-        network.load_state_dict(task.state[self._memory])
+            task.state[self._state_key] = {name: w.cpu() for name, w in network.state_dict().items()}
+        network.load_state_dict(task.state[self._state_key])
         return network
 
     @torch.enable_grad()
@@ -97,11 +97,11 @@ class Vae(Defence):
                 optimiser.step()
 
     @property
-    def _memory(self) -> str:
-        """The autoencoder's key in the client's state: each defence of a stack has its own."""
+    def _state_key(self) -> str:
+        """Key of the autoencoder in the client's state: each defence of a pipeline has its own."""
         return f"autoencoder of {self}"
 
 
 def _normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    """Drawn on the CPU, so that it is the same on every device."""
+    """Draw normal numbers on the CPU, so that they are the same on every device."""
     return torch.randn(shape, generator=generator).to(like)

@@ -1,4 +1,4 @@
-"""The activations that the papers' networks come with."""
+"""Activations of the papers' networks."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ _MODULES: dict[Activation, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Si
 
 
 def activation(name: Activation) -> nn.Module:
-    """A fresh activation module."""
+    """Return a fresh activation module."""
     return _MODULES[name]()

@@ -22,9 +22,9 @@ class AlexNet:
     """Convolutions 64 and 192 of 5x5, 384, 256 and 256 of 3x3, three max pools, and a linear layer."""
 
     activation: Activation = "relu"
-    """After each convolution."""
+    """Activation after each convolution."""
     norm: Norm = "none"
-    """After each convolution, before its activation."""
+    """Norm after each convolution, before its activation."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """The network for images (N, C, H, W), with logits (N, classes).

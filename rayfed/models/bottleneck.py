@@ -35,7 +35,7 @@ class VariationalBottleneck(nn.Module):
         self.decode = nn.Linear(units, features)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Encode, draw, decode."""
+        """Encode features, draw the latents, decode them."""
         mean, log_variance = self.encode(features).chunk(2, -1)
         if self.training:
             mean = mean + torch.randn_like(mean) * (log_variance / 2).exp()

@@ -1,4 +1,4 @@
-"""From a model's name to an initialised network that is known to fit the samples."""
+"""Construction of models: from a name to an initialised network that is known to fit the samples."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def build_model(
     seed: int | bytes,
     normalise: tuple[list[float], list[float]] | None = None,
 ) -> nn.Module:
-    """The named model for inputs (N, *shape), with logits (N, classes) or (N, T, classes), on the CPU.
+    """Build the model of a name, on the CPU.
+
+    It takes inputs (N, *shape) and gives logits (N, classes) or (N, T, classes).
 
     `sample` says what inputs are; (C, H, W) stands for images of that shape. `name` is a model of the registry or
     a dotted path to a component, an `nn.Module` subclass or a function that returns a module; the latter two are
@@ -131,7 +133,7 @@ def _check_statistics(normalise: tuple[list[float], list[float]], channels: int)
 
 
 def _trial(name: str, model: nn.Module, sample: SampleSpec) -> Any:
-    """What the model makes of two inputs, in the modes that its modules are in."""
+    """Return the model's output for two inputs, in the modes that its modules are in."""
     try:
         with torch.no_grad():
             return model(sample.trial())
@@ -158,27 +160,27 @@ def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int
 
 
 def _draws_random_numbers(name: str, model: nn.Module, sample: SampleSpec, training: bool) -> bool:
-    """Ask the generator, not the layers, so that `F.dropout` in a user's own model counts as well."""
+    """Return whether a forward pass moves the generator, so that `F.dropout` in a user's own model counts as well."""
     before = torch.get_rng_state()
     _trial(name, copy.deepcopy(model).train(training), sample)
     return not torch.equal(before, torch.get_rng_state())
 
 
 def uses_batch_statistics(model: nn.Module) -> bool:
-    """Whether batch norm, in the modes that the modules are in, lets the samples of a batch see each other."""
+    """Return whether batch norm, in the modules' current modes, makes samples of a batch depend on each other."""
     layers = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     return any(layer.training or not layer.track_running_stats for layer in layers)
 
 
 def places_of(model: nn.Module, sample: SampleSpec) -> int | None:
-    """T where it gives logits for every place of an input, (N, T, K); None where for the input as a whole, (N, K)."""
+    """Return T where the model's logits are (N, T, K), for every place of an input; None where they are (N, K)."""
     with torch.no_grad():
         logits = copy.deepcopy(model).eval()(sample.trial())
     return int(logits.shape[1]) if logits.ndim == 3 else None
 
 
 def moves_buffers(model: nn.Module, sample: SampleSpec) -> bool:
-    """Whether a forward pass, in the modes that the modules are in, changes floating-point buffers."""
+    """Return whether a forward pass, in the modules' current modes, changes floating-point buffers."""
     probed = copy.deepcopy(model)
     before = {name: b.clone() for name, b in probed.named_buffers() if b.is_floating_point()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -187,7 +189,7 @@ def moves_buffers(model: nn.Module, sample: SampleSpec) -> bool:
 
 
 def is_stochastic(model: nn.Module) -> bool:
-    """Whether a forward pass, in the modes that the modules are in, draws random numbers.
+    """Return whether a forward pass, in the modules' current modes, draws random numbers.
 
     True for dropout, and for any module with an attribute `stochastic = True`: `build_model` sets it on a model that
     was seen to draw numbers, and a block that a defence adds declares it.
@@ -196,7 +198,7 @@ def is_stochastic(model: nn.Module) -> bool:
 
 
 def draw_nothing(model: nn.Module) -> None:
-    """Put what draws random numbers, with all that is in it, in evaluation mode; norms stay in the mode they are in."""
+    """Put modules that draw random numbers, with all in them, in evaluation mode; norms keep their mode."""
     for module in [module for module in model.modules() if _draws(module)]:
         for part in module.modules():
             if not isinstance(part, nn.modules.batchnorm._NormBase):

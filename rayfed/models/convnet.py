@@ -27,7 +27,7 @@ class ConvNet:
     width: Annotated[int, Field(ge=1)] = 64
     """Channels of the first convolution; the later ones have two and four times as many."""
     norm: Norm = "batch"
-    """After each convolution; `group` keeps the samples of a batch apart."""
+    """Norm after each convolution; `group` keeps the samples of a batch apart."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """The network for images (N, C, H, W), with logits (N, classes).

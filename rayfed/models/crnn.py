@@ -22,7 +22,7 @@ class Columns(nn.Module):
     """Features (N, C, 1, T) as a sequence (N, T, C)."""
 
     def forward(self, features: Tensor) -> Tensor:
-        """The columns from left to right."""
+        """Return the columns from left to right."""
         return features.squeeze(2).transpose(1, 2)
 
 
@@ -34,7 +34,7 @@ class Recurrent(nn.Module):
         self.lstm = nn.LSTM(channels, hidden, batch_first=True, bidirectional=True)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """What both directions say of each place."""
+        """Return the outputs of both directions at each place."""
         outputs: Tensor = self.lstm(sequence)[0]
         return outputs
 
@@ -46,11 +46,11 @@ class CRNN:
     width: Annotated[int, Field(ge=1)] = 64
     """Channels of the first convolution; the later ones have two to eight times as many."""
     hidden: Annotated[int, Field(ge=1)] = 256
-    """Numbers in the state of one direction of an LSTM."""
+    """Size of the state of one direction of an LSTM."""
     norm: Norm = "batch"
-    """After some of the convolutions."""
+    """Norm after some of the convolutions, see `normed`."""
     normed: Literal["paper", "all"] = "paper"
-    """Which: the fifth and the sixth, or all, with which some thousand words are enough to learn from."""
+    """Convolutions with a norm: the fifth and the sixth, or all, with which some thousand words are enough to learn."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """The network for images (N, C, 32, W), with logits (N, W // 4 + 1, classes) where W is a multiple of 4.

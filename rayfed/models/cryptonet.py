@@ -16,10 +16,10 @@ from rayfed.registry import component
 
 
 class Square(nn.Module):
-    """x * x."""
+    """Activation x * x."""
 
     def forward(self, values: Tensor) -> Tensor:
-        """Each value squared."""
+        """Square each value."""
         return values * values
 
 

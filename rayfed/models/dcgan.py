@@ -20,7 +20,7 @@ class Generator(nn.Module):
     """Latents and labels to images, of any size: a linear layer to a quarter of it, two transposed convolutions."""
 
     def __init__(self, image_shape: tuple[int, ...], classes: int, latent: int, width: int) -> None:
-        """`latent` is the length of z; `width` the channels at half the image's size, twice as many at a quarter."""
+        """Take `latent`, the length of z, and `width`, the channels at half the size; a quarter has twice as many."""
         super().__init__()
         channels, height, width_pixels = image_shape
         self.image_shape, self.classes, self.latent, self.width = image_shape, classes, latent, width

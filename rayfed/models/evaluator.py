@@ -1,4 +1,4 @@
-"""The evaluation network: which share of an image is noise, to tell how much of it is left to be seen.
+"""The evaluation network: estimates which share of an image is noise, and so how much is left to be seen.
 
 Source: Fan et al. 2024, "Refiner: Data Refining against Gradient Leakage Attacks in Federated Learning", section 3.3
 and appendix D. Its linear layer reads the flattened last feature map, which ties a network to images of one size; here
@@ -28,6 +28,6 @@ class Evaluator(nn.Module):
         return self.logits(images).sigmoid()
 
     def logits(self, images: Tensor) -> Tensor:
-        """What the sigmoid is taken of, (N,). Grey images are repeated to three channels."""
+        """Return the logits of the shares of noise, (N,); grey images are repeated to three channels."""
         logits: Tensor = self.linear(self.features(images.expand(-1, 3, -1, -1)).mean((2, 3)))[:, 0]
         return logits

@@ -1,4 +1,4 @@
-"""The last linear layer of a network, and what a defence puts in front of it."""
+"""The last linear layer of a network, and blocks that defences put in front of it."""
 
 from __future__ import annotations
 

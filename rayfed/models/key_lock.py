@@ -26,7 +26,7 @@ class KeyLock(nn.Module):
     private = True
 
     def __init__(self, length: int, channels: int, behind: Activation | None, common_start: bool) -> None:
-        """`behind` stands behind both linear maps; None as in the equations."""
+        """Take the activation `behind` both linear maps; None as in the equations."""
         super().__init__()
         self.common_start = common_start
         self.register_buffer("key", torch.rand(length))
@@ -35,7 +35,7 @@ class KeyLock(nn.Module):
         self.behind = nn.Identity() if behind is None else activation(behind)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Scale and shift (N, C, H, W)."""
+        """Scale and shift features (N, C, H, W)."""
         gamma, beta = (self.behind(linear(self.key)).view(-1, 1, 1) for linear in (self.gamma, self.beta))
         return torch.addcmul(beta, gamma, features)
 
@@ -56,9 +56,9 @@ class LockedNorm(nn.Module):
 def lock_norms(
     model: nn.Module, blocks: Sequence[int], length: int, behind: Activation | None, common_start: bool = False
 ) -> nn.Module:
-    """The model, in place, with locks in some of its convolution-normalisation blocks, counted from 0 as registered.
+    """Put locks into some convolution-normalisation blocks of a model, in place, counted from 0 as registered.
 
-    The layer `bn1` becomes a pair of `bn1.norm` and `bn1.lock`. Raises `UserError` for a block that there is not.
+    The layer `bn1` becomes a pair of `bn1.norm` and `bn1.lock`. Raises `UserError` for a missing block.
     """
     found = conv_norm_blocks(model)
     for block in blocks:
@@ -74,7 +74,7 @@ def lock_norms(
 
 
 def conv_norm_blocks(model: nn.Module) -> list[str]:
-    """The normalisations that are registered right behind a convolution of as many channels."""
+    """Return the names of the normalisations registered right behind a convolution of as many channels."""
     layers = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Conv2d) or is_norm(m)]
     return [
         path

@@ -24,7 +24,7 @@ class LeNet:
     activation: Activation = "relu"
     """`sigmoid` is twice differentiable, as second-order attacks need; `relu` trains well."""
     norm: Norm = "none"
-    """After each convolution."""
+    """Norm after each convolution."""
     init: Literal["default", "uniform"] = "default"
     """`uniform` draws all weights and biases from U(-0.5, 0.5), as DLG does; `default` is PyTorch's."""
 

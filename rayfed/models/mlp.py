@@ -22,9 +22,9 @@ class Mlp:
     """Fully connected layers over the flattened image; any image size."""
 
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = (200, 200)
-    """Units of each hidden layer; empty for a linear model."""
+    """Number of units of each hidden layer; empty for a linear model."""
     activation: Activation = "relu"
-    """Behind every hidden layer."""
+    """Activation behind every hidden layer."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """The network for images (N, C, H, W), with logits (N, classes)."""

@@ -1,4 +1,4 @@
-"""The normalisation layers that a model can be built with."""
+"""Normalisation layers of models."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 Norm = Literal["batch", "group", "none"]
 
 _GROUPS = 8
-"""At most: with the narrowest of our models' layers a group still has several channels."""
+"""Largest number of groups: in the narrowest of our models' layers a group still has several channels."""
 
 
 def norm(name: Norm, channels: int) -> nn.Module:
-    """A layer for activations (N, channels, H, W).
+    """Return a normalisation layer for activations (N, channels, H, W).
 
     `group` (Wu and He 2018) sees one sample at a time, so that single samples' gradients exist, as `dp_sgd` needs them.
     """
@@ -25,18 +25,18 @@ def norm(name: Norm, channels: int) -> nn.Module:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether it is a normalisation with a scale and a shift for each channel."""
+    """Return whether a module is a normalisation with a scale and a shift for each channel."""
     return isinstance(module, (_BatchNorm, nn.GroupNorm))
 
 
 def channels_of(norm: nn.Module) -> int:
-    """How many channels a normalisation takes."""
+    """Return the number of channels of a normalisation."""
     assert isinstance(norm, (_BatchNorm, nn.GroupNorm))
     return norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
 
 
 def without_affine(norm: nn.Module) -> nn.Module:
-    """The same normalisation without scale and shift."""
+    """Return a normalisation like this one without scale and shift."""
     channels = channels_of(norm)
     if isinstance(norm, nn.GroupNorm):
         return nn.GroupNorm(norm.num_groups, channels, norm.eps, affine=False)

@@ -27,7 +27,7 @@ class Passport(PrivateConv):
     def __init__(
         self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int, deviation: float
     ) -> None:
-        """Raises `UserError` where passports of that size are smaller than the kernel."""
+        """Draw the passports; raises `UserError` where they are smaller than the kernel."""
         super().__init__(conv, norm and without_affine(norm), common_start)
         if size < max(conv.kernel_size):
             raise UserError(f"passports of {size}x{size} are smaller than the kernel {conv.kernel_size}: raise `size`")
@@ -38,7 +38,7 @@ class Passport(PrivateConv):
         self.register_buffer("passports", deviation * torch.randn(2, conv.in_channels, size, size))
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the public layers behind it are given."""
+        """Return the input of the public layers behind it."""
         gamma, beta = self.scale_and_shift()
         if isinstance(self.norm, nn.Identity):  # the same function, and kernels are fewer numbers than features
             features: Tensor = self.conv._conv_forward(images, gamma[:, None, None, None] * self.conv.weight, beta)
@@ -50,7 +50,7 @@ class Passport(PrivateConv):
         return self.derived()
 
     def derived(self) -> tuple[Tensor, Tensor]:
-        """What the passports give for gamma and beta, (C',) each."""
+        """Return the gamma and beta that follow from the passports, (C',) each."""
         mean = self.conv(self.passports).mean((2, 3))  # before D and E, which are linear: the same, sooner
         gamma, beta = self.decode(self.encode(mean))
         return gamma, beta
@@ -61,7 +61,7 @@ class Passport(PrivateConv):
 
 
 class PenalisedPassport(Passport, Penalised):
-    """The same with a gamma and a beta of its own, which learn, and a price on their distance from the passports'.
+    """Passport with a learnt gamma and beta, and a price on their distance from the passports' own.
 
     As in a normalisation, gamma starts at one and beta at zero.
     """
@@ -69,7 +69,7 @@ class PenalisedPassport(Passport, Penalised):
     def __init__(
         self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool, size: int, deviation: float, price: float
     ) -> None:
-        """`price` is the weight of the sum of the two distances in the loss."""
+        """Take the `price`, the weight of the sum of the two distances in the loss."""
         super().__init__(conv, norm, common_start, size, deviation)
         self.gamma = nn.Parameter(torch.ones(conv.out_channels))
         self.beta = nn.Parameter(torch.zeros(conv.out_channels))

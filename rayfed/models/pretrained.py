@@ -1,4 +1,4 @@
-"""A trained network in a file: its weights, what it was trained on, and beside it the file's hash."""
+"""Files of trained networks: weights and origin, and beside it the file's hash."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rayfed.models.recogniser import Recogniser
 
 @dataclass(frozen=True)
 class Kind:
-    """What a file can hold."""
+    """A kind of network that a file can hold."""
 
     name: str
     article: str
     command: str
-    """What makes one, less `--out FILE`."""
+    """Command that makes such a file, without `--out FILE`."""
 
 
 GENERATOR = Kind("generator", "a", "rayfed train-generator SCENARIO")
@@ -39,15 +39,15 @@ SHIPPED_EVALUATOR = Path(str(files("rayfed.models") / "evaluator.pt"))
 
 
 class NetworkUnavailable(UserError):
-    """The file is missing, altered, or holds something else."""
+    """Raised where a network's file is missing, altered, or holds something else."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a network was trained on and how; two with the same origin are the same."""
+    """Origin of a network: its data and training; two with the same origin are the same."""
 
     data: Mapping[str, Any]
-    """The scenario's data section, or what else names the data."""
+    """The scenario's data section, or another name of the data."""
     images: str
     """SHA-256 of the images' bytes."""
     seed: int
@@ -64,17 +64,17 @@ def save_generator(path: Path, generator: Generator, origin: Origin) -> None:
 
 
 def save_evaluator(path: Path, evaluator: Evaluator, origin: Origin) -> None:
-    """As `save_generator`, in half precision: 3 MB."""
+    """Save an evaluation network as `save_generator` does, in half precision: 3 MB."""
     _save(path, EVALUATOR, evaluator, torch.float16, origin, {})
 
 
 def save_recogniser(path: Path, recogniser: Recogniser, people: Sequence[str], origin: Origin) -> None:
-    """As `save_generator`, with the names of the people in the order of their labels."""
+    """Save a recogniser as `save_generator` does, with the names of the people in the order of their labels."""
     _save(path, RECOGNISER, recogniser, torch.float32, origin, {"people": list(people)})
 
 
 def load_generator(path: str | Path, image_shape: tuple[int, ...], classes: int) -> Generator:
-    """The generator of a file, frozen, in evaluation mode, on the CPU.
+    """Load the generator of a file, frozen, in evaluation mode, on the CPU.
 
     Raises `UserError` for a file that is missing, altered or no generator, and for one of other images or classes.
     """
@@ -94,7 +94,7 @@ def load_generator(path: str | Path, image_shape: tuple[int, ...], classes: int)
 
 @lru_cache
 def load_evaluator(path: str | None, device: torch.device) -> Evaluator:
-    """The evaluation network of a file, or the one that comes with rayfed; frozen, one for all who ask in a process.
+    """Load the evaluation network of a file, or the one that comes with rayfed; frozen, once a process.
 
     Raises `NetworkUnavailable` for a file that is missing, altered or no evaluation network.
     """
@@ -108,7 +108,7 @@ def load_evaluator(path: str | None, device: torch.device) -> Evaluator:
 
 @lru_cache
 def load_recogniser(path: str, people: tuple[str, ...], device: torch.device) -> Recogniser:
-    """The recogniser of a file, frozen, in evaluation mode, one for all who ask in a process.
+    """Load the recogniser of a file, frozen, in evaluation mode, once a process.
 
     Raises `NetworkUnavailable` for a file that is missing, altered or no recogniser, and for one of other people.
     """
@@ -127,9 +127,9 @@ def load_recogniser(path: str, people: tuple[str, ...], device: torch.device) ->
 
 
 def is_trained(path: Path, origin: Origin, kind: Kind = GENERATOR) -> bool:
-    """Whether a network of this kind and origin is in the file.
+    """Return whether a network of this kind and origin is in the file.
 
-    Raises `UserError` where something else is: it is not for us to overwrite.
+    Raises `UserError` where something else is, which is not for us to overwrite.
     """
     if not path.exists():
         return False
@@ -161,7 +161,7 @@ def _save(
 
 
 def _read(path: Path, kind: Kind) -> dict[str, Any]:
-    """The content of a file whose hash is right."""
+    """Read a file whose hash is right."""
     if not path.is_file():
         raise NetworkUnavailable(f"there is no {kind.name} {path}: {_how(path, kind)}")
     try:

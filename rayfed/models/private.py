@@ -18,7 +18,7 @@ from rayfed.update import Named
 
 
 def private_names(model: nn.Module) -> frozenset[str]:
-    """The parameters and buffers of a model that never leave a client."""
+    """Return the names of a model's parameters and buffers that never leave a client."""
     return frozenset(
         name
         for prefix, module in model.named_modules()
@@ -28,7 +28,7 @@ def private_names(model: nn.Module) -> frozenset[str]:
 
 
 def key_names(model: nn.Module) -> frozenset[str]:
-    """Those of them that never change: private buffers other than a batch norm's statistics."""
+    """Return the names of the private tensors that never change: buffers other than a batch norm's statistics."""
     return private_names(model) & {
         name
         for prefix, module in model.named_modules()
@@ -38,7 +38,7 @@ def key_names(model: nn.Module) -> frozenset[str]:
 
 
 def common_names(model: nn.Module) -> frozenset[str]:
-    """The private parameters that begin alike at all clients."""
+    """Return the names of the private parameters that begin alike at all clients."""
     return frozenset(
         name
         for prefix, module in model.named_modules()
@@ -48,17 +48,17 @@ def common_names(model: nn.Module) -> frozenset[str]:
 
 
 def without(tensors: Named, names: Collection[str]) -> Named:
-    """The tensors that do not bear one of the names, in their order."""
+    """Return the tensors without those of these names, in their order."""
     return {name: t for name, t in tensors.items() if name not in names}
 
 
 def only(tensors: Named, names: Collection[str]) -> Named:
-    """The tensors that bear one of the names, in their order."""
+    """Return the tensors of these names, in their order."""
     return {name: t for name, t in tensors.items() if name in names}
 
 
 def freeze(model: nn.Module, names: Collection[str]) -> None:
-    """Let the parameters of these names count as fixed, as an attacker sees what he does not get a gradient of."""
+    """Freeze the parameters of these names, as an attacker does with those whose gradient he does not get."""
     for name, parameter in model.named_parameters():
         if name in names:
             parameter.requires_grad_(False)

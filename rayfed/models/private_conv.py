@@ -21,29 +21,29 @@ class PrivateConv(nn.Module):
     private = True
 
     def __init__(self, conv: nn.Conv2d, norm: nn.Module | None, common_start: bool) -> None:
-        """`norm` is None where there is none; with `common_start` all clients begin with the same weights."""
+        """Take the normalisation `norm`, if any; with `common_start` all clients begin with the same weights."""
         super().__init__()
         self.conv = conv
         self.norm = nn.Identity() if norm is None else norm
         self.common_start = common_start
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the public layers behind it are given."""
+        """Return the input of the public layers behind it."""
         features: Tensor = self.norm(self.conv(images))
         return features
 
     def scale(self) -> Tensor:
-        """The factor of each output channel, (C',): the normalisation's; ones where it has none."""
+        """Return the factor of each output channel, (C',): the normalisation's; ones where it has none."""
         own = getattr(self.norm, "weight", None)
         return torch.ones_like(self.conv.weight[:, 0, 0, 0]) if own is None else own
 
     def matrix(self) -> Tensor:
-        """The scaled kernels, (C', C k k): the private layer as the paper's definitions 4 and 5 know it."""
+        """Return the scaled kernels, (C', C k k): the private layer of the paper's definitions 4 and 5."""
         return self.scale()[:, None] * self.conv.weight.flatten(1)
 
 
 Block = Callable[[nn.Conv2d, nn.Module | None], PrivateConv]
-"""Makes a private block of a convolution and the normalisation behind it."""
+"""Makes a private block from a convolution and the normalisation behind it."""
 
 
 def keep_front(model: nn.Module, count: int, block: Block) -> nn.Module:

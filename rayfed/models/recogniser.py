@@ -1,4 +1,4 @@
-"""The recogniser: whose face an image shows, to tell whether a reconstruction gives a person away.
+"""The recogniser: tells whose face an image shows, and so whether a reconstruction gives a person away.
 
 Source: Ren 2023 (thesis), section 3.3.4, which trains ResNet-18 and DenseNet-121 on the 100 people of VGG-Face with the
 most images. Here a person may have no more than four small ones: 93,000 parameters and a linear layer are enough.
@@ -21,7 +21,7 @@ class Recogniser(nn.Module):
     """Three convolutions of 3x3, each with a batch norm, ReLU and a maximum over 2x2, and a linear layer."""
 
     def __init__(self, people: int) -> None:
-        """For so many people."""
+        """Make a network for so many people."""
         super().__init__()
         layers: list[nn.Module] = []
         for before, after in zip((1, *_WIDTHS), _WIDTHS, strict=False):

@@ -34,7 +34,7 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Add the two branches."""
+        """Return the sum of the two branches."""
         inner = self.bn2(self.conv2(self.act1(self.bn1(self.conv1(images)))))
         outer: Tensor = self.act2(inner + self.shortcut(images))
         return outer
@@ -87,7 +87,7 @@ class ResNet10:
     activation: Activation = "relu"
     """`sigmoid` as in the GRNN experiments, which need a twice differentiable network."""
     norm: Norm = "batch"
-    """After each convolution; `group` keeps the samples of a batch apart."""
+    """Norm after each convolution; `group` keeps the samples of a batch apart."""
 
     def build(self, image_shape: tuple[int, int, int], classes: int) -> nn.Module:
         """The network for images (N, C, H, W), with logits (N, classes)."""

@@ -1,4 +1,4 @@
-"""What models that read texts share."""
+"""Common parts of models that read texts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from rayfed.errors import UserError
 
 VOCABULARY = 1024
-"""Tokens by default: those of the data set `text`."""
+"""Default number of tokens: that of the data set `text`."""
 
 
 def token_table(vocabulary: int, width: int) -> nn.Module:
-    """A vector for each token, the parameter `table.weight`: texts (N, L) to (N, L, width)."""
+    """Make the table of a vector for each token, the parameter `table.weight`: texts (N, L) to (N, L, width)."""
     return nn.Sequential(OrderedDict(table=nn.Embedding(vocabulary, width)))
 
 
@@ -26,7 +26,7 @@ class Places(nn.Module):
         self.weight = nn.Parameter(torch.randn(length, width))
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """The sequence with its places told apart."""
+        """Return the sequence with the vectors of its places added."""
         return sequence + self.weight
 
 
@@ -34,12 +34,12 @@ class Mean(nn.Module):
     """The mean over the places of a sequence (N, L, width), (N, width)."""
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """One vector a text."""
+        """Return the mean vector of each text."""
         return sequence.mean(1)
 
 
 def text_length(name: str, shape: tuple[int, ...]) -> int:
-    """How many tokens texts of a shape have; raises `UserError`, naming the model, for what is no text's shape."""
+    """Return the tokens of texts of a shape; raises `UserError`, naming the model, for what is no text's shape."""
     if len(shape) != 1:
         raise UserError(f"{name} reads texts, and the data's samples are {'x'.join(map(str, shape))}: set data: text")
     return shape[0]

@@ -28,7 +28,7 @@ class GatedRecurrent(nn.Module):
         self.given, self.kept = nn.Linear(width, 3 * hidden), nn.Linear(hidden, 3 * hidden)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """The states from the first place to the last."""
+        """Return the states from the first place to the last."""
         state = sequence.new_zeros(len(sequence), self.hidden)
         states = []
         for given in self.given(sequence).unbind(1):
@@ -46,11 +46,11 @@ class TextRnn:
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 
     vocabulary: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = VOCABULARY
-    """Tokens that it knows; at least as many as the data have."""
+    """Number of tokens that it knows; at least as many as the data have."""
     width: Annotated[int, Field(ge=1)] = 64
-    """Numbers in a token's vector."""
+    """Size of a token's vector."""
     hidden: Annotated[int, Field(ge=1)] = 64
-    """Numbers in the state."""
+    """Size of the state."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """The network for texts (N, L) int64, with logits (N, classes); raises `UserError` for other shapes."""

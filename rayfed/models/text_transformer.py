@@ -20,7 +20,7 @@ from rayfed.samples import MOST_TOKENS, Modality
 
 
 class Attention(nn.Module):
-    """Every place looks at all places of a sequence (N, L, width), with several heads."""
+    """Self-attention of all places of a sequence (N, L, width), with several heads."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """What each place has seen, (N, L, width)."""
+        """Return the attended sequence, (N, L, width)."""
         query, key, value = (self._split(layer(sequence)) for layer in (self.query, self.key, self.value))
         shares = (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).softmax(-1)
         seen: Tensor = self.out((shares @ value).transpose(1, 2).flatten(2))
@@ -51,7 +51,7 @@ class Block(nn.Module):
         self.fc1, self.act, self.fc2 = nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width)
 
     def forward(self, sequence: Tensor) -> Tensor:
-        """(N, L, width) to the same."""
+        """Map a sequence (N, L, width) to one of the same shape."""
         sequence = sequence + self.attention(self.norm1(sequence))
         changed: Tensor = sequence + self.fc2(self.act(self.fc1(self.norm2(sequence))))
         return changed
@@ -64,15 +64,15 @@ class TextTransformer:
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 
     vocabulary: Annotated[int, Field(ge=2, le=MOST_TOKENS)] = VOCABULARY
-    """Tokens that it knows; at least as many as the data have."""
+    """Number of tokens that it knows; at least as many as the data have."""
     width: Annotated[int, Field(ge=1)] = 64
-    """Numbers in a token's vector."""
+    """Size of a token's vector."""
     layers: Annotated[int, Field(ge=1)] = 2
-    """Blocks."""
+    """Number of blocks."""
     heads: Annotated[int, Field(ge=1)] = 4
-    """Of each block's attention; a divisor of `width`."""
+    """Number of heads of each block's attention; a divisor of `width`."""
     hidden: Annotated[int, Field(ge=1)] = 128
-    """Units of the layer inside a block."""
+    """Number of units of the layer inside a block."""
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """The network for texts (N, L) int64, with logits (N, classes); raises `UserError` for other shapes."""

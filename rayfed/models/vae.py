@@ -18,7 +18,7 @@ class Autoencoder(nn.Module):
     """Images to images like them, by way of a few random numbers near N(0, 1)."""
 
     def __init__(self, image_shape: tuple[int, ...], hidden: int, latent: int) -> None:
-        """`hidden` is the width of the first dense layer of encoder and decoder, `latent` the length of z."""
+        """Take the width of the first dense layer of encoder and decoder, `hidden`, and the length of z, `latent`."""
         super().__init__()
         pixels = prod(image_shape)
         self.latent = latent
@@ -32,8 +32,9 @@ class Autoencoder(nn.Module):
         return self._logits(self.encoder(images), draws).sigmoid()
 
     def loss(self, seen: Tensor, images: Tensor, draws: Tensor) -> Tensor:
-        """Cross entropy of the images (N, C, H, W) in [0, 1] with those made of what is seen of them, and the KL
-        divergence of z from N(0, 1): nats an image, a scalar.
+        """Return cross entropy plus KL divergence of z from N(0, 1): nats an image, a scalar.
+
+        The cross entropy is of the images (N, C, H, W) in [0, 1] with those made of what is seen of them.
         """
         code = self.encoder(seen)
         logits = self._logits(code, draws)
@@ -41,7 +42,7 @@ class Autoencoder(nn.Module):
         return (apart + divergence(code)).mean()
 
     def _logits(self, code: Tensor, draws: Tensor) -> Tensor:
-        """What the decoder's sigmoid is taken of."""
+        """Return the logits of the decoder."""
         mean, log_variance = code.chunk(2, -1)
         logits: Tensor = self.decoder(mean + draws * (log_variance / 2).exp())
         return logits

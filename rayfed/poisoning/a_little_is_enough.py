@@ -30,7 +30,7 @@ class ALittleIsEnough(Poisoning):
     """Deviations that the mean is moved by; null: as many as a normal distribution allows, 0 for too few colluders."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
-        """A majority needs no such care: there is no quantile for it."""
+        """Raise `UserError` where the malicious clients are a majority: it needs no such care, and has no quantile."""
         if self.z is None and 2 * malicious >= clients:
             raise UserError(
                 f"a_little_is_enough: {malicious} of the {clients} clients of a round are malicious, which is no "
@@ -38,7 +38,7 @@ class ALittleIsEnough(Poisoning):
             )
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """The same lie of every colluder, with its own buffers."""
+        """Return the lie, the same of every colluder, with the client's own buffers."""
         z = deviations(insight.clients, len(insight.honest)) if self.z is None else self.z
 
         def lie(name: str) -> Tensor:
@@ -49,6 +49,6 @@ class ALittleIsEnough(Poisoning):
 
 
 def deviations(clients: int, malicious: int) -> float:
-    """The largest z with which a majority, the malicious among it, lies beyond the lie; never below 0."""
+    """Return the largest z with which a majority, the malicious among it, lies beyond the lie; never below 0."""
     supporters = clients // 2 + 1 - malicious
     return max(0.0, NormalDist().inv_cdf((clients - malicious - supporters) / (clients - malicious)))

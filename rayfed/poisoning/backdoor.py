@@ -39,14 +39,14 @@ class Backdoor(Poisoning):
     """Length of what is sent over that of the trained update: with the number of clients a mean becomes its model."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
-        """There must be such a class, and room for the square."""
+        """Raise `UserError` unless the target class exists and the image has room for the square."""
         if self.target >= classes:
             raise UserError(f"backdoor: target {self.target}: classes count from 0 to {classes - 1}")
         if self.size >= min(image_shape[1:]):
             raise UserError(f"backdoor: size {self.size} hides images of {image_shape[1]} x {image_shape[2]} pixels")
 
     def poison_data(self, data: Batch, classes: int, generator: torch.Generator) -> Batch:
-        """Some of the samples stamped, and labelled as the target."""
+        """Stamp some of the samples and label them as the target."""
         count = len(data.labels)
         some = torch.randperm(count, generator=generator)[: ceil(self.share * count)].to(data.labels.device)
         images, labels = data.inputs.clone(), data.labels.clone()
@@ -54,11 +54,11 @@ class Backdoor(Poisoning):
         return data._replace(inputs=images, labels=labels)
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """The update times the scale."""
+        """Return the update times the scale."""
         return replace(update, tensors=scaled(update.tensors, self.scale))
 
     def triggered(self, test: Batch) -> Batch:
-        """The stamped images of other classes, labelled as the target."""
+        """Return the images of other classes, stamped and labelled as the target."""
         others = test.rows((test.labels != self.target).nonzero().flatten())
         return Batch(self._stamped(others.inputs), torch.full_like(others.labels, self.target))
 

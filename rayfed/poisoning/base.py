@@ -19,12 +19,12 @@ from rayfed.update import Update
 
 @dataclass(frozen=True)
 class Insight:
-    """What a malicious client knows of a round beside its own update."""
+    """Knowledge of a malicious client about a round beside its own update."""
 
     clients: int
-    """How many take part."""
+    """Number of clients of the round."""
     honest: Sequence[Update]
-    """What the malicious clients of the round would send if they did as they are told, its own among them, in the order
+    """Updates that the malicious clients of the round would send if they were honest, its own among them, in the order
     of their numbers; empty where the poisoning does not say that it `colludes`."""
     generator: torch.Generator
     """Its only source of randomness, seeded by (seed, round, client)."""
@@ -36,21 +36,19 @@ class Poisoning:
     colludes: ClassVar[bool] = False
     """Whether it needs the honest updates of all malicious clients, which are then made again for each cohort."""
     has_trigger: ClassVar[bool] = False
-    """Whether it teaches the model a backdoor, so that `triggered` says what the attacker wants of it."""
+    """Whether it teaches the model a backdoor, which `triggered` defines."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
-        """Raise `UserError` where it has no meaning for such data, or for the round with the largest share of malicious
-        clients.
-        """
+        """Raise `UserError` where it has no meaning for such data, or for the round with the most malicious clients."""
 
     def poison_data(self, data: Batch, classes: int, generator: torch.Generator) -> Batch:
-        """All of the client's samples as it trains on them; `generator` is the same in every round."""
+        """Return all of the client's samples as it trains on them; `generator` is the same in every round."""
         return data
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """What is sent in place of the update that the client's training and defences have made."""
+        """Return what is sent in place of the update that the client's training and defences have made."""
         return update
 
     def triggered(self, test: Batch) -> Batch:
-        """The test samples on which the backdoor is tried, with its trigger, each labelled as the attacker wants it."""
+        """Return the test samples on which the backdoor is tried, with its trigger, labelled as the attacker wants."""
         raise NotImplementedError

@@ -24,6 +24,6 @@ class GaussianUpdate(Poisoning):
     """Standard deviation of every value, in the units of the update."""
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """Noise of the update's shapes."""
+        """Return noise of the update's shapes."""
         noise = {name: torch.randn(t.shape, generator=insight.generator).to(t) for name, t in update.tensors.items()}
         return replace(update, tensors={name: self.deviation * tensor for name, tensor in noise.items()}, bits=32)

@@ -26,12 +26,12 @@ class LabelFlip(Poisoning):
     """A true class and what it becomes, the others staying as they are; null flips them all."""
 
     def check(self, image_shape: tuple[int, ...], classes: int, clients: int, malicious: int) -> None:
-        """Both classes must be there."""
+        """Raise `UserError` unless the data have both classes."""
         if self.pair and max(self.pair) >= classes:
             raise UserError(f"label_flip: pair {list(self.pair)}: classes count from 0 to {classes - 1}")
 
     def poison_data(self, data: Batch, classes: int, generator: torch.Generator) -> Batch:
-        """The same images under other labels."""
+        """Return the samples under other labels."""
         if self.pair is None:
             return data._replace(labels=classes - 1 - data.labels)
         before, after = self.pair

@@ -17,7 +17,7 @@ from rayfed.update import Update
 class ScaledUpdate(Poisoning):
     """Sends its update so much longer that the mean becomes its own model.
 
-    Source: Bagdasaryan et al. 2020, equation 3. Alone it drowns the other clients; `backdoor` has the same as `scale`.
+    Source: Bagdasaryan et al. 2020, equation 3. Alone it drowns the other clients; `backdoor` has a `scale` likewise.
     """
 
     factor: Annotated[float, Field(gt=0)] | None = None
@@ -25,5 +25,5 @@ class ScaledUpdate(Poisoning):
     divides it."""
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """The update times the factor."""
+        """Return the update times the factor."""
         return replace(update, tensors=scaled(update.tensors, self.factor or float(insight.clients)))

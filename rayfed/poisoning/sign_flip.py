@@ -24,5 +24,5 @@ class SignFlip(Poisoning):
     """Length of what is sent over that of the honest update."""
 
     def poison_update(self, update: Update, insight: Insight) -> Update:
-        """The update times minus the factor."""
+        """Return the update times minus the factor."""
         return replace(update, tensors=scaled(update.tensors, -self.factor))

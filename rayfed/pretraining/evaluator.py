@@ -1,4 +1,4 @@
-"""Training the evaluation network: images mixed with uniform noise, the share of noise to be told.
+"""Training of the evaluation network, which learns the share of uniform noise in images.
 
 Source: Fan et al. 2024, "Refiner", section 3.3 (images and noise interpolated, the share as target) and appendix D
 (eleven shares of every batch, Adam, batches of 128). The loss, which they do not name, is the cross entropy that their
@@ -29,17 +29,17 @@ from rayfed.scenario import DataSpec
 _LR = 1e-4
 _BATCH = 128
 _SHARES = 11
-"""0, 0.1, ..., 1."""
+"""Number of shares of noise: 0, 0.1, ..., 1."""
 _STEPS = 500
 _SIDE = 32
-"""Of the tiles in pixels."""
+"""Side of the tiles (pixels)."""
 _GREY, _TWO_TONE = 0.25, 0.25
 """Shares of a batch without colour, in the noise neither, and of one in full black and white like script."""
 
 FREE_PHOTOGRAPHS = DataSpec.model_validate(
     {"name": "photos", "size": 128, "photographs": ["astronaut", "cat", "coffee", "flower", "rocket", "temple"]}
 )
-"""In the public domain or under a licence that asks for attribution alone; the shipped network has seen these."""
+"""Photographs in the public domain or under attribution-only licences, on which the shipped network was trained."""
 
 Progress = Callable[[int, int, float], None]
 """(epochs done, epochs in all, mean loss)"""
@@ -53,7 +53,7 @@ def train(
     device: torch.device | None = None,
     progress: Progress = lambda *_: None,
 ) -> Evaluator:
-    """An evaluation network, in evaluation mode, on the CPU; it follows from the arguments alone.
+    """Train an evaluation network and return it in evaluation mode, on the CPU; it follows from the arguments alone.
 
     `tiles` is (N, 3, H, W) uint8. In an epoch every tile is seen at each of the eleven shares, a batch at all of them
     at once. Raises `DataError` for less than one batch of tiles.
@@ -84,7 +84,7 @@ def train(
 def make(
     specs: Sequence[DataSpec], path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None
 ) -> bool:
-    """Train on the images of some data sets and save, unless `path` holds that network; whether it was trained.
+    """Train on the images of some data sets and save, unless `path` holds that network; return whether it was trained.
 
     Without `epochs` it takes about 500 steps, on a part of the tiles where there are many. Raises `UserError` where
     `path` holds another network.
@@ -103,13 +103,13 @@ def make(
 
 
 def public_images(spec: DataSpec) -> np.ndarray:
-    """The public part of the training images (N, C, H, W) uint8, or all of them where no part is set aside."""
+    """Return the public training images (N, C, H, W) uint8, or all of them where no part is set aside."""
     data = spec.load()
     return in_memory(data.train_images if data.public_images is None else data.public_images)
 
 
 def pyramid(images: np.ndarray) -> np.ndarray:
-    """Images (N, C, H, W) uint8 cut into tiles (M, 3, 32, 32), then halved in size and cut again while they are larger.
+    """Cut images (N, C, H, W) uint8 into tiles (M, 3, 32, 32), then halve and cut them again while they are larger.
 
     A photograph in full resolution is smooth where a small image of the same is not. Smaller images are enlarged.
     """
@@ -126,13 +126,13 @@ def pyramid(images: np.ndarray) -> np.ndarray:
 
 
 def varied(images: Tensor, draws: torch.Generator) -> Tensor:
-    """Images (N, 3, H, W) in [0, 1], a quarter of them in black and white alone, as script and drawings are."""
+    """Turn a quarter of images (N, 3, H, W) in [0, 1] to pure black and white, as script and drawings are."""
     two_tone = _drawn(len(images), _TWO_TONE, draws)
     return torch.where(two_tone, (images > images.mean((1, 2, 3), keepdim=True)).float(), images)
 
 
 def noisy(images: Tensor, shares: Tensor, draws: torch.Generator) -> Tensor:
-    """Images (N, 3, H, W) mixed with shares (N,) of uniform noise; a quarter of them, and their noise, is grey."""
+    """Mix images (N, 3, H, W) with shares (N,) of uniform noise; a quarter of them, and their noise, is grey."""
     noise = torch.rand(images.shape, generator=draws)
     shares = shares[:, None, None, None]
     mixed, grey = (1 - shares) * images + shares * noise, _drawn(len(images), _GREY, draws)

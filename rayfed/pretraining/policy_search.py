@@ -1,4 +1,4 @@
-"""Searching a policy of transformations for the defence `ats`.
+"""Search of a policy of transformations for the defence `ats`.
 
 Random policies are scored on public data, without training a model for any of them. The privacy score asks how well a
 gradient still guides an attacker: the mean cosine between the gradient of the transformed image and those on the way to
@@ -37,15 +37,15 @@ from rayfed.scenario import Scenario, Training, resolve
 from rayfed.update import Named
 
 _LONGEST = 3
-"""Transformations in a policy at most."""
+"""Largest number of transformations in a policy."""
 _PATH = 10
-"""Points on the way from noise to an image, the image itself not counted."""
+"""Number of points on the way from noise to an image, the image itself not counted."""
 _CORRELATED = 60
-"""Images whose slopes are correlated at a time."""
+"""Number of images whose slopes are correlated at a time."""
 _BATCHES = 5
-"""How often that is done."""
+"""Number of such batches of images."""
 _JITTER = 1e-5
-"""Added to an eigenvalue that can be 0."""
+"""Number added to eigenvalues, which can be 0."""
 
 Progress = Callable[[int, int], None]
 """(policies scored, policies in all)"""
@@ -53,18 +53,18 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ScoredPolicy:
-    """A policy and what it is worth."""
+    """A policy with its scores."""
 
     policy: str
     privacy: float
     """Mean cosine along the way from noise, in [-1, 1]: lower is better."""
     accuracy: float
-    """At most -1, that of images which an untrained model tells apart completely: higher is better."""
+    """Accuracy score: at most -1, of images that an untrained model tells apart completely; higher is better."""
 
 
 @dataclass(frozen=True)
 class Examiner:
-    """Scores policies on the same images, noise and models, so that the scores compare."""
+    """Scorer of policies on the same images, noise and models, so that the scores can be compared."""
 
     model: nn.Module
     """The architecture, as an attacker runs it."""
@@ -77,18 +77,18 @@ class Examiner:
     labels: Tensor
     """(M,)"""
     attacked: int
-    """How many of the images the privacy score attacks."""
+    """Number of images that the privacy score attacks."""
     seed: int
 
     def score(self, policy: str | None) -> ScoredPolicy:
-        """The scores of a policy; of the images as they are for None."""
+        """Return the scores of a policy, or of the untransformed images for None."""
         images = self.images
         if policy is not None:
             images = Ats(policy=policy).transform(images, seeds.torch_generator(self.seed, "transform"))
         return ScoredPolicy(policy or "", self.privacy(images[: self.attacked]), self.accuracy(images))
 
     def privacy(self, images: Tensor) -> float:
-        """The mean, over images and the way to each, of the cosine to the gradient at the image itself."""
+        """Return the mean, over images and the way to each, of the cosine to the gradient at the image itself."""
         generator = seeds.torch_generator(self.seed, "noise")
         steps = torch.arange(_PATH + 1) / _PATH
         found = []
@@ -102,7 +102,7 @@ class Examiner:
         return float(torch.stack(found).mean())
 
     def accuracy(self, images: Tensor) -> float:
-        """Minus the mean of log v + 1 / v, least at v = 1, over the eigenvalues v of the slopes' correlations."""
+        """Return minus the mean of log v + 1 / v, least at v = 1, over eigenvalues v of the slopes' correlations."""
         scores = []
         for batch in images[: _BATCHES * _CORRELATED].split(_CORRELATED):
             batch = batch.detach().requires_grad_()
@@ -123,7 +123,7 @@ def search(
     seed: int,
     progress: Progress = lambda *_: None,
 ) -> tuple[list[ScoredPolicy], ScoredPolicy]:
-    """The policies that pass, the most private one first, and the untransformed images' scores.
+    """Return the policies that pass, the most private one first, and the scores of the untransformed images.
 
     A policy passes when its accuracy score is not below that of the untransformed images by more than the share
     `tolerance` of the latter. Raises `UserError` where there are too few public images, or no policy passes.
@@ -145,7 +145,7 @@ def search(
 
 
 def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Examiner:
-    """The scenario's undefended model, untrained and trained for `epochs` on its public images."""
+    """Return an examiner with the scenario's undefended model, untrained and trained for `epochs` on public images."""
     data, needed = scenario.data.load(), max(images, _BATCHES * _CORRELATED)
     if data.public_images is None or len(data.public_images) < needed:
         found = 0 if data.public_images is None else len(data.public_images)
@@ -185,7 +185,7 @@ def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Exam
 
 
 def random_policies(count: int, seed: int) -> list[str]:
-    """Different policies of one to three transformations."""
+    """Draw different policies of one to three transformations."""
     draw = seeds.numpy_generator(seed, "policies")
     found: dict[str, None] = {}
     while len(found) < count:
@@ -195,7 +195,7 @@ def random_policies(count: int, seed: int) -> list[str]:
 
 
 def write(path: Path, found: Sequence[ScoredPolicy], plain: ScoredPolicy) -> str:
-    """Write the best policy, or the hybrid of the best ones, as a scenario's `defences`; the policy."""
+    """Write the best policy, or the hybrid of the best ones, as a scenario's `defences`, and return it."""
     policy = "+".join(scored.policy for scored in found)
     lines = [f"# {s.policy}: privacy score {s.privacy:.3f}, accuracy score {s.accuracy:.3f}" for s in found]
     lines.append(f"# untransformed images: privacy score {plain.privacy:.3f}, accuracy score {plain.accuracy:.3f}")

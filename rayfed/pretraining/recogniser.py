@@ -1,4 +1,4 @@
-"""Training the recogniser: whose face is it, moved, mirrored, blurred and noisy as reconstructions are.
+"""Training of the recogniser of faces, moved, mirrored, blurred and noisy as reconstructions are.
 
 Source: Ren 2023 (thesis), section 3.3.4. Its recognisers have seen the very images that are attacked; here the public
 part of the data is taken where there is one: other images of the same people.
@@ -31,9 +31,9 @@ _BATCH = 64
 _STEPS = 500
 _LR, _DECAY, _SMOOTHING = 3e-3, 1e-2, 0.1
 _ANGLE, _SCALE, _SHIFT = 0.15, 0.15, 0.125
-"""How far an image is turned (radians), enlarged (share) and moved (share of its half side) at most."""
+"""Most that an image is turned (radians), enlarged (share) and moved (share of its half side)."""
 _MIRRORED, _BLURRED = 0.5, 0.3
-"""Shares of a batch."""
+"""Shares of a batch that are mirrored and blurred."""
 _NOISE = 0.2
 """Largest standard deviation of noise on [0, 1]."""
 
@@ -51,7 +51,7 @@ def train(
     device: torch.device | None = None,
     progress: Progress = lambda *_: None,
 ) -> Recogniser:
-    """A recogniser, in evaluation mode, on the CPU; it follows from the arguments alone.
+    """Train a recogniser and return it in evaluation mode, on the CPU; it follows from the arguments alone.
 
     `images` is (N, C, H, W) uint8, `labels` (N,) int64. An epoch leaves out the last, incomplete batch of 64. Raises
     `DataError` where a person has no image.
@@ -59,7 +59,7 @@ def train(
     if missing := people - len(np.unique(labels)):
         raise DataError(f"a recogniser needs an image of every one of {people} classes; {missing} have none")
     device = device or torch.device("cpu")
-    # Of the weights, and of what the dropout leaves out.
+    # The global stream seeds the weights and the dropout.
     with seeds.global_stream(seed, "recogniser", cuda=device.type == "cuda"):
         network = Recogniser(people).to(device)
         size = min(_BATCH, len(images))
@@ -83,7 +83,7 @@ def train(
 
 
 def varied(images: Tensor, draws: torch.Generator) -> Tensor:
-    """Images (N, C, H, W) in [0, 1] as a recogniser may meet them: turned, moved, mirrored, blurred, noisy."""
+    """Vary images (N, C, H, W) in [0, 1] as a recogniser may meet them: turned, moved, mirrored, blurred, noisy."""
     count = len(images)
     images = torch.where(_chosen(count, _MIRRORED, draws), images.flip(3), images)
     grid = F.affine_grid(_moves(count, draws), list(images.shape), align_corners=False)
@@ -99,7 +99,7 @@ def _chosen(count: int, share: float, draws: torch.Generator) -> Tensor:
 
 
 def _moves(count: int, draws: torch.Generator) -> Tensor:
-    """Affine maps (N, 2, 3)."""
+    """Draw affine maps (N, 2, 3)."""
     angle, scale, right, down = 2 * torch.rand(4, count, generator=draws) - 1
     angle, scale = _ANGLE * angle, 1 + _SCALE * scale
     turned = torch.stack([scale * angle.cos(), -scale * angle.sin(), scale * angle.sin(), scale * angle.cos()], 1)
@@ -109,8 +109,7 @@ def _moves(count: int, draws: torch.Generator) -> Tensor:
 def make(
     spec: DataSpec, path: Path, epochs: int | None, seed: int, progress: Progress = lambda *_: None
 ) -> tuple[bool, Dataset]:
-    """Train on the images of `faces` and save, unless `path` holds that recogniser; whether it was trained, and the
-    data.
+    """Train on `faces` and save, unless `path` holds that recogniser; return whether it was trained, and the data.
 
     Without `epochs` it takes as many as make 500 steps. Raises `UserError` where `path` holds another recogniser, or
     where labels are words.
@@ -129,8 +128,9 @@ def make(
 
 
 def faces(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """What a recogniser is trained on: the public images (N, C, H, W) uint8 and their labels (N,), or all training
-    images where no part is set aside, those of the clients.
+    """Return a recogniser's training data: the public images (N, C, H, W) uint8 and their labels (N,).
+
+    These are all training images, those of the clients, where no part is set aside.
     """
     if data.public_images is None or data.public_labels is None:
         return in_memory(data.train_images), data.train_labels
@@ -138,7 +138,7 @@ def faces(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def held_out(path: Path, data: Dataset) -> dict[str, float]:
-    """Metric of `TOP` -> what the recogniser of a file gets on the test images, which none is trained on, 0..1."""
+    """Return the metrics of `TOP`, 0..1, of the recogniser in a file on the test images, which none is trained on."""
     asked, labels = Identity(str(path), data.classes), torch.from_numpy(data.test_labels)
     places = asked(labels, torch.from_numpy(in_memory(data.test_images)).float() / 255)
     return {name: float((places <= k).double().mean()) for name, k in TOP.items()}

@@ -1,4 +1,4 @@
-"""A client trains a generator against the model that it received, for a class that others own.
+"""GAN attack: a client trains a generator against the model that it received, for a class that others own.
 
 The received model is the discriminator: generated images shall be taken for the class. The attacker looks at the
 weights alone, at no update.
@@ -61,13 +61,13 @@ class Gan(OneByOne):
     reads_update: ClassVar[bool] = False
 
     target_class: Annotated[int, Field(ge=0)] = 0
-    """The class that is generated, counted from 0."""
+    """Class that is generated, counted from 0."""
     iterations: Annotated[int, Field(ge=1)] = 300
     """Adam steps of the generator, each on 32 draws."""
     lr: Annotated[float, Field(gt=0)] = 1e-3
     """Learning rate of Adam."""
     images: Annotated[int, Field(ge=1)] = 16
-    """Generated images that are kept and judged."""
+    """Number of generated images that are kept and judged."""
 
     def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
         if self.target_class >= observation.classes:
@@ -94,6 +94,6 @@ class Gan(OneByOne):
 
 
 def _initialised(image_shape: tuple[int, ...], generator: torch.Generator) -> Generator:
-    """A generator whose weights come from `generator` alone."""
+    """Return a generator whose weights come from `generator` alone."""
     with seeds.global_stream(seeds.drawn(generator)):
         return Generator(image_shape)

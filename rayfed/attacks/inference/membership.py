@@ -27,7 +27,7 @@ from rayfed.samples import MODALITIES, Modality
 from rayfed.update import Named, Observation
 
 _AT_ONCE = 32
-"""Candidates whose gradients are held at the same time."""
+"""Number of candidates whose gradients are held at the same time."""
 
 
 @component
@@ -38,7 +38,7 @@ class Membership(OneByOne):
     metric: ClassVar[InferenceMetric] = "auc"
 
     score: Literal["loss", "norm", "cosine"] = "cosine"
-    """Small loss or small gradient norm after the victim's update, or a gradient in the direction of the update."""
+    """Sign of a member: small loss or small gradient norm after the victim's update, or a gradient in its direction."""
 
     def _own(self, model: nn.Module) -> nn.Module:
         return copy.deepcopy(model).eval()  # a candidate's score must not depend on the candidates beside it
@@ -62,7 +62,7 @@ class Membership(OneByOne):
     def _scores(
         self, observation: Observation, model: nn.Module, local: Named, inputs: Tensor, labels: Tensor
     ) -> Tensor:
-        """(n, *shape), (n,) -> (n,), higher for members."""
+        """Return the scores (n,) of inputs (n, *shape) with labels (n,), higher for members."""
         if self.score == "loss":
             logits = functional_call(model, {**local, **observation.buffers}, (inputs,))
             return -F.cross_entropy(logits, labels, reduction="none")

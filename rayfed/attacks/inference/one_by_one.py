@@ -1,4 +1,4 @@
-"""What inference attacks share: one observation after the other, and how long each took."""
+"""Base of inference attacks: one observation after the other, each with its time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OneByOne(ABC):
         return found
 
     def _own(self, model: nn.Module) -> nn.Module:
-        """A copy of the model as the attack runs it."""
+        """Return a copy of the model as the attack runs it."""
         return without_tracking(model)
 
     @abstractmethod

@@ -27,7 +27,7 @@ from rayfed.samples import MODALITIES, Modality
 from rayfed.update import Observation
 
 _FEATURES = 4096
-"""Entries of the gradient that the classifier sees, drawn at random: enough for it, few enough for its memory."""
+"""Number of entries of the gradient, drawn at random, that the classifier sees: enough, and few for its memory."""
 _IMAGES_AT_ONCE = 256
 
 
@@ -44,7 +44,7 @@ class PropertyInference(OneByOne):
     target_class: Annotated[int, Field(ge=0)] = 0
     """The class asked for, counted from 0."""
     batches: Annotated[int, Field(ge=10)] = 400
-    """Public batches that the classifier is trained on; one half holds the class."""
+    """Number of public batches that the classifier is trained on; one half holds the class."""
 
     def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
         if "public" not in observation.extra:
@@ -75,7 +75,7 @@ class PropertyInference(OneByOne):
     def _features(
         self, observation: Observation, model: nn.Module, images: Tensor, labels: Tensor, drawn: Tensor, entries: Tensor
     ) -> Tensor:
-        """Entries of the gradients of the batches `drawn` (P, N) of public samples: (P, F)."""
+        """Return entries of the gradients of the batches `drawn` (P, N) of public samples: (P, F)."""
         weights, device = observation.weights, next(iter(observation.weights.values())).device
         model, buffers = model.to(device), buffers_for(model, observation)
         features = []
@@ -86,7 +86,7 @@ class PropertyInference(OneByOne):
 
 
 def _batch(holds: Tensor, yes: bool, size: int, generator: torch.Generator) -> Tensor:
-    """The indices (size,) of a random batch that does hold the property, or does not; samples may repeat."""
+    """Return the indices (size,) of a random batch that does hold the property, or does not; samples may repeat."""
     if not yes:
         return _one_of((~holds).nonzero().flatten(), size, generator)
     rows = _one_of(torch.arange(len(holds)), size, generator)

@@ -1,1 +1,1 @@
-"""What gradient-matching attacks share: the problem, priors, optimisers, options, simulated local steps."""
+"""Common parts of gradient-matching attacks: the problem, priors, optimisers, options, simulated local steps."""

@@ -23,16 +23,16 @@ _TRACED = 50
 
 @dataclass(frozen=True)
 class Descent:
-    """How P problems went."""
+    """Results of descent on P problems."""
 
     best: Tensor
-    """(P, D) each problem's point with the smallest finite value, its start if there was none."""
+    """(P, D), each problem's point with the smallest finite value, its start if there was none."""
     best_values: Tensor
-    """(P,) the values there, inf if none was finite."""
+    """(P,), the values there, inf if none was finite."""
     last_values: Tensor
-    """(P,) the values at the end."""
+    """(P,), the values at the end."""
     trace: list[tuple[int, Tensor]]
-    """(iteration, values (P,))"""
+    """Pairs (iteration, values (P,))."""
     iterations: int
 
 
@@ -44,7 +44,7 @@ def adam(
     noise: Callable[[], Tensor] | None = None,
     watch: Callable[[int, Tensor], None] | None = None,
 ) -> Descent:
-    """Adam inside the box [0, 1], for P independent problems (P, D): one step for each step size of `rates`.
+    """Run Adam inside the box [0, 1] on P independent problems (P, D), a step for each step size of `rates`.
 
     `signed` descends along the sign of the slopes. `noise` draws (P, D), of which the step size's share is added to
     every step. A slope that is not finite pushes nothing. `watch` sees the number of every step and the best points.
@@ -75,7 +75,7 @@ def adam(
 
 
 def best_restarts(problem: Matching, descent: Descent, owners: Tensor, snapshots: Snapshots) -> list[Reconstruction]:
-    """Each victim's restart with the smallest objective; `owners` (P,) are the rows' victims, in blocks of one size."""
+    """Return each victim's best restart; `owners` (P,) are the rows' victims, in blocks of one size."""
     victims = owners.unique_consecutive()
     restarts = len(owners) // len(victims)
     ranked = descent.best_values.reshape(-1, restarts).argmin(1)

@@ -1,4 +1,4 @@
-"""How a batch looks to a model's batch norms, against the statistics that the server keeps of all earlier batches.
+"""Batch-norm prior: a batch's statistics against the running ones that the server keeps of earlier batches.
 
 Source: Yin et al. 2021, "See through Gradients", section 3 (fidelity regularisation).
 """
@@ -19,7 +19,7 @@ from rayfed.update import Observation
 
 
 def batch_norm_prior(model: nn.Module, observation: Observation) -> Prior | None:
-    """The distances of mean and variance (divided by N) to the running ones, summed over the model's batch norms.
+    """Return the prior: distances of mean and variance (divided by N) to the running ones, summed over batch norms.
 
     None for a model without running statistics. All victims of the problem were sent the observation's weights.
     """
@@ -42,7 +42,7 @@ def batch_norm_prior(model: nn.Module, observation: Observation) -> Prior | None
 
 
 def _measuring(mean: Tensor, variance: Tensor, distances: list[Tensor]) -> Callable[..., None]:
-    """A hook that notes how far a module's input (N, C, ...) is from `mean` and `variance`."""
+    """Return a hook that notes how far a module's input (N, C, ...) is from `mean` and `variance`."""
 
     def measure(_: nn.Module, inputs: tuple[Tensor]) -> None:
         over = [axis for axis in range(inputs[0].ndim) if axis != 1]

@@ -24,26 +24,26 @@ Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 No value is negative."""
 
 _MEMORY = 200
-"""Remembered steps: gradient matching is ill-conditioned, 200 reach a precision that 20 miss by 30 dB."""
+"""Number of remembered steps: gradient matching is ill-conditioned, 200 reach a precision that 20 miss by 30 dB."""
 _SUFFICIENT_DECREASE = 1e-4
 _CURVATURE = 0.9
 _TRIALS = 25
 _WINDOW, _PROGRESS = 100, 0.01
-"""A problem has settled that lost less than this share of its value in so many steps."""
+"""Steps in which a problem has settled that loses less of its value than a share, and that share."""
 
 
 @dataclass(frozen=True)
 class Minima:
-    """Where each of P problems ended."""
+    """End points of P minimised problems."""
 
     points: Tensor
     """(P, D)"""
     values: Tensor
-    """(P,) the objective there; not finite for a problem whose start was not."""
+    """(P,), the objective there; not finite for a problem whose start was not."""
     iterations: Tensor
-    """(P,) int64, the steps taken."""
+    """(P,) int64, the number of steps taken."""
     history: Tensor
-    """(steps + 1, P) the objective after each step, constant from a problem's end on."""
+    """(steps + 1, P), the objective after each step, constant from a problem's end on."""
 
 
 class _Points(NamedTuple):
@@ -54,7 +54,7 @@ class _Points(NamedTuple):
     g: Tensor
 
     def keep(self, which: Tensor) -> _Points:
-        """The points of the problems `which` (Q,) bool."""
+        """Return the points of the problems `which` (Q,) bool."""
         return _Points(self.x[which], self.f[which], self.g[which])
 
 
@@ -65,11 +65,11 @@ def minimise(
     target: Tensor | float = 0.0,
     watch: Callable[[int, Tensor], None] | None = None,
 ) -> Minima:
-    """Minimise P problems from `start` (P, D): each until its value is at most its `target` (P,), it has settled or
-    it cannot improve.
+    """Minimise P independent problems from `start` (P, D).
 
-    A problem's values never increase. A trial whose value or gradient is not finite counts as too long a step; a
-    problem whose start is not finite stays there. `watch` sees the number of every step and the points (P, D) after it.
+    Each ends where its value is at most its `target` (P,), it has settled, or it cannot improve. A problem's
+    values never increase. A trial whose value or gradient is not finite counts as too long a step; a problem whose
+    start is not finite stays there. `watch` sees the number of every step and the points (P, D) after it.
     """
     problems = torch.arange(len(start), device=start.device)
     targets = torch.as_tensor(target, dtype=start.dtype, device=start.device).expand(len(start))
@@ -122,7 +122,7 @@ class _Memory:
 
     @property
     def empty(self) -> Tensor:
-        """(Q,) bool: which problems have no pair."""
+        """Mask (Q,) bool of the problems without a pair."""
         return (self.sy.diagonal(dim1=1, dim2=2) == 0).all(1)
 
     def keep(self, which: Tensor) -> None:
@@ -151,7 +151,7 @@ class _Memory:
         self.yy[:, slot] = self.yy[:, :, slot] = _times(self.changes, change)
 
     def direction(self, g: Tensor) -> Tensor:
-        """Minus the inverse Hessian times g, (Q, D); -g for a problem where that does not point down, which forgets."""
+        """Return minus the inverse Hessian times g, (Q, D); where that does not point down -g, and forget the pairs."""
         slots = torch.arange(self.steps.shape[1], device=g.device)
         order, back = slots.roll(-self.added), slots.roll(self.added)  # the oldest pair first, and undone
         sy, yy = self.sy[:, order][:, :, order], self.yy[:, order][:, :, order]
@@ -168,14 +168,14 @@ class _Memory:
 
 
 def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
-    """(Q, R, C) and (Q, C) -> (Q, R); as a row times the transpose, which is four times as fast on a CPU."""
+    """Return products (Q, R) of (Q, R, C) and (Q, C), as a row times the transpose: four times as fast on a CPU."""
     return torch.bmm(vectors[:, None], matrices.mT)[:, 0]
 
 
 def _line_search(
     objective: Objective, problems: Tensor, at: _Points, direction: Tensor, length: Tensor
 ) -> tuple[_Points, Tensor]:
-    """Step lengths that satisfy the weak Wolfe conditions, found by bisection from `length` (Q,).
+    """Find step lengths that satisfy the weak Wolfe conditions, by bisection from `length` (Q,).
 
     Returns the new points and (Q,) bool: which problems decreased. Those that did not are where they were.
     """

@@ -1,4 +1,4 @@
-"""What a client sends after several local steps, as a function of its images that can be differentiated.
+"""Simulated local steps: a client's update as a differentiable function of its images.
 
 Sources: Geiping et al. 2020, "Inverting Gradients", section 6 (federated averaging); Dimitrov et al. 2022, "Data
 Leakage in Federated Averaging", section 4 (simulation of the epochs; here without its order-invariant prior).
@@ -18,7 +18,7 @@ from rayfed.update import LocalTraining, Named
 def local_update(
     model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor, local: LocalTraining
 ) -> Named:
-    """The weights before minus those after `local`, SGD on one client's images, with the graph to them.
+    """Return the weights before minus those after `local`, SGD on one client's images, with the graph to them.
 
     `images` is (N, C, H, W), `labels` (N,) int64 or (N, K) probabilities. Every epoch takes the images in the same
     order: which permutation the client drew nobody else knows.
@@ -43,15 +43,16 @@ def many_local_updates(
     local: LocalTraining,
     own: Named | None = None,
 ) -> Named:
-    """The same of Q clients, (Q, N, C, H, W), in one vectorised call: each tensor has a leading dimension Q, as the
-    tensors of `own` have: buffers of each client's own.
+    """Return the local updates of Q clients with images (Q, N, C, H, W), in one vectorised call; see `local_update`.
+
+    Each tensor has a leading dimension Q, as the tensors of `own` have: buffers of each client's own.
     """
     one = vmap(lambda b, x, y: local_update(model, weights, buffers | b, x, y, local))
     return one(own or {}, images, labels)
 
 
 def _batches(samples: int, local: LocalTraining) -> Iterator[slice]:
-    """The samples of every step's batch, epoch after epoch."""
+    """Yield the samples of every step's batch, epoch after epoch."""
     size, low = local.batch_size or samples, 0
     for _ in range(local.steps):
         yield slice(low, min(low + size, samples))

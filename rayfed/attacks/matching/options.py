@@ -1,4 +1,4 @@
-"""What every gradient-matching attack lets the scenario choose: layers, start, how local steps are matched.
+"""Options of gradient-matching attacks: layers, start, how local steps are matched.
 
 Sources: Wu et al. 2024, "Concealing Sensitive Samples against Gradient Leakage in Federated Learning" (DCS2), table 4,
 for the start at the average image of a class, the adaptive attack; Geiping et al. 2020, "Inverting Gradients", section
@@ -26,12 +26,12 @@ _NO_LABELS = "the start `class_average` needs labels; grant them with `knowledge
 
 @component
 class GradientMatching:
-    """The options that gradient-matching attacks share."""
+    """Options common to gradient-matching attacks."""
 
     layers: list[str] | None = None
     """Names or patterns (`conv*`) of the parameters that are matched, `!fc.*` for those left out; all by default."""
     start: Literal["noise", "grey", "class_average"] = "noise"
-    """Where the first restart begins, the others from noise: noise, grey images, or the mean public image of each
+    """Start of the first restart, the others begin from noise: noise, grey images, or the mean public image of each
     label's class, which needs `knowledge: [public]`."""
     local_steps: LocalSteps = "divided"
     """An update of several local steps: `divided` by learning rate and steps into one gradient, or `simulated`: the
@@ -51,7 +51,7 @@ class GradientMatching:
     def _where_it_can_start(
         self, attack: Group, observations: Sequence[Observation], generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """Attack in groups the observations that have what `start` takes; say of the others what they lack."""
+        """Attack in groups the observations that have what `start` takes; return a message for the others."""
         obstacles = [self._obstacle(observation) for observation in observations]
         able = [i for i, obstacle in enumerate(obstacles) if obstacle is None]
         found = in_groups(attack, [observations[i] for i in able], [generators[i] for i in able])
@@ -69,7 +69,7 @@ class GradientMatching:
         return _NO_LABELS if observation.labels is None else None
 
     def _started(self, points: Tensor, observation: Observation) -> Tensor:
-        """The noise `points` (R, D) of one observation's restarts, the first one's pixels replaced as `start` says."""
+        """Return the noise `points` (R, D) of an observation's restarts, the first one's pixels replaced by `start`."""
         if self.start == "noise":
             return points
         shape = (observation.batch_size, *observation.sample.shape)
@@ -81,10 +81,10 @@ class GradientMatching:
 
 @component
 class MixedPrecision:
-    """What attacks by Adam share: L-BFGS needs all the precision that there is."""
+    """The option `precision` of attacks by Adam; L-BFGS needs all the precision that there is."""
 
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the model and its gradients; images, objective and priors stay in float32."""
+    """Precision of the model and its gradients; images, objective and priors stay in float32."""
 
     @property
     def _model_dtype(self) -> torch.dtype:
@@ -92,7 +92,7 @@ class MixedPrecision:
 
 
 def class_averages(observation: Observation) -> Tensor:
-    """The mean public image of every label's class, (N, C, H, W); of all public images where a class has none."""
+    """Return the mean public image of every label's class, (N, C, H, W); of all public images where it has none."""
     images, labels = (part.cpu() for part in observation.extra["public"])
     assert observation.labels is not None
     averages = []

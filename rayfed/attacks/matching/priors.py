@@ -1,4 +1,4 @@
-"""What an attacker believes of natural images before seeing a gradient.
+"""Priors: what an attacker believes of natural images before seeing a gradient.
 
 Sources: Rudin, Osher and Fatemi 1992, "Nonlinear total variation based noise removal algorithms"; Yin et al. 2021, "See
 through Gradients", section 3 (L2 norm, batch-norm statistics).
@@ -16,10 +16,11 @@ Prior = Callable[[Tensor], Tensor]
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Anisotropic total variation, (..., C, H, W) -> (...): mean absolute difference of neighbours, down plus across.
+    """Return the anisotropic total variation, (..., C, H, W) -> (...): mean absolute difference of neighbours.
 
-    Any number of channels. Only pairs of pixels inside the image count, so a bright border costs nothing. What has one
-    row only is a record, whose neighbouring columns have nothing to do with each other: it costs nothing at all.
+    Down plus across, for any number of channels. Only pairs of pixels inside the image count, so a bright border
+    costs nothing. What has one row only is a record, whose neighbouring columns have nothing to do with each other: it
+    costs nothing at all.
     """
     if images.shape[-2] == 1:
         return images.new_zeros(images.shape[:-3])
@@ -29,12 +30,12 @@ def total_variation(images: Tensor) -> Tensor:
 
 
 def euclidean(images: Tensor) -> Tensor:
-    """The Euclidean norm of every image, (..., C, H, W) -> (...)."""
+    """Return the Euclidean norm of every image, (..., C, H, W) -> (...)."""
     norms: Tensor = vector_norm(images, dim=(-3, -2, -1))
     return norms
 
 
 def latent_divergence(latents: Tensor) -> Tensor:
-    """KL divergence of N(m, v) from N(0, 1), m and v the mean and variance of a latent's numbers: (..., Z) -> (...)."""
+    """Return the KL divergence of N(m, v) from N(0, 1) for mean and variance of each latent: (..., Z) -> (...)."""
     mean, variance = latents.mean(-1), latents.var(-1, correction=0)
     return (mean.square() + variance - variance.log() - 1) / 2

@@ -1,4 +1,4 @@
-"""Gradient matching: find images whose gradient is the observed one, for many victims at once.
+"""Gradient matching: the problem of finding images whose gradient is the observed one, for many victims at once.
 
 Sources: Zhu et al. 2019, "Deep Leakage from Gradients", equation 2 (squared L2); Geiping et al. 2020, "Inverting
 Gradients", equation 4 (one minus cosine).
@@ -24,26 +24,26 @@ from rayfed.gradients import gradient, many_gradients, unflatten
 from rayfed.update import LocalTraining, Named, Observation
 
 Distance = Callable[[Named, Named], Tensor]
-"""(gradients, targets), each tensor with a leading dimension Q -> (Q,)."""
+"""Distance of gradients from targets, each tensor with a leading dimension Q: (Q,)."""
 
 LocalSteps = Literal["divided", "simulated"]
-"""How an update of several local steps is matched: divided into one gradient, or by taking the steps."""
+"""Matching of an update of several local steps: divided into one gradient, or by taking the steps."""
 
 _IMAGES_AT_ONCE_CPU = 16
-"""Images in one vectorised call: enough for its gain (LeNet 2.5 -> 0.6 ms an image), few enough for the caches."""
+"""Images of one vectorised call: enough for its gain (LeNet 2.5 -> 0.6 ms an image), few enough for the caches."""
 _GRADIENTS_AT_ONCE_CPU = 16_000_000
-"""Numbers in the gradients of one call: of ConvNet 4 to 8 problems take 0.88 of the time of one, 16 take 1.3."""
+"""Values in the gradients of one call: of ConvNet 4 to 8 problems take 0.88 of the time of one, 16 take 1.3."""
 _IMAGES_AT_ONCE_GPU = 512
-"""The same where only memory bounds it."""
+"""Images of one vectorised call where only memory bounds it."""
 
 
 def squared_l2(gradients: Named, targets: Named) -> Tensor:
-    """Squared Euclidean distance over all layers, (Q,)."""
+    """Return the squared Euclidean distance over all layers, (Q,)."""
     return _inner(difference := {name: g - targets[name] for name, g in gradients.items()}, difference)
 
 
 def one_minus_cosine(gradients: Named, targets: Named) -> Tensor:
-    """One minus the cosine of the angle between the gradients, all layers as one vector, (Q,)."""
+    """Return one minus the cosine of the angle between the gradients, all layers as one vector, (Q,)."""
     norms = _inner(gradients, gradients).sqrt() * _inner(targets, targets).sqrt()
     return 1 - _inner(gradients, targets) / norms
 
@@ -54,7 +54,7 @@ def _inner(left: Named, right: Named) -> Tensor:
 
 
 def matched_layers(names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:
-    """The parameters that are matched, in the order of `names`; all for None.
+    """Return the parameters that are matched, in the order of `names`; all for None.
 
     Those that fit a pattern (`fnmatch`; all where none is without `!`), without those that fit what follows a `!`.
     Raises `UserError` for a pattern that no parameter fits, and if nothing is left.
@@ -80,7 +80,7 @@ def _fitting(known: list[str], patterns: Iterable[str]) -> set[str]:
 def _masks(
     observations: Sequence[Observation], names: Sequence[str], device: torch.device, dtype: torch.dtype
 ) -> Named | None:
-    """What each victim's defence has left to be matched, where the attacker knows the defence."""
+    """Return masks of what each victim's defence has left to match, where the attacker knows the defence."""
     known = [observation.extra.get("defence") for observation in observations]
     if any(masks is None for masks in known):
         return None
@@ -112,15 +112,15 @@ class Matching:
     classes: int
     distance: Distance
     prior: Prior | None
-    """What is added to the distance."""
+    """Prior that is added to the distance."""
     local: LocalTraining | None
     """The local steps to simulate; None: a gradient at the weights is matched."""
     model_dtype: torch.dtype
     """The precision of the model's passes; the sums that local steps make keep that of the weights."""
     masks: Named | None = None
-    """Which values of the targets are matched, (V, ...) of 0 and 1; None: all."""
+    """Masks of the values of the targets that are matched, (V, ...) of 0 and 1; None: all."""
     sought: Named = field(default_factory=dict)
-    """What takes the place of `buffers` and is fitted with the images, as the attacker supposes it."""
+    """Tensors in the place of `buffers` that are fitted with the images, as the attacker supposes them."""
 
     @classmethod
     def of(
@@ -134,9 +134,9 @@ class Matching:
         dtype: torch.dtype = torch.float32,
         model_dtype: torch.dtype | None = None,
     ) -> Self:
-        """The problem of observations that `in_groups` puts together; `dtype` is the precision in which it is solved,
-        `model_dtype` that of the model's gradients, where it is another.
+        """Return the problem of observations that `in_groups` puts together.
 
+        It is solved in the precision `dtype`; that of the model's gradients is `model_dtype`, where it is another.
         Raises `UserError` for a pattern in `layers` that no parameter fits.
         """
         first = observations[0]
@@ -166,27 +166,27 @@ class Matching:
 
     @property
     def device(self) -> torch.device:
-        """Where the problem lives: the device of the observed weights."""
+        """Device of the problem: that of the observed weights."""
         return next(iter(self.targets.values())).device
 
     @property
     def pixels(self) -> int:
-        """How many of a point's numbers are pixels."""
+        """Number of a point's numbers that are pixels."""
         return prod(self.images_shape)
 
     @property
     def dimension(self) -> int:
-        """The length of a point."""
+        """Length of a point."""
         return self.shown + sum(tensor.numel() for tensor in self.sought.values())
 
     @property
     def shown(self) -> int:
-        """How many of a point's numbers are pixels or label logits."""
+        """Number of a point's numbers that are pixels or label logits."""
         return self.pixels + (self.images_shape[0] * self.classes if self.labels is None else 0)
 
     @property
     def at_once(self) -> int:
-        """How many points one vectorised call takes best."""
+        """Number of points that one vectorised call takes best."""
         size = _IMAGES_AT_ONCE_GPU // self.images_shape[0]
         if self.device.type == "cpu":
             matched = sum(target[0].numel() for target in self.targets.values())
@@ -194,20 +194,20 @@ class Matching:
         return max(1, size)
 
     def images(self, points: Tensor) -> Tensor:
-        """(Q, D) -> (Q, N, C, H, W)"""
+        """Return the images (Q, N, C, H, W) of points (Q, D)."""
         images: Tensor = points[:, : self.pixels].unflatten(1, self.images_shape)
         return images
 
     def hard_labels(self, points: Tensor, victims: Tensor) -> Tensor:
-        """The known labels, or the most likely ones of the logits: (Q, N) int64."""
+        """Return the known labels, or the most likely ones of the logits: (Q, N) int64."""
         return self.labels[victims] if self.labels is not None else self._logits(points).argmax(-1)
 
     def target_norms(self) -> Tensor:
-        """The squared norm of each victim's observed gradient in the matched layers, (V,)."""
+        """Return the squared norm of each victim's observed gradient in the matched layers, (V,)."""
         return _inner(self.targets, self.targets)
 
     def losses(self, points: Tensor, victims: Tensor) -> Tensor:
-        """The objective at points (Q, D) of victims (Q,), with its graph: (Q,)."""
+        """Return the objective at points (Q, D) of victims (Q,), with its graph: (Q,)."""
         images = self.images(points)
         labels = self.labels[victims] if self.labels is not None else self._logits(points).softmax(-1)
         targets = {name: target[victims] for name, target in self.targets.items()}
@@ -218,12 +218,12 @@ class Matching:
         return loss if self.prior is None else loss + self.prior(images)
 
     def values(self, points: Tensor, victims: Tensor) -> Tensor:
-        """`losses` (Q,), detached; a third of the work where no slope is needed."""
+        """Return `losses` (Q,), detached; a third of the work where no slope is needed."""
         chunks = self._chunks(points, victims)
         return torch.cat([self.losses(chunk, owners).detach() for chunk, owners in chunks])
 
     def value_and_gradient(self, points: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
-        """`losses` (Q,) and their gradients (Q, D), detached."""
+        """Return `losses` (Q,) and their gradients (Q, D), detached."""
         values, slopes = [], []
         for chunk, owners in self._chunks(points, victims):
             chunk.requires_grad_()
@@ -233,7 +233,7 @@ class Matching:
         return torch.cat(values), torch.cat(slopes)
 
     def _chunks(self, points: Tensor, victims: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Points, detached, with their victims, as many at a time as one vectorised call takes best."""
+        """Yield points, detached, with their victims, as many at a time as one vectorised call takes best."""
         return zip(points.detach().split(self.at_once), victims.split(self.at_once), strict=True)
 
     def _logits(self, points: Tensor) -> Tensor:
@@ -241,7 +241,7 @@ class Matching:
         return logits
 
     def _found(self, points: Tensor) -> Named:
-        """What points say of the tensors that are sought, each with a leading dimension Q."""
+        """Return the tensors that are sought as points have them, each with a leading dimension Q."""
         if not self.sought:
             return {}
         away = vmap(lambda numbers: unflatten(numbers, self.sought))(points[:, self.shown :])
@@ -252,7 +252,7 @@ class Matching:
         return _cast(self._own_gradients(**inner, found=_cast(found, self.model_dtype)), images.dtype)
 
     def _own_gradients(self, images: Tensor, labels: Tensor, found: Named) -> Named:
-        """Of images in the model's precision."""
+        """Return the gradients of images in the model's precision."""
         if self.local is not None:
             updates = many_local_updates(self.model, self.weights, self.buffers, images, labels, self.local, found)
             return {name: updates[name] / self.local.scale for name in self.targets}
@@ -268,6 +268,6 @@ class Matching:
 
 
 def _deviation(supposed: Tensor) -> Tensor:
-    """The standard deviation of a tensor's numbers; 1 where they are all the same."""
+    """Return the standard deviation of a tensor's numbers; 1 where they are all the same."""
     deviation = supposed.std(correction=0)
     return torch.where(deviation > 0, deviation, torch.ones_like(deviation))

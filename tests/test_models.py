@@ -257,13 +257,13 @@ def test_a_model_that_draws_random_numbers_is_known():
         ("torchvision", {}, (3, 32, 32), ["torchvision", "arch"]),
         ("torchvision", {"arch": "resnet81"}, (3, 32, 32), ["resnet81", "did you mean 'resnet18'"]),
         ("torchvision", {"arch": "alexnet"}, (3, 16, 16), ["torchvision", "images of 3x16x16"]),
-        ("torchvision", {"arch": "resnet18"}, (2, 32, 32), ["2 channels and 32x32", "another model"]),
+        ("torchvision", {"arch": "resnet18"}, (2, 32, 32), ["images of 2x32x32", "another model"]),
         (f"{__name__}:OwnNet", {"depth": 3}, (1, 4, 4), ["OwnNet", "depth", "rate: 'float' = 0.0"]),
         (f"{__name__}:broken_factory", {}, (1, 4, 4), ["broken_factory", "depth"]),
         (f"{__name__}:broken_factory", {"depth": 2}, (1, 4, 4), ["depth must be odd"]),
         (f"{__name__}:no_factory", {}, (1, 4, 4), ["no_factory", "str", "nn.Module"]),
         (f"{__name__}:SMALL", {}, (1, 4, 4), ["SMALL", "dict", "nn.Module"]),
-        (f"{__name__}:stubborn_factory", {}, (1, 4, 4), ["(2, 7)", "(2, 10)", "1 channel and 4x4"]),
+        (f"{__name__}:stubborn_factory", {}, (1, 4, 4), ["(2, 7)", "(2, 10)", "images of 1x4x4"]),
     ],
 )
 def test_errors_say_what_where_and_what_to_do(name, parameters, shape, words):

@@ -15,7 +15,7 @@ from rayfed import registry, seeds
 from rayfed import scenario as scenarios
 from rayfed.attacks.matching.problem import Matching, squared_l2
 from rayfed.client import plan
-from rayfed.client.arm import build_arm
+from rayfed.client.arm import Arm, build_arm
 from rayfed.client.cohort import cohort_updates, works_together
 from rayfed.client.local import batches, local_training, trained_samples, update_method
 from rayfed.client.observations import ObservationBuilder
@@ -28,7 +28,8 @@ from rayfed.errors import ScenarioError, UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
 from rayfed.registry import component
-from rayfed.scenario import AttackSpec, DataSpec, DefenceSpec, ModelSpec, Scenario, Training
+from rayfed.samples import Pixels
+from rayfed.scenario import AttackSpec, DataSpec, DefenceSpec, ModelSpec, Scenario, Training, resolve
 from rayfed.update import Named, Update
 from tests.test_claims_accounts import FILLED
 
@@ -211,10 +212,15 @@ def test_a_defence_that_promises_nothing_is_played_client_by_client(digits, naiv
 
 def test_a_gradient_in_one_piece_is_refused_before_dp_sgd_and_an_update_is_not() -> None:
     private = DefenceSpec(name="dp_sgd", noise_multiplier=1)  # type: ignore[call-arg]
-    shape: tuple[int, int, int] = (1, 8, 8)
-    build_arm(ModelSpec(name="mlp"), [DefenceSpec(name=f"{__name__}:NaiveUpdate"), private], shape, 10, 0)
+    built("mlp", DefenceSpec(name=f"{__name__}:NaiveUpdate"), private)
     with pytest.raises(UserError, match="Naive cannot work sample by sample, as dp_sgd asks"):
-        build_arm(ModelSpec(name="mlp"), [DefenceSpec(name=f"{__name__}:Naive"), private], shape, 10, 0)
+        built("mlp", DefenceSpec(name=f"{__name__}:Naive"), private)
+
+
+def built(model: str, *defences: DefenceSpec, **parameters: str) -> Arm:
+    scenario = scenarios.parse("{name: t, federation: {rounds: 1, clients: 4}}")
+    spec = replace(resolve(scenario)["none"], model=ModelSpec(name=model, **parameters), defences=list(defences))
+    return build_arm(spec, Pixels(1, 8, 8), 10, 0)
 
 
 TOGETHER = {
@@ -226,9 +232,9 @@ TOGETHER = {
 
 @pytest.mark.parametrize("name", sorted(registry.table("defences")))
 def test_a_defence_that_says_it_vectorises_gives_the_loops_numbers(digits, name: str) -> None:  # type: ignore[no-untyped-def]
-    model = ModelSpec(name="lenet", **({"norm": "batch"} if name == "key_lock" else {}))
+    norm = {"norm": "batch"} if name == "key_lock" else {}
     for parameters in FILLED.get(name, [{}]):
-        arm = build_arm(model, [DefenceSpec(name=name, **parameters)], (1, 8, 8), 10, 0)
+        arm = built("lenet", DefenceSpec(name=name, **parameters), **norm)
         sent: dict[str, list[Update]] = {}
         for how in ("loop", "vmap"):
             tasks = [task(digits, arm.model, client, samples) for client, samples in enumerate((21, 5, 16))]

@@ -101,7 +101,7 @@ class RayExecutor:
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         """Start the actors and wait until the clients' are up, so that a round's time is that of its work."""
         data = inputs.data
-        self._attackers_made_of = data.sample, len(data.classes)
+        self._attackers_made_of = data.sample.published(), len(data.classes)
         shared = [ray.put(value) for value in (data, Parts.of(inputs.parts), Parts.of(inputs.validation))]
         self.restart_server(roles, saved)
         self._clients = self._workers(

@@ -41,14 +41,15 @@ def on_tune(address: str | None = None) -> SweepExecution:
         with connected(address, scenario), _quiet_tune():
             allotment = allot_trial(scenario)
             check_trial(allotment)
-            recorder.starting(allotment.environment(), f"each has {allotment.describe()}")
-            callback = _Recording(recorder)
-            for _ in range(1 + _LOST_PROCESSES):  # Tune's own way to try again may wait without end for a place
-                callback.lost = []
-                _tuner(recorder, callback).fit()
-                if not callback.lost:
-                    break
-            callback.give_up()
+            with recorder.recording():
+                recorder.starting(allotment.environment(), f"each has {allotment.describe()}")
+                callback = _Recording(recorder)
+                for _ in range(1 + _LOST_PROCESSES):  # Tune's own way to try again may wait without end for a place
+                    callback.lost = []
+                    _tuner(recorder, callback).fit()
+                    if not callback.lost:
+                        break
+                callback.give_up()
         if "tensorboard" not in swept(scenario).trackers:  # what Tune notes to continue by itself is of no use
             folder.files.fs.rm(f"{folder.files.root}/{_TUNE}", recursive=True)
 

@@ -7,7 +7,7 @@ take in their place; whatever works on samples of more than one modality asks it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -269,8 +269,8 @@ class Records(SampleSpec):
         return f"{len(self.columns)} columns"
 
     def published(self) -> Records:
-        """Without the columns' deviations, by which guesses are scored."""
-        return Records(tuple(replace(column, deviation=0.0) for column in self.columns))
+        """Return the columns without what the training values say of them: their bounds and deviations."""
+        return Records(tuple(Column(column.name, column.categories) for column in self.columns))
 
     def split(self, inputs: Tensor) -> list[Tensor]:
         """The columns' parts (N, width) of records (N, 1, 1, F)."""

@@ -8,13 +8,14 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from actors import transport
 from actors.executor import on_ray
 from benchmarks.faults import differences
 from rayfed import scenario as scenarios
@@ -23,10 +24,12 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.cli import app
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.engine import runs
-from rayfed.engine.local import local
+from rayfed.engine.attacker import Attacker
+from rayfed.engine.local import LocalExecutor, _travelled, local
 from rayfed.engine.progress import Progress
 from rayfed.registry import component
-from rayfed.scenario import Scenario
+from rayfed.samples import Records
+from rayfed.scenario import ResolvedArm, Scenario
 from rayfed.update import Observation, Update
 from tests.conftest import REPOSITORY
 from tests.run_fixtures import Noting, assert_same_bits, weights
@@ -261,3 +264,56 @@ def test_a_debugger_stops_in_a_users_defence(tmp_path: Path) -> None:
     assert "(42, 0)" in said
     [report] = tmp_path.glob("runs/*/report.html")
     assert "<html" in report.read_text()
+
+
+def test_nobody_is_told_who_is_malicious_and_attackers_not_what_encodes_a_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    roles: list[Any] = []
+    given: list[Any] = []
+    start, attack, made = LocalExecutor.restart_server, Attacker.attack, Attacker.__init__
+
+    def started(self: LocalExecutor, told: Any, saved: Any) -> None:
+        roles.append(told)
+        start(self, told, saved)
+
+    def attacked(self: Attacker, *arguments: Any) -> Any:
+        given.extend(arguments)
+        return attack(self, *arguments)
+
+    def noting(self: Attacker, *arguments: Any) -> None:
+        given.extend(arguments)
+        made(self, *arguments)
+
+    monkeypatch.setattr(LocalExecutor, "restart_server", started)
+    monkeypatch.setattr(Attacker, "attack", attacked)
+    monkeypatch.setattr(Attacker, "__init__", noting)
+    table = scenarios.parse(
+        """
+        name: t
+        data: diabetes
+        model: mlp
+        federation: {rounds: 1, clients: 5, malicious: {name: sign_flip, clients: [2, 4]}}
+        attacks: [{name: analytic, victims: [1]}]
+        """
+    )
+    runs.launch(table, str(tmp_path), local, Progress())
+    assert roles
+    assert all(role.arm.malicious is None for told in roles for role in told.values())
+    [arm] = [value for value in given if isinstance(value, ResolvedArm)]
+    assert arm.malicious is None
+    seen = [value for value in given if isinstance(value, Records)]
+    seen += [observation.sample for value in given if isinstance(value, list) for observation in value
+             if isinstance(observation, Observation)]  # fmt: skip
+    assert len(seen) == 2
+    columns = {(column.low, column.high, column.deviation) for sample in seen for column in sample.columns}
+    assert columns == {(0.0, 1.0, 0.0)}
+
+
+def test_tensors_travel_as_they_do_between_actors() -> None:
+    """In the order of C: another order of the same numbers is another order of sums."""
+    tensor = torch.randn(30, 40).T
+    arrived = _travelled({"w": tensor, "one": torch.tensor(3.0)})
+    assert torch.equal(arrived["w"], tensor)
+    assert arrived["w"].stride() == transport._to_tensor(transport._to_numpy(tensor)).stride()
+    assert arrived["one"].shape == ()

@@ -52,9 +52,7 @@ class Lost(Exception):
     """The server died, or a value was lost with the machine that held it: the round has to be played again."""
 
     def __init__(self, what: str, error: Exception) -> None:
-        super().__init__(str(error))
-        self.what = what
-        """Description of what happened."""
+        super().__init__(f"{what}: {error}")
 
 
 class Executor(Protocol):

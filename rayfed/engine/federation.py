@@ -92,7 +92,7 @@ class Federation:
             server = arm.spec.server
             optimiser = ServerOptimiser(server.optimiser, arm.spec.server_lr, server.momentum)
             protecting = plan.protecting(self.scenario, arm.spec, self.samples)
-            roles[name] = ServerRole(arm.spec, optimiser, protecting, self._keys.get(name, b""))
+            roles[name] = ServerRole(arm.spec.published(), optimiser, protecting, self._keys.get(name, b""))
         return roles
 
 

@@ -52,7 +52,7 @@ class LocalExecutor:
         self._client = ClientWorker(
             inputs.scenario, data, inputs.parts, _device(self._resources.clients), inputs.validation
         )
-        self._attacker = Attacker(data.sample, len(data.classes), _device(self._resources.attackers))
+        self._attacker = Attacker(data.sample.published(), len(data.classes), _device(self._resources.attackers))
         self._server: Server
 
     def describe(self) -> str:
@@ -104,7 +104,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how a tensor is pickled; anything else as usual."""
-        return (torch.from_numpy, (obj.detach().cpu().numpy(),)) if type(obj) is Tensor else NotImplemented
+        return (torch.from_numpy, (obj.detach().cpu().numpy().copy(),)) if type(obj) is Tensor else NotImplemented
 
 
 def _travelled(value: Any) -> Any:

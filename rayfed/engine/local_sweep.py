@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optuna.trial import TrialState
@@ -28,19 +28,25 @@ def local_sweep(recorder: SweepRecorder) -> None:
             raise UserError(
                 f"sweep.{name}: Ray Tune has it, and this process has not: leave it, or --executor local, out"
             )
-    recorder.starting({"actors": "none: all in this process"}, "all in this process")
-    for setting in recorder.settings:
-        _play_setting(recorder, setting)
-    if recorder.trials is None:
-        found = recorder.search()
-        for _ in range(recorder.left):
-            trial = found.study.ask()
-            reached = _play_setting(recorder, found.setting(trial))
-            known = [reached[name] for name in section.objectives if name in reached]
-            if len(known) == len(section.objectives):
-                found.study.tell(trial, known)
-            else:
-                found.study.tell(trial, state=TrialState.FAIL)
+    with recorder.recording():
+        recorder.starting({"actors": "none: all in this process"}, "all in this process")
+        for setting in recorder.settings:
+            _play_setting(recorder, setting)
+        if recorder.trials is None:
+            _search(recorder, section.objectives)
+
+
+def _search(recorder: SweepRecorder, objectives: Sequence[str]) -> None:
+    """Play the settings that Optuna asks for, each with what it has learnt from those before."""
+    found = recorder.search()
+    for _ in range(recorder.left):
+        trial = found.study.ask()
+        reached = _play_setting(recorder, found.setting(trial))
+        known = [reached[name] for name in objectives if name in reached]
+        if len(known) == len(objectives):
+            found.study.tell(trial, known)
+        else:
+            found.study.tell(trial, state=TrialState.FAIL)
 
 
 def _play_setting(recorder: SweepRecorder, setting: Mapping[str, Any]) -> dict[str, float]:

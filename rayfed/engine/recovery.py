@@ -21,6 +21,6 @@ def until_played(federation: Federation, round: int, play: Callable[[], RoundTab
         except Lost as error:
             if failures == RETRIES:
                 raise
-            federation.progress.note(f"{error.what} in round {round} and the round is played again ({error})")
+            federation.progress.note(f"round {round} is played again: {error}")
             federation.restart_server()
     raise AssertionError("a round ends or raises")

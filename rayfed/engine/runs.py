@@ -186,6 +186,7 @@ def _play(
     reports: bool = True,
 ) -> None:
     """Play the rounds after the checkpoint, then write the report; the folder's status and log follow along."""
+    _ = inputs.privacy  # what cannot be accounted shows before a key is kept, or anything started
     first, rounds = saved.round + 1 if saved else 0, max(inputs.limits.values())
     secure = inputs.scenario.privacy.secure
     if secure:

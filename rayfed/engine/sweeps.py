@@ -23,7 +23,7 @@ from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import VERSUS
 
 SweepExecution = Callable[["SweepRecorder"], None]
-"""Plays all trials of a sweep that have no row yet, and records them."""
+"""Plays all trials of a sweep that have no row yet, within `SweepRecorder.recording`."""
 
 
 def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
@@ -35,7 +35,7 @@ def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progre
     files = RunFolder.create(out or scenario.output.folder, scenario.name)
     files.write_text("scenario.yaml", scenario.dump())
     folder = SweepFolder(files)
-    _play(SweepRecorder(scenario, folder, trials, [], progress), execution)
+    execution(SweepRecorder(scenario, folder, trials, [], progress))
     return folder
 
 
@@ -58,7 +58,7 @@ def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepPr
     for run in {row["run"] for row in again}:
         if folder.trial(run).exists("status.json"):
             folder.trial(run).remove("status.json")
-    _play(recorder, execution)
+    execution(recorder)
     return folder
 
 
@@ -68,11 +68,6 @@ def _planned(scenario: Scenario) -> list[Trial] | None:
         return planned(scenario)
     check_values(scenario)
     return None
-
-
-def _play(recorder: SweepRecorder, execution: SweepExecution) -> None:
-    with recorder.recording():
-        execution(recorder)
 
 
 def swept(scenario: Scenario) -> Sweep:

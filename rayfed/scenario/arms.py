@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayfed.scenario.components import AggregationSpec, DefenceSpec, MaliciousSpec, ModelSpec, ProtectionSpec
 from rayfed.scenario.sections import Scenario, ServerSection, Training
@@ -10,7 +10,7 @@ from rayfed.scenario.sections import Scenario, ServerSection, Training
 
 @dataclass(frozen=True)
 class ResolvedArm:
-    """Specification of one arm; it has no seed and no key, so that every process of a run may know it."""
+    """Specification of one arm; it has no seed and no key."""
 
     name: str
     model: ModelSpec
@@ -24,6 +24,10 @@ class ResolvedArm:
     server: ServerSection
     clients_per_round: int
     """Number of clients of a round, expected where they are drawn one by one."""
+
+    def published(self) -> ResolvedArm:
+        """Return what the server and attackers are told of the arm: not who is malicious, which nobody is told."""
+        return replace(self, malicious=None)
 
     @property
     def update_scale(self) -> float:

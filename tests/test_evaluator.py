@@ -117,7 +117,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_without_data_it_takes_photographs_that_are_free() -> None:
     loaded = training.FREE_PHOTOGRAPHS.build().load()
     assert loaded.classes == ("astronaut", "cat", "coffee", "flower", "rocket", "temple")
-    assert loaded.image_shape == (3, 128, 128)
+    assert loaded.sample.shape == (3, 128, 128)
 
 
 def test_the_command_trains_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ from rayfed.engine import runs
 from rayfed.engine.attacker import Attacker
 from rayfed.engine.local import LocalExecutor, _travelled, local
 from rayfed.engine.progress import Progress
+from rayfed.engine.tables import RoundTables
+from rayfed.errors import UserError
 from rayfed.registry import component
 from rayfed.samples import Records
 from rayfed.scenario import ResolvedArm, Scenario
@@ -317,3 +319,50 @@ def test_tensors_travel_as_they_do_between_actors() -> None:
     assert torch.equal(arrived["w"], tensor)
     assert arrived["w"].stride() == transport._to_tensor(transport._to_numpy(tensor)).stride()
     assert arrived["one"].shape == ()
+
+
+GRANTING = """
+from rayfed.client.grants.base import Grant
+from rayfed.registry import component
+
+@component
+class Loss(Grant):
+    describe = "the training loss"
+    fills = ("loss",)
+    def grant(self, observed, truth, update):
+        return {"loss": update.los}
+
+@component
+class Other(Loss):
+    pass
+"""
+
+
+def test_mistakes_in_ones_own_code_are_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_grants.py").write_text(GRANTING)
+    attack = "attacks: [{name: analytic, observes: gradient, knowledge: ['own_grants:Loss']}]\n"
+    (tmp_path / "s.yaml").write_text(TEXT + "arms: {a: []}\n" + attack)
+    found = CliRunner().invoke(app, ["launch", "s.yaml", "--executor", "local", "--quiet"])
+    assert found.exit_code == 2
+    said = " ".join(found.output.split())
+    assert "AttributeError: 'Update' object has no attribute 'los' (raised by own_grants.py, line 10;" in said
+    assert "defect of rayfed" not in said
+    twice = "attacks.0.knowledge=['own_grants:Loss', 'own_grants:Other']"
+    found = CliRunner().invoke(app, ["validate", "s.yaml", "--set", twice])
+    assert found.exit_code == 2
+    assert "two of these grants fill 'loss'" in " ".join(found.output.split())
+
+
+def test_a_round_that_is_not_applied_is_told_and_logged(tmp_path: Path) -> None:
+    told = Noting()
+    scenario = parsed("arms={a: {protection: {name: secure_aggregation, dropouts: {reveal: 3}}}}")
+    folder = runs.launch(scenario, str(tmp_path), local, told)
+    lines = [note for note in told.notes if "is not applied: " in note]
+    assert len(lines) == scenario.federation.rounds
+    assert all(line in folder.read_text("log.txt") for line in lines)
+
+
+def test_a_table_that_runs_do_not_have_is_named() -> None:
+    with pytest.raises(UserError, match="'validated', which runs do not have"):
+        RoundTables().add({"arm": "a", "round": 0}, {"validated": [{"factor": 0.5}]})

@@ -12,7 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import ray
@@ -65,6 +65,8 @@ DROP = "federation.failures.then=drop"
 @component
 class Odd(Defence):
     """Some clients fail in one round."""
+
+    vectorises: ClassVar[bool] = True
 
     how: Literal["none", "nan", "shape", "name", "nothing", "raise", "hang"] = "none"
     clients: list[int] = Field(default_factory=list)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from bdb import BdbQuit
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
@@ -64,7 +66,7 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
             raise
         errors.print(f"[red]error:[/red] {escape(str(error))}")
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BdbQuit):
         errors.print("interrupted" + "; what is complete is kept: `rayfed resume RUN` continues" * resumable)
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:  # whoever reads has seen enough, as `head` has; what is left must not fail as we end
@@ -75,9 +77,28 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
-        errors.print(f"[red]internal error:[/red] {escape(f'{type(error).__name__}: {error}')}")
+        said = escape(f"{type(error).__name__}: {error}")
+        if place := _own_code(error):
+            errors.print(f"[red]error:[/red] {said} (raised by {escape(place)}; `--debug` shows the traceback)")
+            raise typer.Exit(2) from None
+        errors.print(f"[red]internal error:[/red] {said}")
         errors.print("This is a defect of rayfed. Please report it with what --debug prints.")
         raise typer.Exit(1) from None
+
+
+def _own_code(error: Exception) -> str | None:
+    """Return the place in the user's own modules that raised an error; None where other code did."""
+    from rayfed import registry
+
+    folders = {Path(folder).resolve() for folder in registry.SEARCHED}
+    ours = Path(__file__).resolve().parents[1], Path(__file__).resolve().parents[2] / "actors"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):  # a library that it called may have raised
+        path = Path(frame.filename).resolve()
+        if any(path.is_relative_to(folder) for folder in ours):
+            return None
+        if path.parent in folders:
+            return f"{path.name}, line {frame.lineno}"
+    return None
 
 
 def execution(executor: ExecutorName, address: str | None) -> Any:

@@ -6,6 +6,7 @@ A mistake of the scenario (`UserError`) is nobody's failure: every client would 
 from __future__ import annotations
 
 import traceback
+from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +55,8 @@ def attempt(client: int, work: Callable[[], Update]) -> Made:
     """Do a client's work and return its update, or the failure where it raises."""
     try:
         made = work()
-    except (UserError, MemoryError, torch.OutOfMemoryError):
-        raise  # the scenario's or the machine's failure, not the client's
+    except (UserError, MemoryError, torch.OutOfMemoryError, BdbQuit):
+        raise  # the scenario's or the machine's failure, or a debugger that was left, not the client's
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}, line {place.lineno}"

@@ -50,6 +50,8 @@ class Federation:
         """The server's state after the last finished round."""
         self.changed: dict[str, dict[int, State]] = {}
         """Arm -> client -> state, of the clients of the last finished round."""
+        self.aborted: list[str] = []
+        """Arms whose last round was not applied, and why, in words."""
         self.served: dict[str, Served] = {}
         """The server's values for the next round, by arm; empty where the server has to be asked."""
         self.transcripts: dict[tuple[str, int, int], Transcript] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
+from bdb import BdbQuit
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -73,7 +74,7 @@ class RunRecorder:
             self._report()
 
     def _note_end(self, error: BaseException) -> None:
-        interrupted = isinstance(error, KeyboardInterrupt | SystemExit)  # by the user; by a sweep's scheduler
+        interrupted = isinstance(error, KeyboardInterrupt | BdbQuit | SystemExit)  # by the user; by a sweep's scheduler
         message = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
         trace = message if interrupted or isinstance(error, UserError) else traceback.format_exc()
         with self._not_hiding_the_first():

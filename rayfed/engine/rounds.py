@@ -200,10 +200,9 @@ class Round:
                 "state": kept.state,
                 "memory": kept.memory,
             }
-            if kept.aborted:
-                federation.progress.note(f"round {self.number} of arm {arm} is not applied: {kept.aborted}")
-            for table, rows in kept.rows.items():
-                getattr(self.tables, table).extend({"arm": arm, "round": self.number} | row for row in rows)
+            self.tables.add({"arm": arm, "round": self.number}, kept.rows)
+        aborted = {arm: kept.aborted for arm, (_, kept) in finished.items() if kept.aborted}
+        federation.aborted = [f"round {self.number} of arm {arm} is not applied: {why}" for arm, why in aborted.items()]
         federation.served, federation.changed = dict(served), after
         for row in self.tables.rounds:
             clients = sum(one["arm"] == row["arm"] for one in self.tables.clients)

@@ -200,6 +200,9 @@ def _play(
         for round in range(first, rounds):
             tables = _play_round(federation, round, inputs.limits)
             recorder.finish_round(tables, checkpoint.Checkpoint(round, federation.saved, federation.changed))
+            for message in federation.aborted:
+                recorder.line(message)
+                progress.note(message)
             progress.round_done(tables.rounds, tables.attacks, tables.inferences)
     if secure:
         run_key.remove(folder)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-Rows = list[dict[str, Any]]
+from rayfed.errors import UserError, nearest
+from rayfed.questions import Tables
+
+Row = dict[str, Any]
+Rows = list[Row]
 
 
 class Scored(NamedTuple):
@@ -37,3 +41,11 @@ class RoundTables:
     weights: Rows = field(default_factory=list)
     scores: Rows = field(default_factory=list)
     secure_sums: Rows = field(default_factory=list)
+
+    def add(self, key: Row, tables: Tables) -> None:
+        """Add a rule's own rows, with the columns of `key`; raises `UserError` for a table that runs do not have."""
+        for table, rows in tables.items():
+            if not hasattr(self, table):
+                known = nearest(table, [one.name for one in fields(self)])
+                raise UserError(f"the aggregation leaves rows in a table '{table}', which runs do not have: {known}")
+            getattr(self, table).extend(key | row for row in rows)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class RunView:
-    """Draws one run; implements `actors.progress.Progress`."""
+    """Draws one run; implements `rayfed.engine.progress.Progress`."""
 
     def __init__(self, console: Console, quiet: bool = False, brief: bool = False, bar: bool = True) -> None:
         """`quiet` says nothing but notes; `brief` leaves out the lines of rounds; `bar` shows progress on terminals."""

@@ -23,7 +23,7 @@ _COLUMNS = ("test_accuracy", *(metric.name for metric in JUDGED if "sweep" in me
 
 
 class SweepView:
-    """Draws one sweep; implements `actors.progress.SweepProgress`."""
+    """Draws one sweep; implements `rayfed.engine.progress.SweepProgress`."""
 
     def __init__(self, console: Console, quiet: bool = False) -> None:
         """`quiet` says nothing but errors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -248,6 +249,9 @@ def _threat_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str
     if attack.averages > 1 and not any(grant.averages for grant in grants):
         yield "averages", "averaging over noise is for an attacker who knows of it: add `knowledge: [defence]`"
     yield from (("knowledge", message) for grant in grants for message in grant.check(s, attack))
+    filled = Counter(field for grant in grants for field in grant.fills)
+    for field in (field for field, times in filled.items() if times > 1):
+        yield "knowledge", f"two of these grants fill '{field}', and the attacker would get one of them: leave one out"
     yield from attack.view.check(s, attack)
 
 

@@ -1,4 +1,4 @@
-"""The gradient of a loss in a model's weights: named, with graph, per sample, and for many problems at once.
+"""Gradients of a loss in a model's weights: named, with graph, per sample, and for many problems at once.
 
 Attacks and defences both stand on this file. All functions are pure: they read the weights that they are given, not
 those stored in `model`, and leave the model as it was (buffers that are passed in may be updated, as batch norm
@@ -20,12 +20,12 @@ from rayfed.update import Named
 
 
 def weights_of(model: nn.Module) -> Named:
-    """Copies of the trainable parameters, detached, by name."""
+    """Return copies of the trainable parameters, detached, by name."""
     return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def buffers_of(model: nn.Module) -> Named:
-    """Copies of what a forward pass reads beside the weights, by name: the buffers, and the frozen parameters."""
+    """Return copies of the buffers and frozen parameters, which a forward pass reads beside the weights, by name."""
     frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
     return {name: t.detach().clone() for name, t in [*model.named_buffers(), *frozen]}
 
@@ -35,13 +35,13 @@ class Penalised(ABC):
 
     @abstractmethod
     def penalty(self, output: Tensor) -> Tensor:
-        """What each of the N samples adds to the loss, (N,), from what the module's forward pass gave."""
+        """Return each sample's penalty (N,), added to its loss, from the output of the module's forward pass."""
 
 
 def batch_loss(
     model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Mean loss of a batch (`rayfed.objective`), and what the modules that are `Penalised` add to it, a scalar.
+    """Return the mean loss of a batch (`rayfed.objective`) with what its `Penalised` modules add, a scalar.
 
     `inputs` is (N, *shape), such as images (N, C, H, W) in [0, 1]; `labels` is (N,) int64, or (N, K) probabilities, or
     words (N, L) int64; `mask` is (N,) weights of the samples, 0 for padding.
@@ -56,7 +56,7 @@ def batch_loss(
 
 @contextmanager
 def _penalties(model: nn.Module) -> Iterator[list[Tensor]]:
-    """The penalties of a forward pass that is run inside; nothing of them stays with the model."""
+    """Collect the penalties of a forward pass that is run inside; nothing of them stays with the model."""
     found: list[Tensor] = []
     modules = [module for module in model.modules() if isinstance(module, Penalised)]
     hooks = [m.register_forward_hook(lambda m, _, output: found.append(m.penalty(output))) for m in modules]
@@ -76,7 +76,7 @@ def gradient(
     mask: Tensor | None = None,
     create_graph: bool = False,
 ) -> tuple[Named, Tensor]:
-    """The gradient of `batch_loss` in the weights, by name, and the loss (a detached scalar).
+    """Return the gradient of `batch_loss` in the weights, by name, and the loss (a detached scalar).
 
     With `create_graph` the gradient can be differentiated again in `inputs` and `labels`.
     """
@@ -89,7 +89,7 @@ def gradient(
 def many_gradients(
     model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor, own: Named | None = None
 ) -> Named:
-    """The gradients of P batches at the same weights, in one vectorised call that can be differentiated again.
+    """Return the gradients of P batches at the same weights, in one vectorised call that can be differentiated again.
 
     `inputs` is (P, N, *shape), `labels` (P, N) int64 or (P, N, K) probabilities; the result has a leading dimension P,
     as the tensors of `own` have: buffers of each batch's own.
@@ -101,22 +101,22 @@ def many_gradients(
 
 
 def per_sample_gradients(model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor) -> Named:
-    """The gradient of every sample's own loss: each tensor has a leading dimension N."""
+    """Return the gradient of every sample's own loss: each tensor has a leading dimension N."""
     return many_gradients(model, weights, buffers, inputs.unsqueeze(1), labels.unsqueeze(1))
 
 
 def flatten(tensors: Named) -> Tensor:
-    """All tensors in one vector, in the order of the dictionary."""
+    """Return all tensors in one vector, in the order of the dictionary."""
     return torch.cat([t.reshape(-1) for t in tensors.values()])
 
 
 def unflatten(vector: Tensor, like: Named) -> Named:
-    """The inverse of `flatten`: views of `vector` with the names and shapes of `like`."""
+    """Return views of `vector` with the names and shapes of `like`: the inverse of `flatten`."""
     pieces = vector.split([t.numel() for t in like.values()])
     return {name: piece.view_as(t) for (name, t), piece in zip(like.items(), pieces, strict=True)}
 
 
 def norm(tensors: Named) -> Tensor:
-    """The Euclidean norm over all tensors together, a scalar."""
+    """Return the Euclidean norm over all tensors together, a scalar."""
     total: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in tensors.values()]))
     return total

@@ -1,4 +1,4 @@
-"""What a model is trained for and judged by: the class of an image, or the word that stands in it.
+"""Objectives that models are trained for and judged by: the class of an image, or the word that stands in it.
 
 Which of them follows from the labels. Words are found without knowing where their letters stand, by connectionist
 temporal classification (Graves et al. 2006, CTC): a model gives each of T places of an image a letter or the blank, and
@@ -18,12 +18,12 @@ BLANK = 0
 
 
 def are_words(labels: Tensor) -> bool:
-    """Whether labels are words (N, L) int64, letters from 1, rather than classes (N,) or their probabilities (N, K)."""
+    """Return whether labels are words (N, L) int64, letters from 1, not classes (N,) or probabilities (N, K)."""
     return labels.ndim == 2 and not labels.is_floating_point()
 
 
 def loss(logits: Tensor, labels: Tensor, reduction: Literal["mean", "sum", "none"] = "mean") -> Tensor:
-    """Cross entropy of logits (N, K), or of (N, T, K) the negative logarithm of the word's probability, in nats.
+    """Return the cross entropy of logits (N, K), or for (N, T, K) the word's negative log-probability, in nats.
 
     A word that needs more than T places (equal letters need a blank between them) costs nothing.
     """
@@ -39,13 +39,13 @@ def loss(logits: Tensor, labels: Tensor, reduction: Literal["mean", "sum", "none
 
 
 def needed_places(labels: Tensor) -> Tensor:
-    """How many places each of some words (N, L) needs: its letters, and a blank between equal ones; (N,) int64."""
+    """Return the places that words (N, L) need, (N,) int64: one for each letter, and for a blank between equal ones."""
     letters = labels != BLANK
     return letters.sum(1) + ((labels[:, 1:] == labels[:, :-1]) & letters[:, 1:]).sum(1)
 
 
 def correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """Which samples are classified right, or read right in every letter: (N,) bool."""
+    """Return which samples are classified right, or read right in every letter: (N,) bool."""
     if not are_words(labels):
         return logits.argmax(dim=1) == labels
     right = [torch.equal(word, label[label != BLANK]) for word, label in zip(read(logits), labels, strict=True)]
@@ -53,7 +53,10 @@ def correct(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def read(logits: Tensor) -> list[Tensor]:
-    """The words that logits (N, T, K) spell, by the likeliest class of each place (Graves 2006, best path decoding)."""
+    """Return the words that logits (N, T, K) spell, by the likeliest class of each place.
+
+    Source: Graves 2006, best path decoding.
+    """
     best = logits.argmax(2)
     new = best != F.pad(best, (1, 0), value=BLANK)[:, :-1]
     return [row[kept] for row, kept in zip(best, new & (best != BLANK), strict=True)]

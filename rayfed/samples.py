@@ -1,4 +1,4 @@
-"""What a sample is: an image, a text in tokens, or a record; how it is kept, drawn, tried and told.
+"""Kinds of samples: images, texts in tokens, and records; how each is kept, drawn, tried and described.
 
 A data set keeps images and records in bytes, and texts in the numbers of their tokens. A `SampleSpec` says what models
 take in their place; whatever works on samples of more than one modality asks it.
@@ -18,7 +18,7 @@ from torch import Tensor
 Modality = Literal["pixels", "tokens", "records"]
 MODALITIES: tuple[Modality, ...] = ("pixels", "tokens", "records")
 MOST_TOKENS = 1 << 16
-"""Of a vocabulary: what two bytes can number, by which random tokens are drawn."""
+"""Largest vocabulary: what two bytes can number, by which random tokens are drawn."""
 TOLERANCE = 0.319
 """Standard deviations by which a continuous feature may miss and count as found, as in TabLeak (Vero et al. 2023)."""
 
@@ -31,7 +31,7 @@ _UNLESS_SAID: dict[str, tuple[Modality, ...]] = {
 
 
 def taken(kind: str, target: Any) -> tuple[Modality, ...]:
-    """The modalities that a component of a kind of the registry works on: its class variable `takes`, or what most do.
+    """Return the modalities that a component works on: its class variable `takes`, or what most of its kind do.
 
     A user's own module is no component and says nothing: it may take all of them.
     """
@@ -42,75 +42,75 @@ def taken(kind: str, target: Any) -> tuple[Modality, ...]:
 
 
 def held(target: Any) -> Modality:
-    """The modality of what a data set holds, by its class variable `holds`."""
+    """Return the modality of a data set's samples: its class variable `holds`."""
     found: Modality = getattr(target, "holds", "pixels")
     return found
 
 
 class SampleSpec(ABC):
-    """What the samples of a data set are as models take them: floats in [0, 1] unless a modality says otherwise."""
+    """Base of the descriptions of samples as models take them: floats in [0, 1] unless a modality says otherwise."""
 
     modality: ClassVar[Modality]
     noun: ClassVar[str]
-    """What samples are called."""
+    """Name of samples in messages, plural."""
     stored: ClassVar[type[np.generic]] = np.uint8
-    """The type of the numbers that a data set keeps."""
+    """Type of the numbers that a data set keeps."""
     axes: ClassVar[tuple[str, ...]] = ("C", "H", "W")
-    """What the dimensions of a sample are called."""
+    """Names of a sample's dimensions."""
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, ...]:
-        """Of one input."""
+        """Shape of one input."""
 
     @property
     @abstractmethod
     def extent(self) -> str:
-        """How large a sample is, in words."""
+        """Size of a sample, in words."""
 
     @property
     def remedy(self) -> str:
-        """What there is to do for who has a model that does not take them."""
+        """Advice to a user whose model does not take these samples."""
         return "choose another model, or other data"
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of inputs."""
+        """Type of inputs."""
         return torch.float32
 
     @property
     def largest(self) -> int:
-        """The largest number in an input; the smallest is 0."""
+        """Largest number in an input; the smallest is 0."""
         return 1
 
     def tensor(self, stored: np.ndarray, device: torch.device | None = None) -> Tensor:
-        """Inputs (N, *shape) from what a data set keeps of them."""
+        """Return inputs (N, *shape) from the numbers that a data set keeps."""
         return torch.from_numpy(stored).to(device).float().div_(255)
 
     def blank(self, count: int) -> Tensor:
-        """Inputs (count, *shape) of nothing but zeros."""
+        """Return inputs (count, *shape) of zeros."""
         return torch.zeros(count, *self.shape, dtype=self.dtype)
 
     def trial(self) -> Tensor:
-        """Two inputs that a model has to take, one of the smallest and one of the largest numbers: (2, *shape)."""
+        """Return two inputs that a model has to take, of the smallest and of the largest numbers: (2, *shape)."""
         return torch.stack([self.blank(1)[0], torch.full(self.shape, self.largest, dtype=self.dtype)])
 
     def noise(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Random inputs (count, *shape)."""
+        """Draw random inputs (count, *shape)."""
         return torch.rand(count, *self.shape, generator=generator)
 
     def published(self) -> SampleSpec:
-        """The same without what is known to nobody but who has the samples: what attackers are told."""
+        """Return the description that attackers get: without what only the samples' holder knows."""
         return self
 
     def describe(self, trained: int, tested: int) -> str:
-        """A data set with so many training and test samples, in words."""
+        """Describe a data set with so many training and test samples, in words."""
         return f"{trained} training {self.noun} of {self.extent} and {tested} test {self.noun}"
 
 
 @dataclass(frozen=True)
 class Pixels(SampleSpec):
-    """A sample is an image, (C, H, W) in [0, 1]."""
+    """Images, (C, H, W) in [0, 1]."""
 
     modality: ClassVar[Modality] = "pixels"
     noun: ClassVar[str] = "images"
@@ -121,27 +121,27 @@ class Pixels(SampleSpec):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
+        """Shape of an image, (C, H, W)."""
         return self.channels, self.height, self.width
 
     @property
     def extent(self) -> str:
-        """Channels, height and width."""
+        """Channels, height and width of an image, in words."""
         return "x".join(map(str, self.shape))
 
     @property
     def remedy(self) -> str:
-        """They can be resized."""
+        """Advice to a user whose model does not take these images: they can be resized."""
         return "choose another model, or another size or number of channels for the data"
 
     def describe(self, trained: int, tested: int) -> str:
-        """As of other samples, but shorter."""
+        """Describe a data set with so many training and test images, in words."""
         return f"{trained} training and {tested} test {self.noun} of {self.extent}"
 
 
 @dataclass(frozen=True)
 class Tokens(SampleSpec):
-    """A sample is a text, the numbers (L,) int64 of its tokens."""
+    """Texts, each the numbers (L,) int64 of its tokens."""
 
     modality: ClassVar[Modality] = "tokens"
     noun: ClassVar[str] = "texts"
@@ -149,90 +149,90 @@ class Tokens(SampleSpec):
     axes: ClassVar[tuple[str, ...]] = ("L",)
 
     vocabulary: tuple[str, ...]
-    """What each token reads as, its spaces with it; a token's number is its place."""
+    """Text of each token, its spaces with it; a token's number is its place."""
     length: int
 
     @property
     def shape(self) -> tuple[int]:
-        """A number for each token."""
+        """Shape of a text, (L,): a number for each token."""
         return (self.length,)
 
     @property
     def extent(self) -> str:
-        """The length."""
+        """Length of a text, in words."""
         return f"{self.length} tokens"
 
     @property
     def remedy(self) -> str:
-        """A table of tokens may be too small."""
+        """Advice to a user whose model does not take these texts: its table of tokens may be too small."""
         return f"set its vocabulary to {len(self.vocabulary)} or more, or choose another model"
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of indices, as embedding layers take them."""
+        """Type of token numbers, int64, as embedding layers take them."""
         return torch.int64
 
     @property
     def largest(self) -> int:
-        """The last token's number."""
+        """Number of the last token."""
         return len(self.vocabulary) - 1
 
     def tensor(self, stored: np.ndarray, device: torch.device | None = None) -> Tensor:
-        """The numbers as they are."""
+        """Return token numbers (N, L) as a data set keeps them."""
         return torch.from_numpy(stored).to(device)
 
     def noise(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Random tokens, each of two random bytes."""
+        """Draw random texts (count, L), each token of two random bytes."""
         high, low = torch.rand(count, 2, self.length, generator=generator).mul(255).round().long().unbind(1)
         return (256 * high + low) % len(self.vocabulary)
 
     def read(self, inputs: Tensor) -> list[list[str]]:
-        """The tokens of texts (N, L) in words; one that no vocabulary has reads as its number."""
+        """Return the tokens of texts (N, L) in words; one outside the vocabulary reads as its number."""
         known = len(self.vocabulary)
         return [[self.vocabulary[n] if 0 <= n < known else f"<{n}>" for n in row] for row in inputs.tolist()]
 
     def found(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Which tokens of some texts (N, L) are right and in their places, (N, L) bool."""
+        """Return which tokens of texts (N, L) are right and in their places, (N, L) bool."""
         return true == guess
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a record: continuous between its bounds, or one of its categories."""
+    """One column of records: continuous between bounds, or categorical."""
 
     name: str
     categories: tuple[str, ...] = ()
-    """Empty for a continuous column."""
+    """Names of the categories; empty for a continuous column."""
     low: float = 0.0
-    """What level 0 stands for: the smallest training value."""
+    """Value of level 0: the smallest training value."""
     high: float = 1.0
-    """What level 255 stands for: the largest one."""
+    """Value of level 255: the largest training value."""
     deviation: float = 0.0
-    """The standard deviation of the training values."""
+    """Standard deviation of the training values."""
 
     @property
     def width(self) -> int:
-        """How many bytes of a record are the column's."""
+        """Number of the column's bytes in a record."""
         return len(self.categories) or 1
 
     def values(self, part: Tensor) -> Tensor:
-        """What the column's part (N, width) of records in [0, 1] says: values (N,), or indices of categories."""
+        """Return the values (N,), or indices of categories, of the column's part (N, width) of records in [0, 1]."""
         if self.categories:
             return part.argmax(1)
         return self.low + part[:, 0].double().clamp(0, 1) * (self.high - self.low)
 
     def found(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Which of some records have the right value, (N,) bool: the category, or one within the tolerance."""
+        """Return which records have the right value, (N,) bool: the category, or a value within `TOLERANCE`."""
         apart = (self.values(true) - self.values(guess)).abs()
         return apart <= (0 if self.categories else TOLERANCE * self.deviation)
 
     def read(self, part: Tensor) -> list[str]:
-        """The values in words."""
+        """Return the values of the column's part (N, width) of records in words."""
         values = self.values(part).tolist()
         return [f"{self.name} {self.categories[v] if self.categories else f'{v:.4g}'}" for v in values]
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """(N,) numbers, or indices of categories, as bytes (N, width); values beyond the bounds lie on them."""
+        """Return numbers (N,), or indices of categories, as bytes (N, width); values are clipped to the bounds."""
         if self.categories:
             hot: np.ndarray = (np.eye(len(self.categories)) * 255).astype(np.uint8)[values]
             return hot
@@ -243,7 +243,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Records(SampleSpec):
-    """A sample is a row of a table, (1, 1, F) in [0, 1].
+    """Records: rows of a table, (1, 1, F) in [0, 1].
 
     A number for each continuous column, and for a categorical one a number for each category, 1 for the one that it is
     in and 0 for the others. The shape is that of a narrow image, as attacks that match gradients treat both alike.
@@ -260,12 +260,12 @@ class Records(SampleSpec):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """One channel, one row."""
+        """Shape of a record, (1, 1, F): one channel, one row."""
         return 1, 1, sum(self._widths)
 
     @property
     def extent(self) -> str:
-        """How many columns."""
+        """Number of columns, in words."""
         return f"{len(self.columns)} columns"
 
     def published(self) -> Records:
@@ -273,15 +273,15 @@ class Records(SampleSpec):
         return Records(tuple(Column(column.name, column.categories) for column in self.columns))
 
     def split(self, inputs: Tensor) -> list[Tensor]:
-        """The columns' parts (N, width) of records (N, 1, 1, F)."""
+        """Return the columns' parts (N, width) of records (N, 1, 1, F)."""
         return list(inputs.flatten(1).split(self._widths, dim=1))
 
     def read(self, inputs: Tensor) -> list[list[str]]:
-        """The columns of records (N, 1, 1, F) in words."""
+        """Return the columns of records (N, 1, 1, F) in words."""
         told = [column.read(part) for column, part in zip(self.columns, self.split(inputs), strict=True)]
         return [list(row) for row in zip(*told, strict=True)]
 
     def found(self, true: Tensor, guess: Tensor) -> Tensor:
-        """Which columns of some records (N, 1, 1, F) have the right value, (N, columns) bool."""
+        """Return which columns of records (N, 1, 1, F) have the right value, (N, columns) bool."""
         parts = zip(self.columns, self.split(true), self.split(guess), strict=True)
         return torch.stack([column.found(a, b) for column, a, b in parts], dim=1)

@@ -1,4 +1,4 @@
-"""Where every random number comes from: a generator for each purpose, keyed by (seed, purpose, round, client, ...).
+"""Random number generators: one for each purpose, keyed by (seed, purpose, round, client, ...).
 
 Keys, not a shared stream: what one client draws cannot depend on who ran before it, on which actor, or whether a call
 was repeated after a crash. All bits of a key count: it is hashed to 256 bits, from which neither the seed nor another
@@ -37,11 +37,11 @@ _FRESH["left"] = _FRESH["seeded"] = 1
 
 
 STREAMS = 2
-"""Which random numbers a seed gives. A run that was begun with others is not continued: its clients had other data."""
+"""Version of the random numbers that a seed gives; a run begun with another is not continued: its data differ."""
 
 
 def encoded(*parts: KeyPart) -> bytes:
-    """The parts as one string of bytes that no others have: each with its type and its length."""
+    """Return the parts as one string of bytes that no other parts have: each with its type and its length."""
     return b"".join(_encoded(part) for part in parts)
 
 
@@ -57,22 +57,22 @@ def _encoded(part: KeyPart) -> bytes:
 
 
 def derived(*key: KeyPart) -> bytes:
-    """32 bytes for one purpose."""
+    """Derive 32 bytes from a key, for one purpose."""
     return hmac.digest(b"rayfed", encoded(*key), "sha256")
 
 
 def number(*key: KeyPart) -> int:
-    """The same as a number of 256 bits."""
+    """Derive a number of 256 bits from a key, see `derived`."""
     return int.from_bytes(derived(*key))
 
 
 def torch_generator(*key: KeyPart) -> torch.Generator:
-    """A CPU generator for one purpose; the same key gives the same stream on every machine."""
+    """Return a CPU generator for one purpose; the same key gives the same stream on every machine."""
     return filled(torch.Generator(), derived(*key))
 
 
 def filled(generator: torch.Generator, key: bytes) -> torch.Generator:
-    """A CPU generator with all of its 624 words from a key: its own `manual_seed` uses 32 bits.
+    """Fill all 624 words of a CPU generator from a key, and return it: its own `manual_seed` uses 32 bits.
 
     Its `initial_seed`, which nothing is drawn from, tells it from others.
     """
@@ -83,14 +83,14 @@ def filled(generator: torch.Generator, key: bytes) -> torch.Generator:
 
 
 def numpy_generator(*key: KeyPart) -> np.random.Generator:
-    """The numpy counterpart of `torch_generator`."""
+    """Return a NumPy generator for one purpose, as `torch_generator` does."""
     place, secret = divmod(number(*key), 2**128)
     return np.random.Generator(np.random.Philox(counter=place, key=secret))
 
 
 @contextmanager
 def global_stream(*key: KeyPart, cuda: bool = False) -> Iterator[None]:
-    """Let what knows PyTorch's global generators alone (initial weights, dropout) draw from a key's stream.
+    """Make PyTorch's global generators draw from a key's stream, for what knows no other (initial weights, dropout).
 
     They go on as before afterwards. With `cuda` those of the GPUs are meant, too, which take 64 bits of the key.
     """
@@ -102,10 +102,10 @@ def global_stream(*key: KeyPart, cuda: bool = False) -> Iterator[None]:
 
 
 def drawn(generator: torch.Generator) -> bytes:
-    """A key of 256 bits out of a generator, for a stream of its own."""
+    """Draw a key of 256 bits from a generator, for a stream of its own."""
     return torch.randint(256, (32,), generator=generator, dtype=torch.uint8).numpy().tobytes()
 
 
 def again(repeat: int) -> tuple[int, ...]:
-    """The end of a key for what is repeated: nothing the first time, which is as if there were no repeats."""
+    """Return the end of a repeat's key: empty the first time, which is as if there were no repeats."""
     return (repeat,) if repeat else ()

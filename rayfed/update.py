@@ -1,4 +1,4 @@
-"""What crosses a boundary: from a client to the server, and from the server to an attacker.
+"""Messages that cross a boundary: from a client to the server, and from the server to an attacker.
 
 An `Update` is all that leaves a client. An `Observation` is all that an attacker ever sees.
 """
@@ -21,7 +21,7 @@ Named = dict[str, Tensor]
 
 
 def digest_of(tensors: Named) -> bytes:
-    """SHA-256 of names, types, shapes and values, in the order in which the tensors stand."""
+    """Return the SHA-256 of the tensors' names, types, shapes and values, in their order."""
     digest = sha256()
     for name, tensor in tensors.items():
         digest.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
@@ -31,7 +31,7 @@ def digest_of(tensors: Named) -> bytes:
 
 @dataclass(frozen=True)
 class Update:
-    """What one client sends after one round.
+    """One client's message to the server after one round.
 
     `tensors` points the way a gradient does: the server *subtracts* it. Under FedSGD it is the gradient of the
     mean loss of one batch, under FedAvg the weights received minus the weights after local training.
@@ -45,7 +45,7 @@ class Update:
     """Floating-point buffers (batch-norm statistics) as they are after local training: values, not differences.
     Frozen parameters, which stay as they were sent, are not among them."""
     samples: int
-    """How many samples the client trained on: its weight in a sample-weighted mean."""
+    """Number of samples the client trained on: its weight in a sample-weighted mean."""
     loss: float
     """Mean training loss over the round's local steps, for the clients' table; the server learns it only from a rule
     that says so (`Aggregation.reveals`)."""
@@ -54,10 +54,10 @@ class Update:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes on the wire: each tensor in the shortest of three forms, dense, or its non-zero values behind a bit
-        mask, or behind a list of their indices.
+        """Bytes on the wire, with each tensor in its shortest form.
 
-        Buffers travel as dense 32-bit floats; headers and the quantiser's one scale a tensor are not counted.
+        That is dense, or its non-zero values behind a bit mask, or behind a list of their indices. Buffers travel as
+        dense 32-bit floats; headers and the quantiser's one scale a tensor are not counted.
         """
         total_bits = 32 * sum(b.numel() for b in self.buffers.values())
         return (total_bits + sum(map(self._bits_of, self.tensors.values())) + 7) // 8
@@ -72,17 +72,17 @@ class Update:
 
 
 class Share(NamedTuple):
-    """What one client has in a sum of encrypted updates."""
+    """One client's part in a sum of encrypted updates."""
 
     client: int
     weight: int
-    """In the mean."""
+    """The client's weight in the mean."""
     before: int
     """The whole number by which the client multiplied its update before it encrypted it."""
     after: int
-    """And the one by which the encrypted update has been multiplied since."""
+    """The whole number by which the encrypted update has been multiplied since."""
     nonce: bytes
-    """Random: by it no two updates that a client encrypts have the mask of their tags in common."""
+    """Random bytes, by which no two updates that a client encrypts have the mask of their tags in common."""
 
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -98,12 +98,12 @@ class Encrypted:
     """Names and shapes of the parameters; their values come first among those encrypted."""
     buffers: Shapes
     parameters: Any
-    """How they were encrypted (`rayfed.crypto.encryptor.Encryptor`), public: the same in all that are added."""
+    """Public parameters of the encryption (`rayfed.crypto.encryptor.Encryptor`): the same in all that are added."""
     public: bytes
     """The public key, where adding needs one."""
     ciphertexts: tuple[bytes, ...]
     tag: int
-    """By which who opens the sum knows that it is one of what clients encrypted (`rayfed.crypto.tags`)."""
+    """Tag by which who opens the sum knows that it is one of what clients encrypted (`rayfed.crypto.tags`)."""
 
     @property
     def sent_bytes(self) -> int:
@@ -117,22 +117,22 @@ class Masked:
 
     round: int
     clients: tuple[int, ...]
-    """Those whose vectors are in the sum; nobody where all have dropped out."""
+    """Clients whose vectors are in the sum; nobody where all have dropped out."""
     tensors: Shapes
-    """As in `Encrypted`."""
+    """Names and shapes of the parameters, as in `Encrypted`."""
     buffers: Shapes
     vector: np.ndarray
-    """(D + 1,) uint64, modulo 2^64; the last one is the sum of the weights."""
+    """The sum, (D + 1,) uint64, modulo 2^64; the last number is the sum of the weights."""
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes on the wire; who drops out sends none."""
+        """Bytes on the wire; a client that drops out sends none."""
         return self.vector.nbytes if self.clients else 0
 
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The local steps behind an update: the server tells its clients, so it knows. By default one gradient (FedSGD)."""
+    """Local steps behind an update, which the server sets and so knows; by default one gradient (FedSGD)."""
 
     steps: int = 1
     batch_size: int | None = None
@@ -142,7 +142,7 @@ class LocalTraining:
 
     @property
     def scale(self) -> float:
-        """The update over the mean gradient, were that the same in all steps.
+        """Ratio of the update to the mean gradient, were that the same in all steps.
 
         With momentum m it counts 1 + m + ... + m^(k-1) times in step k.
         """
@@ -152,19 +152,19 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class Mixtures:
-    """What every client of a round is sent to score, where a rule has clients do so: all updates, or mixtures."""
+    """Updates of a round, or mixtures of them, sent to every client where a rule has clients score them."""
 
     updates: dict[int, Named]
     """Client -> its update, or the mixture that stands for it."""
     buffers: dict[int, Named]
     shares: Tensor
-    """(N, N) float64, what part each client's update (a column) has in what stands for each (a row), in the order of
+    """(N, N) float64, the share of each client's update (a column) in what stands for each (a row), in the order of
     `updates`."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What an attacker sees of one victim. The truth is not in it; scoring happens elsewhere."""
+    """All that an attacker sees of one victim; the truth is not in it, scoring happens elsewhere."""
 
     victim: int
     round: int
@@ -179,14 +179,14 @@ class Observation:
     scale: float
     """`update / scale` estimates the mean gradient: 1 for FedSGD, lr * local steps for FedAvg."""
     batch_size: int
-    """How many samples are behind the update (clients report it for weighted averaging)."""
+    """Number of samples behind the update (clients report it for weighted averaging)."""
     sample: SampleSpec
-    """What the samples are that the update is made of: images, texts or records, and how large."""
+    """Description of the samples behind the update: images, texts or records, and how large."""
     classes: int
     labels: Tensor | None = None
-    """(batch_size,) int64, only where they are granted."""
+    """Labels (batch_size,) int64, only where they are granted."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else the scenario's threat model grants (`rayfed.client.grants`), by the names that its grants declare:
+    """Other knowledge that the threat model grants (`rayfed.client.grants`), by the names that its grants declare:
     `public` is a pair of inputs (M, *shape) and labels (M,), `defence` (`Named`) are bool masks, and so on."""
     local: LocalTraining = LocalTraining()
     """The local steps that the client was told to take."""
@@ -198,7 +198,7 @@ class Observation:
     """All that clients were shown in the round, to who may unmix it."""
 
     def to(self, device: torch.device) -> Observation:
-        """The same on another device; `extra` and `shown` stay where they are, shared by what was sent together."""
+        """Return a copy on another device; `extra` and `shown`, which observations may share, stay where they are."""
 
         def moved(tensors: Named) -> Named:
             return {name: t.to(device) for name, t in tensors.items()}

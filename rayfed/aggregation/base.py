@@ -18,11 +18,11 @@ from rayfed.questions import Memory, RoundSession
 from rayfed.update import Mixtures, Named, Update
 
 Sent = TypeVar("Sent")
-"""What one client sends: its `Update`, or what a channel makes of it."""
+"""Message of one client: its `Update`, or what a channel makes of it."""
 Partial = TypeVar("Partial")
-"""What a cohort's work is reduced to, and all cohorts'."""
+"""Partial result: what one cohort's messages are reduced to, and those of all cohorts."""
 Total = TypeVar("Total")
-"""What the step is made from: the last partial result, or the session of a round in which clients were asked."""
+"""Source of the step: the last partial result, or the session of a round in which clients were asked."""
 
 
 class Aggregation(Generic[Sent, Partial, Total]):
@@ -31,7 +31,7 @@ class Aggregation(Generic[Sent, Partial, Total]):
     validates: ClassVar[bool] = False
     """Whether clients must hold samples out of training, on which they evaluate."""
     reveals: ClassVar[str | None] = None
-    """What clients tell the server beside their updates, in words; no defence of the update covers it."""
+    """Information that clients give the server beside their updates, in words; no defence of the update covers it."""
 
     def check(self, clients: int) -> None:
         """Raise `UserError` where the rule has no meaning with so many clients, the fewest of any round."""
@@ -45,19 +45,19 @@ class Aggregation(Generic[Sent, Partial, Total]):
         raise NotImplementedError
 
     def combine(self, total: Total, generator: torch.Generator) -> tuple[Named, Named]:
-        """The step that the server optimiser takes (same sign as a gradient), and the averaged float buffers.
+        """Return the step that the server optimiser takes (same sign as a gradient), and the averaged float buffers.
 
         `generator` is the server's only source of randomness.
         """
         raise NotImplementedError
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:
-        """The step after a round in which no client was drawn: none."""
+        """Return the step after a round in which no client was drawn: zeros."""
         return {name: torch.zeros_like(w) for name, w in weights.items()}
 
 
 AnyAggregation: TypeAlias = Aggregation[Any, Any, Any]
-"""Where it does not matter what a rule adds up."""
+"""Any aggregation, where it does not matter what it adds up."""
 
 
 class Member(Protocol):
@@ -65,17 +65,18 @@ class Member(Protocol):
 
     @property
     def client(self) -> int:
-        """Its number."""
+        """Number of the client."""
 
     @property
     def round(self) -> int:
-        """The round that is asked about."""
+        """Number of the round that is asked about."""
 
     def evaluate(
         self, update: Named, buffers: Named, split: Literal["validation", "train"] = "validation"
     ) -> tuple[float, float]:
-        """Mean loss and accuracy, on some of the client's own samples, of the model that sent this update, or of a mean
-        of such models where it is a mean of their updates.
+        """Return the mean loss and accuracy, on the client's own samples, of the model that sent this update.
+
+        Where the update is a mean of updates, the model is the mean of those that sent them.
         """
 
 
@@ -83,15 +84,19 @@ class InteractiveAggregation(Aggregation[Sent, Partial, Total]):
     """Base of the rules that ask clients; what `combine` takes is the round's session."""
 
     def begin_round(self, clients: Sequence[int], memory: Memory) -> RoundSession:
-        """The server's side of a round of these clients; `memory` is that of the round before, empty at first."""
+        """Begin a round of these clients, and return the server's session.
+
+        `memory` is the rule's state after the round before, empty at first.
+        """
         raise NotImplementedError
 
     def answer(self, payload: Any, member: Member) -> Any:
-        """A client's answer to a question, made on a client actor and sent to the server."""
+        """Return a client's answer to a question, made on a client actor and sent to the server."""
         raise NotImplementedError
 
     def mixtures(self, updates: Sequence[Update]) -> Mixtures | None:
-        """What every client of a round with these updates is sent of them to look at; None: nothing. For attackers
-        alone.
+        """Return what clients of a round with these updates are sent of them to score; None for nothing.
+
+        For attackers alone.
         """
         return None

@@ -39,7 +39,7 @@ from rayfed.update import Encrypted, Mixtures, Update
 
 @dataclass(frozen=True)
 class EncryptedCandidate(Candidate[Encrypted]):
-    """What one client sends."""
+    """One client's encrypted update with its training loss."""
 
     @property
     def sent_bytes(self) -> int:
@@ -49,14 +49,14 @@ class EncryptedCandidate(Candidate[Encrypted]):
 
 @dataclass(frozen=True, kw_only=True)
 class EncryptedScores(RoundScores[Encrypted]):
-    """Of updates that clients alone can open."""
+    """Session of a round of updates that clients alone can open."""
 
     over: BoostingOverChannel
     opened: Tensors | None = None
-    """Their weighted sum."""
+    """The weighted sum of the updates, in the clear."""
 
     def request(self) -> Question | None:
-        """Every client about all models, then one for the weighted sum."""
+        """Ask every client about all models, then one client for the weighted sum."""
         if not self.evaluations or self.opened:
             return super().request()
         pieces = apportion([self.weights[client] for client in self.candidates], self.over.pieces)  # equation 4.4
@@ -64,7 +64,7 @@ class EncryptedScores(RoundScores[Encrypted]):
         return Question(Open(self.over.channel.encryptor.weighted(updates, pieces)), of="one")
 
     def receive(self, answers: Mapping[int, Any]) -> Self:
-        """The weights decided, or the sum that they lead to."""
+        """Return the session with the weights decided, or with the opened sum that they lead to."""
         if not self.evaluations:
             return super().receive(answers)
         [opened] = answers.values()
@@ -80,7 +80,7 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
 
     @classmethod
     def of(cls, rule: FedBoosting, protection: Protection, clients: int) -> BoostingOverChannel:
-        """The rule under a protection, where a round has so many clients at most.
+        """Return the rule under a protection, for rounds of at most so many clients.
 
         Raises `UserError` for a protection or parameters without room for its sums, and for more clients than can be
         fused in so few pieces.
@@ -96,51 +96,51 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
 
     @property
     def pieces(self) -> int:
-        """That the whole is dealt in."""
+        """Number of pieces that the whole weight is dealt in."""
         return self.channel.encryptor.load.units
 
     def caveat(self) -> str | None:
-        """Updates, or what they can be worked out from."""
+        """Say what clients see: updates, or what they can be worked out from."""
         if self.rule.fusion is None:
             return "shows every client all others' updates in plain, to be scored: only the server does not see them"
         return "shows every client mixtures of all updates: fusion adds no noise, so that each can be worked out"
 
     def weight(self, update: Update) -> int:
-        """1: how it weighs is not its client's to say."""
+        """Return 1: the weight is not for the client to say."""
         return 1
 
     def protect(self, update: Update) -> EncryptedCandidate:
-        """The update encrypted and the training loss."""
+        """Return the encrypted update with the training loss."""
         return EncryptedCandidate(update.client, self.channel.protect(update, self.weight(update)), update.loss)
 
     def partial(self, sent: Iterable[EncryptedCandidate]) -> Candidates[Encrypted]:
-        """The cohort's, as they are."""
+        """Return the cohort's candidates by client."""
         return {candidate.client: candidate for candidate in sent}
 
     def merge(self, left: Candidates[Encrypted], right: Candidates[Encrypted]) -> Candidates[Encrypted]:
-        """All of both."""
+        """Join two sets of candidates."""
         return left | right
 
     def begin_round(self, clients: Sequence[int], memory: Memory) -> EncryptedScores:
-        """The smoothed weights of earlier rounds."""
+        """Begin a round with the smoothed weights of earlier rounds."""
         return EncryptedScores(weigh=self.rule.weigh, mixed=self.mixed, memory=memory, over=self)
 
     def mixed(self, models: Mapping[int, Encrypted]) -> dict[int, Encrypted]:
-        """What stands for each client's model when it is scored (equation 4.5, rounded down as there)."""
+        """Return what stands for each client's model when it is scored (equation 4.5, rounded down as there)."""
         return {
             model: self.channel.encryptor.weighted([models[client] for client in mix], list(mix.values()))
             for model, mix in self._mixes(models).items()
         }
 
     def mixtures(self, updates: Sequence[Update]) -> Mixtures:
-        """The same, opened."""
+        """Return the mixtures that clients are sent to score, opened."""
         models = {update.client: self.protect(update).model for update in updates}
         mixes = self._mixes(models)
         shares = {model: {c: Fraction(n, sum(mix.values())) for c, n in mix.items()} for model, mix in mixes.items()}
         return as_mixtures(self._opened(self.mixed(models), updates[0].round), shares)
 
     def answer(self, payload: Score[Encrypted] | Open, member: Member) -> Evaluation | Tensors:
-        """The client's scores of all models; or the weighted sum in the clear, never one client's update.
+        """Return the client's scores of all models; or the weighted sum in the clear, never one client's update.
 
         Raises `ProtectionError` for mixtures that are not the rule's, and for a sum of less than all pieces. How these
         are dealt the server finds, from what it is told, and may name as it likes.
@@ -154,7 +154,7 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
         return self.rule.answer(Score(self._opened(payload.models, member.round)), member)
 
     def combine(self, total: EncryptedScores, generator: torch.Generator) -> Tensors:
-        """What the client opened."""
+        """Return the weighted sum that the client opened."""
         assert total.opened is not None
         return total.opened
 
@@ -167,7 +167,7 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
             )
 
     def _opened(self, models: Mapping[int, Encrypted], round: int) -> dict[int, Tensors]:
-        """What is to be scored; a single update only where nothing is fused."""
+        """Open what is to be scored; a single update only where nothing is fused."""
         return {model: self._mean(one, round, alone=self.rule.fusion is None) for model, one in models.items()}
 
     def _mean(self, encrypted: Encrypted, round: int, alone: bool = False) -> Tensors:
@@ -175,11 +175,11 @@ class BoostingOverChannel(OverChannel[EncryptedCandidate, Candidates[Encrypted],
         return scaled(tensors, 1 / weight), scaled(buffers, 1 / weight)
 
     def _mixes(self, clients: Collection[int]) -> dict[int, dict[int, int]]:
-        """Model -> client -> by how many pieces its update is multiplied in what stands for the model."""
+        """Return the pieces of each client's update in what stands for each model: model -> client -> pieces."""
         shares = self.rule.shares(clients)
         return {model: {client: int(s * self.pieces) for client, s in mix.items()} for model, mix in shares.items()}
 
 
 def factors(encrypted: Encrypted) -> dict[int, int]:
-    """By client, what the server has multiplied its update by."""
+    """Return the factors by which the server has multiplied updates, by client."""
     return {share.client: share.after for share in encrypted.shares}

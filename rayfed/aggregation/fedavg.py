@@ -22,13 +22,13 @@ class FedAvg(WeightedSumRule):
     """Weigh a client by its samples, or every client alike."""
 
     def weight(self, update: Update) -> int:
-        """Its samples, or 1."""
+        """Return the number of the client's samples, or 1."""
         return update.samples if self.weights == "samples" else 1
 
     def heaviest(self, clients: int, samples: int) -> int:
-        """All samples, or all clients."""
+        """Return the number of all samples, or of all clients."""
         return samples if self.weights == "samples" else clients
 
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
-        """The weighted mean."""
+        """Return the weighted mean of the updates and of the buffers."""
         return scaled(total.tensors, 1 / total.weight), scaled(total.buffers, 1 / total.weight)

@@ -26,10 +26,10 @@ from rayfed.registry import component
 from rayfed.update import Mixtures, Named, Update
 
 Model = TypeVar("Model")
-"""What stands for a client's model: its update and its buffers, or these as a channel carries them."""
+"""A client's model as the rule has it: its update and its buffers, or these as a channel carries them."""
 
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8
-"""Of Adam (Kingma and Ba 2015, algorithm 1)."""
+"""Constants of Adam (Kingma and Ba 2015, algorithm 1)."""
 _LEAST = 1e-12
 """Losses and weights below it count as this much where a logarithm is taken."""
 
@@ -42,18 +42,18 @@ class Candidate(Generic[Model]):
     model: Model
     """Its update and its buffers, or these as a channel carries them."""
     loss: float
-    """Mean over the client's local steps (nats); NaN where it took none. In plain: the server weighs by it."""
+    """Mean loss over the client's local steps (nats); NaN where it took none. In plain: the server weighs by it."""
 
 
 Candidates = dict[int, Candidate[Model]]
-"""By client."""
+"""Candidates by client."""
 Tensors = tuple[Named, Named]
 """An update and its buffers, or a mean of such."""
 
 
 @dataclass(frozen=True)
 class Score(Generic[Model]):
-    """Asks a client for its evaluation of all models of a round."""
+    """Question to a client for its evaluation of all models of a round."""
 
     models: dict[int, Model]
     """Client -> what stands for its model."""
@@ -61,50 +61,50 @@ class Score(Generic[Model]):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one client says of all models of a round."""
+    """One client's evaluation of all models of a round."""
 
     validation: dict[int, tuple[float, float]]
     """Model -> mean loss (nats) and accuracy on the client's validation samples."""
     training_accuracy: float = nan
-    """Of its own model on its training samples, where the rule takes it."""
+    """Accuracy of the client's own model on its training samples, where the rule takes it."""
 
 
 @dataclass(frozen=True)
 class RoundScores(RoundSession, Generic[Model]):
-    """A round's candidates, how clients score them, and what they weigh by it."""
+    """Session of a round: its candidates, how clients score them, and the weights that follow."""
 
     weigh: Callable[[Mapping[int, float], Mapping[int, Evaluation], Memory], tuple[dict[int, float], Memory]]
-    """As `FedBoosting.weigh` does."""
+    """Function that decides the weights (`FedBoosting.weigh`)."""
     mixed: Callable[[Mapping[int, Model]], dict[int, Model]]
-    """What stands for each client's model when it is scored."""
+    """Function that returns what stands for each client's model when it is scored."""
     memory: Memory
-    """Client -> the state of its smoothed weight."""
+    """State of the smoothed weights, by client."""
     candidates: Candidates[Model] = field(default_factory=dict)
     evaluations: Mapping[int, Evaluation] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
 
     def finalise(self, total: Candidates[Model]) -> Self:
-        """With all candidates."""
+        """Return the session with all candidates."""
         return replace(self, candidates=total)
 
     def request(self) -> Question | None:
-        """Every client about all models, once."""
+        """Ask every client about all models, once."""
         if self.evaluations or not self.candidates:
             return None
         return Question(Score(self.mixed({client: candidate.model for client, candidate in self.candidates.items()})))
 
     def receive(self, answers: Mapping[int, Any]) -> Self:
-        """The weights decided."""
+        """Return the session with the weights decided."""
         losses = {client: candidate.loss for client, candidate in self.candidates.items()}
         weights, memory = self.weigh(losses, answers, self.memory)
         return replace(self, evaluations=answers, weights=weights, memory=memory)
 
     def remembered(self) -> Memory:
-        """The state of the smoothed weights."""
+        """Return the state of the smoothed weights."""
         return self.memory
 
     def rows(self) -> Tables:
-        """The round's weights, and who gave which model what score."""
+        """Return the rows of the round's weights and of all scores."""
         said = [
             {"model": model, "validator": validator, "loss": loss, "accuracy": accuracy}
             for model in self.candidates
@@ -125,7 +125,7 @@ class RoundScores(RoundSession, Generic[Model]):
 
 @component
 class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScores[Tensors]]):
-    """Weighted sum of the updates, each client's weight from its training loss and from how its model scores at all.
+    """Weighted sum of the updates, with weights from clients' training losses and from their models' scores.
 
     Source: thesis, section 4.2.1. The weights sum to 1, and how many samples a client has does not enter. A client
     scores its own model, too, as in algorithm 2. Every client is sent all models of a round, as they are or fused.
@@ -153,26 +153,26 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
     reveals: ClassVar[str | None] = "training losses and the scores of models"
 
     def check(self, clients: int) -> None:
-        """Nothing can be fused with itself."""
+        """Raise `UserError` for `fusion` in rounds of one client."""
         if self.fusion is not None and clients < 2:
             raise UserError(
                 "fedboosting: a round of one client has no other to fuse its model with: set fusion to null"
             )
 
     def partial(self, sent: Iterable[Update]) -> Candidates[Tensors]:
-        """The cohort's updates as they are, with their training losses."""
+        """Return the cohort's updates as they are, with their training losses."""
         return {u.client: Candidate(u.client, (u.tensors, u.buffers), u.loss) for u in sent}
 
     def merge(self, left: Candidates[Tensors], right: Candidates[Tensors]) -> Candidates[Tensors]:
-        """All of both."""
+        """Join two sets of candidates."""
         return left | right
 
     def begin_round(self, clients: Sequence[int], memory: Memory) -> RoundScores[Tensors]:
-        """The smoothed weights of earlier rounds."""
+        """Begin a round with the smoothed weights of earlier rounds."""
         return RoundScores(self.weigh, self.mixed, memory)
 
     def mixed(self, models: Mapping[int, Tensors]) -> dict[int, Tensors]:
-        """What stands for each client's model when it is scored: its update and its buffers, or a mixture."""
+        """Return what stands for each client's model when it is scored: its update and its buffers, or a mixture."""
         if self.fusion is None:
             return dict(models)
         updates = {client: tensors for client, (tensors, _) in models.items()}
@@ -181,9 +181,9 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
         return {model: (weighted_sum(updates, mix), weighted_sum(buffers, mix)) for model, mix in shares.items()}
 
     def shares(self, clients: Collection[int]) -> dict[int, dict[int, Fraction]]:
-        """Model -> client -> its update's share in what is scored in the model's place (equation 4.5, without P).
+        """Return the share of each client's update in what is scored for each model: model -> client -> share.
 
-        Exact, for whoever rounds down its multiples.
+        It is equation 4.5 without P; exact, for whoever rounds down its multiples.
         """
         if self.fusion is None:
             return {model: {model: Fraction(1)} for model in clients}
@@ -192,12 +192,15 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
         return {model: {client: own if client == model else other for client in clients} for model in clients}
 
     def mixtures(self, updates: Sequence[Update]) -> Mixtures:
-        """All models or mixtures."""
+        """Return all models or mixtures of a round with these updates."""
         models = {update.client: (update.tensors, update.buffers) for update in updates}
         return as_mixtures(self.mixed(models), self.shares(models))
 
     def answer(self, payload: Score[Tensors], member: Member) -> Evaluation:
-        """The client's scores of all models. One whose loss is not finite has accuracy 0, whatever it guesses."""
+        """Return the client's scores of all models.
+
+        A model whose loss is not finite has accuracy 0, whatever it guesses.
+        """
         found = {model: member.evaluate(*tensors) for model, tensors in payload.models.items()}
         kept = {model: (loss, accuracy) if isfinite(loss) else (nan, 0.0) for model, (loss, accuracy) in found.items()}
         if self.rule == "code" and self.score == "accuracy" and self.training_loss:
@@ -207,7 +210,10 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
     def weigh(
         self, losses: Mapping[int, float], evaluations: Mapping[int, Evaluation], memory: Memory
     ) -> tuple[dict[int, float], Memory]:
-        """Every client's weight, and what to remember for the next round, from what clients have said alone."""
+        """Return every client's weight, and the state for the next round.
+
+        Both follow from what clients have said alone.
+        """
         logits = self.sharpness * self._evidence(losses, evaluations)
         weights = torch.softmax(logits, dim=0) if logits.isfinite().any() else torch.full_like(logits, 1 / len(logits))
         if self.smoothing is not None:
@@ -215,7 +221,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
         return dict(zip(losses, weights.tolist(), strict=True)), memory
 
     def _evidence(self, losses: Mapping[int, float], evaluations: Mapping[int, Evaluation]) -> Tensor:
-        """(N,) the logarithms of the weights up to a common summand, float64."""
+        """Return the logarithms of the weights up to a common summand, (N,) float64."""
         found = _doubles([[judge.validation[model] for judge in evaluations.values()] for model in losses])
         loss, accuracy = found.nan_to_num(nan=torch.inf, posinf=torch.inf).unbind(dim=-1)  # (models, validators)
         trained = _doubles(list(losses.values()))
@@ -232,14 +238,14 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
         return accuracy.mean(dim=1).log() + fit.log()
 
     def combine(self, total: RoundScores[Tensors], generator: torch.Generator) -> Tensors:
-        """The weighted sum (equation 4.1)."""
+        """Return the weighted sum (equation 4.1)."""
         updates = {client: candidate.model[0] for client, candidate in total.candidates.items()}
         buffers = {client: candidate.model[1] for client, candidate in total.candidates.items()}
         return weighted_sum(updates, total.weights), weighted_sum(buffers, total.weights)
 
 
 def as_mixtures(models: Mapping[int, Tensors], shares: Mapping[int, Mapping[int, Fraction]]) -> Mixtures:
-    """These models, mixed so."""
+    """Return models that are mixed by these shares as `Mixtures`."""
     return Mixtures(
         updates={model: update for model, (update, _) in models.items()},
         buffers={model: buffers for model, (_, buffers) in models.items()},
@@ -248,7 +254,7 @@ def as_mixtures(models: Mapping[int, Tensors], shares: Mapping[int, Mapping[int,
 
 
 def weighted_sum(tensors: Mapping[int, Named], weights: Mapping[int, float | Fraction]) -> Named:
-    """The sum over clients, in the order of `tensors`."""
+    """Return the weighted sum over clients, in the order of `tensors`."""
     total: Named = {}
     for client, named in tensors.items():
         for name, tensor in scaled(named, float(weights[client])).items():
@@ -261,12 +267,11 @@ def _doubles(values: Any) -> Tensor:
 
 
 def _smoothed(weights: Tensor, clients: list[int], memory: Memory, lr: float) -> tuple[Tensor, Memory]:
-    """One step of Adam on the logits of smoothed weights, and their state: client -> (logit, first and second moment,
-    steps).
+    """Take one step of Adam on the logits of smoothed weights, and return these weights and the state.
 
-    It descends the cross entropy from the round's weights to the softmax of the logits, whose gradient is the
-    difference of the two. Who is new starts at the logarithm of its weight over the mean weight, who is absent stays as
-    it was.
+    The state is client -> (logit, first and second moment, steps). The step descends the cross entropy from the round's
+    weights to the softmax of the logits, whose gradient is the difference of the two. Who is new starts at the
+    logarithm of its weight over the mean weight, who is absent stays as it was.
     """
     starts = dict(zip(clients, (weights * len(clients)).clamp(min=_LEAST).log().tolist(), strict=True))
     state = torch.stack([memory.get(client, _doubles([starts[client], 0, 0, 0])) for client in clients])

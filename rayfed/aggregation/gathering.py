@@ -15,7 +15,7 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True)
 class Received:
-    """What one client sent, as far as a rule looks at it."""
+    """Part of one client's message that a rule looks at."""
 
     tensors: Named
     buffers: Named
@@ -30,15 +30,15 @@ class Gathering(Aggregation[Update, list[Received], list[Received]]):
     """
 
     def partial(self, sent: Iterable[Update]) -> list[Received]:
-        """The cohort's updates as they are."""
+        """Return the cohort's updates as they are."""
         return [Received(update.tensors, update.buffers, update.samples) for update in sent]
 
     def merge(self, left: list[Received], right: list[Received]) -> list[Received]:
-        """Both lists, in order."""
+        """Join two lists, in order."""
         return left + right
 
     def combine(self, total: list[Received], generator: torch.Generator) -> tuple[Named, Named]:
-        """The rule on the updates, and on the buffers."""
+        """Return the rule's result on the updates, and on the buffers."""
         samples = torch.tensor([float(one.samples) for one in total])
         return (
             self._reduced([one.tensors for one in total], samples),
@@ -46,7 +46,7 @@ class Gathering(Aggregation[Update, list[Received], list[Received]]):
         )
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
-        """One vector (d,) for those of the clients (n, d), who have so many samples (n,)."""
+        """Return one vector (d,) for the clients' (n, d), given their numbers of samples (n,)."""
         raise NotImplementedError
 
     def _reduced(self, sent: Sequence[Named], samples: Tensor) -> Named:

@@ -13,12 +13,12 @@ from rayfed.aggregation.median import middle
 from rayfed.registry import component
 
 _TOLERANCE = 1e-6
-"""It ends with a step shorter than this share of the median distance to the updates."""
+"""Share of the median distance to the updates: a shorter step is the last."""
 
 
 @component
 class GeometricMedian(Gathering):
-    """The point with the smallest sum of distances to the updates, weighted by samples.
+    """Point with the smallest sum of distances to the updates, weighted by samples.
 
     Source: Pillutla et al. 2022 (RFA), algorithm 2, begun at the coordinate-wise median instead of the mean, which is
     where outliers want it. It holds while the malicious have less than half of the weight.
@@ -27,12 +27,12 @@ class GeometricMedian(Gathering):
     weights: Literal["samples", "uniform"] = "samples"
     """Weigh a client by its samples as in the paper, or all alike: who lies about its samples gains nothing."""
     smoothing: Annotated[float, Field(gt=0)] = 1e-6
-    """The least distance that is divided by (nu in the paper)."""
+    """Least distance that is divided by (nu in the paper)."""
     iterations: Annotated[int, Field(ge=1)] = 100
-    """At most so many steps; it ends when they are short."""
+    """Most steps to take; it ends earlier when they are short."""
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
-        """Weiszfeld's fixed point: the mean of the rows, each weighted by one over its distance."""
+        """Return Weiszfeld's fixed point: the mean of the rows, each weighted by one over its distance."""
         shares = samples if self.weights == "samples" else torch.ones_like(samples)
         centre = middle(vectors)
         for _ in range(self.iterations):

@@ -15,7 +15,7 @@ from rayfed.registry import component
 
 @component
 class Krum(Gathering):
-    """The update that lies closest to its n - f - 2 nearest neighbours, or the mean of several such (multi-Krum).
+    """Update that lies closest to its n - f - 2 nearest neighbours, or the mean of several such (multi-Krum).
 
     Source: Blanchard et al. 2017. Every client counts once; the score is the sum of the squared Euclidean distances.
     """
@@ -26,7 +26,7 @@ class Krum(Gathering):
     """Updates with the best scores whose mean is taken: 1 is Krum, up to n - f is multi-Krum."""
 
     def check(self, clients: int) -> None:
-        """As many clients as the proof asks for, and as many honest ones as are kept."""
+        """Raise `UserError` for fewer clients than the proof asks for, or fewer honest ones than are kept."""
         if clients < 2 * self.malicious + 3:
             raise UserError(
                 f"krum with malicious: {self.malicious} needs {2 * self.malicious + 3} clients a round or more, and a "
@@ -39,7 +39,7 @@ class Krum(Gathering):
             )
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
-        """The mean of the rows with the lowest scores."""
+        """Return the mean of the rows with the lowest scores."""
         # by differences: outliers would drown the distances of the others in the rounding of a matrix product
         squared = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").square()
         neighbours = len(vectors) - self.malicious - 2

@@ -10,19 +10,19 @@ from rayfed.registry import component
 
 @component
 class Median(Gathering):
-    """The median of every coordinate over a round's clients, each counted once.
+    """Median of every coordinate over a round's clients, each counted once.
 
     Source: Yin et al. 2018, definition 1. It needs every update at the server, so the server's memory grows with the
     clients of a round. With an even number of clients it is the mean of the two middle values.
     """
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
-        """The median of every column."""
+        """Return the median of every column."""
         return middle(vectors)
 
 
 def middle(vectors: Tensor) -> Tensor:
-    """The median (d,) of every column of (n, d)."""
+    """Return the median (d,) of every column of (n, d)."""
     ordered = vectors.sort(dim=0).values  # not torch.quantile, which refuses large tensors
     n = len(ordered)
     return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2

@@ -17,40 +17,40 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True, kw_only=True)
 class NoisySum(WeightedSumRule):
-    """All updates alike, their noisy sum divided by how many clients a round has, or is expected to have.
+    """Sum of all updates alike, with noise, divided by how many clients a round has, or is expected to have.
 
     A divisor that follows from who was drawn would tell something about it; so the mean is right in expectation only.
     """
 
     clients: int
-    """Of a round."""
+    """Number of clients of a round."""
     deviation: float
-    """Of the Gaussian noise on every value of the sum."""
+    """Standard deviation of the Gaussian noise on every value of the sum."""
     step: float | None = None
-    """Of which all values of updates are whole multiples, where clients have added the noise and rounded to it; None
-    where they have not. Nothing may round or clip such values again, for the sum would lose noise."""
+    """Step of which all values of updates are whole multiples, where clients have added the noise and rounded to it;
+    None where they have not. Nothing may round or clip such values again, for the sum would lose noise."""
 
     def weight(self, update: Update) -> int:
-        """1, of every client."""
+        """Return 1, for every client."""
         return 1
 
     def heaviest(self, clients: int, samples: int) -> int:
-        """All clients."""
+        """Return the number of clients."""
         return clients
 
     def buffers(self, update: Update) -> Named:
-        """In double precision, of which the mean of equal ones in single precision is what they are."""
+        """Return the buffers in double precision, so that the mean of equal ones in single precision is exact."""
         return {name: b.double() for name, b in update.buffers.items()}
 
     def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
-        """The noisy mean of the updates, and the mean of the buffers.
+        """Return the noisy mean of the updates, and the mean of the buffers.
 
-        That of equal ones is what they are: rounded otherwise, it would tell how many clients were drawn.
+        The mean of equal buffers is what they are: rounded otherwise, it would tell how many clients were drawn.
         """
         return self._noised(total.tensors, generator), {n: b / total.weight for n, b in total.buffers.items()}
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:
-        """Noise alone: that nobody was drawn is as secret as who was."""
+        """Return noise alone: that nobody was drawn is as secret as who was."""
         return self._noised({name: torch.zeros_like(w) for name, w in weights.items()}, generator)
 
     def _noised(self, sums: Named, generator: torch.Generator) -> Named:

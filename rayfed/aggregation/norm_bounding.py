@@ -21,7 +21,7 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True)
 class Bounded:
-    """Some clients' bounded updates in one sum, and their buffers one by one."""
+    """Sum of some clients' bounded updates, and their buffers one by one."""
 
     updates: WeightedSum
     buffers: list[Received]
@@ -29,28 +29,28 @@ class Bounded:
 
 @component
 class NormBounding(Aggregation[Update, Bounded, Bounded]):
-    """The mean of the updates, each shortened to a Euclidean norm first if it is longer.
+    """Mean of the updates, each shortened to a Euclidean norm first if it is longer.
 
     Source: Sun et al. 2019, without their noise. Updates are shortened where they are made and streamed as a sum. Float
     buffers are values and have no norm that says anything: theirs is the coordinate-wise median.
     """
 
     norm: Annotated[float, Field(gt=0)]
-    """The longest update that counts in full, over all of its tensors."""
+    """Norm of the longest update that counts in full, over all of its tensors."""
     weights: Literal["samples", "uniform"] = "samples"
     """Weigh a client by its samples, or all alike: who lies about its samples gains nothing."""
 
     def partial(self, sent: Iterable[Update]) -> Bounded:
-        """The weighted sum of one cohort's bounded updates."""
+        """Return the weighted sum of one cohort's bounded updates, and its buffers."""
         buffers: list[Received] = []
         return Bounded(self._mean.partial(self._bounded(sent, buffers)), buffers)
 
     def merge(self, left: Bounded, right: Bounded) -> Bounded:
-        """The sum of two sums, and all the buffers."""
+        """Add two sums, and join the buffers."""
         return Bounded(self._mean.merge(left.updates, right.updates), left.buffers + right.buffers)
 
     def combine(self, total: Bounded, generator: torch.Generator) -> tuple[Named, Named]:
-        """The weighted mean of the updates, and the median of the buffers."""
+        """Return the weighted mean of the updates, and the median of the buffers."""
         step, _ = self._mean.combine(total.updates, generator)
         _, buffers = Median().combine(total.buffers, generator)
         return step, buffers

@@ -19,50 +19,50 @@ from rayfed.update import Encrypted, Masked, Named, Update
 
 @dataclass(frozen=True)
 class OverChannel(InteractiveAggregation[Sent, Partial, Total]):
-    """Base of what makes of a rule the same on what a channel carries."""
+    """Base of aggregations that apply a rule to what a channel carries."""
 
     rule: AnyAggregation
     channel: SecureChannel[Any, Any]
 
     def weight(self, update: Update) -> int:
-        """By what a client's update is multiplied before it is added."""
+        """Return the factor of a client's update in the sum."""
         raise NotImplementedError
 
     def caveat(self) -> str | None:
-        """What clients see of one another in spite of the channel, in words; None where they see sums alone."""
+        """Say what clients see of one another in spite of the channel; None where they see sums alone."""
         return None
 
     def check(self, clients: int) -> None:
-        """As the rule and the channel have it."""
+        """Raise `UserError` where the rule or the channel has no meaning with so many clients."""
         self.rule.check(clients)
         self.channel.check(clients)
 
     def at_clients(self, round: ClientRound) -> Self:
-        """The same with what clients of a round know."""
+        """Return a copy with what clients of a round know."""
         return replace(self, channel=self.channel.at_clients(round))
 
     def protect(self, update: Update) -> Sent:
-        """What a client sends of its update, with its size as `sent_bytes`."""
+        """Return what a client sends of its update, with its size as `sent_bytes`."""
         raise NotImplementedError
 
     def observed(self, update: Update) -> Encrypted | Masked | None:
-        """What a server that looks at one client has in place of its update; None: the update."""
+        """Return what a server that looks at one client has in place of its update; None for the update itself."""
         return self.channel.observed(update, self.weight(update))
 
     def idle(self, weights: Named, generator: torch.Generator) -> Named:
-        """As the rule has it."""
+        """Return the rule's step after a round in which no client was drawn."""
         return self.rule.idle(weights, generator)
 
 
 @dataclass(frozen=True)
 class SumOverChannel(OverChannel[Any, Any, RoundSession]):
-    """Any weighted sum over any channel."""
+    """Aggregation by any weighted sum over any channel."""
 
     rule: WeightedSumRule
 
     @classmethod
     def of(cls, rule: AnyAggregation, protection: Protection, clients: int, samples: int) -> SumOverChannel:
-        """The rule under a protection, where a round has so many clients and samples at most.
+        """Return the rule under a protection, for rounds of at most so many clients and samples.
 
         Raises `UserError` for a rule that is no weighted sum, and for parameters without room for one.
         """
@@ -74,30 +74,30 @@ class SumOverChannel(OverChannel[Any, Any, RoundSession]):
         return cls(rule, protection.summing(clients, rule.heaviest(clients, samples), rule.step))
 
     def weight(self, update: Update) -> int:
-        """As the rule weighs it."""
+        """Return the rule's weight of the client."""
         return self.rule.weight(update)
 
     def protect(self, update: Update) -> Any:
-        """The update with its weight."""
+        """Return the update with its weight as the channel sends it."""
         return self.channel.protect(update, self.weight(update))
 
     def partial(self, sent: Iterable[Any]) -> Any:
-        """As the channel adds."""
+        """Return the channel's sum over one cohort."""
         return self.channel.partial(sent)
 
     def merge(self, left: Any, right: Any) -> Any:
-        """As the channel adds."""
+        """Return the channel's sum of two sums."""
         return self.channel.merge(left, right)
 
     def begin_round(self, clients: Sequence[int], memory: Memory) -> RoundSession:
-        """What the channel goes through to open the sum."""
+        """Begin the channel's session to open the sum."""
         return self.channel.begin_round(clients)
 
     def answer(self, payload: Any, member: Member) -> Any:
-        """What a client of the channel answers."""
+        """Return the answer of a client of the channel."""
         return self.channel.answer(payload, member.client, member.round)
 
     def combine(self, total: RoundSession, generator: torch.Generator) -> tuple[Named, Named]:
-        """What the rule makes of the opened sum."""
+        """Return the rule's step from the opened sum."""
         tensors, buffers, weight = self.channel.opened(total)
         return self.rule.combine(WeightedSum(tensors, buffers, float(weight)), generator)

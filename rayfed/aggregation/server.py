@@ -12,8 +12,9 @@ from rayfed.update import Named
 
 
 class TreeFold:
-    """Merges numbered partial results in a binary tree fixed by their numbers, in whatever order they come; None is
-    that of a cohort in which every client has failed, and changes nothing.
+    """Merges numbered partial results in a binary tree fixed by their numbers, in whatever order they come.
+
+    None is the result of a cohort in which every client has failed, and changes nothing.
 
     Floating-point sums depend on the order of summation; the tree makes it the same always, and holds at most the
     logarithm of the number of results for every gap in what has come so far.
@@ -25,11 +26,11 @@ class TreeFold:
 
     @property
     def nodes(self) -> dict[tuple[int, int], Any]:
-        """What there is of the tree by (level, index): who adds these elsewhere adds all that has come here."""
+        """Partial results so far by (level, index): adding these elsewhere adds all that has come here."""
         return self._nodes
 
     def add(self, index: int, partial: Any, level: int = 0) -> None:
-        """Take partial result number `index` (0 .. count - 1), each once; on a `level` above 0, that of 2^level."""
+        """Add partial result number `index` (0 .. count - 1), each once; on a `level` above 0, that of 2^level."""
         while (level, index ^ 1) in self._nodes:
             sibling = self._nodes.pop((level, index ^ 1))
             left, right = (sibling, partial) if index & 1 else (partial, sibling)
@@ -38,7 +39,10 @@ class TreeFold:
         self._nodes[level, index] = partial
 
     def total(self) -> Any:
-        """The whole when all have come, None where all are; subtrees of an uneven count are joined from the left."""
+        """Return the whole when all have come, None where all are None.
+
+        Subtrees of an uneven count are joined from the left.
+        """
         if sum(1 << level for level, _ in self._nodes) < self._count:
             raise ValueError(f"not all of the {self._count} partial results have been added")
         ordered = sorted(self._nodes, key=lambda node: node[1] << node[0])
@@ -55,15 +59,15 @@ class TreeFold:
 
 @dataclass
 class GlobalModel:
-    """One arm's global weights, the optimiser that moves them, and what the server remembers beside them."""
+    """Global weights of one arm, the optimiser that moves them, and the server's state beside them."""
 
     weights: Named
     buffers: Named
     optimiser: ServerOptimiser
     state: dict[str, Named] = field(default_factory=dict)
-    """The optimiser's own."""
+    """State of the optimiser."""
     memory: Memory = field(default_factory=dict)
-    """The aggregation's own."""
+    """State of the aggregation rule."""
 
     def apply(self, step: Named, buffers: Named) -> None:
         """Take one step; `buffers` replaces those that clients average (others stay), as precise as those were."""

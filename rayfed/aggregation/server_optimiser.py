@@ -16,18 +16,18 @@ from rayfed.update import Named
 
 @dataclass(frozen=True)
 class ServerOptimiser:
-    """`sgd` (with momentum) or `adam`; pure: weights, step and state in, weights and state out."""
+    """Server optimiser, `sgd` (with momentum) or `adam`; pure: weights, step and state in, weights and state out."""
 
     kind: Literal["sgd", "adam"]
     lr: float
     momentum: float = 0.0
     betas: tuple[float, float] = (0.9, 0.99)
-    """Reddi 2021, section 5: beta1 0.9, beta2 0.99."""
+    """Decay rates of the moments (Reddi 2021, section 5: beta1 0.9, beta2 0.99)."""
     tau: float = 1e-3
     """Adaptivity: added to the root of the second moment (Reddi 2021, algorithm 2; 1e-3 in its experiments)."""
 
     def step(self, weights: Named, step: Named, state: dict[str, Named]) -> tuple[Named, dict[str, Named]]:
-        """`weights` moved against `step`, and the next state; `{}` starts."""
+        """Return `weights` moved against `step`, and the next state; `{}` starts."""
         if self.kind == "adam":
             return self._adam(weights, step, state)
         if self.momentum:
@@ -37,7 +37,7 @@ class ServerOptimiser:
         return {n: w - self.lr * step[n] for n, w in weights.items()}, state
 
     def _adam(self, weights: Named, step: Named, state: dict[str, Named]) -> tuple[Named, dict[str, Named]]:
-        """FedAdam without bias correction, as the paper has it; v starts at tau squared."""
+        """Take a step of FedAdam without bias correction, as the paper has it; v starts at tau squared."""
         b1, b2 = self.betas
         zeros = {n: torch.zeros_like(s) for n, s in step.items()}
         first = state.get("first", zeros)

@@ -14,7 +14,7 @@ from rayfed.registry import component
 
 @component
 class TrimmedMean(Gathering):
-    """The mean of every coordinate without its largest and its smallest values, each client counted once.
+    """Mean of every coordinate without its largest and its smallest values, each client counted once.
 
     Source: Yin et al. 2018, definition 2, with their share beta as a number of clients.
     """
@@ -23,7 +23,7 @@ class TrimmedMean(Gathering):
     """Clients of a round that may be malicious: as many values are left out at each end. Under half of them."""
 
     def check(self, clients: int) -> None:
-        """Something must be left between the two ends."""
+        """Raise `UserError` unless something is left between the two ends."""
         if 2 * self.malicious >= clients:
             raise UserError(
                 f"trimmed_mean with malicious: {self.malicious} leaves out {2 * self.malicious} values, and a round "
@@ -31,5 +31,5 @@ class TrimmedMean(Gathering):
             )
 
     def reduce(self, vectors: Tensor, samples: Tensor) -> Tensor:
-        """The mean of every column's middle values."""
+        """Return the mean of every column's middle values."""
         return vectors.sort(dim=0).values[self.malicious : len(vectors) - self.malicious].mean(dim=0)

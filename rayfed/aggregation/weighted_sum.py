@@ -13,7 +13,7 @@ from rayfed.update import Named, Update
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """Some clients' updates, weighted and summed."""
+    """Weighted sum of some clients' updates."""
 
     tensors: Named
     buffers: Named
@@ -24,24 +24,27 @@ class WeightedSumRule(Aggregation[Update, WeightedSum, WeightedSum]):
     """Base of the rules that weigh each client by itself, add up, and make the step of the sum (`combine`)."""
 
     def weight(self, update: Update) -> int:
-        """A client's weight in the sum, 1 or more."""
+        """Return a client's weight in the sum, 1 or more."""
         raise NotImplementedError
 
     def heaviest(self, clients: int, samples: int) -> int:
-        """The most that the weights of so many clients come to who have so many samples together."""
+        """Return the largest total weight of so many clients, who have so many samples together."""
         raise NotImplementedError
 
     @property
     def step(self) -> float | None:
-        """Of which all values are whole multiples that a channel has to leave exact; None where rounding is no harm."""
+        """Step of which all values are whole multiples, which a channel has to leave exact.
+
+        None where rounding is no harm.
+        """
         return None
 
     def buffers(self, update: Update) -> Named:
-        """A client's buffers as they are added."""
+        """Return a client's buffers as they are added."""
         return update.buffers
 
     def partial(self, sent: Iterable[Update]) -> WeightedSum:
-        """The weighted sum over one cohort, in the order of its clients; added up in place, for it may be large."""
+        """Return the weighted sum over one cohort, in the order of its clients; added in place, for it may be large."""
         total: WeightedSum | None = None
         for update in sent:
             weight = float(self.weight(update))
@@ -59,14 +62,14 @@ class WeightedSumRule(Aggregation[Update, WeightedSum, WeightedSum]):
         return total
 
     def merge(self, left: WeightedSum, right: WeightedSum) -> WeightedSum:
-        """The sum of two sums."""
+        """Return the sum of two sums."""
         return WeightedSum(
             _added(left.tensors, right.tensors), _added(left.buffers, right.buffers), left.weight + right.weight
         )
 
 
 def scaled(tensors: Named, factor: float) -> Named:
-    """Every tensor times the same."""
+    """Return every tensor times the factor."""
     return {name: t * factor for name, t in tensors.items()}
 
 

@@ -1,4 +1,4 @@
-"""What attackers see of a client's work, the truth behind it, and how right they are about it.
+"""Observations of a client's work by attackers, the truth behind them, and how right inferences are.
 
 This is the simulator's, on the clients' side: only the `Observation` goes to an attacker. It is built in one place, of
 what the protocol shows and what the attack's grants give (`rayfed.client.grants`); nothing else can enter.
@@ -28,12 +28,12 @@ from rayfed.update import Observation, Update
 
 @dataclass(frozen=True)
 class ObservationBuilder:
-    """Looks at the clients of one runtime."""
+    """Builds observations of one runtime's clients, and judges inferences about them."""
 
     runtime: ClientRuntime
 
     def observe(self, visit: ClientVisit, attack: AttackSpec, repeat: int = 0) -> tuple[Observation, Truth]:
-        """What the attack sees of one client in this round, and the truth behind it.
+        """Return the attack's observation of one client in this round, and the truth behind it.
 
         In a repeat nothing is different but what the attacker draws.
 
@@ -54,8 +54,10 @@ class ObservationBuilder:
         return _observation(observed, supposed, sight, given, len(truth.labels)), truth
 
     def judge(self, truth: Truth, guess: Inference) -> tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]:
-        """An inference's row for the inferences' table, less the columns of its call; pairs of a true image, the
-        nearest of that class in the victim's data, and an image that the attack made.
+        """Return an inference's row for the inferences' table, and pairs of true and made images.
+
+        The row is without the columns of its call. Each image that the attack made is paired with the nearest true
+        image of that class in the victim's data.
         """
         asked = {"auc": len(guess.scores), "accuracy": len(guess.scores), "class_share": len(guess.images)}
         row = {"metric": guess.metric, "value": None, "chance": guess.chance, "candidates": asked[guess.metric]}
@@ -75,7 +77,7 @@ class ObservationBuilder:
 
 
 def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
-    """The samples that the answer is about, and how far what is seen of it is from one without defences."""
+    """Return the samples behind the answer, and how far what is seen of it is from one without defences."""
     order = list(batches(len(observed.indices), observed.training, asked.order))
     used = torch.cat(order).unique().to(observed.runtime.device)
     if not len(used):
@@ -92,7 +94,7 @@ def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
 
 
 def _given(observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-    """What the attack's grants give, by name: the union; raises `UserError` for what a grant does not declare."""
+    """Return what the attack's grants give, by name: the union; raises `UserError` for an undeclared name."""
     given: dict[str, Any] = {}
     for name, grant in observed.attack.grants.items():
         part = grant.known_before(observed.runtime) | grant.grant(observed, truth, update)
@@ -105,7 +107,7 @@ def _given(observed: ObservedClient, truth: Truth, update: Update) -> dict[str, 
 def _observation(
     observed: ObservedClient, supposed: Task, sight: Sight, given: dict[str, Any], samples: int
 ) -> Observation:
-    """The only place where an observation is built."""
+    """Build an observation: the only place that does."""
     data, update, local = observed.runtime.data, sight.update, local_training(len(observed.indices), observed.training)
     return Observation(
         victim=observed.client,

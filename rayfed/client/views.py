@@ -1,4 +1,4 @@
-"""What an attack observes of a client (`observes`): one view each; `TABLE` is what a scenario can name.
+"""Views, what an attack observes of a client (`observes`): one class each; `TABLE` is what a scenario can name.
 
 As with grants, PyTorch is imported in functions only.
 """
@@ -28,10 +28,10 @@ TABLE: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Sight:
-    """What a view lets through of a client's answer."""
+    """Part of a client's answer that a view lets through."""
 
     update: Update
-    """What the attacker takes for the update, or what is in `sealed`."""
+    """Update as the attacker takes it, or the one that is in `sealed`."""
     sealed: Encrypted | Masked | None = None
     """The answer as it was encrypted or masked: the attacker sees this in its place."""
     mixtures: Mixtures | None = None
@@ -42,16 +42,16 @@ class View:
     """Base of every view: the client's work of the round, as the server gets it."""
 
     describe: ClassVar[str]
-    """What is observed, in words that are followed by `of N samples`."""
+    """Name of what is observed, in words that are followed by `of N samples`."""
     of_round: ClassVar[bool] = True
-    """Whether it is what the client does in the round anyway, with the same noise; then the client has to take part."""
+    """Whether the answer is the round's own, with the same noise; then the client has to take part."""
     mixes: ClassVar[bool] = False
     """Whether what is seen may be a mixture of several clients' updates, so that there is something to `unmix`."""
     involves_others: ClassVar[bool] = False
-    """Whether it takes the work of other clients (`involves`)."""
+    """Whether the view takes the work of other clients (`involves`)."""
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
-        """Fields of the attack that do not go with it, and why, in words."""
+        """Yield fields of the attack that do not go with the view, and why, in words."""
         from rayfed.scenario import resolve
 
         if self.of_round and any(arm.training.optimiser == "adam" for arm in resolve(scenario).values()):
@@ -64,23 +64,23 @@ class View:
             yield "unmix", "mixtures are what clients are shown of one another's models: set `observes: shown`"
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
-        """The clients whose work of the round it repeats beside the victim's."""
+        """Return the clients whose work of the round the view repeats beside the victim's."""
         return []
 
     def samples(self, attack: AttackSpec) -> int:
-        """How many samples a victim has to hold, at least."""
+        """Return the fewest samples that a victim has to hold."""
         return 1
 
     def training(self, training: Training) -> Training:
-        """How the client trains for its answer, where it trains like this in a round."""
+        """Return the local training behind the answer, given that of the client's rounds."""
         return training
 
     def indices(self, observed: ObservedClient) -> np.ndarray:
-        """The training samples that the answer is about."""
+        """Return the indices of the training samples behind the answer."""
         return observed.runtime.parts[observed.client]
 
     def shows(self, observed: ObservedClient, answer: Update) -> Sight:
-        """What is seen of the answer."""
+        """Return what is seen of the answer."""
         from rayfed.aggregation.over_channel import OverChannel
 
         rule = observed.runtime.rule(observed.visit.arm, observed.visit.sent)
@@ -89,7 +89,7 @@ class View:
 
 @component
 class WholeUpdate(View):
-    """What the victim really sent in that round.
+    """The update that the victim really sent in that round.
 
     Up to rounding, where its cohort was one vmap call.
     """
@@ -99,7 +99,7 @@ class WholeUpdate(View):
 
 @component
 class OneGradient(View):
-    """What the victim would send for one step on `batch_size` of its samples, through the same defences.
+    """The victim's answer for one step on `batch_size` of its samples, through the same defences.
 
     An answer of its own: the noise of the round's update hides that alone.
     """
@@ -108,17 +108,17 @@ class OneGradient(View):
     of_round: ClassVar[bool] = False
 
     def samples(self, attack: AttackSpec) -> int:
-        """The batch."""
+        """Return the batch size."""
         return attack.batch_size
 
     def training(self, training: Training) -> Training:
-        """One gradient of all samples that it is about."""
+        """Return the training that takes one gradient of all samples behind the answer."""
         from rayfed.scenario import Training
 
         return Training(algorithm="fedsgd", batch_size=None)
 
     def indices(self, observed: ObservedClient) -> np.ndarray:
-        """Some of the client's own."""
+        """Draw `batch_size` of the client's own samples."""
         from rayfed import seeds
 
         draw = seeds.numpy_generator(observed.runtime.scenario.seed, "victim", observed.round, observed.client)
@@ -127,14 +127,14 @@ class OneGradient(View):
 
 @component
 class ShownToClients(View):
-    """What `fedboosting` shows the clients of the round of the victim's model: its update, or a mixture (`fusion`)."""
+    """The victim's model as `fedboosting` shows it to the round's clients: its update, or a mixture (`fusion`)."""
 
     describe: ClassVar[str] = "what clients are shown of the update"
     mixes: ClassVar[bool] = True
     involves_others: ClassVar[bool] = True
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
-        """Neither servers' attacks nor repeated answers."""
+        """Yield what does not go with the view: servers' attacks and repeated answers, too."""
         yield from super().check(scenario, attack)
         if hasattr(registry.find(attack.kind, attack.name), "tamper"):
             message = (
@@ -145,13 +145,13 @@ class ShownToClients(View):
             yield "averages", "clients are shown one mixture in a round: take `averages` out, or observe the gradient"
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
-        """All that take part."""
+        """Return all clients of the round."""
         from rayfed.client.plan import drawn_clients
 
         return drawn_clients(scenario, round)
 
     def shows(self, observed: ObservedClient, answer: Update) -> Sight:
-        """What stands for the update; without any values where clients are shown nothing."""
+        """Return what stands for the update; without any values where clients are shown nothing."""
         visit = observed.visit
         seen = observed.runtime.mixtures(visit.arm, visit.sent, visit.states)
         if seen is None:

@@ -1,4 +1,4 @@
-"""One client of a round as the simulator sees it that attacks it: its work, made again from the same keys at will."""
+"""One client of a round as the attacking simulator sees it: its work, repeated from the same keys at will."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ class ClientVisit:
     sent: Sent
     client: int
     states: Mapping[int, State] = field(default_factory=dict)
-    """The clients' own memories when the round begins: of this one, and of others whose work is made again."""
+    """Client states when the round begins: of this client, and of others whose work is repeated."""
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What lies behind an observation; for scoring alone."""
+    """The truth behind an observation; for scoring alone."""
 
     inputs: Tensor
-    """(N, *shape), as the data's `sample` says."""
+    """Inputs (N, *shape), as the data's `sample` says."""
     labels: Tensor
-    """(N,) int64."""
+    """Labels (N,) int64."""
     distortion: float = 0.0
     """Distance of the observed update from the one without the arm's defences, over the latter's norm."""
     members: Tensor | None = None
-    """(M,) bool, which of the observation's candidates are among the inputs; None where it has none."""
+    """Which of the observation's candidates are among the inputs, (M,) bool; None where it has no candidates."""
 
     def replace(self, **changes: Any) -> Truth:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
 
@@ -59,59 +59,61 @@ class ObservedClient:
     """A client under one attack, with all that the simulator knows; what of it the attacker gets is not decided here.
 
     The client's work is done again from the same keys, so nothing has to be kept for attackers while a round is played,
-    and its memory stays as it is.
+    and the client state stays as it is.
     """
 
     runtime: ClientRuntime
     visit: ClientVisit
-    """What it is sent is on the runtime's device."""
+    """The client's visit, with what it is sent on the runtime's device."""
     attack: AttackSpec
     repeat: int = 0
 
     @property
     def client(self) -> int:
-        """Its number."""
+        """Number of the client."""
         return self.visit.client
 
     @property
     def round(self) -> int:
-        """The round that is attacked."""
+        """Number of the round that is attacked."""
         return self.visit.sent.round
 
     @cached_property
     def arm(self) -> Arm:
-        """The model, and the client's defences."""
+        """The client's arm, with its model and defences."""
         return self.runtime.arm(self.visit.arm)
 
     @property
     def arms_training(self) -> Training:
-        """How clients of the arm train in a round."""
+        """Local training of the arm's clients in a round."""
         return self.arm.spec.training
 
     @cached_property
     def training(self) -> Training:
-        """How the answer is made that is observed."""
+        """Local training behind the answer that is observed."""
         training: Training = self.attack.view.training(self.arms_training)
         return training
 
     @cached_property
     def indices(self) -> np.ndarray:
-        """Which training samples the answer is about."""
+        """Indices of the training samples behind the answer."""
         indices: np.ndarray = self.attack.view.indices(self)
         return indices
 
     def noise(self, *answer: int | str) -> torch.Generator:
-        """What the client's defences draw from, another stream for each answer of its own beside the round's."""
+        """Return the generator of the client's defences: another stream for each answer beside the round's."""
         key = ("client", self.round, self.client, "defences", self.visit.arm)
         return self.runtime.scenario.generator(*key, *answer)
 
     def asked(self) -> Task:
-        """What the client works on for the attack: on the model that a malicious server has made of the true one."""
+        """Return the client's task under the attack: on the model that a malicious server has made of the true one."""
         return self._tampered(self._honest())
 
     def supposed(self) -> Task:
-        """The same as the attacker supposes it: in place of the client's private part one as it begins, or what grants
-        say. All victims of an attack in a round meet the same draw.
+        """Return the task as the attacker supposes it, with a guess in place of the client's private part.
+
+        The guess is a private part as it begins, or what grants say. All victims of an attack in a round meet the same
+        draw.
         """
         task, grants = self._honest(), self.attack.grants.values()
         draw = ("attacker", self.attack.title, self.round)
@@ -123,7 +125,7 @@ class ObservedClient:
         return self._tampered(task.replace(weights=weights, buffers=buffers))
 
     def answer(self, task: Task) -> Update:
-        """What the client answers: the mean of as many answers as the attack asks for, each with noise of its own."""
+        """Return the client's answer: the mean of as many as the attack asks for, each with noise of its own."""
         method = update_method(self.training, self.arm.defences)
         mean = method(task)
         for again in range(1, self.attack.averages):
@@ -133,11 +135,11 @@ class ObservedClient:
         return mean
 
     def undefended(self) -> Update:
-        """What the client would answer without defences."""
+        """Return what the client would answer without defences."""
         return update_method(self.training, ())(self.asked())
 
     def trained(self, client: int) -> Named:
-        """A client's own weights and buffers after its local training of this round, before what defends the update."""
+        """Return a client's own weights and buffers after its local training of this round, before its defences."""
         sent, task = self.visit.sent, self._task(client, self.runtime.parts[client])
         update = training_method(self.arms_training, self.arm.defences)(task)
         scale = self.arm.spec.update_scale
@@ -146,7 +148,7 @@ class ObservedClient:
         return {**weights, **buffers, **task.state.get(PRIVATE, {})}
 
     def front(self) -> Front:
-        """The arm's model up to the attack's `cut`."""
+        """Return the arm's model up to the attack's `cut`."""
         return Front(self.arm.model, self.attack.parameters["cut"])
 
     def _task(self, client: int, indices: np.ndarray) -> Task:
@@ -154,14 +156,14 @@ class ObservedClient:
         return self.runtime.task(self.visit.arm, self.visit.sent, client, indices, state)
 
     def _honest(self) -> Task:
-        """What the client works on where the server does as it says."""
+        """Return the client's task where the server does as it says."""
         task = self._task(self.client, self.indices)
         public = (grant.sends(self.arm) for grant in self.attack.grants.values())
         noise = task.generator if self.attack.view.of_round else self.noise(self.attack.observes)
         return task.replace(generator=noise, private=task.private.difference(*public))
 
     def _tampered(self, task: Task) -> Task:
-        """The task with what a malicious server sends; all victims of a round are sent the same."""
+        """Return the task with what a malicious server sends; all victims of a round are sent the same."""
         server, runtime = self.attack.build(), self.runtime
         if not isinstance(server, MaliciousServer):
             return task

@@ -1,4 +1,4 @@
-"""What a scenario sets of a protection, and the channels that it makes of it."""
+"""Base classes of protections: the scenario's parameters, and the channels made from them."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ class Protection:
     clip: Annotated[float, Field(gt=0)] = 1.0
     """Every value of an update is clipped to [-clip, clip]; how many lose by it stands in the table `clients`."""
     clip_buffers: Annotated[float, Field(gt=0)] = 100.0
-    """The same for buffers, the statistics of batch norm, which are sent as they are and not as differences."""
+    """Clip bound of buffers, the statistics of batch norm, which are sent as they are and not as differences."""
 
     masks: ClassVar[bool] = False
     """Whether what is opened is the sum of what clients made, noise included, to a server that sees nothing else."""
 
     @property
     def missing(self) -> int:
-        """How many clients of every round send nothing."""
+        """Number of clients of every round that send nothing."""
         return 0
 
     def withstands(self, clients: int, colluders: int) -> bool:
-        """Whether an honest but curious server, with so many of a round's clients, learns only the sum of the
-        others.
+        """Return whether a server that colludes with clients learns only the sum of the others.
+
+        The server is honest but curious; `clients` are those of a round, `colluders` those of them that help it.
         """
         return False
 
     def warning(self) -> str | None:
-        """Why it protects nothing as it is set; None where it does."""
+        """Return why it protects nothing as it is set; None where it does."""
         return None
 
     def summing(self, clients: int, units: int, step: float | None) -> SecureChannel[Any, Any]:
-        """The channel for sums of so many clients at most, whose weights come to so many units together at most.
+        """Return the channel for sums of at most so many clients, whose weights come to at most so many units.
 
         Where values are whole multiples of a `step` it may leave them exact. Raises `UserError` for parameters without
         room for such sums.
@@ -49,9 +50,9 @@ class Protection:
         raise NotImplementedError
 
     def mixing(self, clients: int) -> EncryptedChannel:
-        """The channel for a server that also multiplies what clients send by whole numbers, of so many clients a round.
+        """Return the channel for a server that also multiplies, for rounds of so many clients.
 
-        Raises `UserError` where there is none.
+        It multiplies what clients send by whole numbers. Raises `UserError` where there is no such channel.
         """
         raise UserError(
             f"{type(self).__name__} lets the server add updates and nothing else, which is not enough for a rule that "
@@ -61,7 +62,7 @@ class Protection:
 
 @component
 class Encryption(Protection):
-    """Base of those under which clients encrypt: from the scenario's parameters it makes the public `Encryptor`."""
+    """Base of the protections under which clients encrypt: makes the public `Encryptor` from the parameters."""
 
     pieces_of_weight: Annotated[int, Field(ge=1)] = 100
     """The thesis' P: where the server multiplies (`fedboosting`, or `encoding: fedboosting`), weights are whole numbers
@@ -69,15 +70,21 @@ class Encryption(Protection):
 
     @property
     def pieces(self) -> int | None:
-        """In how many pieces the server deals weights that clients know; None where these multiply by their own."""
+        """Number of pieces in which the server deals weights that clients know.
+
+        None where clients multiply by their own weights.
+        """
         return None
 
     def encryptor(self, load: Load) -> Encryptor:
-        """What encrypts for such sums; raises `UserError` where the parameters have no room for them."""
+        """Return an encryptor for such sums; raises `UserError` where the parameters have no room for them."""
         raise NotImplementedError
 
     def summing(self, clients: int, units: int, step: float | None) -> EncryptedChannel:
-        """Whole numbers, multiplied by clients, or by the server in pieces; values are rounded whatever their step."""
+        """Return the channel for sums of whole numbers, multiplied by clients, or by the server in pieces.
+
+        Values are rounded whatever their step.
+        """
         if self.pieces and self.pieces < clients:
             raise UserError(
                 f"{self.pieces} pieces cannot be dealt to {clients} clients so that each has one: raise "
@@ -87,5 +94,5 @@ class Encryption(Protection):
         return EncryptedChannel(self.encryptor(load))
 
     def mixing(self, clients: int) -> EncryptedChannel:
-        """The server multiplies by pieces of the whole."""
+        """Return the channel for a server that multiplies by pieces of the whole."""
         return EncryptedChannel(self.encryptor(Load(clients, self.pieces_of_weight, multiplied=True)))

@@ -16,15 +16,15 @@ from rayfed.questions import RoundSession
 from rayfed.update import Encrypted, Masked, Named, Update
 
 Message = TypeVar("Message")
-"""What one client sends."""
+"""Message of one client."""
 Sum = TypeVar("Sum")
-"""What the messages of a cohort are reduced to, and those of all cohorts."""
+"""Sum of a cohort's messages, and of all cohorts'."""
 Opened = tuple[Named, Named, int]
 """The weighted sums of updates and of buffers, and the sum of the weights."""
 
 
 class SentModel(Protocol):
-    """What the server has sent clients in a round."""
+    """Message of the server to clients in a round."""
 
     @property
     def weights(self) -> Named:
@@ -36,32 +36,32 @@ class SentModel(Protocol):
 
     @property
     def keys(self) -> bytes:
-        """What `SecureChannel.make_keys` made, as the server passes it on."""
+        """Keys that `SecureChannel.make_keys` made, as the server passes them on."""
 
     @property
     def broadcast(self) -> Any:
-        """What `RoundSession.broadcast` gave."""
+        """Content that `RoundSession.broadcast` gave."""
 
     @property
     def digest(self) -> str:
-        """Of round, weights, buffers and keys."""
+        """Digest of round, weights, buffers and keys."""
 
 
 @dataclass(frozen=True)
 class ClientRound:
-    """What a process knows of a round that works for an arm's clients, and the server does not."""
+    """Knowledge of a round that a process which works for an arm's clients has, and the server does not."""
 
     secret: bytes
-    """What clients know and nobody else: it stands for what they exchange before the first round."""
+    """Secret that clients alone know: it stands for what they exchange before the first round."""
     sent: SentModel
     drawn: Sequence[int]
     """The round's clients, as each of them knows by itself: no server is asked."""
     leaving: Sequence[int]
-    """The same in the order in which simulated drop-outs take them."""
+    """The round's clients in the order in which simulated drop-outs take them."""
     drops: bool = False
     """Whether clients that fail are left out: then clients have to believe the server who has failed."""
     transcripts: dict[int, Transcript] = field(default_factory=dict)
-    """What each client remembers of the round; what it answers is added to its own."""
+    """Transcript of each client in the round, to which its answers are added."""
 
 
 class SecureChannel(ABC, Generic[Message, Sum]):
@@ -75,51 +75,54 @@ class SecureChannel(ABC, Generic[Message, Sum]):
 
     @abstractmethod
     def describe(self) -> str:
-        """What is sent, in words that follow the name of an arm."""
+        """Say what is sent, in words that follow the name of an arm."""
 
     # The clients' side
 
     def make_keys(self, secret: bytes) -> bytes:
-        """What one client makes for all before the first round, locked for them; nothing where they share no keys."""
+        """Make one client's keys for all, locked for them, before the first round.
+
+        Empty where clients share no keys.
+        """
         return b""
 
     @abstractmethod
     def at_clients(self, round: ClientRound) -> Self:
-        """The same with what clients of a round know."""
+        """Return a copy with what clients of a round know."""
 
     @abstractmethod
     def protect(self, update: Update, weight: int) -> Message:
-        """What a client sends of its update, the weight with it; its size is `sent_bytes`."""
+        """Return what a client sends of its update, the weight with it; its size is `sent_bytes`."""
 
     @abstractmethod
     def observed(self, update: Update, weight: int) -> Encrypted | Masked | None:
-        """What a server that looks at one client has in place of its update; None: the update itself.
+        """Return what a server that looks at one client has in place of its update; None for the update itself.
 
         It is made to be looked at: nothing of it fits into a sum that is opened.
         """
 
     def clipped(self, update: Update) -> int | None:
-        """How many of an update's values `protect` clips; None where it does not clip."""
+        """Return how many of an update's values `protect` clips; None where it does not clip."""
         return None
 
     @abstractmethod
     def answer(self, payload: Any, client: int, round: int) -> Any:
-        """A client's answer to a question of the session; raises `ProtectionError` for what it must not open."""
+        """Return a client's answer to the session; raises `ProtectionError` for what it must not open."""
 
     # The server's side, without secrets
 
     @abstractmethod
     def partial(self, messages: Iterable[Message]) -> Sum:
-        """The sum over one cohort."""
+        """Return the sum over one cohort."""
 
     @abstractmethod
     def merge(self, left: Sum, right: Sum) -> Sum:
-        """The sum of two sums."""
+        """Return the sum of two sums."""
 
     @abstractmethod
     def begin_round(self, clients: Sequence[int]) -> RoundSession:
-        """What the server goes through to have the sum of these clients opened."""
+        """Return the session in which the server has the sum of these clients opened."""
 
     @abstractmethod
     def opened(self, session: Any) -> Opened:
-        """What the session came to."""
+        """Return the sums that the session has opened."""

@@ -28,14 +28,14 @@ Ciphertexts = tuple[Encrypted, ...]
 
 @dataclass(frozen=True)
 class Open:
-    """Asks a client for a sum in the clear."""
+    """Question to a client for a sum in the clear."""
 
     sum: Encrypted
 
 
 @dataclass(frozen=True)
 class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
-    """Updates as an `Encryptor` makes them, under whichever scheme.
+    """Channel of updates encrypted by an `Encryptor`, under whichever scheme.
 
     Clients share one key pair: an honest server learns the sum of each round and nothing of a single update, but one
     client that colludes with it, or taps the others' lines, reads everyone.
@@ -43,22 +43,22 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
 
     encryptor: Encryptor
     keys: Keys | None = None
-    """The clients' alone; the server's channel is made without."""
+    """Keys of the clients; the server's channel is made without."""
     clients: tuple[int, ...] = ()
-    """Those of the round, as each of them knows by itself."""
+    """Clients of the round, as each of them knows by itself."""
     drops: bool = False
-    """Whether some may be missing."""
+    """Whether some clients may be missing."""
 
     def describe(self) -> str:
-        """How finely it encrypts."""
+        """Say how finely it encrypts."""
         return f"encrypts {self.encryptor.describe()}"
 
     def make_keys(self, secret: bytes) -> bytes:
-        """A key pair in a box."""
+        """Make a key pair, in a box that clients alone can open."""
         return lock(derive(secret, "box"), self.encryptor.scheme.generate(derive(secret, "pair")))
 
     def at_clients(self, round: ClientRound) -> Self:
-        """With the key pair; raises `ProtectionError` where the server sends another than clients made."""
+        """Return a copy with the key pair; raises `ProtectionError` for another pair than clients made."""
         try:
             pair = unlock(derive(round.secret, "box"), round.sent.keys)
         except ProtectionError:
@@ -70,36 +70,39 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         return replace(self, keys=keys, clients=tuple(round.drawn), drops=round.drops)
 
     def protect(self, update: Update, weight: int) -> Encrypted:
-        """The update encrypted."""
+        """Return the update encrypted."""
         return self.encryptor.encrypt(self._own_keys, update, weight)
 
     def observed(self, update: Update, weight: int) -> Encrypted:
-        """The same less the tag, without which nothing that was made to be observed gets into a round's sum."""
+        """Return the update encrypted without a tag.
+
+        Without it nothing that was made to be observed gets into a round's sum.
+        """
         return replace(self.protect(update, weight), tag=0)
 
     def clipped(self, update: Update) -> int:
-        """Values beyond the protection's clip bounds."""
+        """Return how many values are beyond the protection's clip bounds."""
         return self.encryptor.clipped(update)
 
     def partial(self, messages: Iterable[Encrypted]) -> Ciphertexts:
-        """The sum over one cohort."""
+        """Return the sum over one cohort."""
         return reduce(self.merge, ((message,) for message in messages))
 
     def merge(self, left: Ciphertexts, right: Ciphertexts) -> Ciphertexts:
-        """The sum of two sums, under encryption; all of both where the server multiplies before it adds."""
+        """Return the encrypted sum of two sums; all of both where the server multiplies before it adds."""
         return left + right if self.encryptor.load.multiplied else (self.encryptor.add(left[0], right[0]),)
 
     def begin_round(self, clients: Sequence[int]) -> EncryptedSession:
-        """Nothing is asked before there is a sum."""
+        """Return a session that asks nothing before there is a sum."""
         return EncryptedSession(self)
 
     def opened(self, session: EncryptedSession) -> Opened:
-        """What one client opened."""
+        """Return the sums that one client opened."""
         assert session.opened is not None
         return session.opened
 
     def answer(self, payload: Open, client: int, round: int) -> Opened:
-        """The sum in the clear; raises `ProtectionError` for any but the one of the round."""
+        """Return the sum in the clear; raises `ProtectionError` for any but the one of the round."""
         found = {share.client: share for share in payload.sum.shares}
         self.check_present(found)
         expected = self.factors_for({client: share.weight for client, share in found.items()})
@@ -111,15 +114,19 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         return self.open(payload.sum, round)
 
     def open(self, encrypted: Encrypted, round: int, alone: bool = False) -> Opened:
-        """What `Encryptor.open` finds in a sum of this round, as parameters are kept: sums are opened with 53 bits."""
+        """Open a sum of this round.
+
+        Sums are opened with 53 bits (`Encryptor.open`) and returned in the precision of parameters.
+        """
         if encrypted.round != round:
             raise ProtectionError(f"an encrypted sum of round {encrypted.round} was sent in round {round}")
         tensors, buffers, weight = self.encryptor.open(self._own_keys, encrypted, alone)
         return single(tensors), single(buffers), weight
 
     def check_present(self, clients: Collection[int]) -> None:
-        """Raise `ProtectionError` unless these are the round's clients: all of them, or two at least where some may be
-        missing.
+        """Raise `ProtectionError` unless these are the round's clients.
+
+        All of them must be there, or two at least where some may be missing.
         """
         present, drawn = set(clients), set(self.clients)
         if not present <= drawn or len(present) < 2 or (present != drawn and not self.drops):
@@ -129,7 +136,7 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
             )
 
     def summed(self, total: Ciphertexts) -> Encrypted:
-        """The one sum of the round."""
+        """Return the one sum of the round."""
         if not self.encryptor.load.multiplied:
             return total[0]
         shares = [encrypted.shares[0] for encrypted in total]
@@ -137,7 +144,10 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         return self.encryptor.weighted(total, [factors[share.client] for share in shares])
 
     def factors_for(self, weights: Mapping[int, int]) -> dict[int, int]:
-        """By what the server multiplies each client's update; the same for whoever works it out from these weights."""
+        """Return the factor by which the server multiplies each client's update.
+
+        It is the same for whoever works it out from these weights.
+        """
         if not self.encryptor.load.multiplied:
             return dict.fromkeys(weights, 1)
         clients = sorted(weights)
@@ -152,31 +162,32 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
 
 @dataclass(frozen=True)
 class EncryptedSession(RoundSession):
-    """A round's ciphertexts, and what the one client that was asked found in their sum."""
+    """Session of a round: its ciphertexts, and what the one client that was asked found in their sum."""
 
     channel: EncryptedChannel
     total: Ciphertexts | None = None
     opened: Opened | None = None
 
     def request(self) -> Question | None:
-        """One client opens the sum."""
+        """Ask one client to open the sum."""
         if self.total is None or self.opened is not None:
             return None
         return Question(Open(self.channel.summed(self.total)), of="one")
 
     def receive(self, answers: Mapping[int, Opened]) -> EncryptedSession:
-        """What the client opened."""
+        """Return the session with what the client opened."""
         [opened] = answers.values()
         return replace(self, opened=opened)
 
     def finalise(self, total: Ciphertexts) -> EncryptedSession:
-        """With all that was encrypted."""
+        """Return the session with all that was encrypted."""
         return replace(self, total=total)
 
 
 def _dealt(weights: Sequence[int], pieces: int) -> list[int]:
-    """`apportion` with a piece at least for each, which whoever has most gives up: a client without one would not be in
-    the sum, and its weight could not be checked.
+    """Deal pieces by `apportion`, at least one to each, which whoever has most gives up.
+
+    A client without a piece would not be in the sum, and its weight could not be checked.
     """
     dealt = apportion(weights, pieces)
     while 0 in dealt:

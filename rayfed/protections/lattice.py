@@ -1,4 +1,4 @@
-"""What the lattice protections share: fixed-point integers of as many bits as the modulus has room for."""
+"""Base of the lattice protections: fixed-point integers of as many bits as the modulus has room for."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class LatticeProtection(Encryption):
     scheme: ClassVar[Literal["bfv", "ckks"]]
 
     bits: Annotated[int, Field(ge=2, le=32)] | None = None
-    """Of one value; half a step, clip / (2^bits - 2), is lost at most. Null: what sums have room for, up to 27."""
+    """Bits of one value; half a step, clip / (2^bits - 2), is lost at most. Null: what sums have room for, up to 27."""
 
     def encryptor(self, load: Load) -> Encryptor:
-        """With the smallest parameters that hold the sums."""
+        """Return the encryptor with the smallest parameters that hold the sums."""
         noise = float(load.units) if load.multiplied else load.clients**0.5
         for bits in (self.bits,) if self.bits else range(_MOST_BITS, 1, -1):
             code = FixedPoint(bits)
@@ -47,37 +47,37 @@ class LatticeProtection(Encryption):
 
 @dataclass(frozen=True)
 class LatticeScheme:
-    """Integer vectors under BFV or CKKS (`rayfed.crypto.encryptor.Scheme`)."""
+    """Encryption of integer vectors under BFV or CKKS (`rayfed.crypto.encryptor.Scheme`)."""
 
     lattice: Lattice
 
     def generate(self, seed: bytes) -> bytes:
-        """A key that does not depend on the seed."""
+        """Generate a key that does not depend on the seed."""
         return self.lattice.generate()
 
     def public(self, pair: bytes) -> bytes:
-        """Nothing: the parameters are enough to add."""
+        """Return no bytes: the parameters are enough to add."""
         return b""
 
     def crack(self, public: bytes) -> bytes | None:
-        """There is no public key to start from."""
+        """Return None: there is no public key to start from."""
         return None
 
     def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
-        """Slot by slot."""
+        """Encrypt a vector, slot by slot."""
         return self.lattice.encrypt(pair, vector)
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
-        """(size,) int64; raises `ProtectionError` for another number of them."""
+        """Decrypt to (size,) int64; raises `ProtectionError` for another number of values."""
         vector = self.lattice.decrypt(pair, ciphertexts)
         if len(vector) != size:
             raise ProtectionError("an encrypted sum is truncated: the round is not applied")
         return vector
 
     def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Coefficient by coefficient."""
+        """Add coefficient by coefficient."""
         return self.lattice.add(left, right)
 
     def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """By repeated addition."""
+        """Multiply by repeated addition."""
         return self.lattice.times(ciphertexts, factor)

@@ -45,7 +45,7 @@ class Paillier(Encryption):
     encoding: Literal["packed", "fedboosting"] = "packed"
     """Many clipped fixed-point integers in one plaintext, or the paper's one value in each."""
     bits: Annotated[int, Field(ge=2, le=32)] = 16
-    """Of one packed value; half a step, clip / (2^bits - 2), is lost at most."""
+    """Bits of one packed value; half a step, clip / (2^bits - 2), is lost at most."""
     table: bool = True
     """Obfuscate by fixed-base tables: as secure, in a fifth of the time, for 19 MB (2048 bits) in each client actor."""
 
@@ -59,17 +59,20 @@ class Paillier(Encryption):
 
     @property
     def pieces(self) -> int | None:
-        """The paper's server multiplies; packed values come weighted."""
+        """Number of pieces in which the server deals weights.
+
+        The paper's server multiplies; packed values come weighted.
+        """
         return self.pieces_of_weight if self.encoding == "fedboosting" else None
 
     def warning(self) -> str | None:
-        """Short keys."""
+        """Return a warning of keys that can be broken."""
         if self.key_bits >= SECURE_BITS:
             return None
         return f"keys of {self.key_bits} bits can be broken: whoever sees a ciphertext can read it"
 
     def encryptor(self, load: Load) -> Encryptor:
-        """As many values in a plaintext as fit beside each other, or one of the paper's."""
+        """Return an encryptor with as many values in a plaintext as fit, or one of the paper's in each."""
         code = FixedPoint(self.bits) if self.encoding == "packed" else Slices(self.pieces_of_weight)
         most = code.largest(max(self.clip, self.clip_buffers))
         width = (2 * load.units * most).bit_length()
@@ -88,50 +91,50 @@ class Paillier(Encryption):
 
 @dataclass(frozen=True)
 class Slices:
-    """The paper's integers: g = floor(1e32 G / P), exactly, where floating point would have 16 of the 32 digits."""
+    """The paper's code of integers: g = floor(1e32 G / P), exactly, where floats would have 16 of the 32 digits."""
 
     pieces: int
 
     def largest(self, clip: float) -> int:
-        """The largest magnitude of an integer."""
+        """Return the largest magnitude of an integer."""
         return -(-int(clip * SCALE) // self.pieces) + 1
 
     def encode(self, values: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """(D,) Python integers."""
+        """Return the values as Python integers (D,)."""
         ratios = (value.as_integer_ratio() for value in np.clip(values, -clip, clip).tolist())
         return np.array([top * SCALE // (bottom * self.pieces) for top, bottom in ratios], object)
 
     def decode(self, integers: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """(D,) floats: what was sliced, where all P slices have been added."""
+        """Return floats (D,): what was sliced, where all P slices have been added."""
         return (integers * self.pieces / SCALE).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class PaillierScheme:
-    """Integer vectors under Paillier (`rayfed.crypto.encryptor.Scheme`)."""
+    """Encryption of integer vectors under Paillier (`rayfed.crypto.encryptor.Scheme`)."""
 
     key_bits: int
     lanes: Lanes | None
-    """None: one integer in each plaintext, negative ones as residues."""
+    """Lanes of a plaintext; None for one integer in each plaintext, negative ones as residues."""
     offset: int
-    """What is added to an integer in a lane, for each unit of its weight, so that it is never negative."""
+    """Number added to an integer in a lane, for each unit of its weight, so that it is never negative."""
     table: bool
 
     def generate(self, seed: bytes) -> bytes:
-        """The two primes that this seed leads to."""
+        """Generate the two primes that this seed leads to."""
         return key_bytes(KeyPair.generate(self.key_bits, Stream(seed)))
 
     def public(self, pair: bytes) -> bytes:
-        """The modulus."""
+        """Return the modulus."""
         return _number_bytes(parsed(pair)[0].public.n, self.key_bits)
 
     def crack(self, public: bytes) -> bytes | None:
-        """By factoring the modulus."""
+        """Return the key pair, by factoring the modulus."""
         primes = factor(int.from_bytes(public, "big"))
         return key_bytes(KeyPair(*map(mpz, primes))) if primes else None
 
     def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
-        """As many ciphertexts as it takes to hold the vector."""
+        """Encrypt a vector in as many ciphertexts as it takes."""
         keys, obfuscators = parsed(pair)
         if self.lanes:
             plaintexts = self.lanes.pack(vector + units * self.offset)
@@ -141,8 +144,10 @@ class PaillierScheme:
         return self._written(keys.encrypt(plaintexts, made))
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
-        """(size,) int64, or Python integers where there are no lanes; raises `ProtectionError` for another number of
-        ciphertexts than these take, and where something stands above the lanes.
+        """Decrypt to (size,) int64, or Python integers where there are no lanes.
+
+        Raises `ProtectionError` for another number of ciphertexts than these take, and where something stands above the
+        lanes.
         """
         keys, _ = parsed(pair)
         if len(ciphertexts) != -(-size // (self.lanes.count if self.lanes else 1)):
@@ -156,12 +161,12 @@ class PaillierScheme:
         return self.lanes.unpack([int(m) for m in plaintexts], size) - units * self.offset
 
     def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
-        """By one multiplication each."""
+        """Add by one multiplication for each ciphertext."""
         key = PublicKey(mpz(int.from_bytes(public, "big")))
         return self._written(key.add(self._read(left), self._read(right)))
 
     def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """By one power each."""
+        """Multiply by one power for each ciphertext."""
         return self._written(PublicKey(mpz(int.from_bytes(public, "big"))).times(self._read(ciphertexts), factor))
 
     def _written(self, numbers: Sequence[mpz]) -> tuple[bytes, ...]:
@@ -177,7 +182,7 @@ class PaillierScheme:
 
 
 def key_bytes(keys: KeyPair) -> bytes:
-    """Both primes, as a key pair is kept and sent in its box."""
+    """Return both primes, as a key pair is kept and sent in its box."""
     return b"".join(_number_bytes(prime, keys.public.bits // 2) for prime in (keys.p, keys.q))
 
 
@@ -187,7 +192,7 @@ def _number_bytes(number: mpz, bits: int) -> bytes:
 
 @lru_cache(maxsize=8)
 def parsed(pair: bytes) -> tuple[KeyPair, Callable[[], Callable[[int], list[mpz]]]]:
-    """The key pair, and its table, made when it is first asked for."""
+    """Return the key pair, and its table, made when it is first asked for."""
     half = len(pair) // 2
     keys = KeyPair(*(mpz(int.from_bytes(part, "big")) for part in (pair[:half], pair[half:])))
     return keys, lru_cache(maxsize=1)(keys.tabulated)

@@ -40,7 +40,7 @@ Count = Annotated[int, Field(ge=0)]
 
 @component
 class Dropouts:
-    """How many clients of a round drop out before they speak in a phase; they do not come back in that round."""
+    """Numbers of clients of a round that drop out before each phase; they do not come back in that round."""
 
     advertise: Count = 0
     share: Count = 0
@@ -49,7 +49,7 @@ class Dropouts:
     reveal: Count = 0
 
     def until(self, phase: Phase) -> int:
-        """How many have gone when those who are left speak in this phase."""
+        """Return how many have gone when those who are left speak in this phase."""
         return sum(getattr(self, each) for each in PHASES[: PHASES.index(phase) + 1])
 
 
@@ -67,12 +67,12 @@ class SecureAggregation(Protection):
     masks: ClassVar[bool] = True
 
     threshold: Annotated[int, Field(ge=2)] | None = None
-    """Who must stay, of a client and its neighbours, for the sum to be opened: more than half of them; null: more than
-    two thirds."""
+    """Number of a client and its neighbours who must stay for the sum to be opened: more than half of them; null: more
+    than two thirds."""
     neighbours: Annotated[int, Field(ge=2, multiple_of=2)] | None = None
     """Clients with whom each one has common masks; null: all others of the round."""
     bits: Annotated[int, Field(ge=2, le=32)] = 32
-    """Of one value; half a step, clip / (2^bits - 2), is lost at most. What is sent has 64 whatever this says."""
+    """Bits of one value; half a step, clip / (2^bits - 2), is lost at most. What is sent has 64 whatever this says."""
     dropouts: Dropouts = Dropouts()
     """Clients that drop out in every round, to show what becomes of it: how many before which phase, drawn from the
     seed."""
@@ -89,11 +89,11 @@ class SecureAggregation(Protection):
 
     @property
     def code(self) -> FixedPoint:
-        """How values become integers."""
+        """Code of values as integers."""
         return FixedPoint(self.bits)
 
     def summing(self, clients: int, units: int, step: float | None) -> MaskedChannel:
-        """Weighted updates as 64-bit integers; what has a step is left exact.
+        """Return the channel for weighted updates as 64-bit integers; what has a step is left exact.
 
         Raises `UserError` for sums that 64 bits have no room for, and for a threshold of half the clients around one.
         """
@@ -113,27 +113,28 @@ class SecureAggregation(Protection):
         return MaskedChannel(protection, clients)
 
     def exact(self, step: float) -> SecureAggregation:
-        """The same for parameters that are whole multiples of `step`, up to 2^24 of them, which it leaves exact."""
+        """Return a copy that leaves whole multiples of `step`, up to 2^24 of them, exact."""
         return replace(self, bits=32, clip=step * FixedPoint(32).most)
 
     @property
     def missing(self) -> int:
-        """Those who drop out before they send."""
+        """Number of clients that drop out before they send."""
         return self.dropouts.until("mask")
 
     def around(self, clients: int) -> int:
-        """A client and its neighbours in a round of so many clients."""
+        """Return the number of a client and its neighbours in a round of so many clients."""
         return min(self.neighbours or clients, clients - 1) + 1
 
     def needed(self, clients: int) -> int:
-        """How many of these must stay."""
+        """Return how many of a client and its neighbours must stay."""
         return self.threshold or 2 * self.around(clients) // 3 + 1
 
     def withstands(self, clients: int, colluders: int) -> bool:
-        """Whether an honest but curious server, with so many of a round's clients, learns only the sum of the others.
+        """Return whether a server that colludes with clients learns only the sum of the others.
 
-        Colluders must be fewer than the threshold, which opens a client's secrets. And the others must be connected by
-        masks, else each part of them shows its sum: a ring with k neighbours takes the loss of any k - 1 (Harary 1962).
+        The server is honest but curious. Colluders must be fewer than the threshold, which opens a client's secrets.
+        And the others must be connected by masks, else each part of them shows its sum: a ring with k neighbours takes
+        the loss of any k - 1 (Harary 1962).
         """
         lost = colluders + self.missing
         connected = self.around(clients) == clients or lost < self.around(clients) - 1
@@ -142,22 +143,22 @@ class SecureAggregation(Protection):
 
 @dataclass(frozen=True)
 class Hosted:
-    """What a process knows that works for clients, and the server does not."""
+    """Knowledge of a process that works for clients, which the server does not have."""
 
     secret: bytes
-    """From which each client's own follows: it stands for what every device draws for itself."""
+    """Secret from which each client's own follows: it stands for what every device draws for itself."""
     peers: Peers | None
-    """What the session sent them before they train; None before that, and where the round is aborted."""
+    """Content that the session sent clients before they train; None before that, and where the round is aborted."""
     leaving: Sequence[int]
     """The round's clients in the order in which simulated drop-outs take them."""
     model: Named = field(default_factory=dict)
     """The weights and buffers that they were sent, by names of which none stands for both."""
     transcripts: dict[int, Transcript] = field(default_factory=dict)
-    """What each of them remembers of the round; what a client answers is added to its own."""
+    """Transcript of each client in the round, to which its answers are added."""
 
     @cached_property
     def digest(self) -> bytes:
-        """Of the model: clients mask for the same one, or not together.
+        """Digest of the model: clients mask for the same one, or not together.
 
         In the order in which it was sent, in which their values stand in what they mask.
         """
@@ -166,13 +167,13 @@ class Hosted:
 
 @dataclass(frozen=True)
 class MaskedChannel(SecureChannel[Masked, Masked]):
-    """Updates under masks, which the server sees added up alone, and whose sum it opens whoever drops out."""
+    """Channel of updates under masks: the server sees only their sum, and opens it whoever drops out."""
 
     protection: SecureAggregation
     clients: int
-    """Of a round, at most."""
+    """Most clients of a round."""
     hosted: Hosted | None = None
-    """None at the server."""
+    """Knowledge of the clients; None at the server."""
 
     needs_all: ClassVar[str | None] = (
         "the others' masks would stay in the sum; `dropouts` of the protection are those that it is prepared for"
@@ -190,7 +191,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
             raise UserError(f"secure_aggregation: dropouts: more than the {clients} clients of a round: take fewer")
 
     def describe(self) -> str:
-        """How finely it sends, and who opens."""
+        """Say how finely it sends, and who opens."""
         p = self.protection
         return (
             f"masks sums of up to {self.clients} clients: {in_steps(p.code, p.clip, p.clip_buffers)}; opened by "
@@ -198,7 +199,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         )
 
     def at_clients(self, round: ClientRound) -> Self:
-        """With each client's secret, and the model that it is to mask for."""
+        """Return a copy with each client's secret, and the model that it is to mask for."""
         parts = {"weights": round.sent.weights, "buffers": round.sent.buffers}
         model = {f"{part}.{name}": t for part, tensors in parts.items() for name, t in tensors.items()}
         own = derive(round.secret, "own")
@@ -206,7 +207,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return replace(self, hosted=hosted)
 
     def protect(self, update: Update, weight: int) -> Masked:
-        """The weighted update and its weight, masked; nothing of who has dropped out."""
+        """Return the weighted update and its weight, masked; an empty message for who has dropped out."""
         peers, vector = self._hosted.peers, self._vector(update, weight)
         if peers is None or update.client not in peers.agreed or not self._stays(update.client, "mask"):
             return _masked(update, (), np.zeros_like(vector))
@@ -215,16 +216,19 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return _masked(update, (update.client,), masked)
 
     def observed(self, update: Update, weight: int) -> Masked:
-        """The update under a mask of its own: what one is sent under cannot be told from it, nor used a second time."""
+        """Return the update under a mask of its own.
+
+        What one is sent under cannot be told from it, nor used a second time.
+        """
         vector = self._vector(update, weight)
         return _masked(update, (update.client,), vector + expand(secrets.token_bytes(32), len(vector)))
 
     def clipped(self, update: Update) -> int:
-        """Values beyond the protection's clip bounds."""
+        """Return how many values are beyond the protection's clip bounds."""
         return beyond(update, self.protection.clip, self.protection.clip_buffers)
 
     def answer(self, payload: Advertise | Share | Agree | Confirm | Reveal, client: int, round: int) -> Any:
-        """What a client says in phases 0 to 4; None where it is not asked, or has dropped out."""
+        """Return a client's answer in phases 0 to 4; None where it is not asked, or has dropped out."""
         itself = self._participant(client, round)
         match payload:
             case Advertise() if self._stays(client, "advertise"):
@@ -242,19 +246,22 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return None
 
     def partial(self, messages: Iterable[Masked]) -> Masked:
-        """The sum over one cohort."""
+        """Return the sum over one cohort."""
         return reduce(self.merge, messages)
 
     def merge(self, left: Masked, right: Masked) -> Masked:
-        """The sum of two sums, modulo 2^64."""
+        """Return the sum of two sums, modulo 2^64."""
         return replace(left, clients=left.clients + right.clients, vector=left.vector + right.vector)
 
     def begin_round(self, clients: Sequence[int]) -> MaskingSession:
-        """Nothing known: the graph follows from the keys that clients are going to advertise."""
+        """Return a session that knows nothing yet.
+
+        The graph follows from the keys that clients are going to advertise.
+        """
         return MaskingSession(clients, self.protection.needed(len(clients)), self.protection.neighbours or len(clients))
 
     def opened(self, session: MaskingSession) -> Opened:
-        """The sum without masks, its last value being that of the weights."""
+        """Return the sums without masks, and the sum of the weights."""
         assert session.masked is not None
         assert session.opened is not None
         p, layout = self.protection, Layout(session.masked.tensors, session.masked.buffers)
@@ -280,7 +287,7 @@ class MaskedChannel(SecureChannel[Masked, Masked]):
         return client not in self._hosted.leaving[: self.protection.dropouts.until(phase)]
 
     def _vector(self, update: Update, weight: int) -> np.ndarray:
-        """(D + 1,) uint64: the weighted update in whole steps, and its weight."""
+        """Return the weighted update in whole steps, and its weight, (D + 1,) uint64."""
         p, layout = self.protection, Layout.of(update)
         values = p.code.encode(flat(update), layout.bounds(p.clip, p.clip_buffers))
         return np.append(weight * values, weight).view(np.uint64)

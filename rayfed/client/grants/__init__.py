@@ -1,4 +1,4 @@
-"""What a threat model may grant an attacker, one grant a file; `TABLE` is what `knowledge` can name."""
+"""Grants, which a threat model may give an attacker, one a file; `TABLE` is what `knowledge` can name."""
 
 TABLE: dict[str, str] = {
     "labels": "rayfed.client.grants.labels:Labels",

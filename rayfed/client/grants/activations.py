@@ -1,4 +1,4 @@
-"""What a split model's private part sends."""
+"""Activations that a split model's private part sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @component
 class Activations(Grant):
-    """The output of the victim's private part (up to the attack's `cut`) for the attacked images.
+    """Output of the victim's private part (up to the attack's `cut`) for the attacked images.
 
     As it is after the victim's local training of the round.
     """
@@ -25,12 +25,12 @@ class Activations(Grant):
     fills: ClassVar[tuple[str, ...]] = ("activations",)
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
-        """The attack has to have a cut."""
+        """Yield a problem unless the attack has a cut."""
         if "cut" not in attack.parameters:
             yield f"activations are those of an attack with a `cut`, and {attack.name} has none set"
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """(N, ...), in the order of the truth."""
+        """Return the activations (N, ...), in the order of the truth."""
         import torch
 
         from rayfed import seeds

@@ -22,46 +22,52 @@ class Grant:
     """Base of every grant: all hooks give nothing."""
 
     describe: ClassVar[str]
-    """What is given, in words that follow `the update and`."""
+    """Name of what is given, in words that follow `the update and`."""
     fills: ClassVar[tuple[str, ...]] = ()
-    """What it adds to the observation: `labels`, or names of its `extra`. Whatever else it returns is refused."""
+    """Names that the grant adds to the observation: `labels`, or keys of its `extra`. Any others are refused."""
     averages: ClassVar[bool] = False
-    """Whether who has it may have the victim answer several times and take the mean (`averages`)."""
+    """Whether an attacker with the grant may have the victim answer several times and take the mean (`averages`)."""
     involves_others: ClassVar[bool] = False
-    """Whether it takes the work of other clients (`involves`)."""
+    """Whether the grant takes the work of other clients (`involves`)."""
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
-        """Why it has no meaning in this scenario for this attack, in words."""
+        """Yield reasons why the grant has no meaning in this scenario for this attack, in words."""
         yield from ()
 
     def needs_private(self, attack: AttackSpec) -> bool:
-        """Whether it has no meaning for this attack where no arm keeps a part of its model private."""
+        """Return whether the grant means nothing for this attack unless an arm keeps a part of its model private."""
         return False
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
-        """The other clients whose work of the round it repeats; raises `ScenarioError` where it finds none."""
+        """Return the other clients whose work of the round is repeated; raises `ScenarioError` where there is none."""
         return []
 
     def sends(self, arm: Arm) -> frozenset[str]:
-        """Names of private parameters that the victim trains in public: they are sent like any other."""
+        """Return the names of private parameters that the victim trains in public: they are sent like any other."""
         return frozenset()
 
     def knows(self, arm: Arm) -> frozenset[str]:
-        """Names of private tensors of which the attacker has the victim's own."""
+        """Return the names of private tensors of which the attacker has the victim's own."""
         return frozenset()
 
     def supposes(self, observed: ObservedClient) -> Named:
-        """Private tensors that the attacker takes for the victim's, in place of random ones."""
+        """Return private tensors that the attacker takes for the victim's, in place of random ones."""
         return {}
 
     def known_before(self, runtime: ClientRuntime) -> dict[str, Any]:
-        """What of it does not depend on any client: a server that tampers with the model has it before they answer."""
+        """Return the part of the grant that depends on no client.
+
+        A server that tampers with the model has it before clients answer.
+        """
         return {}
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """The rest, by the names in `fills`; `update` is what the attacker sees as one, `truth` what lies behind it."""
+        """Return the part of the grant that depends on the client, by the names in `fills`.
+
+        `update` is what the attacker sees as one, `truth` what lies behind it.
+        """
         return {}
 
     def hides(self, observed: ObservedClient, truth: Truth) -> Truth:
-        """The truth with what scores this attack and the attacker must not have."""
+        """Return the truth with what scores this attack and the attacker must not have."""
         return truth

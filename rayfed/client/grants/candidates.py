@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rayfed.update import Update
 
 MOST_CANDIDATES = 500
-"""Candidates that a membership attack is asked about at most; one half are members."""
+"""Most candidates that a membership attack is asked about; one half are members."""
 
 
 @component
@@ -28,7 +28,7 @@ class Candidates(Grant):
     fills: ClassVar[tuple[str, ...]] = ("candidates",)
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """A pair of inputs (M, *shape) and labels (M,)."""
+        """Return the candidates: inputs (M, *shape) and labels (M,)."""
         import torch
 
         members, others, order = (torch.from_numpy(part) for part in self._drawn(observed, truth))
@@ -41,14 +41,14 @@ class Candidates(Grant):
         return {"candidates": shuffled}
 
     def hides(self, observed: ObservedClient, truth: Truth) -> Truth:
-        """Which of the candidates are members."""
+        """Return the truth with which of the candidates are members."""
         import torch
 
         members, _, order = self._drawn(observed, truth)
         return truth.replace(members=torch.from_numpy(order).to(truth.labels.device) < len(members))
 
     def _drawn(self, observed: ObservedClient, truth: Truth) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows of the members in the truth and of the others in the test split, and the order of both together."""
+        """Draw the members' rows in the truth, the others' in the test split, and the order of both together."""
         from rayfed import seeds
 
         runtime, rows = observed.runtime, len(observed.runtime.data.test_labels)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @component
 class Colluder(Grant):
-    """The private part of another client, the next one drawn after the victim, after its own training of the round.
+    """Private part of another client, the next one drawn after the victim, after its own training of the round.
 
     The attacker puts it in place of the victim's; an attack with a `cut` is given the colluder's modules up to there.
     """
@@ -26,19 +26,19 @@ class Colluder(Grant):
     involves_others: ClassVar[bool] = True
 
     def needs_private(self, attack: AttackSpec) -> bool:
-        """Unless the attack says itself what is private."""
+        """Return whether a private part is needed: unless the attack says itself what is private."""
         return "cut" not in attack.parameters
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
-        """The colluder."""
+        """Return the colluder."""
         return [colluder(scenario, round, victim)]
 
     def supposes(self, observed: ObservedClient) -> Named:
-        """All that the colluder has."""
+        """Return all tensors of the colluder."""
         return observed.trained(colluder(observed.runtime.scenario, observed.round, observed.client))
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Its parameters and buffers up to the cut, by name."""
+        """Return the colluder's parameters and buffers up to the cut, by name."""
         if "cut" not in observed.attack.parameters:
             return {}
         state = self.supposes(observed)
@@ -47,7 +47,7 @@ class Colluder(Grant):
 
 
 def colluder(scenario: Scenario, round: int, victim: int) -> int:
-    """The client that lends the server its private part against a victim: the next one drawn in that round.
+    """Return the client that lends the server its private part against a victim: the next one drawn that round.
 
     Raises `ScenarioError` when no other client is drawn.
     """

@@ -1,4 +1,4 @@
-"""What the victim's defences have left of the update."""
+"""Values of the update that the victim's defences have left alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @component
 class KnownDefence(Grant):
-    """Which of the update's values the victim's defences left alone (what pruning kept, what Soteria did not touch).
+    """Mask of the values that the victim's defences left alone (what pruning kept, what Soteria did not touch).
 
     The rest is then not matched. With `averages: K` the victim also answers K times at the same weights with the same
     samples, and the attack sees the mean.
@@ -25,7 +25,7 @@ class KnownDefence(Grant):
     averages: ClassVar[bool] = True
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """A bool mask of every tensor of the update, by name: what no defence of the stack has spoilt."""
+        """Return a bool mask of every tensor, by name: the values that no defence of the pipeline has changed."""
         import torch
 
         masks = {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}

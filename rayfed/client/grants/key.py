@@ -1,4 +1,4 @@
-"""What a victim keeps private and never trains."""
+"""Keys that a victim keeps private and never trains."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @component
 class Key(Grant):
-    """What the victim drew and never trains: keys, passports."""
+    """Tensors that the victim drew and never trains: keys, passports."""
 
     describe: ClassVar[str] = "the victim's key"
 
     def needs_private(self, attack: AttackSpec) -> bool:
-        """Always."""
+        """Return True: without a private part there is no key."""
         return True
 
     def knows(self, arm: Arm) -> frozenset[str]:
-        """Private buffers but for statistics of batch norms."""
+        """Return the names of private buffers but for statistics of batch norms."""
         return arm.keys

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @component
 class Labels(Grant):
-    """The labels behind the update as a sorted list: which labels are in it, not which image has which."""
+    """Sorted list of the labels behind the update: which labels are in it, not which image has which."""
 
     describe: ClassVar[str] = "the labels"
     fills: ClassVar[tuple[str, ...]] = ("labels",)
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """(N,) int64."""
+        """Return the labels, sorted, (N,) int64."""
         return {"labels": truth.labels.sort().values}

@@ -1,4 +1,4 @@
-"""What a victim keeps private and trains."""
+"""Parameters that a victim keeps private and trains."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @component
 class Lock(Grant):
-    """What the victim keeps private and trains: it is sent then, and so is its gradient, like any other layer's."""
+    """Parameters that the victim keeps private and trains: then sent, with their gradient, like any other layer's."""
 
     describe: ClassVar[str] = "the victim's lock"
 
     def needs_private(self, attack: AttackSpec) -> bool:
-        """Always."""
+        """Return True: without a private part there is no lock."""
         return True
 
     def sends(self, arm: Arm) -> frozenset[str]:
-        """All that is private but the keys."""
+        """Return the names of all that is private but the keys."""
         return arm.private - arm.keys

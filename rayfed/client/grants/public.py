@@ -1,4 +1,4 @@
-"""Public data."""
+"""Public data, which no client owns."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Public(Grant):
     fills: ClassVar[tuple[str, ...]] = ("public",)
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
-        """There have to be public data."""
+        """Yield a problem unless there are public data."""
         if not scenario.data.public:
             yield "knows the public data, but there are none: set a share aside with `data.public`, such as 0.1"
 
     def known_before(self, runtime: ClientRuntime) -> dict[str, Any]:
-        """A pair of inputs (M, *shape) and labels (M,)."""
+        """Return the public data: inputs (M, *shape) and labels (M,)."""
         return {"public": runtime.public}

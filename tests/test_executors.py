@@ -356,7 +356,8 @@ def test_mistakes_in_ones_own_code_are_ones_own(tmp_path: Path, monkeypatch: pyt
 
 def test_a_round_that_is_not_applied_is_told_and_logged(tmp_path: Path) -> None:
     told = Noting()
-    scenario = parsed("federation.clients_per_round=null", "arms={a: {protection: {name: secure_aggregation, dropouts: {reveal: 2}}}}")
+    masks = "{name: secure_aggregation, dropouts: {reveal: 2}}"
+    scenario = parsed(f"arms={{a: {{protection: {masks}}}}}")
     folder = runs.launch(scenario, str(tmp_path), local, told)
     lines = [note for note in told.notes if "is not applied: " in note]
     assert len(lines) == scenario.federation.rounds

@@ -286,7 +286,7 @@ def _tested(row: dict[str, Any], form: str) -> str:
 def _strangers(row: dict[str, Any]) -> str:
     """What the weights are worth to who has no private part, where clients have one."""
     anew, averaged = row.get("stranger_accuracy"), row.get("stranger_mean_accuracy")
-    return "" if anew is None else f" (stranger {anew:.2%}, with mean private layers {averaged:.2%})"
+    return "" if anew is None else f" (non-member {anew:.2%}, with mean private layers {averaged:.2%})"
 
 
 def _values(rows: Sequence[dict[str, Any]], column: str) -> list[float]:

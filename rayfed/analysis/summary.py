@@ -102,7 +102,7 @@ class ArmSummary:
     own_accuracy: float | None
     """Accuracy on all clients' own samples then; None where the scenario does not ask."""
     strangers: tuple[float, float] | None
-    """Test accuracy of a non-member then: private part all random, and only its keys random; None where there is none."""
+    """Test accuracy of a non-member then: private part all random, and only its keys; None where there is none."""
     accuracy_round: int | None
     accuracy_change: float | None
     """Difference in accuracy to the first arm; None for the first arm itself."""

@@ -156,7 +156,7 @@ class Privacy(Section):
 
 
 def _known(names: Iterable[str]) -> AfterValidator:
-    """Lets those names through and says which there are."""
+    """Return a check that lets those names through and says which there are."""
     known = list(names)
 
     def check(name: str) -> str:

@@ -174,7 +174,7 @@ _SUCCESS = "; ".join(f"of {form}: `{n}: {t:g}`" for form in _OTHER_FORMS for n, 
 
 
 class Metrics(Section):
-    """How reconstructions are scored: `rayfed list metrics`."""
+    """Metrics that reconstructions are scored by: `rayfed list metrics`."""
 
     names: list[Annotated[str, _known(METRICS), Field(json_schema_extra={"enum": list(METRICS)})]] = Field(
         default_names("pixels"),

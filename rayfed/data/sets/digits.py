@@ -20,7 +20,10 @@ from rayfed.registry import component
 
 @component
 class Digits(Source):
-    """Handwritten digits of scikit-learn, grey, ten classes; always the same stratified fifth is the test split."""
+    """Handwritten digits of scikit-learn, grey, ten classes; always the same stratified fifth is the test split.
+
+    Needs no files.
+    """
 
     size: Annotated[int, Field(ge=1)] | None = 28
     """Height and width in pixels, to which the 8x8 originals are enlarged (bilinear). None keeps 8x8."""

@@ -127,7 +127,7 @@ def test_accuracy_is_the_last_round_and_its_change_is_against_the_first_arm(run:
     for arm in ARMS:
         assert f"{100 * final[arm]:.1f} %" in page.text
         assert f"on the clients' own samples {100 * final[arm] / 2:.1f} %" in page.text
-        assert "a stranger's is 11.0 %, with the mean of what clients train in private 23.4 %" in page.text
+        assert "a non-member's is 11.0 %, with the mean of what clients train in private 23.4 %" in page.text
     for arm in ("gaussian", "prune"):
         change = f"{100 * (final[arm] - final['none']):+.1f}".replace("-", "−")
         assert f"{change} points against none" in page.text

@@ -1,4 +1,4 @@
-"""How much one gradient of a model gives away: the scenario that asks it, and the answer in a few figures.
+"""Audit of how much one gradient of a model gives away: the scenario, and the answer in a few figures.
 
 For whoever has a model and images and no scenario yet. The attacks are those that need nothing but a gradient; the
 defences are the registry's noise, pruning and quantisation in a few strengths each.
@@ -22,42 +22,42 @@ DEFENCES: dict[str, list[dict[str, Any]]] = {
     **{f"prune {r:g}": [{"name": "prune", "ratio": r}] for r in (0.5, 0.9, 0.99)},
     **{f"quantise {b}-bit": [{"name": "quantise", "bits": b}] for b in (8, 4, 1)},
 }
-"""Arm -> its defences, from weak to strong within each kind."""
+"""Defences by arm, from weak to strong within each kind."""
 
 LARGEST_IDLG = 4
-"""Batches above which iDLG is not tried: its L-BFGS fails there, at the highest cost of all attacks."""
+"""Largest batch on which iDLG is tried: its L-BFGS fails above, at the highest cost of all attacks."""
 
 
 @dataclass(frozen=True)
 class WorstCase:
-    """What the best attack on one image of one batch size made of it, without a defence."""
+    """Best attack on one image of one batch size, without a defence, and its result."""
 
     batch: int
     victim: int
     sample: int
     row: Row
-    """Of the attacks' table."""
+    """Row of the attacks' table."""
 
 
 @dataclass(frozen=True)
 class DefenceEffect:
-    """What one defence does to a gradient and to the worst reconstruction."""
+    """Effect of one defence on a gradient and on the worst reconstruction."""
 
     arm: str
     distortion: float
     """Mean relative distance of the defended gradient from the true one."""
     psnr: dict[int, float]
-    """Batch size -> PSNR of the closest reconstruction (dB)."""
+    """PSNR of the closest reconstruction (dB), by batch size."""
 
     def holds(self, threshold: float) -> bool:
-        """Whether no image came as close as `threshold` dB."""
+        """Return whether no image came as close as `threshold` dB."""
         return all(value < threshold for value in self.psnr.values())
 
 
 def scenario_text(
     model: str, data: str, batches: Sequence[int], images: int, size: int | None, iterations: int, seed: int
 ) -> str:
-    """The audit as a scenario in YAML: one round, never played, and every attack on every batch size.
+    """Return the audit as a scenario in YAML: one round, never played, and every attack on every batch size.
 
     `data` is a Parquet file, a folder of images by class, or the name of a data set.
     """
@@ -76,7 +76,7 @@ def scenario_text(
 
 
 def data_section(data: str) -> dict[str, Any]:
-    """A scenario's `data` of a Parquet file, a folder of images by class, or the name of a data set."""
+    """Return a scenario's `data` of a Parquet file, a folder of images by class, or the name of a data set."""
     path = Path(data).expanduser()
     if path.suffix == ".parquet" or any(path.glob("*.parquet")):
         return {"name": "parquet", "train": data}
@@ -92,7 +92,7 @@ def _attacks(batch: int, images: int, iterations: int) -> list[dict[str, Any]]:
 
 
 def worst_cases(attacks: Sequence[Row]) -> list[WorstCase]:
-    """Every attacked image in its worst case, by batch size, the closest reconstruction first."""
+    """Return every attacked image in its worst case, by batch size, the closest reconstruction first."""
     images: dict[tuple[int, int, int], list[Row]] = {}
     for row in attacks:
         if row["arm"] == UNDEFENDED:
@@ -102,7 +102,7 @@ def worst_cases(attacks: Sequence[Row]) -> list[WorstCase]:
 
 
 def defence_effects(attacks: Sequence[Row]) -> list[DefenceEffect]:
-    """Every defence, the one that distorts least first."""
+    """Return the effect of every defence, the one that distorts least first."""
     arms: dict[str, list[Row]] = {}
     for row in attacks:
         if measured(row["psnr"]):

@@ -1,4 +1,4 @@
-"""Runs and sweeps beside each other: their settings, what their scenarios have different, and whether that can be."""
+"""Comparison of runs and sweeps: their settings, the differences of their scenarios, and whether they compare."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ _BASIS = {
     "metrics": "what is measured differs",
     "resources": "the resources differ: so may times",
 }
-"""Section -> what it means for the figures when it differs."""
+"""Meaning for the figures when a section differs, by section."""
 _WIDEST = 60
-"""Characters of a value."""
+"""Most characters of a value."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One field of the scenarios that is not alike in all."""
+    """One field that is not alike in all scenarios."""
 
     path: str
     values: list[str]
-    """One for each of what is compared; empty where it has none."""
+    """Value in each of what is compared; empty where it has none."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several runs or sweeps."""
+    """Comparison of several runs or sweeps."""
 
     names: list[str]
     settings: list[Setting]
     differences: list[Difference]
     warnings: list[str]
-    """Why figures are not comparable, or only with care."""
+    """Reasons why figures are not comparable, or only with care."""
 
 
 def compare(results: Sequence[Results]) -> Comparison:
-    """The settings of several runs and sweeps, in the order given; raises `UserError` for fewer than two."""
+    """Compare several runs and sweeps, in the order given; raises `UserError` for fewer than two."""
     if len({each.url for each in results}) < 2:
         raise UserError("give at least two runs or sweeps to compare")
     names = _names(results)
@@ -63,13 +63,13 @@ def compare(results: Sequence[Results]) -> Comparison:
 
 
 def _names(results: Sequence[Results]) -> list[str]:
-    """The folders' names, or their addresses where two have the same."""
+    """Return the folders' names, or their addresses where two have the same."""
     names = [each.name for each in results]
     return [name if names.count(name) == 1 else each.url for name, each in zip(names, results, strict=True)]
 
 
 def _differences(path: str, values: Sequence[Any]) -> Iterator[Difference]:
-    """Where several documents part, as deep as they have the same sections and the same named entries."""
+    """Find where documents part, as deep as they have the same sections and the same named entries."""
     if all(value == values[0] for value in values):
         return
     parts = [_parts(value) for value in values]
@@ -82,7 +82,7 @@ def _differences(path: str, values: Sequence[Any]) -> Iterator[Difference]:
 
 
 def _parts(value: Any) -> Mapping[str, Any] | None:
-    """What can be looked at piece by piece: a section, or a list of components that have different names."""
+    """Return the pieces of a value: of a section, or of a list of components that have different names."""
     if isinstance(value, list) and value and all(isinstance(entry, Mapping) and "name" in entry for entry in value):
         named = {str(entry.get("label") or entry["name"]): entry for entry in value}
         return named if len(named) == len(value) else None
@@ -97,7 +97,7 @@ def _short(value: Any) -> str:
 
 
 def _bare(value: Any) -> Any:
-    """Without the defaults that say nothing."""
+    """Return a value without the defaults that say nothing."""
     if isinstance(value, Mapping):
         return {key: _bare(inner) for key, inner in value.items() if inner not in (None, [], {})}
     return [_bare(inner) for inner in value] if isinstance(value, list) else value

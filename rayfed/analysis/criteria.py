@@ -1,4 +1,4 @@
-"""Which arms a paper on Bayesian privacy would set in bold: private, accurate and cheap at once.
+"""Criteria by which a paper on Bayesian privacy sets arms in bold: private, accurate and cheap at once.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.2 and table 1.
 """
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from rayfed.analysis.summary import ArmSummary, Leak
 
 MOST_LOST_ACCURACY = 0.015
-"""At most so far behind the best arm."""
+"""Largest loss of accuracy against the best arm."""
 LEAST_BP_MSE = 0.05
-"""At least."""
+"""Smallest mean squared error of reconstructions."""
 MOST_BP_KI = 0.3
-"""At most."""
+"""Largest BP_KI."""
 MOST_SECONDS = 100.0
-"""At most, for one round; the paper's are those of an epoch."""
+"""Longest time of one round; the paper's is that of an epoch."""
 
 
 @dataclass(frozen=True)
 class CriteriaMet:
-    """Whether an arm meets the four bounds against one attack; None where what is bounded was not measured."""
+    """Results of one arm by the four bounds against one attack; None where what is bounded was not measured."""
 
     arm: str
     attack: str
@@ -33,12 +33,12 @@ class CriteriaMet:
 
     @property
     def satisfies(self) -> bool:
-        """Whether it meets all of them."""
+        """Return whether the arm meets all bounds."""
         return all((self.accuracy, self.bp_mse, self.bp_ki, self.seconds))
 
 
 def criteria(arms: Sequence[ArmSummary], leaks: Sequence[Leak]) -> list[CriteriaMet]:
-    """For every leak of which BP_KI was measured, from means over images and repeats, or over rounds."""
+    """Judge every leak of which BP_KI was measured, from means over images and repeats, or over rounds."""
     best = max((arm.accuracy for arm in arms if arm.accuracy is not None), default=None)
     by_name = {arm.name: arm for arm in arms}
     return [_judge(by_name[leak.arm], leak, best) for leak in leaks if leak.scores["bp_ki"]]

@@ -1,4 +1,4 @@
-"""A measure's figures as people read them, in tables and in sentences."""
+"""Figures of measures as people read them, in tables and in sentences."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ SHOWN = (
     "train_seconds",
     "bytes_up",
 )
-"""The measures that tables of settings show, where they are known."""
+"""Measures that tables of settings show, where they are known."""
 SINGLE = "Every setting was played once: nothing is known of the spread over seeds."
 _SCALES = {"bytes": ("MB", 1e-6)}
-"""Unit -> the unit in tables, and how many of it one is."""
+"""Unit in tables, and how many of it one is, by unit."""
 
 
 def heading(measure: str) -> str:
-    """A column's title with its unit: `PSNR (dB)`."""
+    """Return a column's title with its unit: `PSNR (dB)`."""
     title, unit = MEASURES[measure].title, MEASURES[measure].unit
     title = title.replace("bytes sent", "sent") if unit == "bytes" else title
     unit = _SCALES.get(unit, (unit, 1))[0]
@@ -42,7 +42,10 @@ def heading(measure: str) -> str:
 
 
 def cell(measure: str, estimate: Estimate | None) -> str:
-    """A figure under its `heading`: `12.3`, or `12.34 ± 0.56` with half the 95 % interval, both to its second digit."""
+    """Return a figure under its `heading`: `12.3`, or `12.34 ± 0.56` with half the 95 % interval.
+
+    Both are told to the interval's second digit.
+    """
     if estimate is None:
         return NONE
     if measure == "epsilon":  # the weakest of the repeats, and no mean
@@ -59,7 +62,7 @@ def cell(measure: str, estimate: Estimate | None) -> str:
 
 
 def said(measure: str, value: float) -> str:
-    """One value with its unit: `12.3 dB`, `0.972`, `3 min 05 s`."""
+    """Return one value with its unit: `12.3 dB`, `0.972`, `3 min 05 s`."""
     unit = MEASURES[measure].unit
     if measure == "epsilon":
         return at_most(value, 4)
@@ -73,7 +76,10 @@ def said(measure: str, value: float) -> str:
 
 
 def said_with_interval(measure: str, estimate: Estimate) -> str:
-    """A mean with its 95 % interval: `12.3 dB (11.8 dB to 12.9 dB)`; the value alone where there is no spread."""
+    """Return a mean with its 95 % interval: `12.3 dB (11.8 dB to 12.9 dB)`.
+
+    The value stands alone where there is no spread.
+    """
     if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return said(measure, estimate.mean)
     return f"{said(measure, estimate.mean)} ({said(measure, estimate.low)} to {said(measure, estimate.high)})"
@@ -85,14 +91,14 @@ class Grid:
 
     headings: list[str]
     words: int
-    """How many columns, from the left, are words; the others are figures."""
+    """Number of columns, from the left, that are words; the others are figures."""
     rows: list[list[str]]
     note: str
-    """What stands behind the figures."""
+    """Note on what stands behind the figures."""
 
 
 def grid(settings: Sequence[Setting]) -> Grid:
-    """A row for each setting; columns in which nothing is known are left out."""
+    """Return a table with a row for each setting; columns in which nothing is known are left out."""
     fields = list(dict.fromkeys(path for each in settings for path in each.fields))
     shown = [name for name in SHOWN if any(name in each.measures for each in settings)]
     sourced = any(each.source for each in settings)
@@ -112,7 +118,7 @@ def grid(settings: Sequence[Setting]) -> Grid:
 
 
 def short_names(fields: Sequence[str]) -> list[str]:
-    """Paths by their last key, where that says which it is."""
+    """Return paths by their last key, where that says which it is."""
     last = [path.rpartition(".")[2] for path in fields]
     return [name if last.count(name) == 1 else path for name, path in zip(last, fields, strict=True)]
 

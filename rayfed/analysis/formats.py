@@ -1,4 +1,4 @@
-"""Numbers as people read them: the report's Jinja filters."""
+"""Formats of numbers as people read them: the report's Jinja filters."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from rayfed.samples import Modality
 
 NONE = "–"
-"""Stands for what was not measured."""
+"""Text for what was not measured."""
 NOUNS: dict[Modality, str] = {"pixels": "image", "tokens": "text", "records": "record"}
-"""Form of samples -> what one is called."""
+"""Name of one sample, by form."""
 _FOUND = {leading(form): noun for form, noun in NOUNS.items() if form != "pixels"}
-"""The metric that leads for samples that are no images -> what they are called."""
+"""Name of samples that are no images, by the metric that leads for them."""
 
 
 def share(value: float | None) -> str:
-    """0.9123 -> '91.2 %'."""
+    """Format a share as per cent: 0.9123 -> '91.2 %'."""
     return f"{100 * value:.1f} %" if value is not None and measured(value) else NONE
 
 
 def points(value: float | None) -> str:
-    """A difference of two shares in percentage points: -0.013 -> '−1.3'."""
+    """Format a difference of two shares in percentage points: -0.013 -> '−1.3'."""
     if value is None or not measured(value):
         return NONE
     rounded = round(100 * value, 1)
@@ -37,7 +37,7 @@ def points(value: float | None) -> str:
 
 
 def decibel(value: float | None) -> str:
-    """A PSNR: 'exact' for infinity, '>100' above the ceiling."""
+    """Format a PSNR: 'exact' for infinity, '>100' above the ceiling."""
     if value is None or not measured(value):
         return NONE
     if isinf(value) and value > 0:
@@ -46,12 +46,12 @@ def decibel(value: float | None) -> str:
 
 
 def called(row: Mapping[str, Any]) -> str:
-    """What the sample of a row of `attacks` is: an image, a text or a record."""
+    """Return the name of the sample of a row of `attacks`: an image, a text or a record."""
     return next((noun for metric, noun in _FOUND.items() if measured(row.get(metric.name))), NOUNS["pixels"])
 
 
 def near(row: Mapping[str, Any]) -> str:
-    """How near the truth a row of `attacks` comes: '12.3 dB', 'exact', '75.0 % of its tokens in place'."""
+    """Say how near the truth a row of `attacks` comes: '12.3 dB', 'exact', '75.0 % of its tokens in place'."""
     for metric in _FOUND:
         if measured(row.get(metric.name)):
             return f"{share(row[metric.name])} of its {metric.title}"
@@ -60,27 +60,27 @@ def near(row: Mapping[str, Any]) -> str:
 
 
 def decibel_mean(value: float) -> str:
-    """A PSNR out of values cut at the ceiling: the ceiling itself means that or more."""
+    """Format a mean PSNR of values cut at the ceiling: the ceiling itself means that or more."""
     return f"≥{PSNR_CEILING:.0f}" if value >= PSNR_CEILING else f"{value:.1f}".replace("-", "−")
 
 
 def plain(value: float | None, digits: int = 3) -> str:
-    """A number with so many significant digits: 0.01234 -> '0.0123', 1.2e-9 stays in powers of ten."""
+    """Format a number with so many significant digits: 0.01234 -> '0.0123', 1.2e-9 stays in powers of ten."""
     return f"{value:.{digits}g}".replace("-", "−") if value is not None and measured(value) else NONE
 
 
 def error(value: float | None) -> str:
-    """A mean squared error with three significant digits, zeros kept: '0.0600', '1.20e-09'."""
+    """Format a mean squared error with three significant digits, zeros kept: '0.0600', '1.20e-09'."""
     return f"{value:#.3g}" if value is not None and measured(value) else NONE
 
 
 def fixed(value: float | None, digits: int = 3) -> str:
-    """A number with so many decimals."""
+    """Format a number with so many decimals."""
     return f"{value:.{digits}f}".replace("-", "−") if value is not None and measured(value) else NONE
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as '0.42 s', '3 min 05 s' or '2 h 10 min'."""
+    """Format seconds as '0.42 s', '3 min 05 s' or '2 h 10 min'."""
     if seconds is None or not measured(seconds):
         return NONE
     if seconds < 60:
@@ -90,7 +90,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes in decimal units: 1234567 -> '1.23 MB'."""
+    """Format bytes in decimal units: 1234567 -> '1.23 MB'."""
     if count is None or not measured(count):
         return NONE
     for unit in ("B", "kB", "MB", "GB"):
@@ -101,17 +101,17 @@ def size(count: float | None) -> str:
 
 
 def mean_size(value: Spread | None) -> str:
-    """The mean of some sizes in bytes."""
+    """Format the mean of some sizes in bytes."""
     return size(value.mean if value else None)
 
 
 def mean_duration(value: Spread | None) -> str:
-    """The mean of some durations in seconds."""
+    """Format the mean of some durations in seconds."""
     return duration(value.mean if value else None)
 
 
 def in_words(name: str, value: float | None) -> str:
-    """A value of `MEASURES` with its unit: ('psnr', 21.34) -> '21.3 dB'."""
+    """Format a value of `MEASURES` with its unit: ('psnr', 21.34) -> '21.3 dB'."""
     if value is None or not measured(value):
         return NONE
     if MEASURES[name].share:

@@ -1,4 +1,4 @@
-"""What a sweep says of labels alone: the share that was found, by the size of the batch.
+"""Label inference in a sweep: the share of labels that was found, by the size of the batch.
 
 Source: Ren 2022 (thesis), table 3.13.
 """
@@ -17,8 +17,10 @@ _MEASURE = "label_accuracy"
 
 
 def by_batch_size(settings: Sequence[Setting]) -> Grid | None:
-    """A row for every attack on an arm (and set of other swept values) that met batches of two sizes or more, a column
-    for every size; None where there is no such row, or where no label was asked for.
+    """Return a table of the share of labels found, with a column for every batch size.
+
+    There is a row for every attack on an arm (and set of other swept values) that met batches of two sizes or more.
+    None where there is no such row, or where no label was asked for.
     """
     found: dict[tuple[str, str], list[Row]] = {}
     for one in settings:

@@ -24,68 +24,68 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 OUTCOMES = "outcomes"
-"""The table that runs and sweeps both have."""
+"""Name of the table of outcomes, which runs and sweeps both have."""
 SUCCESS = "success_rates"
-"""Another: `Results.success_rates` for all metrics that were measured."""
+"""Name of the table of `Results.success_rates` for all metrics that were measured."""
 
 
 @dataclass(frozen=True, repr=False)
 class Results(ABC):
-    """What a run and a sweep have in common."""
+    """Base of `Run` and `Sweep`."""
 
     folder: RunFolder
 
     @property
     def name(self) -> str:
-        """The folder's name."""
+        """Name of the folder."""
         return self.folder.name
 
     @property
     def url(self) -> str:
-        """Where the folder is."""
+        """Address of the folder."""
         return self.folder.url
 
     @property
     def scenario(self) -> dict[str, Any]:
-        """What was played, every default written out; raises `RunError` where the file is damaged."""
+        """Scenario that was played, every default written out; raises `RunError` where the file is damaged."""
         return self.folder.read_mapping(SCENARIO)
 
     @property
     def fields(self) -> list[str]:
-        """The paths of the swept fields; none of a run."""
+        """Paths of the swept fields; none of a run."""
         return list((self.scenario.get("sweep") or {}).get("fields", []))
 
     @property
     @abstractmethod
     def tables(self) -> list[str]:
-        """The names that `table` takes."""
+        """Names that `table` takes."""
 
     @abstractmethod
     def table(self, name: str) -> pa.Table:
-        """A table as Arrow; raises `RunError` for one that does not exist or cannot be read."""
+        """Return a table as Arrow; raises `RunError` for one that does not exist or cannot be read."""
 
     def frame(self, name: str) -> DataFrame:
-        """A table as a pandas data frame."""
+        """Return a table as a pandas data frame."""
         return self.table(name).to_pandas()
 
     def outcomes(self) -> pa.Table:
-        """What it comes to: a row for every arm and attack, of a sweep for every trial."""
+        """Return the outcomes: a row for every arm and attack, of a sweep for every trial."""
         return self.table(OUTCOMES)
 
     def settings(self, source: str = "") -> list[settings.Setting]:
-        """The outcomes by arm, attack and swept values, with their uncertainty over repeats."""
+        """Return the outcomes by arm, attack and swept values, with their uncertainty over repeats."""
         return settings.settings(self.outcomes().to_pylist(), self.fields, source)
 
     def front(
         self, leakage: str, utility: str, cost: str | None = None, attack: str | None = None
     ) -> pareto.ParetoFront:
-        """The settings that no other beats; see `rayfed.analysis.pareto.front`."""
+        """Return the settings that no other beats; see `rayfed.analysis.pareto.front`."""
         return pareto.front(self.settings(), leakage, utility, cost, attack)
 
     def success_rates(self, *metrics: str, thresholds: Sequence[float] | None = None) -> pa.Table:
-        """The share of attacked images that pass a threshold, by setting, attack, metric (`psnr`, `ssim`, `mse`,
-        `lpips_alex`, `lpips_vgg`; all that were measured where none is named) and threshold.
+        """Return the share of attacked images that pass a threshold, by setting, attack, metric and threshold.
 
+        Metrics are `psnr`, `ssim`, `mse`, `lpips_alex`, `lpips_vgg`; all that were measured where none is named.
         Columns: see `rayfed.analysis.success.success_table`. Without `thresholds`, at every value that was measured.
         Raises `UserError` for another metric.
         """
@@ -94,7 +94,7 @@ class Results(ABC):
 
     @abstractmethod
     def _groups(self) -> list[success.AttackGroup]:
-        """Who was attacked by what, with the rows of `attacks`."""
+        """Return who was attacked by what, with the rows of `attacks`."""
 
     def _repr_html_(self) -> str:
         return html(repr(self), self.settings())
@@ -105,7 +105,7 @@ class Results(ABC):
 
     @property
     def status(self) -> dict[str, Any]:
-        """How far it came: `state`, `error`, and `rounds_done` of `rounds` or `trials_done`; empty before it began."""
+        """Progress: `state`, `error`, and `rounds_done` of `rounds` or `trials_done`; empty before it began."""
         return self.folder.read_mapping("status.json") if self.folder.exists("status.json") else {}
 
 
@@ -130,11 +130,14 @@ class Run(Results):
 
     @property
     def tables(self) -> list[str]:
-        """`outcomes`, `success_rates` and those of `rayfed.store.schemas`."""
+        """Names that `table` takes: `outcomes`, `success_rates` and those of `rayfed.store.schemas`."""
         return [OUTCOMES, SUCCESS, *TABLES]
 
     def table(self, name: str) -> pa.Table:
-        """A table as Arrow; one that the run did not write has no rows. Raises `RunError`, see `Results.table`."""
+        """Return a table as Arrow; one that the run did not write has no rows.
+
+        Raises `RunError`, see `Results.table`.
+        """
         self._check(name)
         if name == SUCCESS:
             return self.success_rates()
@@ -148,13 +151,13 @@ class Run(Results):
         return success.attack_groups(self.attacks.to_pylist())
 
     def images(self, arm: str | None = None, attack: str | None = None) -> Iterator[Picture]:
-        """The true images and their reconstructions, of one arm or attack where named, in the order of rounds."""
+        """Return true images and their reconstructions, of one arm or attack where named, in the order of rounds."""
         for row in self._pictures():
             if arm in (None, row["arm"]) and attack in (None, row["attack"]):
                 yield Picture.of(row)
 
     def worst(self, count: int = 6) -> list[tuple[Picture, Mapping[str, Any]]]:
-        """The reconstructions with the highest PSNR that images were kept of, each with its row of `attacks`."""
+        """Return the reconstructions of highest PSNR that images were kept of, each with its row of `attacks`."""
         scored = {_key(row): row for row in self.attacks.to_pylist() if summary.measured(row["psnr"])}
         kept = [row for row in self._pictures() if _key(row) in scored]
         kept = sorted(kept, key=lambda row: -scored[_key(row)]["psnr"])[:count]
@@ -177,16 +180,16 @@ class Sweep(Results):
 
     @property
     def tables(self) -> list[str]:
-        """`outcomes` and `success_rates`; trials have the others."""
+        """Names that `table` takes: `outcomes` and `success_rates`; trials have the others."""
         return [OUTCOMES, SUCCESS]
 
     def table(self, name: str) -> pa.Table:
-        """The outcomes or success rates; raises `RunError` for another table, see `Results.table`."""
+        """Return the outcomes or success rates; raises `RunError` for another table, see `Results.table`."""
         self._check(name)
         return self.success_rates() if name == SUCCESS else SweepFolder(self.folder).outcomes()
 
     def _groups(self) -> list[success.AttackGroup]:
-        """Of every setting over all its repeats."""
+        """Return who was attacked by what in every setting, over all its repeats."""
         sweep, met = SweepFolder(self.folder), [one for one in self.settings() if one.attack]
         runs = dict.fromkeys(row["run"] for one in met for row in one.rows)
         attacks = {run: sweep.trial(run).read_table("attacks").to_pylist() for run in runs}
@@ -199,17 +202,17 @@ class Sweep(Results):
 
     @property
     def trials(self) -> list[Run]:
-        """The runs behind the outcomes, in their order; nothing of them is read before it is asked for."""
+        """Return the runs behind the outcomes, in their order; none is read before it is asked for."""
         runs = dict.fromkeys(run for run in self.outcomes()["run"].to_pylist() if run is not None)
         return [self.trial_of(run) for run in runs]
 
     def trial_of(self, run: str) -> Run:
-        """The run that a row of the outcomes names; raises `RunError` for a name that no sweep gives."""
+        """Return the run that a row of the outcomes names; raises `RunError` for a name that no sweep gives."""
         return Run(SweepFolder(self.folder).trial(run))
 
 
 def load(path: str) -> Run | Sweep:
-    """The run or sweep at a local path or fsspec URL; raises `RunError` where there is none."""
+    """Open the run or sweep at a local path or fsspec URL; raises `RunError` where there is none."""
     folder = RunFolder.open(path)
     return Sweep(folder) if is_sweep(folder) else Run(folder)
 

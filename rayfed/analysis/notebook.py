@@ -1,4 +1,4 @@
-"""How runs and sweeps look in a notebook: a table of their settings and, of a run, its worst reconstructions."""
+"""Runs and sweeps in a notebook: a table of their settings and, of a run, its worst reconstructions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from rayfed.analysis.settings import Setting
 from rayfed.analysis.summary import Row
 
 MOST = 20
-"""Settings that are shown."""
+"""Most settings to show."""
 _PIXELS = 84
 """Height and width of an image on the page."""
 
 
 def html(title: str, settings: Sequence[Setting], worst: Sequence[tuple[Picture, Row]] = ()) -> str:
-    """A page's part: nothing in it runs, and nothing is loaded. `worst` has pictures with their rows of `attacks`."""
+    """Return HTML for a page: nothing in it runs, and nothing is loaded.
+
+    `worst` has pictures with their rows of `attacks`.
+    """
     parts = [f"<p><b>{escape(title)}</b></p>", _table(grid(settings[:MOST]))]
     if len(settings) > MOST:
         parts.append(f"<p>{len(settings) - MOST} more in <code>.settings()</code></p>")

@@ -1,4 +1,4 @@
-"""What a run comes to in one row for every arm and attack: what leaked, what was learnt, what it cost.
+"""Outcomes of a run in one row for every arm and attack: what leaked, what was learnt, what it cost.
 
 The rows are what sweeps, fronts, comparisons, recommendations and exports are made of. A sweep puts what it knows of a
 trial before them: which trial, which values its fields had.
@@ -20,7 +20,7 @@ from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, VERSUS
 
 
 def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
-    """A row for every arm and attack of a run; `attack` is null for an arm that none has met."""
+    """Return a row for every arm and attack of a run; `attack` is null for an arm that none has met."""
     scenario = folder.read_mapping(SCENARIO)
     names = ("rounds", "attacks", "inferences", "privacy")
     rounds, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
@@ -47,16 +47,16 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def for_the_attacker(values: Iterable[float | None], measure: str) -> float | None:
-    """Of some values of one measure the one that is worst for who protects data; None where there is none."""
+    """Return the value of a measure that is worst for who protects data; None where there is none."""
     known = [v for v in values if v is not None]
     return (min if MEASURES[measure].higher_is_better else max)(known, default=None)
 
 
 def with_pmm(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[Row], Any]) -> list[dict[str, Any]]:
-    """The rows with `pmm`, against an arm without a defence: one of which `alike` is the same, and what the two set
-    besides, and whom they are played against.
+    """Return the rows with `pmm`, against an arm without a defence.
 
-    Source: Fan et al. 2024 (Refiner), section 6.1.
+    The reference is an arm of which `alike` is the same, and what the two set besides, and whom they are played
+    against.
     """
 
     def key(row: Row) -> Any:
@@ -75,7 +75,7 @@ def with_pmm(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[
 
 
 def outcomes_table(rows: Sequence[Row], fields: Sequence[str] = (), trials: bool = False) -> pa.Table:
-    """Outcomes as a table; with `trials`, the trial's columns and those of the swept fields come first."""
+    """Return outcomes as a table; with `trials`, the trial's columns and those of the swept fields come first."""
     swept = [pa.field(path, _type(row[path] for row in rows if row.get(path) is not None)) for path in fields]
     schema = pa.schema([*(TRIAL_FIELDS if trials else []), *swept, *OUTCOME_FIELDS])
     plain = [{**row, **{p: _as(row.get(p), schema.field(p).type) for p in fields}} for row in rows]
@@ -96,12 +96,12 @@ def _as(value: Any, type: pa.DataType) -> Any:
 
 
 def held(value: Any) -> Any:
-    """A swept field's value as a row holds it: a list or mapping is text."""
+    """Return a swept field's value as a row holds it: a list or mapping is text."""
     return yaml_line(value) if isinstance(value, list | dict) else value
 
 
 def yaml_line(value: Any) -> str:
-    """A value as `--set PATH=VALUE` reads it; text stays as it is, for it may be YAML already."""
+    """Return a value as `--set PATH=VALUE` reads it; text stays as it is, for it may be YAML already."""
     if isinstance(value, str):
         return value
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9).removesuffix("...\n").strip()
@@ -123,7 +123,7 @@ def _beyond(claim: summary.Claim) -> float | None:
 
 
 def _guarantee(privacy: Sequence[Row], arm: str) -> dict[str, Any]:
-    """The guarantee of an arm with the largest epsilon; nothing where it has none."""
+    """Return the guarantee of an arm with the largest epsilon; nothing where it has none."""
     mine = [row for row in privacy if row["arm"] == arm and row["epsilon"] is not None]
     weakest = max(mine, key=lambda row: row["epsilon"], default=None)
     if weakest is None:
@@ -138,7 +138,7 @@ def _undefended(scenario: Mapping[str, Any], arm: str) -> bool:
 
 
 def _all_else(scenario: Mapping[str, Any], arm: str) -> str:
-    """What an arm sets beside its defences, and whom it is played against."""
+    """Return what an arm sets beside its defences, and whom it is played against."""
     own = {key: value for key, value in _spec(scenario, arm).items() if key not in ("defences", "protection") and value}
     return repr((own, arm.partition(VERSUS)[2]))
 

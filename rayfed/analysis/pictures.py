@@ -1,4 +1,4 @@
-"""A true image and its reconstruction, as arrays."""
+"""Pairs of a true image and its reconstruction, as arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayfed.store.schemas import image_key
 
 @dataclass(frozen=True)
 class Picture:
-    """A true image beside what an attack made of it: arrays (H, W, C) of uint8 with C 1 (grey) or 3 (RGB)."""
+    """Pair of a true image and its reconstruction: arrays (H, W, C) of uint8 with C 1 (grey) or 3 (RGB)."""
 
     arm: str
     round: int
@@ -29,12 +29,12 @@ class Picture:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> Picture:
-        """The picture in a row of the table `images`."""
+        """Return the picture in a row of the table `images`."""
         return cls(**image_key(row), true=_pixels(row["true"]), reconstructed=_pixels(row["reconstructed"]))
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The columns by which the table `attacks` knows it: arm, round, attack, victim, repeat, sample."""
+        """Key in the table `attacks`: arm, round, attack, victim, repeat, sample."""
         return tuple(image_key(vars(self)).values())
 
 

@@ -1,4 +1,4 @@
-"""Which epsilons can be compared: those of one delta, unit of privacy, relation of neighbours and adversary."""
+"""Comparison of epsilons: only of one delta, unit of privacy, relation of neighbours and adversary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayfed.privacy.printing import at_most
 
 
 def mixed(settings: Sequence[Setting]) -> str | None:
-    """Which kinds of guarantee the epsilons of some settings are of, in words; None where it is one, or there is none.
+    """Say which kinds of guarantee the settings' epsilons are of; None where it is one, or there is none.
 
     A smaller epsilon with another delta, for samples instead of clients, for neighbours that differ in another way or
     against who sees less is no better promise.

@@ -1,4 +1,4 @@
-"""Which setting to choose: the cheapest that keeps within all bounds, or the one that comes nearest to it.
+"""Recommendation of a setting: the cheapest that keeps within all bounds, or the one that comes nearest to it.
 
 A bound on leakage holds where it holds for every attack on the setting. A setting that no attack has met has no leakage
 that is known, and meets no such bound.
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from rayfed.analysis.loading import Results
 
 COSTS = ("train_seconds", "bytes_up")
-"""What is cheapest: the less training time and, where that is equal, the fewer bytes sent by clients."""
+"""Costs by default: the less training time and, where that is equal, the fewer bytes sent by clients."""
 _BOUND = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(\S+)\s*")
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A measure, and what it may be at most or has to be at least."""
+    """Bound on a measure: what it may be at most or has to be at least."""
 
     measure: str
     limit: float
@@ -44,35 +44,35 @@ class Bound:
 
     @property
     def on_attacks(self) -> bool:
-        """Whether it is about what attacks get: a guarantee is not."""
+        """Return whether the bound is about what attacks get: a guarantee is not."""
         return MEASURES[self.measure].kind == "leakage" and self.measure != "epsilon"
 
     def excess(self, value: float) -> float:
-        """How far a value is beyond the bound; 0 or less within."""
+        """Return how far a value is beyond the bound; 0 or less within."""
         return value - self.limit if self.at_most else self.limit - value
 
     def holds_for(self, estimate: Estimate) -> bool:
-        """Whether the 95 % interval is within the bound, to its end."""
+        """Return whether the 95 % interval is within the bound, to its end."""
         end = estimate.high if self.at_most else estimate.low
         return end is not None and self.excess(end) <= 0
 
 
 @dataclass(frozen=True)
 class BoundCheck:
-    """One bound and one arm with its values."""
+    """Check of one bound for one arm with its values."""
 
     bound: Bound
     setting: Setting | None
-    """With the attack that is farthest towards the bound or beyond it; None where the measure is not known."""
+    """Setting with the attack that is farthest towards the bound or beyond it; None where the measure is not known."""
     sure: bool | None
     """Whether the interval is within the bound, for every attack; None after a single repeat, which has none."""
     share: float
-    """How far the mean is beyond the bound, in ranges: 1 is the span of all settings' values and the bound itself, so
+    """Excess of the mean over the bound, in ranges: 1 is the span of all settings' values and the bound itself, so
     that the bounds of several measures can be weighed; 0 where the bound is met, infinite where nothing is known."""
 
     @property
     def estimate(self) -> Estimate | None:
-        """The figure that was judged."""
+        """Figure that was judged."""
         return self.setting.measures[self.bound.measure] if self.setting else None
 
 
@@ -81,48 +81,48 @@ class Candidate:
     """One arm with one set of values, whatever attacks it."""
 
     settings: list[Setting]
-    """One for every attack; one without an attack where none has met it."""
+    """Settings, one for every attack; one without an attack where none has met it."""
     checks: list[BoundCheck]
 
     @property
     def miss(self) -> tuple[int, float]:
-        """How many bounds are on what is not known, and the Euclidean length of the other checks' shares."""
+        """Number of bounds on what is not known, and the Euclidean length of the other checks' shares."""
         known = [check.share for check in self.checks if check.setting]
         return len(self.checks) - len(known), hypot(*known)
 
     @property
     def meets(self) -> bool:
-        """Whether it keeps within all bounds."""
+        """Whether the candidate keeps within all bounds."""
         return self.miss == (0, 0.0)
 
     @property
     def title(self) -> str:
-        """The arm and its values."""
+        """The arm and its values, in words."""
         return self.settings[0].title
 
     def cost(self, measures: Sequence[str]) -> list[float]:
-        """The means of some costs, the unknown as infinite."""
+        """Return the means of some costs, the unknown as infinite."""
         known = self.settings[0].measures
         return [known[name].mean if name in known else inf for name in measures]
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The answer."""
+    """Recommendation of a candidate under bounds."""
 
     bounds: list[Bound]
     costs: tuple[str, ...]
     chosen: Candidate
-    """The cheapest that meets all bounds; the nearest, where none does."""
+    """Cheapest candidate that meets all bounds; the nearest, where none does."""
     meeting: int
-    """How many settings meet all bounds."""
+    """Number of settings that meet all bounds."""
     candidates: int
     unattacked: list[str]
     """Titles of settings that no attack has met; told only where a bound is on leakage."""
 
 
 def bound(text: str) -> Bound:
-    """A bound from `MEASURE<=VALUE` or `MEASURE>=VALUE`; raises `UserError` for anything else."""
+    """Parse a bound from `MEASURE<=VALUE` or `MEASURE>=VALUE`; raises `UserError` for anything else."""
     match = _BOUND.fullmatch(text)
     try:
         limit = float(match[3]) if match else inf
@@ -135,7 +135,10 @@ def bound(text: str) -> Bound:
 
 
 def cost(name: str) -> str:
-    """A measure to spare; raises `UserError` for one that is no cost of the federation: an attacker's time is none."""
+    """Return the measure of a cost; raises `UserError` for one that is no cost of the federation.
+
+    An attacker's time is none.
+    """
     costs = [measure for measure, what in MEASURES.items() if what.kind == "cost" and measure != "attack_seconds"]
     if name not in costs:
         raise UserError(f"'{name}' is no cost: {nearest(name, costs)}")
@@ -143,13 +146,13 @@ def cost(name: str) -> str:
 
 
 def of_worst_image(given: Bound) -> Bound:
-    """The same bound on the worst image instead of the mean, where there is such a measure."""
+    """Return the bound on the worst image instead of the mean, where there is such a measure."""
     worst = worst_of(given.measure)
     return Bound(worst, given.limit, given.at_most) if worst in MEASURES else given
 
 
 def recommend(settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple[str, ...] = COSTS) -> Recommendation:
-    """The cheapest arm and set of values whose means meet all bounds; where none does, that of the least `miss`.
+    """Return the cheapest arm and set of values whose means meet all bounds, else that of the least `miss`.
 
     Raises `UserError` where there is no bound or no setting, where a bounded measure is known of no setting, or where
     epsilons of different guarantees would be compared.
@@ -195,7 +198,7 @@ def _check(group: Sequence[Setting], bound: Bound, span: float) -> BoundCheck:
 
 
 def rerun(results: Results, chosen: Candidate) -> dict[str, str]:
-    """What to type to play a candidate of these results again: what it plays -> the command."""
+    """Return the commands that play a candidate of these results again, by what they play."""
     row, scenario = chosen.settings[0].rows[0], f"{results.url}/{SCENARIO}"
     arms = results.scenario.get("arms") or {}
     if row.get("run"):

@@ -1,4 +1,4 @@
-"""Who stands whom: the test accuracy of every arm against every opponent, from the rounds' table."""
+"""Robustness: the test accuracy of every arm against every opponent, from the rounds' table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayfed.store.schemas import VERSUS
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one arm against one opponent by the last evaluated round, in shares."""
+    """Outcome of one arm against one opponent by the last evaluated round, in shares."""
 
     accuracy: float
     backdoor: float | None
@@ -20,7 +20,7 @@ class Outcome:
 
 @dataclass
 class Matrix:
-    """The outcomes of a run whose arms have opponents."""
+    """Outcomes of a run whose arms have opponents, as a matrix."""
 
     arms: list[str] = field(default_factory=list)
     opponents: list[str] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Matrix:
 
 
 def matrix(rounds: Iterable[Row]) -> Matrix:
-    """The last evaluated rows of `rounds`, in their order, whose arm has an opponent in its name."""
+    """Return the last evaluated rows of `rounds`, in their order, whose arm has an opponent in its name."""
     found = Matrix()
     for row in rounds:
         arm, versus, opponent = row["arm"].partition(VERSUS)

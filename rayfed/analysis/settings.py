@@ -1,4 +1,4 @@
-"""Settings and what they come to: outcomes gathered over repeats, each figure with its uncertainty."""
+"""Settings and their figures: outcomes gathered over repeats, each figure with its uncertainty."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """The mean of one figure over repeats."""
+    """Estimate of one figure: its mean over repeats, with an interval."""
 
     mean: float
     low: float | None
@@ -33,15 +33,15 @@ class Setting:
     """One arm with one set of values of the swept fields, met by one attack or none."""
 
     source: str
-    """Whose row it is where several runs are looked at; empty otherwise."""
+    """Run that the setting is of where several are looked at; empty otherwise."""
     arm: str
     attack: str | None
     fields: dict[str, Any]
-    """Swept field -> value, null for null; without those that are another arm's."""
+    """Values of swept fields, null for null; without those that are another arm's."""
     measures: dict[str, Estimate]
-    """Column of `outcomes.MEASURES` -> its estimate, where it was measured."""
+    """Estimates by column of `outcomes.MEASURES`, where it was measured."""
     rows: list[Row]
-    """The repeats' outcomes."""
+    """Outcomes of the repeats."""
 
     @property
     def title(self) -> str:
@@ -51,12 +51,12 @@ class Setting:
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """What is alike for all attacks on one arm with one set of values."""
+        """Key that all attacks on one arm with one set of values have in common."""
         return self.source, self.arm, repr(self.fields)
 
 
 def settings(rows: Sequence[Row], fields: Sequence[str] = (), source: str = "") -> list[Setting]:
-    """Outcomes by arm, attack and values of the fields; failed and stopped trials are left out."""
+    """Return outcomes by arm, attack and values of the fields; failed and stopped trials are left out."""
     groups: dict[tuple[Any, ...], dict[Any, Row]] = {}
     for row in rows:
         if row.get("status", "finished") == "finished":
@@ -76,7 +76,7 @@ def _setting(group: list[Row], fields: Sequence[str], source: str) -> Setting:
 
 
 def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
-    """An estimate; of epsilon, which is a promise and no measurement, the weakest."""
+    """Return an estimate; of epsilon, which is a promise and no measurement, the weakest."""
     values = [row.get(name) for row in group]
     if name != "epsilon":
         return estimate(values)
@@ -87,7 +87,7 @@ def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
 
 
 def estimate(values: Sequence[float | None]) -> Estimate | None:
-    """The mean of what was measured, with its interval; None where nothing was.
+    """Return the mean of what was measured, with its interval; None where nothing was.
 
     Values that are not finite are left out: an infinite epsilon guarantees nothing, and outcomes cap a PSNR.
     """
@@ -102,7 +102,7 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
 
 
 def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
-    """Every arm and set of values once: with the attack that gets most, by the mean of a measure of the outcomes.
+    """Return every arm and set of values once, with the attack that gets most by the mean of a measure.
 
     Where attacks get the same, as of a cost, it is the first. Settings in which the measure is not known are left out;
     an arm that no attack has met has no leakage. Raises `UserError` for an unknown measure.
@@ -113,7 +113,7 @@ def strongest(settings: Sequence[Setting], measure: str) -> list[Setting]:
 
 
 def by_values(settings: Sequence[Setting]) -> list[list[Setting]]:
-    """The settings that differ in nothing but the attack, together."""
+    """Group the settings that differ in nothing but the attack."""
     groups: dict[tuple[str, str, str], list[Setting]] = {}
     for each in settings:
         groups.setdefault(each.identity, []).append(each)

@@ -37,7 +37,7 @@ _COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class AttackGroup:
-    """The rows of `attacks` behind one curve: one attack on one arm, of a sweep under one setting."""
+    """Rows of `attacks` behind one curve: one attack on one arm, of a sweep under one setting."""
 
     setting: str
     arm: str
@@ -47,7 +47,7 @@ class AttackGroup:
 
 @dataclass(frozen=True)
 class SuccessCurve:
-    """How often one attack succeeds."""
+    """Success rates of one attack by threshold."""
 
     group: AttackGroup
     metric: str
@@ -58,7 +58,7 @@ class SuccessCurve:
 
 
 def attack_groups(attacks: Iterable[Row]) -> list[AttackGroup]:
-    """The attacks on the arms of one run, in the order of the table."""
+    """Return the attacks on the arms of one run, in the order of the table."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in attacks:
         found.setdefault((row["arm"], row["attack"]), []).append(row)
@@ -66,7 +66,7 @@ def attack_groups(attacks: Iterable[Row]) -> list[AttackGroup]:
 
 
 def success_curve(group: AttackGroup, metric: str, thresholds: Sequence[float] | None = None) -> SuccessCurve | None:
-    """One metric's curve; None where no image has a value. PSNR is cut at its ceiling.
+    """Return one metric's curve; None where no image has a value. PSNR is cut at its ceiling.
 
     Without `thresholds` at every value that was measured, between which nothing changes: up to each of them, from the
     one before, the share is the same. Raises `UserError` for a metric that has no curves.
@@ -84,8 +84,10 @@ def success_curve(group: AttackGroup, metric: str, thresholds: Sequence[float] |
 
 
 def success_table(curves: Iterable[SuccessCurve]) -> pa.Table:
-    """A row for every point of every curve: `setting` (a run's arm), `arm`, `attack`, `batch_size` (null where it
-    varies), `metric`, `threshold`, `images` (attacked ones) and `share`.
+    """Return a table with a row for every point of every curve.
+
+    Columns: `setting` (a run's arm), `arm`, `attack`, `batch_size` (null where it varies), `metric`, `threshold`,
+    `images` (attacked ones) and `share`.
     """
     return pa.Table.from_pylist(
         [

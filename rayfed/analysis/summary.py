@@ -1,4 +1,4 @@
-"""The numbers of a run, from its tables alone: what every arm reached, and what every attack got out of it.
+"""Summary of a run, from its tables alone: what every arm reached, and what every attack got out of it.
 
 A metric enters means at no more than its ceiling, because an exact copy has an infinite PSNR. Values that were not
 measured (null or NaN) are left out, and every figure says how many values are behind it.
@@ -31,12 +31,12 @@ _KNOWLEDGE = {
 _OBSERVED = {"shown": "what clients are shown of the update"}
 _OF_SAMPLES = tuple(metric.name for metric in METRICS.values() if metric.compares != "labels")
 _LEADING = tuple(metric.name for metric in METRICS.values() if metric.leads)[::-1]
-"""What samples are ranked by, the first that was measured; records have a PSNR, too."""
+"""Metrics that samples are ranked by, the first that was measured; records have a PSNR, too."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Some values in five figures."""
+    """Five figures of some values."""
 
     mean: float
     sd: float | None
@@ -48,7 +48,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Leak:
-    """What one attack got out of one arm, over all images that it reconstructed; None where it was not measured.
+    """Leak of one arm to one attack, over all images that it reconstructed; None where it was not measured.
 
     Diverged reconstructions count like any other: they are what the attacker holds.
     """
@@ -56,77 +56,77 @@ class Leak:
     arm: str
     attack: str
     images: int
-    """Reconstructions of images; of every image as many as the attack has repeats."""
+    """Number of reconstructions of images; of every image as many as the attack has repeats."""
     setting: str
-    """What the attack was given, in words."""
+    """Input of the attack, in words."""
     scores: dict[str, Spread | None]
-    """Every metric of `METRICS`, over images; what is one value a batch, over attacks on a batch."""
+    """Spread by metric of `METRICS`, over images; of one value a batch, over attacks on a batch."""
     people: int | None
     """Classes that the recogniser behind `top1` to `top5` tells apart."""
     iterations: Spread | None
-    """Over attacks on a batch."""
+    """Iterations, over attacks on a batch."""
     seconds: Spread | None
-    """Likewise."""
+    """Seconds, over attacks on a batch."""
     success: dict[str, float | None]
-    """Metric -> probability of reconstruction success, over all attacked images."""
+    """Probability of reconstruction success by metric, over all attacked images."""
     failures: dict[tuple[str, str], int]
-    """(status, message) -> attacks on a batch, where the status is not ok."""
+    """Number of attacks on a batch by (status, message), where the status is not ok."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What one attack inferred in one arm, over all victims and rounds, other than images of a batch."""
+    """Inferences of one attack in one arm, over all victims and rounds, other than images of a batch."""
 
     arm: str
     attack: str
     metric: str
     value: Spread | None
     chance: Spread | None
-    """What an attacker gets who has seen nothing."""
+    """Value that an attacker gets who has seen nothing."""
     candidates: int
-    """Statements behind the value: candidates, questions or images."""
+    """Number of statements behind the value: candidates, questions or images."""
     failures: dict[tuple[str, str], int]
-    """(status, message) -> victims, where the status is not ok."""
+    """Number of victims by (status, message), where the status is not ok."""
 
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """One arm: how its training went and its worst leak."""
+    """Summary of one arm: how its training went and its worst leak."""
 
     name: str
     defences: list[str]
-    """As the scenario writes them, behind what the arm sets otherwise."""
+    """Defence pipeline as the scenario writes it, behind what the arm sets otherwise."""
     rounds: int
     accuracy: float | None
-    """On the test set after the last evaluated round, 0..1."""
+    """Accuracy on the test set after the last evaluated round, 0..1."""
     own_accuracy: float | None
-    """On all clients' own samples then; None where the scenario does not ask."""
+    """Accuracy on all clients' own samples then; None where the scenario does not ask."""
     strangers: tuple[float, float] | None
-    """Test accuracy then of who has no private part: all of it random, and only its keys; None where there is none."""
+    """Test accuracy of a non-member then: private part all random, and only its keys; None where there is none."""
     accuracy_round: int | None
     accuracy_change: float | None
-    """Against the first arm; None for the first arm itself."""
+    """Difference in accuracy to the first arm; None for the first arm itself."""
     loss: float | None
-    """On the test set after the last evaluated round (nats)."""
+    """Loss on the test set after the last evaluated round (nats)."""
     actor_seconds: Spread | None
-    """What a round's training costs: its cohorts' wall times, summed."""
+    """Cost of a round's training: its cohorts' wall times, summed."""
     bytes_up: int
     bytes_down: int
     update_bytes: Spread | None
-    """The size of one client's update."""
+    """Bytes of one client's update."""
     worst: Row | None
-    """The row of `attacks` nearest to the truth, see `worst`."""
+    """Row of `attacks` nearest to the truth, see `worst`."""
 
 
 @dataclass(frozen=True)
 class LabelMix:
-    """How samples and classes are spread over clients."""
+    """Spread of samples and classes over clients."""
 
     clients: list[int]
     classes: dict[int, str]
-    """Label -> the class in words."""
+    """Names of classes by label."""
     counts: np.ndarray
-    """(classes, clients) int64."""
+    """Number of samples, (classes, clients) int64."""
     samples: tuple[int, float, int]
     """Smallest, median and largest client, in samples."""
     classes_held: tuple[int, float, int]
@@ -134,7 +134,7 @@ class LabelMix:
 
 
 def spread(values: Iterable[float | None], ceiling: float = inf) -> Spread | None:
-    """Mean, deviation and range of the values that were measured, each at most `ceiling`; None where none was."""
+    """Return mean, deviation and range of the measured values, each at most `ceiling`; None where none was."""
     known = [min(float(v), ceiling) for v in values if v is not None and not isnan(v)]
     if not known:
         return None
@@ -142,13 +142,13 @@ def spread(values: Iterable[float | None], ceiling: float = inf) -> Spread | Non
 
 
 def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
-    """The arms in the order of the scenario, then any others in the order of the tables."""
+    """Return the arms in the order of the scenario, then any others in the order of the tables."""
     named = dict.fromkeys(scenario.get("arms") or {})
     return list(named | dict.fromkeys(row["arm"] for table in tables for row in table))
 
 
 def leaks(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> list[Leak]:
-    """One figure set for every arm and attack that met, arms in the order given; metric -> threshold of success."""
+    """Return the leak for every arm and attack that met, arms in the order given, by thresholds of success."""
     groups = _grouped(attacks, "arm", "attack")
     return [_leak(groups[key], thresholds) for key in sorted(groups, key=lambda key: arms.index(key[0]))]
 
@@ -174,8 +174,9 @@ def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
 
 
 def success(rows: Sequence[Row], metric: str, threshold: float) -> float | None:
-    """The probability of reconstruction success (PoRS): the share of attacked images that come out at the threshold or
-    nearer to the truth. An image that has no value is a failure; None where no image has one.
+    """Return the probability of reconstruction success (PoRS): the share of images at the threshold or nearer.
+
+    It is of all attacked images. An image that has no value is a failure; None where no image has one.
     """
     values = [row[metric] for row in rows if measured(row.get(metric))]
     passed = sum(METRICS[metric].passes(value, threshold) for value in values)
@@ -183,17 +184,17 @@ def success(rows: Sequence[Row], metric: str, threshold: float) -> float | None:
 
 
 def passing(metric: str, threshold: float) -> str:
-    """A threshold of success in words: `psnr ≥ 15`."""
+    """Return a threshold of success in words: `psnr ≥ 15`."""
     return f"{metric} {'≥' if METRICS[metric].higher_is_closer else '≤'} {threshold:g}"
 
 
 def people(rows: Iterable[Row]) -> int | None:
-    """How many classes the recogniser tells apart that was asked about these images; None where none was."""
+    """Return how many classes the recogniser of these images tells apart; None where none was asked."""
     return next((row["people"] for row in rows if row.get("people") is not None), None)
 
 
 def claims(inferences: Sequence[Row], arms: Sequence[str]) -> list[Claim]:
-    """One figure set for every arm and attack that inferred something, arms in the order given."""
+    """Return the claim for every arm and attack that inferred something, arms in the order given."""
     groups = _grouped(inferences, "arm", "attack")
     return [_claim(groups[key]) for key in sorted(groups, key=lambda key: arms.index(key[0]))]
 
@@ -212,7 +213,7 @@ def _claim(rows: Sequence[Row]) -> Claim:
 
 
 def setting(rows: Sequence[Row]) -> str:
-    """What an attack was given, in words: `the gradient of 4 samples and the labels`, `only the update`."""
+    """Say what an attack was given: `the gradient of 4 samples and the labels`, `only the update`."""
     sizes = sorted({row["batch_size"] for row in rows if row["batch_size"] is not None})
     count = "–".join(str(size) for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
     samples = f" of {count} sample{'' if sizes[-1] == 1 else 's'}" if sizes else ""
@@ -225,7 +226,7 @@ def setting(rows: Sequence[Row]) -> str:
 def arms(
     names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Sequence[Row], attacks: Sequence[Row]
 ) -> list[ArmSummary]:
-    """Every arm's summary, in the order of `names`."""
+    """Return every arm's summary, in the order of `names`."""
     played, sent, attacked = (_grouped(table, "arm") for table in (rounds, clients, attacks))
     result: list[ArmSummary] = []
     for name in names:
@@ -260,21 +261,23 @@ def _strangers(row: Row) -> tuple[float, float] | None:
 
 
 def worst(attacks: Sequence[Row]) -> Row | None:
-    """The reconstruction nearest to its original: the highest PSNR, of texts the most tokens in place, of records the
-    most features found; None where none was measured.
+    """Return the row of the reconstruction nearest to its original.
+
+    It has the highest PSNR, of texts the most tokens in place, of records the most features found; None where none was
+    measured.
     """
     leading = leading_metric(attacks)
     return max((row for row in attacks if measured(row.get(leading))), key=lambda row: row[leading], default=None)
 
 
 def leading_metric(attacks: Iterable[Row]) -> str:
-    """The metric by which reconstructions are ranked."""
+    """Return the metric by which reconstructions are ranked."""
     measures = {name for row in attacks for name in _LEADING if measured(row.get(name))}
     return next((name for name in _LEADING if name in measures), "psnr")
 
 
 def label_mix(partition: pa.Table) -> LabelMix | None:
-    """The spread of samples and classes; None where no partition was written."""
+    """Return the spread of samples and classes; None where no partition was written."""
     if not partition.num_rows:
         return None
     clients, columns = np.unique(partition["client"], return_inverse=True)
@@ -293,12 +296,12 @@ def label_mix(partition: pa.Table) -> LabelMix | None:
 
 
 def measured(value: float | None) -> bool:
-    """Whether there is a number."""
+    """Return whether there is a number."""
     return value is not None and not isnan(value)
 
 
 def _defences(scenario: Row, arm: str) -> list[str]:
-    """An arm's stack as `name (parameter value, ...)`, what it sets otherwise before; the only one without arms."""
+    """Return a pipeline as `name (parameter value, ...)`, after what else the arm sets; the only one without arms."""
     own = (scenario.get("arms") or {}).get(arm, scenario.get("defences")) or []
     changed = []
     if isinstance(own, Mapping):

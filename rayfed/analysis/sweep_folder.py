@@ -20,18 +20,18 @@ TRIALS = "trials"
 _RUN = re.compile(rf"{TRIALS}/\d{{4,}}-\d+", re.ASCII)
 _TRIAL = re.compile(r"\d+(-\d+)?", re.ASCII)
 _ALWAYS = ("trial", "repeat", "status", "arm")
-"""Columns that every row has."""
+"""Columns of every row."""
 
 
 @dataclass(frozen=True)
 class SweepFolder:
-    """One sweep; a run folder of another content, so that `RunFolder` reads and writes its files."""
+    """Folder of one sweep; a run folder of another content, so that `RunFolder` reads and writes its files."""
 
     files: RunFolder
 
     @classmethod
     def open(cls, path: str) -> SweepFolder:
-        """The sweep at a local path or fsspec URL; raises `RunError` where there is none."""
+        """Open the sweep at a local path or fsspec URL; raises `RunError` where there is none."""
         folder = RunFolder.open(path)
         if not is_sweep(folder):
             raise RunError(f"'{path}' is a run, not a sweep: its {SCENARIO} has no `sweep`")
@@ -39,21 +39,21 @@ class SweepFolder:
 
     @property
     def url(self) -> str:
-        """The folder as a user would write it."""
+        """Address of the folder as a user would write it."""
         return self.files.url
 
     @property
     def scenario(self) -> dict[str, Any]:
-        """The resolved scenario, `sweep` among its sections."""
+        """Return the resolved scenario, `sweep` among its sections."""
         return self.files.read_mapping(SCENARIO)
 
     @property
     def fields(self) -> list[str]:
-        """The paths of the swept fields, in the scenario's order: columns of the outcomes."""
+        """Return the paths of the swept fields, in the scenario's order: columns of the outcomes."""
         return list(self.scenario["sweep"]["fields"])
 
     def trial(self, run: str) -> RunFolder:
-        """The run folder of a trial; `run` is what stands in that column of the outcomes.
+        """Return the run folder of a trial; `run` is what stands in that column of the outcomes.
 
         Raises `RunError` for a name that no sweep gives: it might lead out of the folder.
         """
@@ -64,11 +64,14 @@ class SweepFolder:
         return RunFolder(self.files.fs, f"{self.files.root}/{run}")
 
     def trial_names(self) -> list[str]:
-        """The trials that have a run folder, whether or not they have ended."""
+        """Return the trials that have a run folder, whether or not they have ended."""
         return self.files.folders(TRIALS)
 
     def outcomes(self) -> pa.Table:
-        """A row for every trial, arm and attack so far, in the order of the trials; none before the first is over."""
+        """Return a row for every trial, arm and attack so far, in the order of the trials.
+
+        There is none before the first trial is over.
+        """
         if not self.files.exists(OUTCOMES_FILE):
             return outcomes_table([], self.fields, trials=True)
         try:
@@ -77,7 +80,7 @@ class SweepFolder:
             raise RunError(f"cannot read '{self.url}/{OUTCOMES_FILE}': {error}; restore it from a copy") from error
 
     def _as_written(self, found: pa.Table) -> pa.Table:
-        """The columns that `write_outcomes` writes; the types of swept fields are those of their values."""
+        """Return the columns that `write_outcomes` writes; the types of swept fields are those of their values."""
         columns, swept = [], self.fields  # a list that is read from the scenario's file
         expected = outcomes_table([], swept, trials=True).schema
         found = completed(found, pa.schema([field for field in expected if field.name not in swept]))
@@ -100,5 +103,5 @@ class SweepFolder:
 
 
 def is_sweep(folder: RunFolder) -> bool:
-    """Whether this folder holds a sweep and not a run."""
+    """Return whether a folder holds a sweep and not a run."""
     return bool(folder.read_mapping(SCENARIO).get("sweep"))

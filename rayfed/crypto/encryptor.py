@@ -1,4 +1,4 @@
-"""An update as integers under encryption with a tag, its sums, and what comes out of them.
+"""Encryptor of updates as integers with a tag: their sums under encryption, and what comes out of them.
 
 Clients hold `Keys`; an `Encryptor` is public. Anyone adds and multiplies, nobody without the keys opens, and a sum
 opens only where its tag fits: what was tampered with, truncated or encrypted with other keys is never taken for an
@@ -23,69 +23,69 @@ from rayfed.errors import ProtectionError, UserError
 from rayfed.update import Encrypted, Named, Share, Update
 
 _NONCE = 16
-"""Bytes: that two of 2^32 encrypted updates have the same one happens once in 2^65."""
+"""Bytes of a nonce: that two of 2^32 encrypted updates have the same one happens once in 2^65."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """The most that a sum of encrypted updates holds."""
+    """Largest sum of encrypted updates that there has to be room for."""
 
     clients: int
     units: int
-    """The sum of the whole numbers by which their updates are multiplied."""
+    """Sum of the whole numbers by which the clients' updates are multiplied."""
     multiplied: bool = False
     """Whether the server multiplies; clients do otherwise, before they encrypt."""
 
 
 class Code(Protocol):
-    """How floats become integers."""
+    """Code of floats as integers."""
 
     def largest(self, clip: float) -> int:
-        """The largest magnitude of an integer where values are clipped so."""
+        """Return the largest magnitude of an integer where values are clipped so."""
 
     def encode(self, values: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """(D,) integers for (D,) floats, which are clipped to their (D,) bounds."""
+        """Return integers (D,) for floats (D,), which are clipped to their bounds (D,)."""
 
     def decode(self, integers: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """(D,) floats of integers or sums of them."""
+        """Return the floats (D,) of integers or sums of them."""
 
 
 class Scheme(Protocol):
     """Additively homomorphic encryption of integer vectors, with room for the sums of one load."""
 
     def generate(self, seed: bytes) -> bytes:
-        """A key pair; schemes that can be seeded give the same one for the same seed."""
+        """Generate a key pair; schemes that can be seeded give the same one for the same seed."""
 
     def public(self, pair: bytes) -> bytes:
-        """The part of a key pair that who adds needs; may be empty."""
+        """Return the part of a key pair that adding needs; may be empty."""
 
     def crack(self, public: bytes) -> bytes | None:
-        """The key pair where computing finds it from the public key; None where that would take too long."""
+        """Compute the key pair from the public key; None where that would take too long."""
 
     def encrypt(self, pair: bytes, vector: np.ndarray, units: int) -> tuple[bytes, ...]:
-        """Ciphertexts of a vector that was multiplied by `units`."""
+        """Return ciphertexts of a vector that was multiplied by `units`."""
 
     def decrypt(self, pair: bytes, ciphertexts: Sequence[bytes], size: int, units: int) -> np.ndarray:
-        """(size,) integers; `units` were multiplied with all that was added, together."""
+        """Return integers (size,); `units` were multiplied with all that was added, together."""
 
     def add(self, public: bytes, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Ciphertexts of the sum."""
+        """Return ciphertexts of the sum."""
 
     def times(self, public: bytes, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """Ciphertexts of the vector times a factor of 1 or more."""
+        """Return ciphertexts of the vector times a factor of 1 or more."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """What the clients of an arm share in a round and nobody else has."""
+    """Keys that the clients of an arm share in a round and nobody else has."""
 
     secret: bytes
-    """From which tags are made; another in each session (`rayfed.protections.encrypted.EncryptedChannel`)."""
+    """Secret that tags are made from; another in each session (`rayfed.protections.encrypted.EncryptedChannel`)."""
     pair: bytes
     """The scheme's secret and public key."""
 
     def tagger(self, round: int, layout: Layout) -> Tagger:
-        """Of the vectors of one round in which values stand for these tensors."""
+        """Return the tagger of vectors of one round in which values stand for these tensors."""
         return Tagger(derive(self.secret, "tags", round, repr(layout)))
 
 
@@ -105,7 +105,7 @@ class Encryptor:
             raise UserError(f"a clip bound of {max(self.clip, self.clip_buffers):g} is too large to encrypt: lower it")
 
     def encrypt(self, keys: Keys, update: Update, weight: int) -> Encrypted:
-        """The update, multiplied by its weight unless the server will do so, and encrypted."""
+        """Return the update encrypted, multiplied by its weight unless the server will do so."""
         layout = Layout.of(update)
         before = 1 if self.load.multiplied else weight
         vector = before * self.code.encode(flat(update), layout.bounds(self.clip, self.clip_buffers))
@@ -122,15 +122,15 @@ class Encryptor:
         )
 
     def describe(self) -> str:
-        """What is sent, in words."""
+        """Say what is sent."""
         return f"sums of up to {self.load.clients} clients: {in_steps(self.code, self.clip, self.clip_buffers)}"
 
     def clipped(self, update: Update) -> int:
-        """How many of an update's values are beyond their clip bounds, and lose what is beyond."""
+        """Return how many of an update's values are beyond their clip bounds, and lose what is beyond."""
         return beyond(update, self.clip, self.clip_buffers)
 
     def add(self, left: Encrypted, right: Encrypted) -> Encrypted:
-        """The sum; raises `ProtectionError` where the two do not belong together."""
+        """Return the encrypted sum; raises `ProtectionError` where the two do not belong together."""
         self._check(left)
         self._check(right)
         self._check_room(left.shares + right.shares)
@@ -154,7 +154,7 @@ class Encryptor:
         )
 
     def times(self, encrypted: Encrypted, factor: int) -> Encrypted:
-        """The same times a public factor of 1 or more."""
+        """Return an encrypted sum times a public factor of 1 or more."""
         self._check(encrypted)
         shares = tuple(share._replace(after=factor * share.after) for share in encrypted.shares)
         self._check_room(shares)
@@ -166,11 +166,11 @@ class Encryptor:
         )
 
     def weighted(self, encrypted: Sequence[Encrypted], pieces: Sequence[int]) -> Encrypted:
-        """The sum of each times its pieces; what has none is left out."""
+        """Return the encrypted sum of each times its pieces; what has none is left out."""
         return reduce(self.add, (self.times(s, count) for s, count in zip(encrypted, pieces, strict=True) if count))
 
     def open(self, keys: Keys, encrypted: Encrypted, alone: bool = False) -> tuple[Named, Named, int]:
-        """The weighted sums of tensors and of buffers, in float64, and the sum of the weights.
+        """Return the weighted sums of tensors and of buffers, in float64, and the sum of the weights.
 
         Raises `ProtectionError` for what is not the sum of what clients of these keys encrypted, and, unless `alone`
         allows it, for a sum that would give one client's update away.
@@ -195,13 +195,16 @@ class Encryptor:
         return self._decoded(encrypted, total)
 
     def broken(self, pair: bytes, encrypted: Encrypted) -> tuple[Named, Named]:
-        """The update and buffers of one client, to who has found the key pair but has no part in the secret."""
+        """Return the update and buffers of one client, as who has broken the key pair reads them.
+
+        The secret of the tags is not needed.
+        """
         tensors, buffers, weight = self._decoded(encrypted, self._decrypted(pair, encrypted))
         return _single(tensors, weight), _single(buffers, weight)
 
     @property
     def _largest(self) -> int:
-        """The largest magnitude of an encoded value."""
+        """Largest magnitude of an encoded value."""
         return max(self.code.largest(self.clip), self.code.largest(self.clip_buffers))
 
     def _check(self, encrypted: Encrypted) -> None:
@@ -212,8 +215,10 @@ class Encryptor:
             )
 
     def _check_shares(self, encrypted: Encrypted, fewest: int) -> None:
-        """Factors of 1 or more: the tag tells them apart modulo its prime only, and none takes a client's update out of
-        a sum that names the client.
+        """Raise `ProtectionError` for too few clients, a client named twice, or factors below 1.
+
+        The tag tells factors apart modulo its prime only, and none of 1 or more takes a client's update out of a sum
+        that names the client.
         """
         clients = {share.client for share in encrypted.shares}
         if len(clients) < max(fewest, len(encrypted.shares)):
@@ -247,13 +252,13 @@ class Encryptor:
 
 
 def in_steps(code: Code, clip: float, clip_buffers: float) -> str:
-    """How finely values are sent, in words."""
+    """Say how finely values are sent."""
     step, coarse = code.decode(np.ones(2, np.int64), np.array([clip, clip_buffers]))
     return f"values up to {clip:g} in steps of {step:.1e}, of buffers up to {clip_buffers:g} in steps of {coarse:.1e}"
 
 
 def beyond(update: Update, clip: float, clip_buffers: float) -> int:
-    """How many of an update's values are beyond their clip bounds."""
+    """Return how many of an update's values are beyond their clip bounds."""
     return int((np.abs(flat(update)) > Layout.of(update).bounds(clip, clip_buffers)).sum())
 
 
@@ -266,7 +271,7 @@ def _units(encrypted: Encrypted) -> int:
 
 
 def _context(share: Share) -> tuple[int | str, ...]:
-    """What a client says of its update, under the mask of the tag."""
+    """Return what a client says of its update, under the mask of the tag."""
     return share.client, share.weight, share.before, share.nonce.hex()
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from flint import fmpz
 
 MOST_BITS = 200
-"""Beyond which nothing is tried: another 30 bits take about ten times as long."""
+"""Bits from which on no modulus is tried: another 30 bits take about ten times as long."""
 
 
 def factor(n: int) -> tuple[int, int] | None:
-    """The two primes of a modulus, the smaller first; None where it is too long."""
+    """Return the two primes of a modulus, the smaller first; None where it is too long."""
     if n.bit_length() >= MOST_BITS:
         return None
     (p, _), (q, _) = sorted(fmpz(n).factor())

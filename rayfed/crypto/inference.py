@@ -16,59 +16,63 @@ from torch import Tensor, nn
 from rayfed.errors import UserError
 
 _DEGREE, _MODULI, _SCALE = 8192, (31, 26, 26, 26, 26, 26, 26, 31), 2.0**26
-"""218 bits at degree 8192: 128-bit security by the homomorphic encryption standard. Six products of 26 bits: the
-convolution, putting its channels into one vector, two squares, two linear layers."""
+"""Parameters of CKKS: 218 bits at degree 8192 give 128-bit security by the homomorphic encryption standard.
+
+Six products of 26 bits: the convolution, putting its channels into one vector, two squares, two linear layers."""
 
 _LAYERS = ["conv1", "square1", "flatten", "fc1", "square2", "fc2"]
 
 
 @dataclass(frozen=True)
 class Client:
-    """Encrypts images and reads logits; alone holds the secret key."""
+    """Client that encrypts images and reads logits; it alone holds the secret key."""
 
     context: ts.Context
 
     @classmethod
     def fresh(cls) -> Client:
-        """One with new keys."""
+        """Return a client with new keys."""
         context = ts.context(ts.SCHEME_TYPE.CKKS, _DEGREE, coeff_mod_bit_sizes=list(_MODULI))
         context.global_scale = _SCALE
         context.generate_galois_keys()
         return cls(context)
 
     def public(self) -> bytes:
-        """What the server needs: everything but the secret key."""
+        """Return what the server needs: everything but the secret key."""
         data: bytes = self.context.serialize(save_secret_key=False)
         return data
 
     def encrypt(self, image: Tensor, conv: nn.Conv2d) -> tuple[bytes, int]:
-        """A grey image (1, H, W) cut into the windows of the server's first layer, and how many they are."""
+        """Encrypt a grey image (1, H, W) as windows of the server's first layer; return how many, too."""
         (height, width), (step, _) = conv.kernel_size, conv.stride
         vector, windows = ts.im2col_encoding(self.context, image[0].tolist(), height, width, step)
         return vector.serialize(), windows
 
     def decrypt(self, logits: bytes) -> list[float]:
-        """The logits."""
+        """Return the logits in the clear."""
         found: list[float] = ts.ckks_vector_from(self.context, logits).decrypt()
         return found
 
 
 @dataclass(frozen=True)
 class Server:
-    """Evaluates a `cryptonet` on what it cannot read."""
+    """Server that evaluates a `cryptonet` on images that it cannot read."""
 
     context: ts.Context
     model: nn.Sequential
 
     @classmethod
     def of(cls, public: bytes, model: nn.Sequential) -> Server:
-        """For one client's public keys. Raises `UserError` for another network, or one that normalises its images."""
+        """Return the server for one client's public keys.
+
+        Raises `UserError` for another network, or one that normalises its images.
+        """
         if [name for name, _ in model.named_children()] != _LAYERS or model._forward_pre_hooks:
             raise UserError("only a `cryptonet` without `normalise` can be evaluated under encryption")
         return cls(ts.context_from(public), model)
 
     def classify(self, image: bytes, windows: int) -> bytes:
-        """The encrypted logits of an encrypted image."""
+        """Return the encrypted logits of an encrypted image."""
         layers: dict[str, Any] = dict(self.model.named_children())
         conv, fc1, fc2 = layers["conv1"], layers["fc1"], layers["fc2"]
         vector = ts.ckks_vector_from(self.context, image)

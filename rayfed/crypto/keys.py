@@ -1,4 +1,4 @@
-"""Keys derived from secrets, and boxes: what is locked with a key, and authenticated together with what it is about.
+"""Keys derived from secrets, and boxes that lock data with a key and authenticate it with what it is about.
 
 Source: HKDF, RFC 5869; ChaCha20, RFC 8439; AES-GCM, NIST SP 800-38D.
 """
@@ -21,29 +21,29 @@ _NONCE = 12
 
 
 def derive(secret: bytes, *purpose: str | int) -> bytes:
-    """32 bytes for one purpose, from which neither the secret nor those for another can be told."""
+    """Derive 32 bytes for one purpose, from which neither the secret nor those for another can be told."""
     return HKDF(SHA256(), length=32, salt=b"rayfed", info=encoded(*purpose)).derive(secret)
 
 
 class Stream:
-    """A cryptographic generator: the same 32 bytes of key give the same stream on every machine."""
+    """Cryptographic generator: the same 32 bytes of key give the same stream on every machine."""
 
     def __init__(self, key: bytes) -> None:
         self._keystream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def read(self, size: int) -> bytes:
-        """The next bytes."""
+        """Return the next bytes."""
         return self._keystream.update(bytes(size))
 
 
 def lock(key: bytes, data: bytes, about: bytes = b"") -> bytes:
-    """`data` encrypted, and authenticated together with what it is about, which is not sent."""
+    """Encrypt `data`, and authenticate it together with what it is about, which is not sent."""
     nonce = secrets.token_bytes(_NONCE)
     return nonce + AESGCM(key).encrypt(nonce, data, about)
 
 
 def unlock(key: bytes, box: bytes, about: bytes = b"") -> bytes:
-    """What was locked; raises `ProtectionError` where key or `about` are others, or the box was tampered with."""
+    """Return locked data; raises `ProtectionError` for another key or `about`, or a box that was tampered with."""
     try:
         return AESGCM(key).decrypt(box[:_NONCE], box[_NONCE:], about)
     except (InvalidTag, ValueError):

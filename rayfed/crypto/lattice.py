@@ -1,4 +1,4 @@
-"""BFV and CKKS as what they are here: addition of integer vectors that are encrypted. By TenSEAL, on Microsoft SEAL.
+"""BFV and CKKS for the addition of encrypted integer vectors. By TenSEAL, on Microsoft SEAL.
 
 All who encrypt also hold the secret key, so encryption is symmetric: its noise is a fiftieth of that of a public key.
 One prime carries the data (nothing is multiplied but by public integers, as repeated addition), and one more is SEAL's
@@ -26,26 +26,27 @@ from rayfed.errors import ProtectionError
 
 DEGREE = 4096
 SIGMAS = 10
-"""Noise of so many standard deviations must not change an integer: that one does is expected in 10^22 values."""
+"""Standard deviations of noise that must not change an integer: that one does is expected in 10^22 values."""
 _DEVIATION = 3.2
-"""Of a coefficient's noise in a fresh ciphertext."""
+"""Standard deviation of a coefficient's noise in a fresh ciphertext."""
 _MODULI = {"bfv": (54, 55), "ckks": (56, 53)}
-"""Bits of the two primes."""
+"""Bits of the modulus' two primes, by scheme."""
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """A scheme with parameters for sums of integers below a bound."""
+    """Lattice scheme with parameters for sums of integers below a bound."""
 
     scheme: Literal["bfv", "ckks"]
     parameter: int
-    """BFV: the plaintext modulus, a prime. CKKS: bits of the scale."""
+    """The plaintext modulus, a prime, of BFV; bits of the scale of CKKS."""
 
     @classmethod
     def bfv(cls, most: int, noise: float) -> Lattice:
-        """Exact sums of magnitude up to `most`; `noise` is that of the sum over that of one ciphertext.
+        """Return BFV for exact sums of magnitude up to `most`.
 
-        Raises `OverflowError` where the modulus cannot hold them.
+        `noise` is that of the sum over that of one ciphertext. Raises `OverflowError` where the modulus cannot hold
+        them.
         """
         modulus = 2 * most + 1
         modulus += -(modulus - 1) % (2 * DEGREE)  # batching needs a prime one above a multiple of this
@@ -56,50 +57,51 @@ class Lattice:
 
     @classmethod
     def ckks(cls, most: int, noise: float) -> Lattice:
-        """The same by CKKS: the scale is large enough that noise rounds away, and no larger."""
+        """Return CKKS for such sums, see `bfv`: the scale is large enough that noise rounds away, and no larger."""
         bits = ceil(log2(2 * SIGMAS * _DEVIATION * DEGREE**0.5 * noise))
         _check(most << bits, _MODULI["ckks"][0] - 2)
         return cls("ckks", bits)
 
     @property
     def slots(self) -> int:
-        """Integers in one ciphertext."""
+        """Number of integers in one ciphertext."""
         return DEGREE if self.scheme == "bfv" else DEGREE // 2
 
     def generate(self) -> bytes:
-        """A new secret key; SEAL draws it from the operating system, nothing can seed it."""
+        """Generate a secret key; SEAL draws it from the operating system, nothing can seed it."""
         return self._made(secret=True)
 
     def encrypt(self, key: bytes, vector: np.ndarray) -> tuple[bytes, ...]:
-        """Ciphertexts of (D,) int64."""
+        """Return ciphertexts of (D,) int64."""
         make = ts.bfv_vector if self.scheme == "bfv" else ts.ckks_vector
         starts = range(0, len(vector), self.slots)
         return tuple(make(_context(key), vector[i : i + self.slots].tolist()).serialize() for i in starts)
 
     def decrypt(self, key: bytes, ciphertexts: Sequence[bytes]) -> np.ndarray:
-        """(D,) int64; the noise of CKKS is rounded away, and with it what would tell of the key (Li and Micciancio
-        2021, 'On the security of homomorphic encryption on approximate numbers').
+        """Return the vector (D,) int64 of ciphertexts.
 
-        Raises `ProtectionError` for bytes that are no ciphertext of these parameters.
+        The noise of CKKS is rounded away, and with it what would tell of the key (Li and Micciancio 2021, 'On the
+        security of homomorphic encryption on approximate numbers'). Raises `ProtectionError` for bytes that are no
+        ciphertext of these parameters.
         """
         with self._intact():
             parts = [np.array(c.decrypt(), np.float64) for c in self._read(key, ciphertexts)]
             return np.rint(np.concatenate(parts)).astype(np.int64)
 
     def add(self, left: Sequence[bytes], right: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Ciphertexts of the sums; raises `ProtectionError` as `decrypt` does."""
+        """Return ciphertexts of the sums; raises `ProtectionError` as `decrypt` does."""
         with self._intact():
             pairs = zip(self._read(self._public, left), self._read(self._public, right), strict=True)
             return tuple(a.add_(b).serialize() for a, b in pairs)
 
     def times(self, ciphertexts: Sequence[bytes], factor: int) -> tuple[bytes, ...]:
-        """Ciphertexts of the vector times a factor of 1 or more, by doubling and adding: no level is spent."""
+        """Return ciphertexts of the vector times a factor of 1 or more, by doubling and adding: no level is spent."""
         with self._intact():
             return tuple(_multiple(c, factor).serialize() for c in self._read(self._public, ciphertexts))
 
     @cached_property
     def _public(self) -> bytes:
-        """The parameters, which are all that adding needs."""
+        """Parameters, which are all that adding needs."""
         return self._made(secret=False)
 
     def _made(self, secret: bool) -> bytes:

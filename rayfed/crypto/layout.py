@@ -1,4 +1,4 @@
-"""An update as one vector of numbers, and back."""
+"""Layout of an update as one vector of numbers."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from rayfed.update import Named, Shapes, Update
 
 @dataclass(frozen=True)
 class Layout:
-    """Whose values stand where in the vector: parameters first, then buffers."""
+    """Places of an update's values in its vector: parameters first, then buffers."""
 
     tensors: Shapes
     buffers: Shapes
 
     @classmethod
     def of(cls, update: Update) -> Layout:
-        """The layout of an update's vector."""
+        """Return the layout of an update's vector."""
         return cls(_shapes(update.tensors), _shapes(update.buffers))
 
     @property
     def size(self) -> int:
-        """D, the length of the vector."""
+        """Length D of the vector."""
         return _size(self.tensors) + _size(self.buffers)
 
     def bounds(self, clip: float, clip_buffers: float) -> np.ndarray:
-        """(D,) each value's clip bound."""
+        """Return each value's clip bound, (D,)."""
         return np.repeat([clip, clip_buffers], [_size(self.tensors), _size(self.buffers)])
 
     def named(self, values: np.ndarray) -> tuple[Named, Named]:
-        """Parameters and buffers, in the vector's precision."""
+        """Return parameters and buffers by name, in the vector's precision."""
         split = _size(self.tensors)
         return _named(values[:split], self.tensors), _named(values[split:], self.buffers)
 
 
 def flat(update: Update) -> np.ndarray:
-    """The (D,) float64 values of an update."""
+    """Return the values of an update, (D,) float64."""
     parts = [*update.tensors.values(), *update.buffers.values()]
     return np.concatenate([t.detach().cpu().numpy().ravel() for t in parts]).astype(np.float64)
 
 
 def single(tensors: Named) -> Named:
-    """As parameters are kept; sums are opened with 53 bits."""
+    """Return tensors in the precision of parameters; sums are opened with 53 bits."""
     return {name: t.float() for name, t in tensors.items()}
 
 

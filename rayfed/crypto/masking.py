@@ -1,4 +1,4 @@
-"""Masks that vanish in a sum: what clients and server do so that nobody sees a single vector, and who drops out may.
+"""Masks that vanish in a sum, so that nobody sees a single vector, and clients may drop out: the protocol.
 
 Sources: Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", figure 4, with
 the consistency check but without a public-key infrastructure: where figure 4 has signatures, pairs of clients
@@ -31,7 +31,7 @@ from rayfed.errors import ProtectionError
 TAG_BYTES = 32
 _SECRET = 32
 _NUMBERS = 1 << 63
-"""Clients have numbers from 0 and below this: a share for -1 would be the secret itself."""
+"""Bound of clients' numbers, which begin at 0: a share for -1 would be the secret itself."""
 
 
 @dataclass(frozen=True)
@@ -39,44 +39,44 @@ class Advertised:
     """A client's two public keys."""
 
     box: bytes
-    """Under which others send it shares."""
+    """Key under which others send the client shares."""
     mask: bytes
-    """From which pairs make their common masks."""
+    """Key from which pairs make their common masks."""
 
 
 Directory = Mapping[int, Advertised]
 """The keys of all clients that advertised some: every client is sent all of them."""
 Transcript = dict[str, bytes]
-"""What a client remembers of a round, by phase: a digest of the question that it has answered there."""
+"""Digests of the questions that a client has answered in a round, by phase."""
 
 
 @dataclass(frozen=True)
 class Revealed:
-    """What a client gives away in the last phase: for each other client a share of one of its two secrets."""
+    """Shares that a client reveals in the last phase: for each other client one of one of its two secrets."""
 
     selves: Mapping[int, int]
-    """Of the seeds of those whose vectors are in the sum."""
+    """Shares of the seeds of those whose vectors are in the sum."""
     masks: Mapping[int, int]
-    """Of the mask keys of those who dropped out after they had shared."""
+    """Shares of the mask keys of those who dropped out after they had shared."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a client knows of a round before it begins, from nobody who could lie."""
+    """Knowledge of a round that a client has before it begins, from nobody who could lie."""
 
     run: bytes
-    """Tells arms and runs apart; public."""
+    """Public bytes that tell arms and runs apart."""
     round: int
     threshold: int
-    """How many of a client and its neighbours must stay."""
+    """Number of a client and its neighbours that must stay."""
     degree: int
-    """Neighbours of a client where so many are there; even, or at least that of the complete graph."""
+    """Number of a client's neighbours where so many are there; even, or at least that of the complete graph."""
 
 
 class KeyList(Mapping[int, Advertised]):
-    """A directory that does not change, hashed once.
+    """Directory that does not change, hashed once.
 
-    What was found of it is not pickled: a client hashes what it is sent, and believes nobody's digest of it.
+    The digest is not pickled: a client hashes what it is sent, and believes nobody's digest of it.
     """
 
     def __init__(self, keys: Directory) -> None:
@@ -84,7 +84,7 @@ class KeyList(Mapping[int, Advertised]):
 
     @classmethod
     def of(cls, directory: Directory) -> KeyList:
-        """The directory itself where it is one already."""
+        """Return a key list of a directory: itself where it is one already."""
         return directory if type(directory) is cls else cls(directory)
 
     def __getitem__(self, client: int) -> Advertised:
@@ -110,12 +110,12 @@ class KeyList(Mapping[int, Advertised]):
 
     @cached_property
     def digest(self) -> bytes:
-        """32 bytes that no other directory has."""
+        """Digest of 32 bytes that no other directory has."""
         return _digest("directory", *((c, keys.box, keys.mask) for c, keys in sorted(self._keys.items())))
 
 
 def neighbours(directory: Directory, degree: int) -> dict[int, tuple[int, ...]]:
-    """Each client's neighbours in a ring, half of them on either side; all others where so few are.
+    """Return each client's neighbours in a ring, half of them on either side; all others where so few are.
 
     The order of the ring follows from all public keys, so that nobody knows it before they are advertised, and who has
     the directory can check it.
@@ -125,7 +125,7 @@ def neighbours(directory: Directory, degree: int) -> dict[int, tuple[int, ...]]:
 
 @lru_cache(maxsize=8)
 def _graph(directory: KeyList, degree: int) -> dict[int, tuple[int, ...]]:
-    """`neighbours`, found once for all clients of a process: it is public, and of the directory's digest alone."""
+    """Return `neighbours`, found once for all clients of a process: it is public, and of the digest alone."""
     clients = sorted(directory)
     if len(clients) <= degree + 1:
         return {c: tuple(other for other in clients if other != c) for c in clients}
@@ -135,14 +135,16 @@ def _graph(directory: KeyList, degree: int) -> dict[int, tuple[int, ...]]:
 
 
 def digest_of(directory: Directory) -> bytes:
-    """32 bytes that no other directory has."""
+    """Return a digest of 32 bytes that no other directory has."""
     return KeyList.of(directory).digest
 
 
 @dataclass(frozen=True)
 class Participant:
-    """One client in one round. All that is secret follows from `secret`, which is its own and the round's; its
-    `transcript` is empty when the round begins and kept by the client until it ends.
+    """One client in one round.
+
+    All that is secret follows from `secret`, which is its own and the round's; its `transcript` is empty when the round
+    begins and kept by the client until it ends.
 
     Every phase raises `ProtectionError`, and tells nothing, for a question that contradicts what the client was asked
     before or that an honest server would not ask. The same question again has the same answer.
@@ -154,11 +156,14 @@ class Participant:
     transcript: Transcript
 
     def advertise(self) -> Advertised:
-        """Phase 0."""
+        """Return the public keys (phase 0)."""
         return Advertised(_public(self._box_key), _public(self._mask_key))
 
     def share(self, directory: Directory) -> dict[int, bytes]:
-        """Phase 1: for itself and each neighbour, a share of both secrets in a box that it alone can open."""
+        """Return boxes with a share of both secrets each, for itself and each neighbour (phase 1).
+
+        The receiver alone can open its box.
+        """
         directory = KeyList.of(directory)
         keys = [key for each in directory.values() for key in (each.box, each.mask)]
         if directory.get(self.client) != self.advertise() or len(set(keys)) < len(keys):
@@ -188,8 +193,9 @@ class Participant:
         }
 
     def agree(self, directory: Directory, shared: Collection[int], model: bytes) -> dict[int, bytes]:
-        """Phase 2, before it trains: for itself and each neighbour that has shared, a tag by which that one knows with
-        whom this client masks, and for which model (a digest).
+        """Return tags for itself and each neighbour that has shared (phase 2, before it trains).
+
+        By its tag a neighbour knows with whom this client masks, and for which model (a digest).
         """
         directory = KeyList.of(directory)
         self._goes_on("share", directory.digest)
@@ -203,9 +209,10 @@ class Participant:
     def mask(
         self, vector: np.ndarray, directory: Directory, shared: Collection[int], model: bytes, agreed: bytes
     ) -> np.ndarray:
-        """Phase 2: (D,) uint64 plus its own mask and those with the neighbours that have shared, modulo 2^64.
+        """Return the vector under masks, (D,) uint64 modulo 2^64 (phase 2).
 
-        `agreed` is the tag that the client made for itself: it masks for this model, with these and no others.
+        The masks are its own and those with the neighbours that have shared. `agreed` is the tag that the client made
+        for itself: it masks for this model, with these and no others.
         """
         directory = KeyList.of(directory)
         statement = self._shared(directory, shared, model)
@@ -220,7 +227,7 @@ class Participant:
     def confirm(
         self, directory: Directory, shared: Collection[int], survivors: Collection[int], agreed: Mapping[int, bytes]
     ) -> dict[int, bytes]:
-        """Phase 3: for itself and each neighbour among the survivors a tag by which that one knows who they are.
+        """Return tags for itself and each neighbour among the survivors, which say who they are (phase 3).
 
         `agreed` has the tags that others made for this client in phase 2, by sender: all survivors around it must have
         masked with the same clients, and for the same model.
@@ -245,11 +252,11 @@ class Participant:
         confirmed: Mapping[int, bytes],
         boxes: Mapping[int, bytes],
     ) -> Revealed:
-        """Phase 4: the shares that unmask the sum of the survivors' vectors, from the boxes that were sent to this
-        client, by sender.
+        """Return the shares that unmask the sum of the survivors' vectors (phase 4).
 
-        `confirmed` has the tags that others made for this client in phase 3: a threshold of those around it, itself
-        among them, must have confirmed the same survivors.
+        They are from the `boxes` that were sent to this client, by sender. `confirmed` has the tags that others made
+        for this client in phase 3: a threshold of those around it, itself among them, must have confirmed the same
+        survivors.
         """
         directory = KeyList.of(directory)
         statement = _digest("survivors", self._agreed(directory, shared), *sorted(survivors))
@@ -270,7 +277,7 @@ class Participant:
         )
 
     def _around(self, directory: Directory, present: Collection[int]) -> list[int]:
-        """Those present of this client and its neighbours."""
+        """Return those present of this client and its neighbours."""
         near = _graph(KeyList.of(directory), self.setting.degree)[self.client]
         return sorted({self.client, *near}.intersection(present))
 
@@ -287,7 +294,7 @@ class Participant:
         return _digest("shared", digest_of(directory), model, *sorted(shared))
 
     def _agreed(self, directory: Directory, shared: Collection[int]) -> bytes:
-        """What the client has agreed on, if that is what the server goes on with."""
+        """Return what the client has agreed on, if that is what the server goes on with."""
         statement = self._shared(directory, shared, self.transcript.get("model", b""))
         self._goes_on("agree", statement)
         return statement
@@ -304,7 +311,7 @@ class Participant:
         return {other: self._tag(phase, directory, self.client, other, statement) for other in receivers}
 
     def _holds(self, phase: str, directory: Directory, sender: int, tag: bytes, statement: bytes) -> bool:
-        """Whether a tag for this client is of that sender."""
+        """Return whether a tag for this client is of that sender."""
         return hmac.compare_digest(tag, self._tag(phase, directory, sender, self.client, statement))
 
     def _tag(self, phase: str, directory: Directory, sender: int, receiver: int, statement: bytes) -> bytes:
@@ -324,7 +331,7 @@ class Participant:
             ) from None
 
     def _about(self, what: str, sender: int, receiver: int, statement: bytes) -> bytes:
-        """What boxes and tags are bound to."""
+        """Return what boxes and tags are bound to."""
         return _digest(what, self.setting.run, self.setting.round, sender, receiver, statement)
 
     def _refusal(self, why: str) -> ProtectionError:
@@ -350,11 +357,11 @@ class Participant:
 
     @cached_property
     def _agreements(self) -> dict[tuple[bytes, str], bytes]:
-        """What `_common` has found, by the other's public key and the purpose."""
+        """Keys that `_common` has found, by the other's public key and the purpose."""
         return {}
 
     def _common(self, directory: Directory, other: int, purpose: str) -> bytes:
-        """A key that this client has in common with another (or with itself) alone."""
+        """Return a key that this client has in common with another (or with itself) alone."""
         if other == self.client:  # not by the directory, in which the server may have put a key of its own
             return derive(self.secret, "own", purpose)
         about = directory[other].box, purpose
@@ -372,7 +379,7 @@ def unmasked(
     revealed: Mapping[int, Revealed],
     threshold: int,
 ) -> np.ndarray:
-    """The server's last step: the sum of the survivors' vectors, (D,) uint64, from that of their masked ones.
+    """Return the sum of the survivors' vectors, (D,) uint64, from that of their masked ones: the server's last step.
 
     `dropped` had shared but sent no vector; `near` and `directory` are of all who shared; `revealed` is by who gave it.
     Raises `ProtectionError` where fewer than `threshold` shares of a secret came.
@@ -397,13 +404,13 @@ def _joined(client: int, shares: Mapping[int, int], threshold: int) -> bytes:
 
 
 def expand(seed: bytes, size: int) -> np.ndarray:
-    """A seed's mask: (size,) uint64, uniform; AES-256 in counter mode."""
+    """Expand a seed into its mask: (size,) uint64, uniform; AES-256 in counter mode."""
     stream = Cipher(AES(seed), CTR(bytes(16))).encryptor().update(bytes(8 * size))
     return np.frombuffer(stream, "<u8").copy()
 
 
 def _pairwise(client: int, other: int, own: X25519PrivateKey, public: bytes, size: int) -> np.ndarray:
-    """What a client adds for its pair with another, who adds the negative.
+    """Return what a client adds for its pair with another, who adds the negative.
 
     It is of their numbers, too: who advertises a key like somebody else's would take that one's masks off others.
     """
@@ -423,5 +430,5 @@ def _public(key: X25519PrivateKey) -> bytes:
 
 
 def _digest(*parts: str | int | bytes | tuple[int, bytes, bytes]) -> bytes:
-    """SHA-256 of parts that nothing else is written like."""
+    """Return the SHA-256 of parts that nothing else is written like."""
     return sha256(repr(parts).encode()).digest()

@@ -1,4 +1,4 @@
-"""From floats to integers of a few bits, and many of these in one large integer, so that sums stay apart.
+"""Packing of floats as integers of a few bits, many of them in one large integer, so that sums stay apart.
 
 Source: Zhang 2020, 'BatchCrypt: efficient homomorphic encryption for cross-silo federated learning', sections 4.2 and
 4.3: symmetric clipping, quantisation, guard bits. Lanes hold offset values here, not two's complement, so that no
@@ -18,32 +18,35 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """Signed integers of so many bits, symmetric around zero, for values within a clip bound."""
+    """Code of values within a clip bound as signed integers of so many bits, symmetric around zero."""
 
     bits: int
 
     @property
     def most(self) -> int:
-        """The integer that stands for the clip bound."""
+        """Integer that stands for the clip bound."""
         return (1 << (self.bits - 1)) - 1
 
     def largest(self, clip: float) -> int:
-        """The largest magnitude of an integer, whatever the clip bound."""
+        """Return the largest magnitude of an integer, whatever the clip bound."""
         return self.most
 
     def encode(self, values: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """(D,) int64, the nearest integers; what lies beyond its clip bound becomes that."""
+        """Return the nearest integers, (D,) int64; what lies beyond its clip bound becomes that."""
         integers: np.ndarray = np.rint(np.clip(values / clip, -1, 1) * self.most).astype(np.int64)
         return integers
 
     def decode(self, integers: np.ndarray, clip: np.ndarray) -> np.ndarray:
-        """(D,) float64 of integers or of sums of them; half a step of clip / most is lost in each summand at most."""
+        """Return the floats of integers or of sums of them, (D,) float64.
+
+        Half a step of clip / most is lost in each summand at most.
+        """
         return integers.astype(np.float64) * (clip / self.most)
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """Unsigned integers side by side in larger ones."""
+    """Packing of unsigned integers side by side in larger ones."""
 
     width: int
     """Bits of a lane: no sum of what is put there may need more; at most 63."""
@@ -51,11 +54,11 @@ class Lanes:
     """Lanes in one plaintext."""
 
     def pack(self, values: np.ndarray) -> list[int]:
-        """(D,) values below 2^width -> ceil(D / count) integers, the first value in the lowest bits."""
+        """Pack (D,) values below 2^width into ceil(D / count) integers, the first value in the lowest bits."""
         return [number for block in self._blocks(values) for number in self._packed(block)]
 
     def unpack(self, numbers: Sequence[int], size: int) -> np.ndarray:
-        """(size,) int64: what `pack` was given, or lane by lane the sum of such."""
+        """Return the values that `pack` was given, or lane by lane the sum of such, (size,) int64."""
         length = (self.width * self.count + 7) // 8
         data = np.frombuffer(b"".join(int(n).to_bytes(length, "little") for n in numbers), np.uint8)
         rows = np.unpackbits(data.reshape(-1, length), axis=1, bitorder="little", count=self.width * self.count)
@@ -76,9 +79,10 @@ class Lanes:
 
 
 def apportion(weights: Sequence[float], pieces: int) -> list[int]:
-    """Whole pieces in proportion to the weights that sum to `pieces`, by largest remainders (the first of equal ones).
+    """Return whole pieces in proportion to the weights, by largest remainders (the first of equal ones).
 
-    Rounding each down, as the thesis does (equation 4.4), loses up to a piece a client: 10 of 100 with 30 alike.
+    They sum to `pieces`. Rounding each down, as the thesis does (equation 4.4), loses up to a piece a client: 10 of 100
+    with 30 alike.
     """
     shares = [pieces * w / sum(weights) for w in weights]
     whole = [int(share) for share in shares]

@@ -18,7 +18,7 @@ from gmpy2 import mpz
 from rayfed.crypto.keys import Stream
 
 SECURE_BITS = 2048
-"""The shortest key that NIST SP 800-57 still allows (112 bits of security)."""
+"""Length of the shortest key that NIST SP 800-57 still allows (112 bits of security)."""
 _WINDOW = 8
 """Bits of an exponent that one entry of a fixed-base table stands for: a byte."""
 _COFACTOR = 16
@@ -29,44 +29,44 @@ _SURPLUS = 16
 
 @dataclass(frozen=True)
 class PublicKey:
-    """What it takes to encrypt and to add."""
+    """Public key, with which anyone encrypts and adds."""
 
     n: mpz
 
     @cached_property
     def square(self) -> mpz:
-        """Ciphertexts are residues modulo n squared."""
+        """Modulus of ciphertexts, n squared."""
         return self.n**2
 
     @property
     def bits(self) -> int:
-        """The key length."""
+        """Key length in bits."""
         return int(self.n.bit_length())
 
     def encrypt(self, plaintexts: Sequence[int]) -> list[mpz]:
-        """Ciphertexts of residues modulo n."""
+        """Return ciphertexts of residues modulo n."""
         obfuscators = gmpy2.powmod_base_list(_random(self.n, len(plaintexts)), self.n, self.square)
         return [(1 + m * self.n) * r % self.square for m, r in zip(plaintexts, obfuscators, strict=True)]
 
     def add(self, left: Sequence[mpz], right: Sequence[mpz]) -> list[mpz]:
-        """Ciphertexts of the sums."""
+        """Return ciphertexts of the sums."""
         return [a * b % self.square for a, b in zip(left, right, strict=True)]
 
     def times(self, ciphertexts: Sequence[mpz], factor: int) -> list[mpz]:
-        """Ciphertexts of the plaintexts times a whole number."""
+        """Return ciphertexts of the plaintexts times a whole number."""
         return list(gmpy2.powmod_base_list(list(ciphertexts), factor, self.square))
 
 
 @dataclass(frozen=True)
 class KeyPair:
-    """The two primes; all that is secret."""
+    """Key pair: the two primes, which are all that is secret."""
 
     p: mpz
     q: mpz
 
     @classmethod
     def generate(cls, bits: int, stream: Stream) -> KeyPair:
-        """Two primes of equal length from a secret stream, their product of exactly so many bits."""
+        """Generate two primes of equal length from a secret stream, their product of exactly so many bits."""
         while True:
             p, q = _prime(bits // 2, stream), _prime(bits // 2, stream)
             if p != q and gmpy2.gcd(p * q, (p - 1) * (q - 1)) == 1:
@@ -74,17 +74,17 @@ class KeyPair:
 
     @cached_property
     def public(self) -> PublicKey:
-        """The key that everyone may have."""
+        """Public key, which everyone may have."""
         return PublicKey(self.p * self.q)
 
     def encrypt(self, plaintexts: Sequence[int], obfuscators: Iterable[mpz] | None = None) -> list[mpz]:
-        """Ciphertexts of residues modulo n, each with a fresh obfuscator or one of those that were made ahead."""
+        """Return ciphertexts of residues modulo n, each with a fresh obfuscator or one of those made ahead."""
         made = self.obfuscators(len(plaintexts)) if obfuscators is None else obfuscators
         n, square = self.public.n, self.public.square
         return [(1 + m * n) * r % square for m, r in zip(plaintexts, made, strict=False)]
 
     def obfuscators(self, count: int) -> list[mpz]:
-        """n-th powers modulo n squared, uniformly random.
+        """Draw n-th powers modulo n squared, uniformly random.
 
         Modulo p squared those are the p-th powers, and a^p depends on a modulo p alone: exponents of half the length
         modulo numbers of half the length.
@@ -94,7 +94,7 @@ class KeyPair:
         return self._joined(modulo_p, modulo_q)
 
     def tabulated(self) -> Callable[[int], list[mpz]]:
-        """`obfuscators` from two tables of powers of one p-th power each, a fifth of the work.
+        """Return `obfuscators` from two tables of powers of one p-th power each, a fifth of the work.
 
         These generate all p-th powers, so what comes of them is as uniform, and no assumption is added to Paillier's.
         """
@@ -102,7 +102,7 @@ class KeyPair:
         return lambda count: self._joined(*(table.random(count) for table in tables))
 
     def decrypt(self, ciphertexts: Sequence[mpz]) -> list[mpz]:
-        """The residues modulo n."""
+        """Return the residues modulo n of ciphertexts."""
         n = self.public.n
         modulo = [
             [(power - 1) // prime * scale % prime for power in powers]
@@ -115,11 +115,11 @@ class KeyPair:
         return [(m + self.p * ((k - m) * inverse % self.q)) % n for m, k in zip(*modulo, strict=True)]
 
     def _scale(self, prime: mpz) -> mpz:
-        """Paillier's h: the inverse of (n + 1)^(prime - 1), less one, over the prime."""
+        """Return Paillier's h: the inverse of (n + 1)^(prime - 1), less one, over the prime."""
         return gmpy2.invert((gmpy2.powmod(self.public.n + 1, prime - 1, prime**2) - 1) // prime, prime)
 
     def _joined(self, modulo_p: Sequence[mpz], modulo_q: Sequence[mpz]) -> list[mpz]:
-        """The residues modulo n squared with these modulo the squares of p and q."""
+        """Return the residues modulo n squared with these modulo the squares of p and q."""
         p, q = self.p**2, self.q**2
         inverse = gmpy2.invert(p, q)
         return [a + p * ((b - a) * inverse % q) for a, b in zip(modulo_p, modulo_q, strict=True)]
@@ -127,7 +127,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class _Table:
-    """Powers g^(i 256^j) of one p-th power g modulo p squared."""
+    """Table of powers g^(i 256^j) of one p-th power g modulo p squared."""
 
     prime: mpz
     rows: list[list[mpz]]
@@ -146,7 +146,7 @@ class _Table:
         return cls(prime, rows)
 
     def random(self, count: int) -> list[mpz]:
-        """g to uniform exponents, longer than its order, so that no power is likelier than another."""
+        """Draw powers of g with uniform exponents, longer than its order, so that none is likelier than another."""
         return [self._power(secrets.token_bytes(len(self.rows))) for _ in repeat(None, count)]
 
     def _power(self, exponent: bytes) -> mpz:
@@ -157,13 +157,13 @@ class _Table:
 
 
 def _random(modulus: mpz, count: int) -> list[mpz]:
-    """Residues that are not zero."""
+    """Draw residues that are not zero."""
     size = (modulus.bit_length() + 7) // 8 + _SURPLUS
     return [1 + mpz(int.from_bytes(secrets.token_bytes(size), "little")) % (modulus - 1) for _ in repeat(None, count)]
 
 
 def _prime(bits: int, stream: Stream) -> mpz:
-    """A prime p = 2kr + 1 with r prime and a small k, so that the factors of p - 1 can be told.
+    """Generate a prime p = 2kr + 1 with r prime and a small k, so that the factors of p - 1 can be told.
 
     Its two highest bits are set, so that a product of two such has twice the bits.
     """
@@ -177,7 +177,7 @@ def _prime(bits: int, stream: Stream) -> mpz:
 
 
 def _generator(prime: mpz) -> mpz:
-    """One of all residues but zero."""
+    """Return a generator of all residues but zero."""
     factors, rest = set[int](), prime - 1
     for divisor in range(2, 1 << _COFACTOR):
         while rest % divisor == 0:

@@ -1,4 +1,4 @@
-"""The server's side of secure aggregation: what it has of a round, phase after phase, and what it asks for next.
+"""The server's side of secure aggregation: its knowledge of a round, phase after phase, and its next question.
 
 Source: Bonawitz et al. 2017, 'Practical secure aggregation for privacy-preserving machine learning', figure 4. What
 clients do, and what they refuse to a server that does otherwise, is in `rayfed.crypto.masking`.
@@ -23,12 +23,12 @@ Letters = Mapping[int, Mapping[int, bytes]]
 
 @dataclass(frozen=True)
 class Advertise:
-    """Asks all for their public keys."""
+    """Question to all clients for their public keys."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Asks who has advertised for boxes, one for each client around it and one for itself.
+    """Question to who has advertised for boxes, one for each client around it and one for itself.
 
     This question and those that follow carry the directory, though it is sent once: what a client remembers of it in
     this simulation is its digest.
@@ -39,7 +39,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Agree:
-    """Asks who has shared for tags: with whom it is to mask."""
+    """Question to who has shared for tags: with whom it is to mask."""
 
     directory: Directory
     shared: tuple[int, ...]
@@ -47,67 +47,68 @@ class Agree:
 
 @dataclass(frozen=True)
 class Peers:
-    """With whom clients mask, which they are sent when they train."""
+    """Clients with whom to mask, sent to clients when they train."""
 
     directory: Directory
     shared: tuple[int, ...]
     agreed: Mapping[int, bytes]
-    """For each client the tag by which it knows that it has agreed to this."""
+    """Tag of each client by which it knows that it has agreed to this."""
 
 
 @dataclass(frozen=True)
 class Confirm:
-    """Asks the survivors for tags: whose vectors are in the sum."""
+    """Question to the survivors for tags: whose vectors are in the sum."""
 
     directory: Directory
     shared: tuple[int, ...]
     survivors: tuple[int, ...]
     agreed: Letters
-    """For each survivor the tags of phase 2 that others made for it."""
+    """Tags of phase 2 that others made for each survivor."""
 
 
 @dataclass(frozen=True)
 class Reveal:
-    """Asks those who have confirmed for what unmasks the sum."""
+    """Question to those who have confirmed for what unmasks the sum."""
 
     directory: Directory
     shared: tuple[int, ...]
     survivors: tuple[int, ...]
     confirmed: Letters
-    """For each of them the tags of phase 3 that others made for it."""
+    """Tags of phase 3 that others made for each of those who have confirmed."""
     boxes: Letters
-    """And the boxes that it alone can open."""
+    """Boxes for each of those who have confirmed, which it alone can open."""
 
 
 @dataclass(frozen=True)
 class MaskingSession(RoundSession):
-    """All that the server has of a round: keys, shares, and with whom to mask; when vectors have come, whose they are,
-    and what unmasks them.
+    """Session of a round of secure aggregation, with all that the server has of it.
+
+    That is keys, shares, and with whom to mask; when vectors have come, whose they are, and what unmasks them.
     """
 
     clients: Sequence[int]
-    """Those drawn for the round."""
+    """Clients drawn for the round."""
     threshold: int
-    """How many of a client and its neighbours must stay."""
+    """Number of a client and its neighbours that must stay."""
     degree: int
-    """Neighbours of each client, where so many have advertised."""
+    """Number of each client's neighbours, where so many have advertised."""
     advertised: Directory = field(default_factory=dict)
-    """Empty until clients were asked; where nobody answers, the round is aborted."""
+    """Public keys; empty until clients were asked. Where nobody answers, the round is aborted."""
     near: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Whom each client has for neighbours."""
+    """Neighbours of each client."""
     boxes: Letters = field(default_factory=dict)
-    """Empty likewise, as all that follows."""
+    """Boxes with shares; empty until clients were asked, as all that follows."""
     agreed: Letters = field(default_factory=dict)
     masked: Masked | None = None
     confirmed: Letters = field(default_factory=dict)
     revealed: Mapping[int, Revealed] = field(default_factory=dict)
     opened: np.ndarray | None = None
-    """(D + 1,) int64, the sum without masks."""
+    """Sum without masks, (D + 1,) int64."""
     aborted: str | None = None
-    """Why the round came to nothing."""
+    """Reason why the round is void."""
 
     def request(self) -> Question | None:
-        """The next phase; it waits for the masked sum in between."""
+        """Return the question of the next phase; None while it waits for the masked sum."""
         if self.aborted or self.opened is not None:
             return None
         if not self.advertised:
@@ -125,7 +126,7 @@ class MaskingSession(RoundSession):
         return Question(Reveal(*so_far, survivors, confirmed, boxes))
 
     def receive(self, answers: Mapping[int, Any]) -> MaskingSession:
-        """With the answers of those who gave one; aborted where too few are left.
+        """Return the session with the answers of those who gave one; aborted where too few are left.
 
         Raises `ProtectionError` where shares do not fit together.
         """
@@ -147,19 +148,19 @@ class MaskingSession(RoundSession):
         return replace(new, opened=unmasked(self.masked.vector, *parties, said, self.threshold).view(np.int64))
 
     def broadcast(self) -> Peers | None:
-        """With whom clients mask; None where the round is aborted, and nobody sends anything."""
+        """Return with whom clients mask; None where the round is aborted, and nobody sends anything."""
         if self.aborted:
             return None
         return Peers(self.advertised, self._shared, {client: tags[client] for client, tags in self.agreed.items()})
 
     def finalise(self, total: Masked) -> MaskingSession:
-        """With the masked sum."""
+        """Return the session with the masked sum."""
         if self.aborted:
             return self
         return replace(self, masked=total)._checked(self.boxes, total.clients, "sent updates")
 
     def rows(self) -> Tables:
-        """How many clients were left in each phase, and what was sent for it."""
+        """Return a row of how many clients were left in each phase, and of what was sent for it."""
         row = {
             "clients": len(self.clients),
             "advertised": len(self.advertised),
@@ -174,8 +175,9 @@ class MaskingSession(RoundSession):
 
     @property
     def protocol_bytes(self) -> int:
-        """Sent beside the masked vectors, both ways and less headers and clients' numbers: keys, which all are passed
-        on to all, boxes and tags, which are passed on, shares.
+        """Bytes sent beside the masked vectors, both ways and less headers and clients' numbers.
+
+        These are keys, which all are passed on to all, boxes and tags, which are passed on, and shares.
         """
         keys = len(self.advertised) * (1 + len(self.advertised))
         last = self.masked.clients if self.masked else ()
@@ -191,14 +193,14 @@ class MaskingSession(RoundSession):
         return tuple(self.boxes)
 
     def _around(self, client: int, present: Collection[int]) -> list[int]:
-        """Those present of a client and its neighbours: they hold the shares of its secrets."""
+        """Return those present of a client and its neighbours: they hold the shares of its secrets."""
         return sorted({client, *self.near[client]}.intersection(present))
 
     def _dropped(self, masked: Masked) -> tuple[int, ...]:
         return tuple(client for client in self.boxes if client not in masked.clients)
 
     def _checked(self, owners: Collection[int], present: Collection[int], done: str) -> MaskingSession:
-        """Aborted where too few of those are present who hold the shares of an owner's secrets."""
+        """Return the session, aborted where too few are present of those who hold the shares of an owner's secrets."""
         fewest = min((len(self._around(owner, present)) for owner in owners), default=0)
         if fewest >= self.threshold:
             return self
@@ -210,5 +212,5 @@ class MaskingSession(RoundSession):
 
 
 def _delivered(letters: Letters, receivers: Collection[int]) -> Letters:
-    """Who gets what from whom."""
+    """Return letters by receiver, then sender."""
     return {c: {sender: own[c] for sender, own in letters.items() if c in own} for c in receivers}

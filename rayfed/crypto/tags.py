@@ -1,4 +1,4 @@
-"""A linearly homomorphic tag: whoever knows the key can check a sum, whoever adds need not.
+"""Linearly homomorphic tags: whoever knows the key can check a sum, whoever adds need not.
 
 The tag of a vector is its inner product with secret coefficients modulo a prime, hidden behind a mask of its own. Tags
 add (and are multiplied by integers) as vectors do, so a decrypted sum that does not fit the sum of the tags is not the
@@ -30,25 +30,28 @@ Tag = int
 
 @dataclass(frozen=True)
 class Tagger:
-    """Tags vectors of one layout in one round."""
+    """Tagger of vectors of one layout in one round."""
 
     key: bytes
 
     def tag(self, vector: np.ndarray, *context: int | str) -> Tag:
-        """The tag of (D,) integers; `context` says whose they are and must not be used for two vectors: the difference
-        of their tags would be a tag of their difference.
+        """Return the tag of integers (D,).
+
+        `context` says whose they are and must not be used for two vectors: the difference of their tags would be a tag
+        of their difference.
         """
         return (self._product(vector) + self._mask(context)) % PRIME
 
     def holds(self, total: np.ndarray, tag: Tag, contexts: Sequence[tuple[int, tuple[int | str, ...]]]) -> bool:
-        """Whether a vector is, modulo the prime, the sum of those that were tagged with these contexts, each times its
-        factor; factors and values are told apart modulo the prime only.
+        """Return whether a vector is the sum of those tagged with these contexts, each times its factor.
+
+        Factors and values are told apart modulo the prime only.
         """
         masks = sum(factor * self._mask(context) for factor, context in contexts)
         return tag == (self._product(total) + masks) % PRIME
 
     def _product(self, vector: np.ndarray) -> int:
-        """The inner product with the secret coefficients."""
+        """Return the inner product with the secret coefficients."""
         stream, total = Stream(derive(self.key, "coefficients")), 0
         for low in range(0, len(vector), _BLOCK):
             block = vector[low : low + _BLOCK]
@@ -62,7 +65,7 @@ class Tagger:
 
 
 def _limbs(vector: np.ndarray) -> np.ndarray:
-    """(D, L) float64: the digits to the base 2^16 of (D,) integers, the highest one with the sign."""
+    """Return the digits to the base 2^16 of integers (D,), the highest with the sign: (D, L) float64."""
     if vector.dtype != object:
         digits = vector.astype("<i8").view("<u2").reshape(len(vector), 4).astype(np.float64)
     else:
@@ -74,10 +77,10 @@ def _limbs(vector: np.ndarray) -> np.ndarray:
 
 
 def added(left: Tag, right: Tag) -> Tag:
-    """The tag of the sum of two vectors."""
+    """Return the tag of the sum of two vectors."""
     return (left + right) % PRIME
 
 
 def multiplied(tag: Tag, factor: int) -> Tag:
-    """The tag of a vector times an integer."""
+    """Return the tag of a vector times an integer."""
     return factor * tag % PRIME

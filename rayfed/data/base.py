@@ -1,4 +1,4 @@
-"""What a data set is once loaded, and the contract of a component that loads one.
+"""Loaded data sets, and the contract of a component that loads one.
 
 Samples stay as they are stored, images as uint8; whoever trains on a batch makes its inputs (`SampleSpec.tensor`).
 """
@@ -21,54 +21,54 @@ from rayfed.samples import Pixels, SampleSpec
 
 
 class Images(Protocol):
-    """What a data set needs of its samples: an array in memory has it, and one of images that lies in a file."""
+    """Samples of a data set: an array in memory, or images that lie in a file."""
 
     @property
     def dtype(self) -> np.dtype:
-        """Of a number in it."""
+        """Type of the numbers."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, C, H, W), or (N, L) of texts."""
+        """Shape (N, C, H, W), or (N, L) of texts."""
         ...
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, rows: np.ndarray, /) -> np.ndarray:
-        """Some of them in memory, by their indices."""
+        """Return some of the samples in memory, by their indices."""
         ...
 
 
 def in_memory(images: Images) -> np.ndarray:
-    """All of them, as they are stored."""
+    """Return all samples in memory, as they are stored."""
     return images[np.arange(len(images))]
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A train and a test split; building one that does not hold together raises `DataError`."""
+    """Data set of a train and a test split; building one that does not hold together raises `DataError`."""
 
     train_images: Images
-    """(N, C, H, W) uint8, of records too; texts as (N, L) int64."""
+    """Training samples (N, C, H, W) uint8, of records too; texts as (N, L) int64."""
     train_labels: np.ndarray
-    """(N,) int64, indices into `classes`; or words (N, L) int64, one letter after the other, filled up with 0."""
+    """Training labels (N,) int64, indices into `classes`; or words (N, L) int64, letter by letter, filled up with 0."""
     test_images: Images
-    """M samples of the same shape."""
+    """Test samples, M of the same shape."""
     test_labels: np.ndarray
-    """(M,) or (M, L') int64."""
+    """Test labels (M,) or (M, L') int64."""
     classes: tuple[str, ...]
     """Names of the classes, in the order of their labels; the first letter of words is the blank, no letter at all."""
     public_images: Images | None = None
-    """P samples that no client owns and everybody knows, see `with_public`."""
+    """Public samples, P that no client owns and everybody knows, see `with_public`."""
     public_labels: np.ndarray | None = None
-    """(P,) or (P, L) int64."""
+    """Public labels (P,) or (P, L) int64."""
     sources: tuple[str, ...] = ()
     """Names of the sources that the training samples come from, where that is known."""
     train_sources: np.ndarray | None = None
-    """(N,) int64, indices into `sources`."""
+    """Source of each training sample, (N,) int64, indices into `sources`."""
     sample: SampleSpec = None  # type: ignore[assignment]  # only until `__post_init__`
-    """What a sample is; by default an image of the shape that they have."""
+    """Description of a sample; by default an image of the samples' shape."""
 
     def __post_init__(self) -> None:
         stored = Pixels if self.sample is None else type(self.sample)
@@ -89,15 +89,16 @@ class Dataset:
 
     @property
     def groups(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        """What partitions go by: each training sample's group (N,) and the groups' names; sources, else classes."""
+        """Groups that partitions go by: each training sample's group (N,) and the names; sources, else classes."""
         if self.train_sources is None:
             return self.train_labels, self.classes
         return self.train_sources, self.sources
 
     def with_public(self, share: float) -> Dataset:
-        """The same with a share of the training samples, always the same ones, made public and no longer in `train`.
+        """Return a copy with a share of the training samples made public and no longer in `train`.
 
-        Each group gives its share. Raises `DataError` when no sample would be left on one of the sides.
+        They are always the same ones, and each group gives its share. Raises `DataError` when no sample would be left
+        on one of the sides.
         """
         count = round(share * len(self.train_labels))
         if not 0 < count < len(self.train_labels):
@@ -143,12 +144,12 @@ class Split(NamedTuple):
     """One split as its source has it: images not yet resized, and not yet decoded where they lie in files."""
 
     images: np.ndarray | Sequence[Encoded]
-    """As `Dataset` has them, or N encoded images."""
+    """Samples as `Dataset` has them, or N encoded images."""
     labels: np.ndarray
-    """(N,) int64."""
+    """Labels (N,) int64."""
 
     def take(self, indices: np.ndarray) -> Split:
-        """The samples at some indices, in that order."""
+        """Return the samples at some indices, in that order."""
         images = self.images
         chosen = images[indices] if isinstance(images, np.ndarray) else [images[i] for i in indices]
         return Split(chosen, self.labels[indices])
@@ -164,27 +165,30 @@ class Source:
     train_samples: Annotated[int, Field(ge=1)] | None = None
     """Use only this many training samples: always the same ones, each class in its share. None uses all."""
     test_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many test samples, chosen likewise. None uses all."""
+    """Use only this many test samples, chosen as those for training. None uses all."""
 
     def load(self) -> Dataset:
-        """The data set in memory. Raises `DataError` for missing, truncated or mislabelled files."""
+        """Load the data set into memory. Raises `DataError` for missing, truncated or mislabelled files."""
         train, test, classes = self.chosen()
         train_images, test_images = _pixels(train.images, test.images, self.size)
         return Dataset(train_images, train.labels, test_images, test.labels, classes)
 
     def chosen(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """What `read` gives, of it the samples that are asked for."""
+        """Return the splits that `read` gives with the samples that are asked for, and the names of the classes."""
         train, test, classes = self.read()
         train = at_most(self.train_samples, train, "train_samples")
         return train, at_most(self.test_samples, test, "test_samples"), classes
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """The train split, the test split and the names of the classes, as the source has them."""
+        """Return the train split, the test split and the names of the classes, as the source has them."""
         raise NotImplementedError
 
 
 def at_most(samples: int | None, split: Split, field: str) -> Split:
-    """A split of so many samples, each class in its share; all for None. Raises `DataError` where there are fewer."""
+    """Return a split of so many samples, each class in its share; all for None.
+
+    Raises `DataError` where there are fewer.
+    """
     if samples is None:
         return split
     if samples > len(split.labels):
@@ -205,7 +209,7 @@ def _pixels(
 
 
 def stratified(labels: np.ndarray, samples: int) -> np.ndarray:
-    """Indices (samples,) of a subset in which each class has its share, rounded up or down; ascending.
+    """Return indices (samples,) of a subset in which each class has its share, rounded up or down; ascending.
 
     Systematic sampling: evenly spaced positions in the samples sorted by class; nothing is drawn at random.
     """
@@ -228,5 +232,5 @@ def hold_out_fifth(split: Split, where: str) -> tuple[Split, Split]:
 
 
 def local_path(path: str) -> Path:
-    """A path as a scenario writes it, with `~` and environment variables expanded."""
+    """Return a path as a scenario writes it, with `~` and environment variables expanded."""
     return Path(os.path.expandvars(path)).expanduser()

@@ -1,4 +1,4 @@
-"""From encoded or differently sized images to one uint8 array."""
+"""Decoding and resizing of images into one uint8 array."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Encoded(NamedTuple):
     """One image as a file holds it (PNG, JPEG, ...)."""
 
     where: str
-    """The file, and the row within it, as an error names it."""
+    """Name of the file, and the row within it, for errors."""
     data: bytes | Path
     """The encoded bytes, or the file that is nothing but them."""
 
 
 def resize(images: np.ndarray, size: int | None) -> np.ndarray:
-    """Images (N, C, H, W) uint8, bilinear with antialias, at height = width = `size`; None keeps their size."""
+    """Resize images (N, C, H, W) uint8 to height = width = `size`, bilinear with antialias; None keeps their size."""
     if size is None or images.shape[2:] == (size, size):
         return images
     return F.interpolate(torch.from_numpy(images), size=(size, size), mode="bilinear", antialias=True).numpy()
@@ -58,13 +58,13 @@ def decode(images: Sequence[Encoded], size: int | None) -> np.ndarray:
 
 
 def is_grey(image: Encoded) -> bool:
-    """Whether `decode` takes an image for grey, from its header alone; raises `DataError` for bytes without one."""
+    """Return whether `decode` takes an image for grey, from its header alone; raises `DataError` without one."""
     with _opened(image) as picture:
         return picture.mode in _GREY
 
 
 def _decode(image: Encoded) -> np.ndarray:
-    """(1, 1 or 3, H, W) uint8."""
+    """Decode an image into (1, 1 or 3, H, W) uint8."""
     with _opened(image) as picture:
         if picture.mode in _DEEP:
             raise ValueError(f"it has more than 8 bits a channel (mode {picture.mode})")

@@ -26,24 +26,27 @@ _METADATA = b"rayfed"
 
 @dataclass(frozen=True)
 class Layout:
-    """What a mapped file says of itself."""
+    """Layout of a mapped file, from its metadata."""
 
     shape: tuple[int, int, int]
-    """(C, H, W)."""
+    """Shape of an image, (C, H, W)."""
     train: int
-    """Rows that are training samples; the others are the test split."""
+    """Number of rows that are training samples; the others are the test split."""
     classes: tuple[str, ...]
     identity: str
-    """Drawn anew whenever a file is packed; two processes that share a data set compare it."""
+    """Identity, drawn anew whenever a file is packed; two processes that share a data set compare it."""
 
     def schema(self) -> pa.Schema:
-        """The file's, with this in its metadata."""
+        """Return the file's schema, with the layout in its metadata."""
         columns = [("image", pa.binary(math.prod(self.shape))), ("label", pa.int64())]
         return pa.schema(columns, metadata={_METADATA: json.dumps(asdict(self))})
 
     @classmethod
     def of(cls, schema: pa.Schema) -> Layout:
-        """Raises `ValueError`, `KeyError`, `TypeError` or `OverflowError` where the schema is none of a packed file."""
+        """Return the layout in a schema.
+
+        Raises `ValueError`, `KeyError`, `TypeError` or `OverflowError` where the schema is none of a packed file.
+        """
         if _METADATA not in (schema.metadata or {}):
             raise ValueError("its schema has no metadata of rayfed")
         said: dict[str, Any] = read_json(schema.metadata[_METADATA].decode())
@@ -72,27 +75,27 @@ class Mapped:
     """Images in a mapped file, (N, C, H, W) uint8 as far as data sets ask (`rayfed.data.base.Images`)."""
 
     batches: Sequence[np.ndarray]
-    """(n, C, H, W) each, in the file."""
+    """Batches of images in the file, (n, C, H, W) each."""
     ends: np.ndarray
-    """Where each batch ends, in rows of the file."""
+    """Ends of the batches, in rows of the file."""
     rows: np.ndarray
-    """(N,) int64, rows of the file."""
+    """Rows of the file, (N,) int64."""
 
     @property
     def dtype(self) -> np.dtype:
-        """Of a pixel."""
+        """Type of a pixel, uint8."""
         return np.dtype(np.uint8)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, C, H, W)."""
+        """Shape (N, C, H, W)."""
         return len(self.rows), *self.batches[0].shape[1:]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, chosen: np.ndarray) -> np.ndarray:
-        """Some of the images in memory, by their indices."""
+        """Return some of the images in memory, by their indices."""
         rows = self.rows[chosen]
         found = np.empty((len(rows), *self.shape[1:]), np.uint8)
         batches = np.searchsorted(self.ends, rows, side="right")
@@ -101,19 +104,19 @@ class Mapped:
         return found
 
     def only(self, chosen: np.ndarray) -> Mapped:
-        """Some of the images, where they lie."""
+        """Return some of the images, where they lie."""
         return replace(self, rows=self.rows[chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class MappedDataset(Dataset):
-    """A data set of which labels are in memory and images in a file."""
+    """Data set with its labels in memory and its images in a file."""
 
     origin: tuple[Any, ...] = ()
-    """What `mapped` opens it again with."""
+    """Arguments with which `mapped` opens it again."""
 
     def with_public(self, share: float) -> Dataset:
-        """See `Dataset.with_public`; the images stay where they are."""
+        """Return a copy with public samples, see `Dataset.with_public`; the images stay where they are."""
         found = super().with_public(share)
         assert isinstance(found, MappedDataset)
         return replace(found, origin=(*self.origin[:-1], share))
@@ -127,7 +130,7 @@ class MappedDataset(Dataset):
 
 
 class _Missing:
-    """In place of a data set that is not here: whoever uses it is told, as the making of an actor could not."""
+    """Stand-in for a data set that is not here: whoever uses it is told, as the making of an actor could not."""
 
     def __init__(self, error: DataError) -> None:
         self._error = error
@@ -150,7 +153,7 @@ def mapped(
     identity: str | None = None,
     public: float = 0.0,
 ) -> Dataset:
-    """The data set of a file that `rayfed.data.packing` wrote, or the one of this identity.
+    """Open the data set of a file that `rayfed.data.packing` wrote, or the one of this identity.
 
     Raises `DataError`, naming the path, for a file that is missing, damaged, or another one.
     """
@@ -183,7 +186,7 @@ def mapped(
 
 
 def _pixels(column: pa.Array, shape: tuple[int, int, int]) -> np.ndarray:
-    """(n, C, H, W) uint8 in the column's own memory."""
+    """Return images (n, C, H, W) uint8 in the column's own memory."""
     flat = np.frombuffer(column.buffers()[1], np.uint8)
     size = math.prod(shape)
     return flat[column.offset * size : (column.offset + len(column)) * size].reshape(-1, *shape)

@@ -16,7 +16,7 @@ from rayfed.errors import DataError
 from rayfed.samples import held
 
 _BATCH = 8 << 20
-"""Bytes of pixels that are in memory at a time, about."""
+"""Bytes of pixels in memory at a time, about."""
 
 
 def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> Layout:
@@ -74,7 +74,7 @@ def _rows(layout: Layout) -> int:
 
 
 def _batches(split: Split, size: int | None, grey_only: bool, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Images (n, C, H, W) uint8 and labels (n,), so many rows at a time."""
+    """Yield images (n, C, H, W) uint8 and labels (n,), so many rows at a time."""
     for low in range(0, len(split.labels), rows):
         some = split.images[low : low + rows]
         images = resize(some, size) if isinstance(some, np.ndarray) else decode(some, size)

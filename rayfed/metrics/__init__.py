@@ -1,4 +1,4 @@
-"""How near a reconstruction is to the truth: one `Metric` for each figure, and what measures it."""
+"""Metrics of how near a reconstruction is to the truth: one `Metric` for each figure, and what measures it."""
 
 TABLE = {
     "mse": "rayfed.metrics.images:MSE",

@@ -1,4 +1,4 @@
-"""Which reconstruction belongs to which true image: a batch's gradient does not know the order of its samples."""
+"""Assignment of reconstructions to true images: a batch's gradient does not know the order of its samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayfed.samples import Modality
 
 
 def assign(true: Tensor, reconstructed: Tensor, modality: Modality = "pixels") -> Tensor:
-    """The permutation (N,) int64 for which `reconstructed[p]` lines up with `true`, both (N, *shape).
+    """Return the permutation (N,) int64 for which `reconstructed[p]` lines up with `true`, both (N, *shape).
 
     It minimises the sum of the pairs' distances (the roots of their mean squared errors, of texts the numbers of tokens
     that differ): by the triangle inequality no exact copy is then given to another image, as squares would do. A

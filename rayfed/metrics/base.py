@@ -1,4 +1,4 @@
-"""What a metric is: how reconstructions are scored by it, and all that tables, reports and scenarios say of it."""
+"""The contract of a metric: how reconstructions are scored by it, and all that tables, reports and scenarios say."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Metric:
     """
 
     name: str
-    """Its column in the table `attacks`, and in the outcomes; an identifier."""
+    """Column in the table `attacks`, and in the outcomes; an identifier."""
     description: str
-    """What the column says, with its range or unit."""
+    """Description of the column, with its range or unit."""
     title: str
-    """What tables and sentences call it."""
+    """Name in tables and sentences."""
     function: Callable[..., Any]
-    """What measures it; its arguments are those of `compares`. Where it `needs` something, it is called with that
-    first, once a process, and returns what measures; it may raise `UserError` then, and the column stays empty."""
+    """Function that measures it; its arguments are those of `compares`. Where it `needs` something, it is called with
+    that first, once a process, and returns what measures; it may raise `UserError` then, and the column stays empty."""
     higher_is_closer: bool
-    """Whether more of it is nearer to the truth, or less."""
+    """Whether a higher value is nearer to the truth, or a lower one."""
     modalities: tuple[Modality, ...] = ("pixels",)
-    """The modalities of samples of which it means something, the one that it was made for first."""
+    """Modalities of samples of which it means something, the one that it was made for first."""
     compares: Literal["samples", "class", "labels"] = "samples"
     """`samples`: true ones (N, C, H, W) with the reconstructions matched to them, to (N,). `class`: the true labels
     (N,) with the reconstructions, to (N,). `labels`: those of a batch (N,) with those that the attack states, in any
@@ -40,36 +40,36 @@ class Metric:
     """Fields of `Scorer` that the function is made with."""
     unit: str = ""
     ceiling: float = inf
-    """Above it values count as equal to it, as those of exact copies."""
+    """Largest value that is told apart: those above it count as equal to it, as those of exact copies."""
     format: Literal["number", "error", "share", "hit"] = "number"
-    """How it reads: with three decimals, or with three significant digits on a logarithmic scale; as per cent; as per
-    cent of samples of which each is a hit (1) or not (0)."""
+    """Format of values: with three decimals, or with three significant digits on a logarithmic scale; as per cent; as
+    per cent of samples of which each is a hit (1) or not (0)."""
     heading: str = ""
-    """What the report's table calls it; the title where nothing is said."""
+    """Name in the report's table; the title where nothing is said."""
     short: str = ""
-    """What narrow tables call it; the heading where nothing is said."""
+    """Name in narrow tables; the heading where nothing is said."""
     tables: tuple[Literal["settings", "run", "sweep"], ...] = ("settings", "run", "sweep")
-    """The small tables that it stands in where it was measured: that of settings, which notebooks, comparisons and
+    """Small tables that it stands in where it was measured: that of settings, which notebooks, comparisons and
     exports show, and those in the terminal at the end of a run and of a sweep. Reports and rows have all metrics."""
     worst_in_tables: bool = False
     """Whether the value of the worst sample stands beside the mean in the table of settings."""
     outcome: bool = True
     """Whether the outcomes have its mean and worst value, so that settings can be judged by it."""
     default_of: tuple[Modality, ...] = ()
-    """The modalities of samples of which it is measured unless the scenario says what is."""
+    """Modalities of samples of which it is measured unless the scenario says what is."""
     leads: bool = False
     """Whether samples of its first modality are ranked by it."""
     success: Literal["curve", "threshold"] | None = "curve"
     """Whether a scenario may set a threshold from which on a reconstruction counts, and whether the report draws how
     many pass each threshold and can order the images by it."""
     threshold: float | None = None
-    """That threshold for samples of its first modality, unless the scenario says one."""
+    """Threshold of success for samples of its first modality, unless the scenario says one."""
     chart: tuple[float, float] | None = None
     """The easiest threshold that a chart begins with where all samples pass the hardest, and the hardest one that it
     shows: what is nearer is the same to any eye. None: those that were measured."""
 
     def __post_init__(self) -> None:
-        """Say what it is to `rayfed list` and `rayfed describe`."""
+        """Write the docstring that `rayfed list` and `rayfed describe` show."""
         facts = (
             f"Of {', '.join(self.modalities)}; {'more' if self.higher_is_closer else 'less'} is nearer to the truth."
         )
@@ -81,14 +81,14 @@ class Metric:
 
     @property
     def table_heading(self) -> str:
-        """Over a column of its own."""
+        """Heading of a column of its own."""
         return self.heading or f"{self.title[0].upper()}{self.title[1:]}"
 
     @property
     def short_name(self) -> str:
-        """Where there is little room."""
+        """Name where there is little room."""
         return self.short or self.table_heading
 
     def passes(self, value: float, threshold: float) -> bool:
-        """Whether a value is at a threshold or nearer to the truth."""
+        """Return whether a value is at a threshold or nearer to the truth."""
         return value >= threshold if self.higher_is_closer else value <= threshold

@@ -1,4 +1,4 @@
-"""How much more than nothing a restored image says of its pixels' values, whatever the true image was.
+"""Knowledge that a restored image gives of its pixels' values, whatever the true image was (BP_KI).
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", definition 3 and appendix A.4: the
 Kullback-Leibler divergence between no knowledge (pixels uniform over k bins) and the restored image's histogram. The
@@ -19,27 +19,28 @@ if TYPE_CHECKING:
 
 _BINS = 10
 _FLOOR = 1e-10
-"""Added to every bin's share."""
+"""Number added to every bin's share."""
 
 
 def knowledge_increment(true: Tensor, guess: Tensor) -> Tensor:
-    """BP_KI as definition 3 writes it, KL(prior || posterior) to base 10: pairs (N, C, H, W) in [0, 1] to (N,) float64.
+    """Return BP_KI as definition 3 writes it: pairs (N, C, H, W) in [0, 1] to (N,) float64.
 
-    0 where all bins hold as many pixels; 8 for an image of one value. `true` is not looked at.
+    It is KL(prior || posterior) to base 10: 0 where all bins hold as many pixels; 8 for an image of one value. `true`
+    is not looked at.
     """
     shares = _shares(guess) + _FLOOR
     return -(shares / shares.sum(1, keepdim=True) * _BINS).log10().mean(1)
 
 
 def posterior_knowledge(true: Tensor, guess: Tensor) -> Tensor:
-    """The other direction, KL(posterior || prior) to base 10, finite without a floor: at most 1, for one value."""
+    """Return KL(posterior || prior) to base 10, finite without a floor: at most 1, for one value."""
     shares = _shares(guess)
     divergence: Tensor = shares.xlogy(shares * _BINS).sum(1) / log(10)
     return divergence
 
 
 def _shares(images: Tensor) -> Tensor:
-    """The share of an image's values, all channels together, in each of the bins: (N, C, H, W) to (N, k) float64."""
+    """Return the shares of an image's values, all channels together, in the bins: (N, C, H, W) to (N, k) float64."""
     from torch.nn import functional as F  # a metric is declared without it
 
     places = (images.double().flatten(1) * _BINS).long().clamp(0, _BINS - 1)

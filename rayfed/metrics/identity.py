@@ -1,4 +1,4 @@
-"""Re-identification: whom a recogniser, which knows true faces, takes a reconstruction for.
+"""Re-identification: the person for whom a recogniser, which knows true faces, takes a reconstruction.
 
 Source: Ren 2023 (thesis), section 3.3.4 and table 3.15.
 """
@@ -14,7 +14,7 @@ _CHUNK = 64
 
 
 class Identity:
-    """Asks the recogniser of a file, which must tell these very people apart.
+    """Recogniser of a file as a metric, which must tell these very people apart.
 
     Raises `NetworkUnavailable`, which says how to make one, where there is none, or one of other people.
     """
@@ -28,8 +28,10 @@ class Identity:
         self.recogniser, self.people = recogniser, people
 
     def __call__(self, labels: Tensor, guess: Tensor) -> Tensor:
-        """Labels (N,) int64 of the true images, reconstructions (N, C, H, W) in [0, 1], to the place (N,), from 1, of
-        the true person among all whom the image could show; who is held just as likely comes first.
+        """Return the place (N,), from 1, of the true person among all whom the image could show.
+
+        Takes the labels (N,) int64 of the true images and reconstructions (N, C, H, W) in [0, 1]. Who is held just as
+        likely comes first.
         """
         network = load_recogniser(self.recogniser, self.people, guess.device)
         with torch.no_grad():
@@ -37,5 +39,5 @@ class Identity:
         return (logits >= logits.gather(1, labels[:, None])).sum(1)
 
     def within(self, k: int, labels: Tensor, guess: Tensor) -> Tensor:
-        """1.0 where the true person is among the k likeliest, else 0.0, (N,)."""
+        """Return 1.0 where the true person is among the k likeliest, else 0.0, (N,)."""
         return (self(labels, guess) <= k).double()

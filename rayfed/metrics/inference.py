@@ -1,4 +1,4 @@
-"""How right an inference is that is not a reconstruction, by its metric, against the truth and against chance."""
+"""Metrics of inferences other than reconstructions, against the truth and against chance."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ _NEIGHBOURS = 5
 
 
 def auc(scores: Tensor, members: Tensor) -> float:
-    """The probability that a member scores higher than a non-member, (M,) and (M,) bool to a number in [0, 1]."""
+    """Return the probability that a member scores higher than a non-member, for scores (M,) and (M,) bool."""
     from sklearn.metrics import roc_auc_score  # an import of a second, in every process that scores
 
     return float(roc_auc_score(members.cpu().numpy(), scores.cpu().numpy()))
 
 
 def correct(probability: Tensor, holds: bool) -> float:
-    """1 where a yes-or-no question was answered right by a probability (1,) of yes, else 0."""
+    """Return 1 where a yes-or-no question was answered right by a probability (1,) of yes, else 0."""
     return float((probability.item() > 0.5) == holds)
 
 
 def class_share(images: Tensor, label: int, known: Tensor, known_labels: Tensor) -> float:
-    """The share of images (G, C, H, W) that look like a class to a classifier which no federation trained.
+    """Return the share of images (G, C, H, W) that look like a class to a classifier which no federation trained.
 
     It is a vote of the five nearest of the known images (M, C, H, W) with their labels (M,).
     """
@@ -31,5 +31,5 @@ def class_share(images: Tensor, label: int, known: Tensor, known_labels: Tensor)
 
 
 def nearest(images: Tensor, among: Tensor) -> Tensor:
-    """For each image (G, C, H, W) the nearest (G, C, H, W) of some others (M, C, H, W)."""
+    """Return for each image (G, C, H, W) the nearest (G, C, H, W) of some others (M, C, H, W)."""
     return among[torch.cdist(images.flatten(1), among.flatten(1)).argmin(1)]

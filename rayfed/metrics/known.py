@@ -1,4 +1,4 @@
-"""All metrics that there are: those of `rayfed.metrics.TABLE` and of other packages (entry points `rayfed.metrics`)."""
+"""Registry of all metrics: those of `rayfed.metrics.TABLE` and of other packages (entry points `rayfed.metrics`)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def _found() -> dict[str, Metric]:
 
 
 METRICS = _found()
-"""Name -> metric, in the order of columns."""
+"""Metrics by name, in the order of columns."""
 
 
 def metrics_of(modality: Modality) -> tuple[str, ...]:
-    """The metrics that mean something of samples of a modality, those that were made for it first."""
+    """Return the metrics that mean something of samples of a modality, those that were made for it first."""
     fitting = [metric for metric in METRICS.values() if modality in metric.modalities]
     return tuple(metric.name for metric in sorted(fitting, key=lambda metric: metric.modalities[0] != modality))
 
 
 def default_names(modality: Modality) -> list[str]:
-    """What is measured of samples of a modality where a scenario does not say."""
+    """Return the metrics of samples of a modality where a scenario does not say."""
     return [name for name in metrics_of(modality) if modality in METRICS[name].default_of]
 
 
 def default_success(modality: Modality) -> dict[str, float]:
-    """The thresholds of success likewise."""
+    """Return the thresholds of success for samples of a modality where a scenario does not say."""
     return {m.name: m.threshold for m in METRICS.values() if m.threshold is not None and m.modalities[0] == modality}
 
 
 def leading(modality: Modality) -> Metric:
-    """What samples of a modality are ranked by."""
+    """Return the metric that samples of a modality are ranked by."""
     return next(metric for metric in METRICS.values() if metric.leads and metric.modalities[0] == modality)

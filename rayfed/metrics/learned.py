@@ -1,4 +1,4 @@
-"""What networks that come from a file say of images. The networks are in `lpips` and `noise`, which import PyTorch."""
+"""Metrics of images by networks from a file, which are in `lpips` and `noise`: these import PyTorch."""
 
 from __future__ import annotations
 

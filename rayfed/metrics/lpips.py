@@ -35,11 +35,11 @@ _CHUNK = 16
 
 
 class LpipsUnavailable(UserError):
-    """The backbone's weights are not on this machine, or are not what they should be."""
+    """Error for a backbone whose weights are not on this machine, or are not what they should be."""
 
 
 class Lpips:
-    """The distance between images as a network of one kind sees them.
+    """Distance between images as a network of one kind sees them.
 
     `weights` is a file, or a folder that is searched for the usual names; None searches torch's hub cache. Both
     whole torchvision state dicts (`features.0.weight`) and those of `features` alone (`0.weight`) are understood,
@@ -54,7 +54,7 @@ class Lpips:
         _fill(self._network, backbone, path)
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
-        """(N, C, H, W) in [0, 1] twice, C = 1 or 3, to (N,) distances: 0 for equal images.
+        """Return distances (N,) of images (N, C, H, W) in [0, 1] twice, C = 1 or 3: 0 for equal ones.
 
         Grey images are repeated to three channels. Images too small for the network (AlexNet: under 31 pixels, VGG:
         under 16) are enlarged bilinearly until their shorter side has 64.
@@ -73,7 +73,7 @@ class Lpips:
 
 
 def _weights_file(net: Net, weights: str | Path | None) -> Path:
-    """The backbone's file that `Lpips` would read; raises `LpipsUnavailable` where there is none."""
+    """Return the backbone's file that `Lpips` would read; raises `LpipsUnavailable` where there is none."""
     place = Path(torch.hub.get_dir(), "checkpoints") if weights is None else Path(weights).expanduser()
     for path in [place] if place.is_file() else [place / name for name in _FILES[net]]:
         if path.is_file():
@@ -85,7 +85,7 @@ def _weights_file(net: Net, weights: str | Path | None) -> Path:
 
 
 def _read(net: Net, path: Path) -> dict[str, Tensor]:
-    """The backbone's convolutions by their name in torchvision's `features`, as float32."""
+    """Read the backbone's convolutions by their name in torchvision's `features`, as float32."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -96,7 +96,7 @@ def _read(net: Net, path: Path) -> dict[str, Tensor]:
 
 
 def _network(net: Net) -> LPIPS:
-    """The package's network with its own heads and random backbone."""
+    """Return the package's network with its own heads and random backbone."""
     from lpips import LPIPS  # here, because it takes seconds and few runs ask for it
 
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():

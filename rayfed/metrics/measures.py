@@ -1,4 +1,4 @@
-"""What settings are judged by: leakage as the metrics have it, what was learnt, and what it cost."""
+"""Measures that settings are judged by: leakage as the metrics have it, what was learnt, and what it cost."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from rayfed.metrics.known import METRICS
 
 @dataclass(frozen=True)
 class Measure:
-    """A column of the outcomes that settings can be judged by."""
+    """Column of the outcomes that settings can be judged by."""
 
     title: str
     kind: Literal["leakage", "utility", "cost"]
     higher_is_better: bool
-    """To who protects data: a low PSNR is good, and a high accuracy."""
+    """Whether more is better to who protects data: a low PSNR is good, and a high accuracy."""
     unit: str = ""
     share: bool = False
     """Whether it is read as per cent."""
 
 
 def worst_of(metric: str) -> str:
-    """The column with the worst image's value of a metric."""
+    """Return the column with the worst image's value of a metric."""
     return f"{metric}_worst"
 
 
 def measure_of(name: str) -> Measure:
-    """What a column says; raises `UserError` for one that is no measure, naming those that are."""
+    """Return the measure of a column; raises `UserError` for one that is none, naming those that are."""
     if name not in MEASURES:
         raise UserError(f"no measure is called '{name}': {nearest(name, MEASURES)}")
     return MEASURES[name]
 
 
 _FIRST = ("psnr", "ssim", "lpips_alex", "lpips_vgg")
-"""These stand before the others, as they do in the outcomes of earlier sweeps."""
+"""Metrics that stand before the others, as they do in the outcomes of earlier sweeps."""
 JUDGED = sorted((metric for metric in METRICS.values() if metric.outcome), key=lambda metric: metric.name not in _FIRST)
-"""The metrics of reconstructions that have a column of means over images and one of the worst image."""
+"""Metrics of reconstructions that have a column of means over images and one of the worst image."""
 
 MEASURES: dict[str, Measure] = {
     **{
@@ -66,5 +66,5 @@ MEASURES: dict[str, Measure] = {
     "bytes_up": Measure("bytes sent by clients", "cost", False, "bytes"),
     "bytes_down": Measure("bytes sent to clients", "cost", False, "bytes"),
 }
-"""Column -> what it says. PMM is the accuracy over that of the arm without a defence, all else equal: an arm with
+"""Measures by column. PMM is the accuracy over that of the arm without a defence, all else equal: an arm with
 training, a model, a rule or malicious clients of its own has a reference only in one that has the same."""

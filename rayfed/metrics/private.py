@@ -1,4 +1,4 @@
-"""How alike and how rich private layers are: the assumptions of the theorem on private passports, in numbers.
+"""Distance and rank of private layers: the assumptions of the theorem on private passports, in numbers.
 
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", section 5.3 and figures 4 and 5.
 """
@@ -14,13 +14,16 @@ _SHARE = 0.99
 
 
 def distance(weights: Sequence[Tensor]) -> float:
-    """The mean of the squared Euclidean distances of all pairs of clients' weights, each with itself among them."""
+    """Return the mean squared Euclidean distance of all pairs of clients' weights, each with itself among them."""
     stacked = torch.stack([w.flatten() for w in weights]).double()
     return 2 * float((stacked - stacked.mean(0)).square().sum(1).mean())
 
 
 def rank(matrix: Tensor) -> int:
-    """How many of the largest singular values make up 99 % of the sum of all: our reading of the paper's threshold."""
+    """Return how many of the largest singular values make up 99 % of the sum of all.
+
+    That is our reading of the paper's threshold.
+    """
     values = torch.linalg.svdvals(matrix.double())
     missing = values.sum() - values.cumsum(0)
     return 1 + int((missing > (1 - _SHARE) * values.sum()).sum()) if values[0] > 0 else 0

@@ -1,4 +1,4 @@
-"""How much of a record an attack has found."""
+"""Metric of records: the share of columns that an attack has found."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def feature_accuracy(sample: Records) -> Callable[[Tensor, Tensor], Tensor]:
-    """The share of columns found, of continuous ones within `rayfed.samples.TOLERANCE`.
+    """Return a function for the share of columns found, of continuous ones within `rayfed.samples.TOLERANCE`.
 
-    What it returns takes records (N, 1, 1, F) twice, the true ones first, to (N,) float64 in [0, 1].
+    It takes records (N, 1, 1, F) twice, the true ones first, to (N,) float64 in [0, 1].
     """
     return lambda true, guess: sample.found(true, guess).double().mean(1)
 

@@ -1,4 +1,4 @@
-"""The score of a reconstruction: every image against the truth that it was matched to.
+"""Scores of a reconstruction: every image against the truth that it was matched to.
 
 Scoring happens where the truth is, never where the attack is.
 """
@@ -24,19 +24,19 @@ _IMAGE = Pixels(1, 1, 1)
 
 @dataclass(frozen=True)
 class Scorer:
-    """Scores reconstructed batches by the named metrics; raises `UserError` for one that does not fit the samples."""
+    """Scorer of reconstructed batches by named metrics; raises `UserError` for one that does not fit the samples."""
 
     names: tuple[str, ...]
     lpips_weights: str | None = None
-    """As `Lpips` takes it. Without usable weights the LPIPS columns stay empty, with one warning."""
+    """Weights of LPIPS, as `Lpips` takes them. Without usable ones its columns stay empty, with one warning."""
     evaluator: str | None = None
-    """As `NoiseRatio` takes it; what is said of LPIPS holds for it, too."""
+    """File of the evaluator, as `NoiseRatio` takes it; what is said of LPIPS holds for it, too."""
     recogniser: str | None = None
-    """As `Identity` takes it; likewise."""
+    """File of the recogniser, as `Identity` takes it; what is said of LPIPS holds for it, too."""
     people: tuple[str, ...] = ()
-    """The names of the classes, which are whom the images show."""
+    """Names of the classes, which are whom the images show."""
     sample: SampleSpec = _IMAGE
-    """What the samples are."""
+    """Description of the samples."""
 
     def __post_init__(self) -> None:
         known = metrics_of(self.sample.modality)
@@ -45,11 +45,11 @@ class Scorer:
                 raise UserError(f"metrics: unknown metric of {self.sample.modality} '{name}': {nearest(name, known)}")
 
     def unavailable(self) -> list[str]:
-        """For the metrics whose weights this machine cannot load: why their columns will stay empty."""
+        """Return why the columns of metrics whose weights this machine cannot load will stay empty."""
         return _load(self)[1]
 
     def score(self, true_images: Tensor, true_labels: Tensor, images: Tensor, labels: Tensor) -> list[dict[str, Any]]:
-        """One row for each true image, in order.
+        """Return one row for each true image, in order.
 
         Images are (N, C, H, W) in [0, 1], labels (N,) int64; the reconstruction may be in any order and on any
         device. A row holds `sample` (index of the true image), `order` (index of the reconstruction matched to it),
@@ -81,7 +81,7 @@ class Scorer:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def nothing(self, true_labels: Tensor) -> list[dict[str, Any]]:
-        """The rows of an attack that could not strike: the truth, and None for all that was not found."""
+        """Return the rows of an attack that could not strike: the truth, and None for all that was not found."""
         empty = dict.fromkeys(("label", *self.names))
         return [{"sample": i, "true_label": label} | empty for i, label in enumerate(true_labels.tolist())]
 
@@ -96,7 +96,7 @@ def _column(function: Callable[..., Any] | None, true: Tensor, guess: Tensor) ->
 
 @lru_cache
 def _functions(scorer: Scorer) -> _Functions:
-    """What measures, loaded once a process: what fails once is not tried, nor warned about, again."""
+    """Load the metrics' functions once a process: what fails once is not tried, nor warned about, again."""
     functions, missing = _load(scorer)
     for message in missing:
         warnings.warn(message, stacklevel=3)
@@ -104,7 +104,7 @@ def _functions(scorer: Scorer) -> _Functions:
 
 
 def _load(scorer: Scorer) -> tuple[_Functions, list[str]]:
-    """What measures each metric, and why others' columns stay empty."""
+    """Load each metric's function; return why others' columns stay empty, too."""
     functions: _Functions = {}
     missing: dict[str, list[str]] = {}
     for metric in map(METRICS.__getitem__, scorer.names):

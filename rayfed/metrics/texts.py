@@ -1,4 +1,4 @@
-"""How much of a text an attack has found: its tokens in their places, and its phrases anywhere.
+"""Metrics of texts: tokens found in their places, and phrases found anywhere.
 
 Source of ROUGE: Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries", in the definition of the
 `rouge-score` package (F-measure). What is counted are the data's tokens, neither stemmed nor split again.
@@ -19,12 +19,12 @@ Rouge = Literal["rouge1", "rouge2", "rougeL"]
 
 
 def token_accuracy(true: Tensor, guess: Tensor) -> Tensor:
-    """The share of tokens that are right and in their places: texts (N, L) int64 twice to (N,) float64."""
+    """Return the share of tokens that are right and in their places: texts (N, L) int64 twice to (N,) float64."""
     return (true == guess).double().mean(1)
 
 
 def rouge(kind: Rouge, true: Tensor, guess: Tensor) -> Tensor:
-    """The F-measure of shared tokens (rouge1), of pairs (rouge2), or of the longest common subsequence (rougeL).
+    """Return the F-measure of shared tokens (rouge1), of pairs (rouge2), or of the longest common subsequence (rougeL).
 
     Texts (N, L) int64 twice, the true ones first, to (N,) float64 in [0, 1].
     """
@@ -39,7 +39,7 @@ def _written(texts: Tensor) -> list[str]:
 
 
 class _AsWritten:
-    """The package's protocol of a tokeniser: what stands between spaces."""
+    """Tokeniser in the package's protocol, which splits at spaces."""
 
     def tokenize(self, text: str) -> list[str]:
         return text.split()

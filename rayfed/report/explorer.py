@@ -1,4 +1,4 @@
-"""What the interactive plot and its table show: every setting under every attack, with what it comes to."""
+"""Content of the interactive plot and its table: every setting under every attack, with its figures."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from rayfed.analysis.summary import Row, setting
 from rayfed.metrics.measures import MEASURES
 
 PREFERRED = ("psnr", "test_accuracy")
-"""Measures that the plot shows first where nothing else is asked for and both were measured."""
+"""Measures to show first where nothing else is asked for and both were measured."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of the table; of a setting that finished also a mark of the plot."""
+    """Row of the table, of one setting under one attack; of a setting that finished also a mark of the plot."""
 
     id: int
     group: int
-    """The same for one setting under several attacks."""
+    """Number that one setting has under all attacks."""
     setting: Setting
     status: str
-    """'finished'; 'stopped' or 'failed' for a trial that is not in the plot."""
+    """State of the trial: 'finished'; 'stopped' or 'failed' for one that is not in the plot."""
     error: str | None
 
     @property
     def values(self) -> dict[str, Estimate]:
-        """Measure -> its estimate."""
+        """Estimates by measure."""
         return self.setting.measures
 
     @property
@@ -41,7 +41,7 @@ class Entry:
 
     @property
     def note(self) -> str:
-        """What else there is to say of it."""
+        """Further remarks on the entry."""
         first = self.setting.rows[0]
         parts = [f"Defences: {first.get('defences') or 'none'}."]
         if self.setting.attack and first.get("observes"):
@@ -56,26 +56,26 @@ class Entry:
 
 @dataclass(frozen=True)
 class Explorer:
-    """The table's rows and columns, and the plot's first axes."""
+    """Rows and columns of the table, and the plot's first axes."""
 
     entries: list[Entry]
     fields: list[str]
-    """Swept fields: columns of their own."""
+    """Swept fields, which are columns of their own."""
     columns: list[str]
-    """The measures that were measured: those of the first axes, then the others in the order of `MEASURES`."""
+    """Measures that were measured: those of the first axes, then the others in the order of `MEASURES`."""
     x: str | None
     """A measure of leakage, where there is a setting that was measured in both; else None, and there is no plot."""
     y: str | None
-    """One of utility or cost."""
+    """Measure of utility or cost on the other axis."""
 
     @property
     def arms(self) -> list[str]:
-        """The arms in the order of their first entry."""
+        """Arms in the order of their first entry."""
         return list(dict.fromkeys(entry.setting.arm for entry in self.entries))
 
     @property
     def attacks(self) -> list[str]:
-        """The attacks likewise."""
+        """Attacks in the order of their first entry."""
         return list(dict.fromkeys(entry.setting.attack for entry in self.entries if entry.setting.attack))
 
     @property
@@ -89,11 +89,11 @@ class Explorer:
         return [name for name in self.columns if MEASURES[name].kind != "leakage"]
 
     def heading(self, field: str) -> str:
-        """A swept field as its column is called."""
+        """Return the heading of a swept field's column."""
         return short_names(self.fields)[self.fields.index(field)]
 
     def data(self, arms: Sequence[str]) -> dict[str, Any]:
-        """For the page's script; `arms` are all in the order of their colours."""
+        """Return the data of the page's script; `arms` are all in the order of their colours."""
         return {
             "measures": {
                 name: {
@@ -130,7 +130,7 @@ def explore(
     fields: Sequence[str] = (),
     preferred: Sequence[str] = PREFERRED,
 ) -> Explorer:
-    """Settings, and behind them the trials that failed or were stopped; `preferred` measures are shown first."""
+    """Return an explorer of settings, then of trials that failed or were stopped; `preferred` measures come first."""
     groups: dict[tuple[str, str], int] = {}
     rows = [(s, "finished", None) for s in settings]
     rows += [(_alone(row, fields), row["status"], row["error"]) for row in unfinished]
@@ -150,7 +150,7 @@ def _comparable(columns: Sequence[str], entries: Sequence[Entry]) -> list[str]:
 
 
 def interval(name: str, value: Estimate) -> str:
-    """An estimate in words: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`."""
+    """Return an estimate in words: `21.3 dB (18.0 dB to 24.6 dB, n = 3)`."""
     said = in_words(name, value.mean)
     if value.low is None or value.high is None:
         return said
@@ -158,7 +158,7 @@ def interval(name: str, value: Estimate) -> str:
 
 
 def _alone(row: Row, fields: Sequence[str]) -> Setting:
-    """One trial that did not finish, as a setting of its own."""
+    """Return one trial that did not finish, as a setting of its own."""
     measures = {name: e for name in MEASURES if (e := estimate([row.get(name)])) is not None}
     values = {field: row[field] for field in fields if row.get(field) is not None}
     return Setting("", row["arm"], row["attack"], values, measures, [row])
@@ -167,7 +167,7 @@ def _alone(row: Row, fields: Sequence[str]) -> Setting:
 def _axes(
     entries: Sequence[Entry], columns: Sequence[str], preferred: Sequence[str]
 ) -> tuple[str, str] | tuple[None, None]:
-    """The first pair of a leakage and another measure that some setting has both of, the preferred ones before all."""
+    """Return the first pair of a leakage and another measure that some setting has both of, preferred ones first."""
     order = sorted(columns, key=lambda name: preferred.index(name) if name in preferred else len(preferred))
     for x in (name for name in order if MEASURES[name].kind == "leakage"):
         for y in (name for name in order if MEASURES[name].kind != "leakage"):

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 FORMATS = ("csv", "latex", "markdown")
-"""Of a table; `rayfed.report.share` copies a folder."""
+"""Formats of a table; `rayfed.report.share` copies a folder."""
 
 
 def export(results: Results, format: str, table: str = OUTCOMES) -> str:
-    """A table of a run or sweep as text.
+    """Return a table of a run or sweep as text.
 
     CSV has a table's rows as they are, save that text which a spreadsheet would take for a formula has an apostrophe
     before it. LaTeX (for the package booktabs) and Markdown have the outcomes by setting, with
@@ -56,14 +56,14 @@ def _settings(found: Grid, format: str) -> str:
 
 
 def _in_every_text(frame: DataFrame, change: Callable[[str], str]) -> DataFrame:
-    """A frame with every text in it changed, headings among them."""
+    """Return a frame with every text in it changed, headings among them."""
     changed = frame.map(lambda value: change(value) if isinstance(value, str) else value)
     changed.columns = [change(heading) for heading in frame.columns]
     return changed
 
 
 def _bounds_written(frame: DataFrame) -> DataFrame:
-    """A frame whose upper bounds are text already, so that nothing rounds them down."""
+    """Return a frame whose upper bounds are text already, so that nothing rounds them down."""
     bounds = [name for name in ("epsilon", "delta") if name in frame.columns]
     written = {name: [None if isnan(value) else at_most(value, 4) for value in frame[name]] for name in bounds}
     return frame.assign(**written)
@@ -74,7 +74,7 @@ def _no_formula(text: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Text that is one cell, and no HTML."""
+    """Return text as one cell of Markdown, without HTML."""
     return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;").splitlines())
 
 

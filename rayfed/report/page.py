@@ -1,4 +1,4 @@
-"""One HTML file that needs nothing else: templates, style sheet, scripts and data put together.
+"""Pages as one HTML file that needs nothing else: templates, style sheet, scripts and data put together.
 
 The page's Content-Security-Policy allows no network at all, and of scripts only those written here, by their hashes.
 """
@@ -50,18 +50,18 @@ def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], pl
 
 
 def policy(scripts: Sequence[str]) -> str:
-    """The Content-Security-Policy that runs these inline scripts and nothing else."""
+    """Return the Content-Security-Policy that runs these inline scripts and nothing else."""
     hashes = " ".join(f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" for script in scripts)
     return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}"
 
 
 def optional_document(folder: RunFolder, name: str) -> dict[str, Any]:
-    """The contents of a JSON file; nothing where there is none."""
+    """Return the contents of a JSON file; nothing where there is none."""
     return folder.read_mapping(name) if folder.exists(name) else {}
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as lines of (path, value)."""
+    """Return nested settings as lines of (path, value)."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

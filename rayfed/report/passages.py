@@ -1,4 +1,4 @@
-"""What a report shows of samples that are no pictures: the true text, or record, above the one that was rebuilt."""
+"""Passages of a report for samples that are no pictures: the true text, or record, above the rebuilt one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayfed.report.pictures import key, most_leaked
 from rayfed.store.folder import RunFolder
 
 SHOWN = 3
-"""Samples of each arm and attack: those that leaked most, of the first repeat."""
+"""Number of samples of each arm and attack: those that leaked most, of the first repeat."""
 
 
 @dataclass(frozen=True)
@@ -18,14 +18,14 @@ class Passage:
     """A true sample and its reconstruction, in words."""
 
     row: Row
-    """The row of `attacks` that scores it."""
+    """Row of `attacks` that scores it."""
     true: list[str]
     reconstructed: list[tuple[str, bool]]
-    """Its tokens, or columns, and which of them are right."""
+    """Tokens, or columns, of the reconstruction, and which of them are right."""
 
 
 def passages(folder: RunFolder, attacks: Sequence[Row]) -> list[Passage]:
-    """The samples that leaked most of every arm and attack; none of a run whose samples are pictures."""
+    """Return the samples that leaked most of every arm and attack; none of a run whose samples are pictures."""
     texts = {key(row): row for row in folder.read_table("texts").to_pylist()}
     met = dict.fromkeys((row["arm"], row["attack"]) for row in attacks)
     chosen = [row for pair in met for row in most_leaked(attacks, *pair, SHOWN)] if texts else []

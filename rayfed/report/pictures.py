@@ -1,4 +1,4 @@
-"""The images that a report shows: pairs of true and reconstructed ones, and strips of an attack's progress."""
+"""Images of a report: pairs of true and reconstructed ones, and strips of an attack's progress."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import image_key
 
 SHOWN = 8
-"""Pairs of images shown for each arm and attack: those with the highest PSNR, of the first repeat."""
+"""Number of pairs shown for each arm and attack: those with the highest PSNR, of the first repeat."""
 STRIPS = 3
-"""Strips of progress shown for each arm and attack."""
+"""Number of strips of progress shown for each arm and attack."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A true image beside its reconstruction."""
+    """Pair of a true image and its reconstruction."""
 
     true: str
-    """As a `data:` URL."""
+    """True image, as a `data:` URL."""
     reconstructed: str
     row: Row
-    """The row of `attacks` that scores it."""
+    """Row of `attacks` that scores the reconstruction."""
     entry: int | None = None
-    """The setting and attack that it belongs to, as `explorer.Entry.id`."""
+    """Setting and attack of the pair, as `explorer.Entry.id`."""
     title: str = ""
-    """That setting in words."""
+    """Setting of the pair, in words."""
     run: str = ""
-    """The trial of a sweep that it is of."""
+    """Trial of a sweep that the pair is of."""
 
     @property
     def size(self) -> int:
-        """Characters that it takes in a page."""
+        """Number of characters that the pair takes in a page."""
         return len(self.true) + len(self.reconstructed)
 
 
 @dataclass(frozen=True)
 class Strip:
-    """What an attack held of one image as it went on."""
+    """Strip of one image as an attack held it on the way."""
 
     row: Row
-    """Whose image it is: arm, round, attack, victim, repeat, sample."""
+    """Key of the image: arm, round, attack, victim, repeat, sample."""
     frames: list[tuple[int, str]]
-    """(iteration, image as a `data:` URL)."""
+    """Frames, (iteration, image as a `data:` URL) each."""
     true: str | None
 
 
 def most_leaked(attacks: Iterable[Row], arm: str, attack: str | None, most: int = SHOWN) -> list[Row]:
-    """The rows of `attacks` of one arm and attack, in the first repeat, nearest to the truth."""
+    """Return the rows of `attacks` of one arm and attack, in the first repeat, nearest to the truth."""
     mine = (row for row in attacks if (row["arm"], row["attack"], row["repeat"]) == (arm, attack, 0))
     rows = list(mine)
     leading = leading_metric(rows)
@@ -61,12 +61,12 @@ def most_leaked(attacks: Iterable[Row], arm: str, attack: str | None, most: int 
 
 
 def key(row: Row) -> tuple[Any, ...]:
-    """What tells an image from all others of a run."""
+    """Return the key that tells an image from all others of a run."""
     return tuple(image_key(row).values())
 
 
 def pictures(folder: RunFolder, rows: Iterable[Row]) -> dict[tuple[Any, ...], Pair]:
-    """The images of some rows of `attacks`, by `key`; rows without images are left out."""
+    """Return the images of some rows of `attacks`, by `key`; rows without images are left out."""
     wanted = {key(row): row for row in rows}
     found = {}
     for image in _rows(folder, "images") if wanted else ():
@@ -77,7 +77,7 @@ def pictures(folder: RunFolder, rows: Iterable[Row]) -> dict[tuple[Any, ...], Pa
 
 
 def within(settings: Sequence[Sequence[Pair]], budget: int) -> list[Pair]:
-    """As many pairs as `budget` characters hold: the first of every setting, then the second of every one, ..."""
+    """Return as many pairs as `budget` characters hold: the first of every setting, then the second of every one."""
     chosen = []
     for pair in (pair for rank in zip_longest(*settings) for pair in rank if pair):
         budget -= pair.size
@@ -88,7 +88,7 @@ def within(settings: Sequence[Sequence[Pair]], budget: int) -> list[Pair]:
 
 
 def strips(folder: RunFolder) -> list[Strip]:
-    """The first images of every arm and attack at the iterations that were kept; none where none were."""
+    """Return the first images of every arm and attack at the iterations that were kept; none where none were."""
     held: dict[tuple[Any, ...], list[Row]] = {}
     for row in folder.read_table("snapshots").to_pylist():
         held.setdefault(key(row), []).append(row)
@@ -110,7 +110,7 @@ def strips(folder: RunFolder) -> list[Strip]:
 
 
 def made(folder: RunFolder, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[str, str]]]:
-    """(arm, attack) -> the first generated images, each as (nearest true image, generated image)."""
+    """Return the first generated images by (arm, attack), each as (nearest true image, generated image)."""
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for image in _rows(folder, "images") if wanted else ():
         if (image["arm"], image["attack"]) in wanted:
@@ -121,11 +121,11 @@ def made(folder: RunFolder, wanted: set[tuple[str, str]]) -> dict[tuple[str, str
 
 
 def data_url(png: bytes) -> str:
-    """A PNG as the source of an <img>."""
+    """Return a PNG as the source of an <img>."""
     return f"data:image/png;base64,{b64encode(png).decode()}"
 
 
 def _rows(folder: RunFolder, table: str) -> Iterator[Mapping[str, Any]]:
-    """Rows of a table of images, a few at a time: pictures are the bulk of a run."""
+    """Yield rows of a table of images, a few at a time: pictures are the bulk of a run."""
     for batch in folder.read_table(table).to_batches(max_chunksize=64):
         yield from batch.to_pylist()

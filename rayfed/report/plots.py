@@ -1,4 +1,4 @@
-"""The charts of a run's report."""
+"""Charts of a run's report."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report.svg import CLASSES, INK, STYLE, SURFACE, class_colour, clean, dashes, figure, series, short, svg
 
 MOST_CLIENTS = 60
-"""Clients that the label mix shows."""
+"""Most clients in the label mix."""
 MOST_MODELS = 30
-"""Models and validators that the map of scores shows."""
+"""Most models and validators in the map of scores."""
 
 
 def curve(
     rounds: Sequence[Row], arms: Sequence[ArmSummary], column: str, label: str, as_share: bool = False
 ) -> str | None:
-    """One column of the rounds' table by round, a line an arm; None where it holds no value."""
+    """Plot one column of the rounds' table by round, a line an arm; None where it holds no value."""
     points = [
         [(row["round"], row[column]) for row in rounds if row["arm"] == arm.name and measured(row[column])]
         for arm in arms
@@ -48,7 +48,7 @@ def curve(
 def every_image(
     attacks: Sequence[Row], leaks: Sequence[Leak], arms: Sequence[ArmSummary], most: int = 200
 ) -> str | None:
-    """The PSNR of every reconstruction, a row for every arm and attack; of more than `most`, evenly spaced ranks."""
+    """Plot the PSNR of every reconstruction, a row for every arm and attack; of more than `most`, some ranks evenly."""
     order = [arm.name for arm in arms]
     known = [leak for leak in leaks if leak.scores["psnr"]]
     if not known:
@@ -75,7 +75,7 @@ def every_image(
 
 
 def label_bars(mix: LabelMix) -> str:
-    """Stacked bars: how many samples of each class every client holds."""
+    """Plot stacked bars of how many samples of each class every client holds."""
     clients = mix.clients[:MOST_CLIENTS]
     layers = drawn_classes(mix)
     with matplotlib.rc_context(STYLE):
@@ -98,7 +98,10 @@ def label_bars(mix: LabelMix) -> str:
 
 
 def drawn_classes(mix: LabelMix) -> list[tuple[str, np.ndarray]]:
-    """(class, samples by client) as drawn: past `CLASSES` of them, the largest by name and the others together."""
+    """Return (class, samples by client) as drawn.
+
+    Past `CLASSES` of them, these are the largest by name and the others together.
+    """
     layers = list(zip(mix.classes.values(), mix.counts, strict=True))
     if len(layers) <= CLASSES:
         return layers
@@ -109,7 +112,7 @@ def drawn_classes(mix: LabelMix) -> list[tuple[str, np.ndarray]]:
 
 
 def weight_lines(rows: Sequence[Row]) -> str:
-    """The weights of one arm's clients by round, a line each; the first `CLASSES` have a colour of their own."""
+    """Plot the weights of one arm's clients by round, a line each; the first `CLASSES` have a colour of their own."""
     with matplotlib.rc_context(STYLE):
         drawn, axes = figure(4.6, 3.3)
         for index, client in enumerate(sorted({row["client"] for row in rows})):
@@ -124,7 +127,7 @@ def weight_lines(rows: Sequence[Row]) -> str:
 
 
 def score_map(rows: Sequence[Row]) -> str:
-    """The accuracy of every model, a row each, with every validator, a column each, in one round of one arm."""
+    """Plot the accuracy of every model, a row each, with every validator, a column each, in one round of one arm."""
     clients = sorted({row["model"] for row in rows})[:MOST_MODELS]
     places = {client: place for place, client in enumerate(clients)}
     with matplotlib.rc_context(STYLE):

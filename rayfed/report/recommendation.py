@@ -1,4 +1,4 @@
-"""A recommendation in words."""
+"""Recommendations in words."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most
 
 HEADINGS = ("bound", "found (95 % interval)", "by attack", "")
-"""Over what `judged` says."""
+"""Headings over what `judged` says."""
 _NAMED = 3
-"""Settings without an attack that are named."""
+"""Most settings without an attack that are named."""
 
 
 def answer(found: Recommendation) -> str:
-    """How many settings there are to choose from, and what the chosen one is."""
+    """Say how many settings there are to choose from, and what the chosen one is."""
     asked = ", ".join(map(str, found.bounds))
     if not found.meeting:
         return f"None of {_settings(found.candidates)} meets {asked}. What comes nearest:"
@@ -27,7 +27,7 @@ def answer(found: Recommendation) -> str:
 
 
 def judged(check: BoundCheck) -> list[str]:
-    """A bound, what was found, by which attack, and whether the bound is met."""
+    """Return a bound, what was found, by which attack, and whether the bound is met."""
     bound, estimate = check.bound, check.estimate
     if check.setting is None or estimate is None:
         return [str(bound), NONE, NONE, "no guarantee" if bound.measure == "epsilon" else "not known"]
@@ -43,7 +43,7 @@ def judged(check: BoundCheck) -> list[str]:
 
 
 def remarks(found: Recommendation) -> list[str]:
-    """What the figures rest on, and what they do not say."""
+    """Say what the figures rest on, and what they do not say."""
     chosen = found.chosen.settings[0]
     repeats = max(estimate.n for estimate in chosen.measures.values())
     lines = [_costs(chosen, found.costs)]

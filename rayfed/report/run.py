@@ -29,25 +29,25 @@ from rayfed.report.success_plots import success_rates
 from rayfed.store.folder import SCENARIO, RunFolder
 
 ALWAYS = ("psnr", "mse", "label_accuracy")
-"""The metrics that the table of leaks has a column for even where nobody measured them; the first leads."""
+"""Metrics that the table of leaks has a column for even where nobody measured them; the first leads."""
 INFERRED = {
     "auc": "members among candidates (AUC)",
     "accuracy": "questions answered right",
     "class_share": "generated images of the class",
 }
-"""Metric of `inferences` -> what it counts."""
+"""Name of what is counted, by metric of `inferences`."""
 
 
 @dataclass(frozen=True)
 class Vote:
-    """How the clients of one arm weighed, and what they gave one another's models."""
+    """Vote of the clients of one arm: their weights, and what they gave one another's models."""
 
     arm: str
     clients: list[int]
     weights: str
-    """The chart of all rounds."""
+    """Chart of the weights in all rounds."""
     scores: str
-    """The map of the last round."""
+    """Map of the scores in the last round."""
     round: int
 
 
@@ -58,7 +58,7 @@ def write_report(folder: RunFolder) -> str:
 
 
 def _contents(folder: RunFolder) -> dict[str, Any]:
-    """Everything that the template shows."""
+    """Return everything that the template shows."""
     scenario = folder.read_mapping(SCENARIO)
     tables = ("rounds", "attacks", "inferences", "privacy", "private", "weights", "secure_sums")
     rounds, attacks, inferences, privacy, private, weights, sums = (
@@ -125,7 +125,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
 
 
 def _columns(leaks: Sequence[Leak]) -> list[Metric]:
-    """The metrics of the table of leaks: those by which success can be judged, others, hits, errors, labels."""
+    """Return the metrics of the table of leaks: those that judge success, others, hits, errors, labels."""
 
     def place(metric: Metric) -> tuple[bool, ...]:
         first, labels = metric.name == ALWAYS[0], metric.compares == "labels"
@@ -136,7 +136,7 @@ def _columns(leaks: Sequence[Leak]) -> list[Metric]:
 
 
 def _chances(leaks: Sequence[Leak]) -> dict[str, str]:
-    """Metric of re-identification -> what guessing gets, of those that were measured."""
+    """Return what guessing gets, by metric of re-identification, of those that were measured."""
     return {
         name: f"chance {share(chance(name, leak.people))}"
         for name in TOP
@@ -146,7 +146,7 @@ def _chances(leaks: Sequence[Leak]) -> dict[str, str]:
 
 
 def _pairs(folder: RunFolder, explorer: Explorer, attacks: Sequence[Row]) -> list[Pair]:
-    """The worst images of every arm and attack."""
+    """Return the worst images of every arm and attack."""
     chosen = [
         (row, entry)
         for entry in explorer.entries
@@ -173,7 +173,7 @@ def _charts(
 
 
 def _votes(weights: Sequence[Row], folder: RunFolder) -> list[Vote]:
-    """What clients voted, by arm; none where no rule has asked them."""
+    """Return what clients voted, by arm; none where no rule has asked them."""
     scores = folder.read_table("scores").to_pylist() if weights else []
     votes = []
     for arm in dict.fromkeys(row["arm"] for row in weights):

@@ -44,7 +44,7 @@ def sharing(results: Results, out: str) -> Iterator[RunFolder]:
 
 
 def has_private_states(results: Results) -> bool:
-    """Whether the folder holds what clients of the run, or of a trial, keep to themselves."""
+    """Return whether the folder holds what clients of the run, or of a trial, keep to themselves."""
     sweep = SweepFolder(results.folder)
     trials = [sweep.trial(f"{TRIALS}/{name}") for name in sweep.trial_names()] if isinstance(results, Sweep) else []
     return any(client_states.holds_any(folder) for folder in (results.folder, *trials))

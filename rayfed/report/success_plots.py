@@ -1,4 +1,4 @@
-"""The chart of success rates: what share of the images passes a threshold, for every threshold."""
+"""Chart of success rates: what share of the images passes a threshold, for every threshold."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from rayfed.report.svg import INK, SERIES, STYLE, dash, dashes, figure, series, 
 
 @dataclass(frozen=True)
 class Success:
-    """The chart of a run."""
+    """Charts of a run's success rates."""
 
     drawing: str
-    """SVG: one chart for each metric, a line for every arm and attack."""
+    """Charts as SVG, one for each metric, a line for every arm and attack."""
     attacks: list[tuple[str, str]]
-    """(attack, dash of its lines)."""
+    """Legend, (attack, dash of its lines) each."""
 
 
 def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> Success | None:
-    """The rates behind the rows of `attacks`; None where no image was scored. `thresholds` are those of PoRS."""
+    """Return the charts of the rows of `attacks`; None where no image was scored.
+
+    `thresholds` are those of PoRS.
+    """
     met = attack_groups(attacks)
     found = {metric: [each for one in met if (each := success_curve(one, metric))] for metric in MEASURED}
     found = {metric: curves for metric, curves in found.items() if curves}
@@ -52,7 +55,7 @@ def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mappi
 
 
 def _stairs(one: SuccessCurve, curves: Sequence[SuccessCurve]) -> tuple[list[float], list[float]]:
-    """A curve from the easiest to the hardest threshold of its chart."""
+    """Return a curve from the easiest to the hardest threshold of its chart."""
     ends = [_shown(one.metric, each.thresholds[end]) for each in curves for end in (0, -1)]
     metric = METRICS[one.metric]
     easiest, hardest = (min(ends), max(ends)) if metric.higher_is_closer else (max(ends), min(ends))
@@ -64,13 +67,13 @@ def _stairs(one: SuccessCurve, curves: Sequence[SuccessCurve]) -> tuple[list[flo
 
 
 def _shown(metric: str, threshold: float) -> float:
-    """Where a threshold lies in a chart."""
+    """Return where a threshold lies in a chart."""
     chart = METRICS[metric].chart
     return (min if METRICS[metric].higher_is_closer else max)(threshold, chart[1] if chart else threshold)
 
 
 def _label(axes: Axes, metric: Metric) -> None:
-    """Harder to the right, whichever way the metric runs."""
+    """Label the axes, with harder thresholds to the right, whichever way the metric runs."""
     if metric.format == "error":
         axes.set_xscale("log")
     if not metric.higher_is_closer:

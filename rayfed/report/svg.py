@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 SERIES = 8
-"""Colours before they repeat; after that the dashes change (see `dash`)."""
+"""Number of colours before they repeat; after that the dashes change (see `dash`)."""
 CLASSES = 10
-"""Classes with a colour of their own in the label mix; further ones are drawn together."""
+"""Number of classes with a colour of their own in the label mix; further ones are drawn together."""
 INK, GRID, SURFACE = "#010203", "#040506", "#070809"
 """Placeholders for the page's colours, as those that `series` and `class_colour` give."""
 _DASHES = ("", "5 2", "1.5 1.5", "6 2 1.5 2")
@@ -27,7 +27,7 @@ _COLOURS = {
     **{f"#a0a0{i:02x}": f"--series-{i}" for i in range(SERIES)},
     **{f"#b0b0{i:02x}": f"--class-{i}" for i in range(CLASSES + 1)},
 }
-"""Placeholder written into the SVG -> the style sheet's variable."""
+"""Variables of the style sheet by the placeholder that is written into the SVG."""
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rayfed",
@@ -53,43 +53,43 @@ STYLE: Any = {
 
 
 def dash(index: int) -> str:
-    """The SVG dash pattern of the arm at this index; empty for a solid line."""
+    """Return the SVG dash pattern of the arm at this index; empty for a solid line."""
     return _DASHES[index // SERIES % len(_DASHES)]
 
 
 def figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """An empty chart, in inches."""
+    """Return an empty chart, with its size in inches."""
     drawn = Figure(figsize=(width, height), layout="constrained")
     return drawn, drawn.add_subplot()
 
 
 def series(index: int) -> str:
-    """The colour of the arm at this index."""
+    """Return the colour of the arm at this index."""
     return f"#a0a0{index % SERIES:02x}"
 
 
 def class_colour(index: int) -> str:
-    """The colour of the class, or client, at this index."""
+    """Return the colour of the class, or client, at this index."""
     return f"#b0b0{index:02x}"
 
 
 def dashes(index: int) -> Any:
-    """`dash` as matplotlib takes it."""
+    """Return `dash` as matplotlib takes it."""
     return tuple(float(length) for length in dash(index).split()) or (None, None)
 
 
 def short(name: str, most: int = 18) -> str:
-    """A name that fits beside an axis."""
+    """Return a name that fits beside an axis."""
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def clean(text: str) -> str:
-    """A name that matplotlib shall not read as a formula."""
+    """Return a name that matplotlib does not read as a formula."""
     return text.replace("$", r"\$")
 
 
 def svg(drawn: Figure, description: str) -> str:
-    """The figure as an SVG element for an HTML page, with a description for those who do not see it."""
+    """Return the figure as an SVG element for an HTML page, with a description for those who do not see it."""
     buffer = StringIO()
     drawn.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()

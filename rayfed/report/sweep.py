@@ -24,7 +24,7 @@ from rayfed.report.sweep_plots import curves
 from rayfed.store.folder import SCENARIO
 
 IMAGES = 7_500_000
-"""Characters of images in a page at most; Plotly takes 4.8 million, tables and texts the rest of 15."""
+"""Most characters of images in a page; Plotly takes 4.8 million, tables and texts the rest of 15."""
 
 
 _STATES = ("finished", "stopped", "failed")
@@ -32,7 +32,7 @@ _STATES = ("finished", "stopped", "failed")
 
 @dataclass(frozen=True)
 class Cost:
-    """What the trials of one arm took."""
+    """Cost of one arm's trials."""
 
     arm: str
     trials: int
@@ -49,7 +49,7 @@ def write_sweep_report(sweep: SweepFolder) -> str:
 
 
 def _contents(sweep: SweepFolder) -> dict[str, Any]:
-    """Everything that the template shows."""
+    """Return everything that the template shows."""
     scenario, fields = sweep.scenario, sweep.fields
     rows = sweep.outcomes().to_pylist()
     unfinished = [row for row in rows if row["status"] != "finished"]
@@ -93,7 +93,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
 
 
 def _worst(sweep: SweepFolder, found: Sequence[Setting]) -> tuple[str, Row] | None:
-    """The setting under which an image came out best, and that image's row of `attacks`."""
+    """Return the setting under which an image came out best, and that image's row of `attacks`."""
     known = [(one.title, row) for one in found for row in one.rows if measured(row.get("psnr_worst"))]
     if not known:
         return None
@@ -104,7 +104,7 @@ def _worst(sweep: SweepFolder, found: Sequence[Setting]) -> tuple[str, Row] | No
 
 
 def _pairs(sweep: SweepFolder, explorer: Explorer) -> list[list[Pair]]:
-    """The worst images of every setting and attack, over all its repeats."""
+    """Return the worst images of every setting and attack, over all its repeats."""
 
     @lru_cache(maxsize=8)  # attacks on one trial come one after another
     def attacks(run: str) -> list[Row]:

@@ -1,4 +1,4 @@
-"""The charts of a sweep's report: a measure against each swept field."""
+"""Charts of a sweep's report: a measure against each swept field."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ WIDE = 30
 
 @dataclass(frozen=True)
 class Curve:
-    """One swept field's effect in one arm."""
+    """Charts of one swept field's effect in one arm."""
 
     arm: str
     field: str
     drawing: str
-    """SVG: one chart for each measure."""
+    """Charts as SVG, one for each measure."""
     attacks: list[tuple[str, str]]
-    """(attack, dash of its line)."""
+    """Legend, (attack, dash of its line) each."""
 
 
 def curves(settings: Sequence[Setting], measures: Sequence[str], colours: Sequence[str]) -> list[Curve]:
-    """A drawing for every arm and field that has two values or more; `colours` are the arms in their order."""
+    """Plot every arm and field that has two values or more; `colours` are the arms in their order."""
     found = []
     for arm in dict.fromkeys(one.arm for one in settings):
         for path in dict.fromkeys(path for one in settings if one.arm == arm for path in one.fields):
@@ -70,7 +70,10 @@ def _curve(arm: str, path: str, settings: Sequence[Setting], measures: Sequence[
 def _line(
     settings: Sequence[Setting], path: str, name: str, places: dict[str, float]
 ) -> Iterator[tuple[float, float, list[float]]]:
-    """(place on the axis, mean, all trials' values) for each value of the field; what else varies is in the spread."""
+    """Return (place on the axis, mean, all trials' values) for each value of the field.
+
+    What else varies is in the spread.
+    """
     groups: dict[float, list[float]] = {}
     for one in settings:
         values = [float(row[name]) for row in one.rows if row.get(name) is not None]
@@ -80,7 +83,7 @@ def _line(
 
 
 def _places(values: Sequence[Any]) -> dict[str, float]:
-    """Value -> where it stands: numbers at themselves, anything else one after another."""
+    """Return the places of values: numbers at themselves, anything else one after another."""
     if _numeric(values):
         return {repr(value): float(value) for value in values}
     return {name: float(place) for place, name in enumerate(dict.fromkeys(map(repr, values)))}
@@ -91,7 +94,7 @@ def _numeric(values: Sequence[Any]) -> bool:
 
 
 def _label(axes: Axes, name: str, values: Sequence[Any], lowest: bool) -> None:
-    """Ticks at what was played, the title above."""
+    """Label the axes, with ticks at what was played and the title above."""
     unit = MEASURES[name].unit
     axes.set_title(f"{MEASURES[name].title}{f' ({unit})' if unit else ''}", loc="left", fontsize=10, fontweight="bold")
     if _numeric(values):

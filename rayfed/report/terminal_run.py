@@ -1,4 +1,4 @@
-"""What a run looks like in a terminal: a live bar, and one line a round; only the lines when nobody is watching."""
+"""Terminal view of a run: a live bar, and one line a round; only the lines when nobody is watching."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 
 
 class RunView:
-    """Draws one run; implements `rayfed.engine.progress.Progress`."""
+    """Terminal view of one run; implements `rayfed.engine.progress.Progress`."""
 
     def __init__(self, console: Console, quiet: bool = False, brief: bool = False, bar: bool = True) -> None:
-        """`quiet` says nothing but notes; `brief` leaves out the lines of rounds; `bar` shows progress on terminals."""
+        """Make a view; `quiet` says nothing but notes, `brief` leaves out the lines of rounds.
+
+        `bar` shows progress on terminals.
+        """
         self._console, self._quiet, self._brief = console, quiet, brief
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -88,13 +91,13 @@ class RunView:
             self._say(line)
 
     def clients_done(self, round: int, done: int, total: int) -> None:
-        """Move the bar."""
+        """Move the bar by clients."""
         self._speed = f"{done / max(monotonic() - self._round_began, 1e-9):.1f} clients/s"
         last = "".join(_loss(r, ".3f") + _tested(r, " acc {:.1%}") for r in list(self._last.values())[:1])
         self._show(f"round {round + 1}/{self._rounds} {last}", done, total, self._speed)
 
     def attacks_done(self, round: int, done: int, total: int) -> None:
-        """Move the bar."""
+        """Move the bar by attacks."""
         self._show(f"round {round + 1}/{self._rounds}: attacks", done, total, "")
 
     def round_done(
@@ -103,8 +106,9 @@ class RunView:
         attacks: Sequence[dict[str, Any]],
         inferences: Sequence[dict[str, Any]],
     ) -> None:
-        """One line for each arm (with opponents only where it was evaluated), one for each attack on it; speed and time
-        left are of all arms together.
+        """Print one line for each arm (with opponents only where it was evaluated), one for each attack on it.
+
+        Speed and time left are of all arms together.
         """
         if self._brief:
             return
@@ -126,7 +130,7 @@ class RunView:
         self._round_began = monotonic()
 
     def note(self, message: str) -> None:
-        """Something out of the ordinary."""
+        """Print something out of the ordinary."""
         self._console.print(Text.assemble(("note:", "yellow"), f" {message}"))
 
     def close(self) -> None:
@@ -134,7 +138,7 @@ class RunView:
         self._bar.stop()
 
     def finished(self, report: str) -> None:
-        """The table that the run was for, and where to read more."""
+        """Print the table that the run was for, and where to read more."""
         self.close()
         if self._attacks and not self._quiet:
             self._console.print(self._table())
@@ -145,7 +149,7 @@ class RunView:
         self._say(f"report: {report}")
 
     def audited(self, attacks: Sequence[dict[str, Any]], threshold: float, report: str) -> None:
-        """The worst case of every image, what each defence does about it, and where to read more."""
+        """Print the worst case of every image, what each defence does about it, and where to read more."""
         self.close()
         if not self._quiet:
             self._console.print(_worst_cases(audit.worst_cases(attacks), threshold))
@@ -204,7 +208,7 @@ class RunView:
 
 
 def guarantee_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each row of `privacy` that says something."""
+    """Return a line for each row of `privacy` that says something."""
     lines = []
     for row in rows:
         if (epsilon := row.get("epsilon")) is not None:
@@ -274,23 +278,23 @@ def _grouped(attacks: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[di
 
 
 def _loss(row: dict[str, Any], form: str) -> str:
-    """The training loss; a round whose clients are drawn each for itself may have none."""
+    """Return the training loss in words; a round whose clients are drawn each for itself may have none."""
     return "no client" if row["train_loss"] is None else f"loss {row['train_loss']:{form}}"
 
 
 def _tested(row: dict[str, Any], form: str) -> str:
-    """The test accuracy, or nothing for a round that was not evaluated."""
+    """Return the test accuracy in words, or nothing for a round that was not evaluated."""
     return "" if row.get("test_accuracy") is None else form.format(row["test_accuracy"])
 
 
 def _strangers(row: dict[str, Any]) -> str:
-    """What the weights are worth to who has no private part, where clients have one."""
+    """Return a non-member's accuracy in words, where clients have a private part."""
     anew, averaged = row.get("stranger_accuracy"), row.get("stranger_mean_accuracy")
-    return "" if anew is None else f" (stranger {anew:.2%}, with mean private layers {averaged:.2%})"
+    return "" if anew is None else f" (non-member {anew:.2%}, with mean private layers {averaged:.2%})"
 
 
 def _values(rows: Sequence[dict[str, Any]], column: str) -> list[float]:
-    """A column's numbers; those of exact images are cut off, rows without one are left out."""
+    """Return a column's numbers; those of exact images are cut off, rows without one are left out."""
     ceiling = METRICS[column].ceiling if column in METRICS else inf
     found = (min(row[column], ceiling) for row in rows if row.get(column) is not None)
     return [value for value in found if isfinite(value)]
@@ -328,12 +332,15 @@ def _summary(rows: Sequence[dict[str, Any]], form: Modality) -> str:
 
 
 def _form(attacks: Sequence[dict[str, Any]]) -> Modality:
-    """What the samples of some rows of attacks are, by what was measured of them."""
+    """Return the form of the samples of some rows of attacks, by what was measured of them."""
     return next((form for form in NOUNS if form != "pixels" and _values(attacks, leading(form).name)), "pixels")
 
 
 def _others(attacks: Sequence[dict[str, Any]], form: Modality) -> list[Metric]:
-    """The metrics of the last table behind the leading one: measured, or measured unless a scenario says otherwise."""
+    """Return the metrics of the last table behind the leading one.
+
+    They are those measured, or measured unless a scenario says otherwise.
+    """
     shown = [
         metric
         for metric in METRICS.values()

@@ -1,4 +1,4 @@
-"""What a sweep looks like in a terminal: a bar, a line for every trial that ends, and the settings in a table."""
+"""Terminal view of a sweep: a bar, a line for every trial that ends, and the settings in a table."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _COLUMNS = ("test_accuracy", *(metric.name for metric in JUDGED if "sweep" in me
 
 
 class SweepView:
-    """Draws one sweep; implements `rayfed.engine.progress.SweepProgress`."""
+    """Terminal view of one sweep; implements `rayfed.engine.progress.SweepProgress`."""
 
     def __init__(self, console: Console, quiet: bool = False) -> None:
-        """`quiet` says nothing but errors."""
+        """Make a view; `quiet` says nothing but errors."""
         self._console, self._quiet = console, quiet
         self._bar = Progress(
             TextColumn("trials"),
@@ -55,7 +55,7 @@ class SweepView:
         self._task = self._bar.add_task("trials", total=trials, left="")
 
     def trial_done(self, trial: Any, rows: Sequence[dict[str, Any]]) -> None:
-        """One line for the trial, and how long the others will take."""
+        """Print one line for the trial, and how long the others will take."""
         self._ended += 1
         self._failed += rows[0]["status"] == "failed"
         if self._task is not None:
@@ -74,7 +74,7 @@ class SweepView:
         self._say(f"{what}: {', '.join(filter(None, told)) or 'played'}", markup=False)
 
     def finished(self, rows: Sequence[dict[str, Any]], fields: Sequence[str], report: str) -> None:
-        """The settings in a table, those first that leak least, and where the report is."""
+        """Print the settings in a table, those first that leak least, and where the report is."""
         self.close()
         found = sorted(settings(rows, fields), key=lambda s: _mean(s.measures.get("psnr")))
         shown = [name for name in _COLUMNS if any(name in s.measures for s in found)]
@@ -93,7 +93,7 @@ class SweepView:
         self._say(f"report: {report}", markup=False)
 
     def _labels(self, found: Sequence[Setting]) -> None:
-        """The share of labels found by batch size, where that varies."""
+        """Print the share of labels found by batch size, where that varies."""
         if (labels := by_batch_size(found)) is None:
             return
         table = Table(*labels.headings, title="labels found (label accuracy)", title_justify="left", box=SIMPLE)
@@ -102,7 +102,7 @@ class SweepView:
         self._say(table)
 
     def _front(self, found: Sequence[Setting]) -> None:
-        """Which settings no other beats, and how much of the plane they command."""
+        """Print which settings no other beats, and how much of the plane they command."""
         strong = strongest(found, "psnr")
         if any("test_accuracy" in setting.measures for setting in strong):
             best = front(found, "psnr", "test_accuracy")

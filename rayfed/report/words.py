@@ -1,4 +1,4 @@
-"""A run or a sweep in a few plain sentences: the worst image, what its attacker knew, what defences cost, what holds.
+"""Summaries of runs and sweeps in plain sentences: the worst image, its attacker, what defences cost, what holds.
 
 No sentence judges; each says what was measured and how often.
 """
@@ -17,7 +17,7 @@ from rayfed.metrics.measures import MEASURES, worst_of
 from rayfed.privacy.printing import at_most
 
 MOST = 8
-"""Arms that get a sentence of their own."""
+"""Most arms that get a sentence of their own."""
 _REST = (
     "measured against these attacks, on this data, in these rounds; a stronger attack may get more. PSNR says how near "
     "two images are pixel by pixel: look at the images as well."
@@ -26,7 +26,7 @@ _REST = (
 
 @dataclass(frozen=True)
 class Statement:
-    """One point of the summary."""
+    """One point of a summary."""
 
     heading: str
     lines: list[str]
@@ -35,7 +35,7 @@ class Statement:
 def of_run(
     arms: Sequence[ArmSummary], worst: Row | None, privacy: Sequence[Row], classes: Mapping[int, str], secure: bool
 ) -> list[Statement]:
-    """The summary of a run; `worst` is the row of `attacks` with the highest PSNR, None where nothing was scored."""
+    """Summarise a run; `worst` is the row of `attacks` with the highest PSNR, None where nothing was scored."""
     told = _worst(worst, f"under arm {worst['arm']}" if len(arms) > 1 else "", classes) if worst else []
     if len(arms) > 1:
         costs = [_cost(arm, arms[0]) for arm in arms[1 : 1 + MOST]]
@@ -49,7 +49,7 @@ def of_run(
 def of_sweep(
     settings: Sequence[Setting], worst: tuple[str, Row] | None, classes: Mapping[int, str], arms: Sequence[str]
 ) -> list[Statement]:
-    """The summary of a sweep; `worst` is the setting and the row of `attacks` with the highest PSNR."""
+    """Summarise a sweep; `worst` is the setting and the row of `attacks` with the highest PSNR."""
     told = _worst(worst[1], f"under the setting {worst[0]}", classes) if worst else []
     ranges = [_ranges(arm, [one for one in settings if one.arm == arm]) for arm in arms]
     told.append(Statement("What the settings cost and bought", [line for line in ranges if line][:MOST]))
@@ -65,7 +65,7 @@ def of_sweep(
 
 
 def guarantees(privacy: Sequence[Row], secure: bool = True) -> Statement:
-    """Which (epsilon, delta) holds for whom, which one is withdrawn, and whether the noise is `secure`."""
+    """Say which (epsilon, delta) holds for whom, which one is withdrawn, and whether the noise is `secure`."""
     held = _held(
         [
             f"{row['arm']}: by {row['defence']}, (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) for "
@@ -85,12 +85,12 @@ def guarantees(privacy: Sequence[Row], secure: bool = True) -> Statement:
 
 
 def secure(scenario: Row) -> bool:
-    """Whether a scenario draws its noise and keys anew in every run."""
+    """Return whether a scenario draws its noise and keys anew in every run."""
     return bool((scenario.get("privacy") or {}).get("secure"))
 
 
 def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
-    """Warnings of encryption keys that can be broken; `values` are those that a sweep gives to `key_bits`."""
+    """Warn of encryption keys that can be broken; `values` are those that a sweep gives to `key_bits`."""
     specs = {"federation": (scenario.get("federation") or {}).get("protection")}
     specs |= {
         f"arm {name}": arm.get("protection")
@@ -110,7 +110,7 @@ def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
 
 
 def _held(lines: list[str]) -> Statement:
-    """What holds and what does not."""
+    """Say what holds and what does not."""
     if not lines:
         return Statement(
             "What is guaranteed", [f"Nothing: the mechanisms here carry no (ε, δ) guarantee. All is empirical: {_REST}"]
@@ -156,7 +156,7 @@ def _cost(arm: ArmSummary, reference: ArmSummary) -> str:
 
 
 def _ranges(arm: str, settings: Sequence[Setting]) -> str:
-    """What one arm's settings come to, from the least to the most."""
+    """Say what one arm's settings come to, from the least to the most."""
     count = len({repr(one.fields) for one in settings})
     said = [
         f"{MEASURES[name].title} {_from_to(name, values)}"

@@ -173,12 +173,12 @@ class AttackSpec(ComponentSpec):
 
     @property
     def view(self) -> Any:
-        """What it observes (`rayfed.client.views.View`)."""
+        """View of the clients' work that the attack observes (`rayfed.client.views.View`)."""
         return registry.find("views", self.observes)()
 
     @property
     def grants(self) -> dict[str, Any]:
-        """What it is given (`rayfed.client.grants.base.Grant`), by the names of its knowledge."""
+        """Grants of the attack (`rayfed.client.grants.base.Grant`), by the names of its knowledge."""
         return {name: registry.find("grants", name)() for name in self.knowledge}
 
 

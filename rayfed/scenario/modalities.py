@@ -1,4 +1,4 @@
-"""What does not fit the form of a scenario's samples (`rayfed.samples`), and the metrics that do by default."""
+"""Problems of a scenario with the form of its samples (`rayfed.samples`), and the metrics of a form by default."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayfed.scenario.sections import Scenario
 
 
 def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A scenario's document with the metrics that its data's form has by default; itself where anything is amiss."""
+    """Return a document with the metrics that its data's form has by default; itself where anything is amiss."""
     from rayfed.samples import held  # torch, which a scenario's schema does without
 
     data, metrics = named(document.get("data")), document.get("metrics") or {}
@@ -35,7 +35,7 @@ def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def modality_problems(s: Scenario) -> Iterator[Problem]:
-    """Components and metrics that mean nothing for the samples of the scenario's data."""
+    """Yield components and metrics that mean nothing for the samples of the scenario's data."""
     from rayfed.samples import held, taken
 
     kind = held(registry.find(s.data.kind, s.data.name))
@@ -62,7 +62,7 @@ def modality_problems(s: Scenario) -> Iterator[Problem]:
 
 
 def _components(s: Scenario) -> Iterator[tuple[Place, ComponentSpec]]:
-    """Every component that looks at samples, with its place."""
+    """Yield every component that looks at samples, with its place."""
     yield ("model",), s.model
     for i, attack in enumerate(s.attacks):
         yield ("attacks", i), attack

@@ -156,7 +156,7 @@ class Privacy(Section):
 
 
 def _known(names: Iterable[str]) -> AfterValidator:
-    """Lets those names through and says which there are."""
+    """Return a check that lets those names through and says which there are."""
     known = list(names)
 
     def check(name: str) -> str:
@@ -174,7 +174,7 @@ _SUCCESS = "; ".join(f"of {form}: `{n}: {t:g}`" for form in _OTHER_FORMS for n, 
 
 
 class Metrics(Section):
-    """How reconstructions are scored: `rayfed list metrics`."""
+    """Metrics that reconstructions are scored by: `rayfed list metrics`."""
 
     names: list[Annotated[str, _known(METRICS), Field(json_schema_extra={"enum": list(METRICS)})]] = Field(
         default_names("pixels"),

@@ -74,7 +74,7 @@ def _of_objectives(s: Scenario, sweep: Sweep) -> Found:
 
 
 def _of_company(s: Scenario, sweep: Sweep) -> Found:
-    """What does not go together with trackers and schedulers."""
+    """Yield what does not go together with trackers and schedulers."""
     if "api_key" in sweep.trackers.get("wandb", {}):
         message = "would stand in every report: set the environment variable WANDB_API_KEY instead"
         yield ("trackers", "wandb", "api_key"), message

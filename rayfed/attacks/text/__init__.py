@@ -1,1 +1,1 @@
-"""Attacks on texts: what they rebuild is the numbers of its tokens."""
+"""Attacks on texts, which rebuild the numbers of their tokens."""

@@ -37,7 +37,7 @@ _PARTS = ("query", "key", "value", "q_proj", "k_proj", "v_proj")
 _TOKENS_AT_ONCE = 2048
 _SWEEPS = 8
 _MOST_OPTIONS = 24
-"""At a place: where the span is nearly everything, all tokens are near it."""
+"""Most tokens tried at a place: where the span is nearly everything, all tokens are near it."""
 _NO_ATTENTION = (
     f"the update has no gradients of attention's linear layers (modules called {', '.join(_PARTS[:3])}, or q_proj, ...)"
 )
@@ -51,7 +51,7 @@ _MIXED = "what enters the first attention at a place depends on the tokens at ot
 
 @component
 class Dager:
-    """Tokens and their places by the distance of their vectors from the span of the first attention's gradients.
+    """Search for tokens and places whose vectors are nearest to the span of the first attention's gradients.
 
     Exact for as many tokens as fit: fewer in the whole batch than what enters the attention has dimensions, which
     are its inputs, without one behind a norm.
@@ -63,13 +63,13 @@ class Dager:
     """Distance from the span, over a vector's own norm, up to which a token may stand at a place of a batch of several
     texts; at least as many as there are texts may, the nearest ones. A single text has the nearest token everywhere."""
     starts: Annotated[int, Field(ge=1)] = 32
-    """Random texts from which those of a batch of several are sought."""
+    """Number of random texts from which those of a batch of several are sought."""
 
     @needs_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`)."""
+        """Return one reconstruction for each observation (see `Attack`)."""
         return in_groups(
             lambda group, drawn: [self._one(o, model, g) for o, g in zip(group, drawn, strict=True)],
             observations,
@@ -103,7 +103,10 @@ class Dager:
         return Reconstruction(images=texts(found, observation), labels=labels, loss=loss)
 
     def _assembled(self, apart: Tensor, second: Span, count: int, generator: torch.Generator) -> tuple[Tensor, float]:
-        """`count` texts (count, L) that the second span knows best, and their mean distance from it; `apart` (V, L)."""
+        """Return texts (count, L) that the second span knows best, and their mean distance from it.
+
+        `apart` (V, L) are the tokens' distances from the first span at each place.
+        """
         options = [_options(column, count, self.threshold) for column in apart.unbind(1)]
         drawn = [o[torch.randint(len(o), (self.starts,), generator=generator).to(o.device)] for o in options]
         found = descended(torch.stack(drawn, dim=1), options, lambda numbers: second.of_texts(numbers))
@@ -119,16 +122,16 @@ class Dager:
 
 @dataclass(frozen=True)
 class Span:
-    """The span of what enters an attention, as its gradients have it."""
+    """Span of the inputs of an attention, as its gradients have it."""
 
     inputs: Callable[[Tensor], Tensor]
-    """Token numbers (n, L) to what enters, (n, L, width)."""
+    """Function from token numbers (n, L) to the attention's inputs (n, L, width)."""
     basis: Tensor
-    """(tokens of the batch, width) float64, orthonormal rows."""
+    """Basis (tokens of the batch, width) float64, orthonormal rows."""
 
     @classmethod
     def of(cls, observation: Observation, model: nn.Module, layers: Sequence[str]) -> Span:
-        """That of the layers of one attention."""
+        """Return the span of the layers of one attention."""
         device = next(iter(observation.weights.values())).device
         model = without_tracking(model).to(device)
         front = Front(model, layers[0], before=True)
@@ -141,31 +144,31 @@ class Span:
 
     @torch.no_grad()
     def is_by_place(self, length: int, vocabulary: int) -> bool:
-        """Whether what enters at a place depends on the token there alone."""
+        """Return whether the input at a place depends on the token there alone."""
         mixed = torch.arange(length) % vocabulary
         alone = torch.stack([self.inputs(token.expand(1, length))[0, place] for place, token in enumerate(mixed)])
         return torch.allclose(self.inputs(mixed[None])[0], alone, rtol=1e-4, atol=1e-5)
 
     @torch.no_grad()
     def dimensions(self, length: int, vocabulary: int) -> int:
-        """Of the space in which all lies that can enter."""
+        """Return the number of dimensions of the space in which all possible inputs lie."""
         shape = ceil(2 * self.basis.shape[1] / length), length
         drawn = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0))
         return int(torch.linalg.matrix_rank(self.inputs(drawn).flatten(0, 1).double(), rtol=1e-5))
 
     @torch.no_grad()
     def of_tokens(self, vocabulary: int, length: int) -> Tensor:
-        """How far every token at every place is from the span, over its own norm: (vocabulary, L)."""
+        """Return the distance of every token at every place from the span, over its own norm: (vocabulary, L)."""
         tokens = torch.arange(vocabulary).split(_TOKENS_AT_ONCE)
         return torch.cat([self.distance(self.inputs(some[:, None].expand(-1, length))) for some in tokens])
 
     @torch.no_grad()
     def of_texts(self, numbers: Tensor) -> Tensor:
-        """How far whole texts (n, L) are from the span, the mean over their places: (n,)."""
+        """Return the distance of whole texts (n, L) from the span, the mean over their places: (n,)."""
         return torch.cat([self.distance(self.inputs(some)).mean(1) for some in numbers.split(_TOKENS_AT_ONCE)])
 
     def distance(self, vectors: Tensor) -> Tensor:
-        """(..., width) to (...), between 0 and 1."""
+        """Return the distance of vectors (..., width) from the span, (...) between 0 and 1."""
         vectors = vectors.double()
         left = vectors - (vectors @ self.basis.T) @ self.basis
         distances: Tensor = left.norm(dim=-1) / vectors.norm(dim=-1)
@@ -173,7 +176,7 @@ class Span:
 
 
 def descended(found: Tensor, options: Sequence[Tensor], distance: Callable[[Tensor], Tensor]) -> Tensor:
-    """Texts (n, L) after coordinate descent: the nearest option at a place after the other, until nothing changes."""
+    """Descend texts (n, L) by coordinates: the nearest option at one place after the other, until nothing changes."""
     for _ in range(_SWEEPS):
         before = found.clone()
         for place, tokens in enumerate(options):
@@ -187,7 +190,7 @@ def descended(found: Tensor, options: Sequence[Tensor], distance: Callable[[Tens
 
 
 def _options(distances: Tensor, least: int, threshold: float) -> Tensor:
-    """The tokens that may stand at a place, from their distances (V,)."""
+    """Return the tokens that may stand at a place, from their distances (V,)."""
     count = max(least, min(int((distances <= threshold).sum()), _MOST_OPTIONS))
     return distances.topk(min(count, len(distances)), largest=False).indices
 
@@ -201,7 +204,7 @@ def _obstacle(observation: Observation, model: nn.Module) -> str | None:
 
 
 def _attentions(observation: Observation) -> list[list[str]]:
-    """The linear layers that read the input of each attention, attention by attention in the order of the model."""
+    """Return the linear layers that read the input of each attention, in the order of the model."""
     found: Named = {n: t for n, t in observation.update.items() if n.endswith(".weight") and t.ndim == 2}
     blocks: dict[str, list[str]] = {}
     for name in found:

@@ -1,4 +1,4 @@
-"""The words of a batch, read off the gradient of the table of tokens in closed form.
+"""Words of a batch, read off the gradient of the table of tokens in closed form.
 
 A token's row is the sum of the gradients at the places where it stands: zero for all tokens that the batch does not
 have (Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning", section 4.1). How often a
@@ -27,7 +27,7 @@ from rayfed.update import Observation
 
 @component
 class EmbeddingRows:
-    """Which tokens are in the batch: the rows of the table that its gradient moves, under noise the largest.
+    """Tokens of the batch from the rows of the table that its gradient moves, under noise the largest.
 
     Their order is unknown, so that texts come out as bags of words; not that of a single text, where the model learns
     its places.
@@ -39,7 +39,7 @@ class EmbeddingRows:
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`)."""
+        """Return one reconstruction for each observation (see `Attack`)."""
         table = table_of(model)
         name = f"{table[0]}.weight" if table else ""
         if name not in observations[0].update:
@@ -65,7 +65,7 @@ def _reconstruction(observation: Observation, name: str, model: nn.Module) -> Re
 
 
 def bag(rows: Tensor, tokens: Tensor, count: int) -> Tensor:
-    """So many tokens (count,) out of those that occur: each once, then in proportion to the norms of their rows."""
+    """Return so many tokens (count,) of those that occur: each once, then in proportion to the norms of their rows."""
     norms = rows[tokens].norm(dim=1)
     expected = count * norms / norms.sum()
     counts = torch.ones_like(tokens)
@@ -75,14 +75,15 @@ def bag(rows: Tensor, tokens: Tensor, count: int) -> Tensor:
 
 
 def ordered(rows: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
-    """The token (L,) at each place of a single text: `rows` (V, width) in terms of the places' (L, width)."""
+    """Return the token (L,) at each place of a single text: `rows` (V, width) in terms of the places' (L, width)."""
     shares = rows[tokens] @ torch.linalg.pinv(places)
     return tokens[shares.argmax(0)]
 
 
 def _places(observation: Observation, table: str, model: nn.Module) -> Tensor | None:
-    """The gradient of the vectors that a model learns for its places (L, width); None where there is no such parameter,
-    or where it has too few numbers to tell the places apart.
+    """Return the gradient of the vectors that a model learns for its places (L, width).
+
+    None where there is no such parameter, or where it has too few numbers to tell the places apart.
     """
     width, length = observation.update[table].shape[1], observation.sample.shape[0]
     own = (

@@ -31,7 +31,7 @@ _NO_TABLE = "the model has no table of tokens (an embedding layer), whose vector
 
 
 class Vectors(nn.Module):
-    """Stands for a table of tokens: gives the vectors that it was handed last, whatever the tokens are."""
+    """Stand-in for a table of tokens that gives the vectors it was handed last, whatever the tokens are."""
 
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
@@ -39,31 +39,31 @@ class Vectors(nn.Module):
         self.held: Tensor | None = None
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """(N, L, width)"""
+        """Return the vectors (N, L, width)."""
         assert self.held is not None
         return self.held
 
 
 @component
 class Tag:
-    """Fits the vectors of all tokens in squared L2 and `alpha` times L1 by Adam; labels given or inferred."""
+    """Fit of the vectors of all tokens in squared L2 and `alpha` times L1 by Adam; labels given or inferred."""
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
 
     iterations: Annotated[int, Field(ge=1)] = 500
-    """Adam steps; the step size falls linearly to nothing."""
+    """Number of Adam steps; the step size falls linearly to nothing."""
     lr: Annotated[float, Field(gt=0)] = 0.05
-    """The first step size, in units of the table's range."""
+    """Step size at first, in units of the table's range."""
     alpha: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the L1 distance of the gradients."""
     restarts: Annotated[int, Field(ge=1)] = 1
-    """Random starts; the one with the smallest objective counts."""
+    """Number of random starts; the one with the smallest objective counts."""
 
     @needs_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        """One reconstruction for each observation (see `Attack`)."""
+        """Return one reconstruction for each observation (see `Attack`)."""
         table = table_of(model)
         if table is None:
             return [not_applicable(observation, _NO_TABLE) for observation in observations]
@@ -93,7 +93,7 @@ class Tag:
         ]
 
     def _problem(self, group: Sequence[Observation], model: nn.Module, name: str) -> Matching:
-        """Matching the gradients of all parameters but the table's, for vectors in place of tokens."""
+        """Return the matching of the gradients of all parameters but the table's, for vectors in place of tokens."""
         seen = [
             replace(
                 observation,
@@ -109,7 +109,7 @@ class Tag:
     def _read(
         self, seen: Observation, descent: Any, place: int, options: Tensor, vectors: Tensor, low: Tensor, high: Tensor
     ) -> Reconstruction:
-        """The best restart of one observation in tokens."""
+        """Return the best restart of one observation in tokens."""
         assert seen.labels is not None
         rows = slice(place * self.restarts, (place + 1) * self.restarts)
         best = int(descent.best_values[rows].argmin())
@@ -132,7 +132,7 @@ class Tag:
 
 
 def on_vectors(model: nn.Module, table: str, low: Tensor, high: Tensor) -> nn.Module:
-    """A copy of a model that takes the vectors of tokens, (N, 1, L, width) between 0 for `low` and 1 for `high`."""
+    """Return a copy of a model that takes tokens' vectors, (N, 1, L, width) from 0 for `low` to 1 for `high`."""
     model = copy.deepcopy(model)
     replaced = model.get_submodule(table)
     assert isinstance(replaced, nn.Embedding)
@@ -153,13 +153,13 @@ def _hand_over(
 
 
 def _distance(alpha: float, gradients: Named, targets: Named) -> Tensor:
-    """TAG's equation 5 over all layers, (Q,)."""
+    """Return TAG's equation 5 over all layers, (Q,)."""
     apart = [(g - targets[name]).abs().flatten(1).sum(1) for name, g in gradients.items()]
     return squared_l2(gradients, targets) + alpha * torch.stack(apart).sum(0)
 
 
 def _options(observation: Observation, name: str, vocabulary: int) -> Tensor:
-    """The tokens that may be in the batch: those whose rows move, or all where nobody knows."""
+    """Return the tokens that may be in the batch: those whose rows move, or all where nobody knows."""
     if name not in observation.update:
         return torch.arange(vocabulary, device=next(iter(observation.weights.values())).device)
     return tokens_in(observation.gradient[name], observation.batch_size * observation.sample.shape[0])

@@ -1,4 +1,4 @@
-"""What the gradient of a model's table of tokens says: a row moves only where its token is in the batch.
+"""Tokens in the gradient of a model's table: a row moves only where its token is in the batch.
 
 Source: Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning", section 4.1.
 """
@@ -12,17 +12,17 @@ from rayfed.update import Observation
 
 NO_TABLE = "the update has no gradient of a table of tokens (an embedding layer)"
 _BEYOND = 5.0
-"""Deviations of the rows' norms, from the median, beyond which a row is more than noise."""
+"""Number of deviations of the rows' norms, from the median, beyond which a row is more than noise."""
 
 
 def table_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
-    """The first embedding layer of a model, with its path: that of the tokens; None where it has none."""
+    """Return the first embedding layer of a model, with its path: that of the tokens; None where it has none."""
     tables = ((path, module) for path, module in model.named_modules() if isinstance(module, nn.Embedding))
     return next(tables, None)
 
 
 def tokens_in(rows: Tensor, most: int) -> Tensor:
-    """The tokens whose rows of the table's gradient (V, width) are not zero, strongest first; at most so many.
+    """Return the tokens whose rows of the table's gradient (V, width) are not zero, strongest first; at most so many.
 
     Where noise has left no row at zero, those whose norms stand out from the others' (median absolute deviation).
     """
@@ -37,10 +37,10 @@ def tokens_in(rows: Tensor, most: int) -> Tensor:
 
 
 def texts(numbers: Tensor, observation: Observation) -> Tensor:
-    """Token numbers (N * L,) or (N, L) as a reconstruction has them, (N, L) on the CPU."""
+    """Return token numbers (N * L,) or (N, L), as a reconstruction has them, as (N, L) on the CPU."""
     return numbers.reshape(observation.batch_size, -1).cpu()
 
 
 def is_finite(observation: Observation) -> bool:
-    """Whether all values of an update are numbers: those of a diverged model are not."""
+    """Return whether all values of an update are numbers: those of a diverged model are not."""
     return all(bool(torch.isfinite(t).all()) for t in observation.update.values())

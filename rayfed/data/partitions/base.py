@@ -14,10 +14,10 @@ from rayfed.errors import UserError
 
 @runtime_checkable
 class Partition(Protocol):
-    """A frozen dataclass whose fields are the scenario's parameters."""
+    """Partition of samples among clients: a frozen dataclass whose fields are the scenario's parameters."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
-        """For each client the indices (n,) int64 of its samples, no two alike, in random order.
+        """Return the indices (n,) int64 of each client's samples, no two alike, in random order.
 
         `labels` is (N,) int64. Every sample goes to exactly one client, unless the partition says otherwise, and every
         client gets at least one; `rng` is the only source of randomness. Raises `UserError` where there are too few
@@ -28,16 +28,16 @@ class Partition(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Parts(Sequence[np.ndarray]):
-    """The samples of all clients in two arrays, which actors read in place, however many clients there are."""
+    """Samples of all clients in two arrays, which actors read in place, however many clients there are."""
 
     indices: np.ndarray
-    """(N,) int64, client after client."""
+    """Indices of samples, (N,) int64, client after client."""
     ends: np.ndarray
-    """(clients,) int64, where each client's indices end."""
+    """Ends of the clients' indices, (clients,) int64."""
 
     @classmethod
     def of(cls, parts: Iterable[np.ndarray]) -> Parts:
-        """The same as one object."""
+        """Return the parts of all clients as one object."""
         if isinstance(parts, Parts):
             return parts
         every = [np.empty(0, np.int64), *parts]
@@ -45,7 +45,7 @@ class Parts(Sequence[np.ndarray]):
 
     @property
     def sizes(self) -> np.ndarray:
-        """(clients,) int64, how many samples each client has."""
+        """Number of samples of each client, (clients,) int64."""
         return np.diff(self.ends, prepend=0)
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Parts(Sequence[np.ndarray]):
     @overload
     def __getitem__(self, client: slice) -> Sequence[np.ndarray]: ...
     def __getitem__(self, client: int | slice) -> np.ndarray | Sequence[np.ndarray]:
-        """One client's indices, a view; or those of several."""
+        """Return one client's indices, a view; or those of several."""
         if isinstance(client, slice):
             return [self[c] for c in range(*client.indices(len(self)))]
         end = self.ends[client]
@@ -74,8 +74,10 @@ def require(samples: int, clients: int, each: int, what: str) -> None:
 
 
 def hold_out(part: np.ndarray, labels: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """One client's indices (n,) as those that it trains on and those that it only validates on, at least one of each;
-    each class gives its share. `labels` are those of all samples. Raises `UserError` for too few.
+    """Split one client's indices (n,) into those that it trains on and those that it only validates on.
+
+    There is at least one of each, and each class gives its share. `labels` are those of all samples. Raises `UserError`
+    for too few.
     """
     count = max(1, round(share * len(part)))
     if count >= len(part):
@@ -88,7 +90,7 @@ def hold_out(part: np.ndarray, labels: np.ndarray, share: float) -> tuple[np.nda
 
 
 def label_mix(labels: np.ndarray, parts: Sequence[np.ndarray], classes: int) -> np.ndarray:
-    """How many samples of each class each client has: (clients, classes) int64."""
+    """Return how many samples of each class each client has: (clients, classes) int64."""
     every = Parts.of(parts)
     owners = np.repeat(np.arange(len(every)), every.sizes)
     held = np.bincount(owners * classes + labels[every.indices], minlength=len(every) * classes)

@@ -10,9 +10,9 @@ from rayfed.registry import component
 
 @component
 class Blocks:
-    """The samples in the data set's own order, cut into blocks that are equal to within one sample, one a client."""
+    """Blocks of the samples in the data set's own order, equal to within one sample, one for each client."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """See `Partition.split`."""
+        """Return the clients' indices, see `Partition.split`."""
         require(len(labels), clients, 1, "one for each")
         return [rng.permutation(block) for block in np.array_split(np.arange(len(labels)), clients)]

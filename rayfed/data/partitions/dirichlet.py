@@ -30,7 +30,7 @@ class Dirichlet:
     """Refuse the split if a client's equal share of the samples is smaller than this."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """See `Partition.split`."""
+        """Return the clients' indices, see `Partition.split`."""
         require(len(labels), clients, self.min_samples, f"{self.min_samples} a client")
         order = rng.permutation(len(labels))
         present, counts = np.unique(labels, return_counts=True)
@@ -43,7 +43,7 @@ class Dirichlet:
 
 
 def _deal(mixes: np.ndarray, sizes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """How many samples of each class each client gets: (clients, K), rows sum to `sizes`, columns to `counts`.
+    """Return how many samples of each class each client gets: (clients, K), rows sum to `sizes`, columns to `counts`.
 
     All clients draw at once, so none is the last one that gets what nobody wanted. Every pass but the last one
     uses up a class: there are at most K.

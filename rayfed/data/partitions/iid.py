@@ -10,9 +10,9 @@ from rayfed.registry import component
 
 @component
 class IID:
-    """Every client gets an equal share (to within one sample) of all samples, whatever their labels."""
+    """Equal shares (to within one sample) of all samples, whatever their labels."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """See `Partition.split`."""
+        """Return the clients' indices, see `Partition.split`."""
         require(len(labels), clients, 1, "one a client")
         return np.array_split(rng.permutation(len(labels)), clients)

@@ -16,13 +16,13 @@ from rayfed.registry import component
 
 @component
 class Quantity:
-    """Every client gets one sample; shares of all others ~ Dir(alpha, ..., alpha), whatever their labels."""
+    """Unequal shares: one sample for each client, all others ~ Dir(alpha, ..., alpha), whatever their labels."""
 
     alpha: Annotated[float, Field(gt=0)]
     """Concentration: near 0 one client has nearly all samples, above about 100 all have about equally many."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """See `Partition.split`."""
+        """Return the clients' indices, see `Partition.split`."""
         require(len(labels), clients, 1, "one a client")
         order = rng.permutation(len(labels))
         shares = rng.dirichlet(np.full(clients, self.alpha))

@@ -15,7 +15,7 @@ from rayfed.subsets import subsets
 
 @component
 class Resampled:
-    """Every client gets so many different samples, drawn from all of them whatever the other clients have.
+    """Independent draws: so many different samples for each client, whatever the other clients have.
 
     For federations of many clients. Each client's copy of a sample counts as a record of its own: a privacy guarantee
     for one sample speaks of one client's copy.
@@ -25,7 +25,7 @@ class Resampled:
     """Samples of one client."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-        """See `Partition.split`, but for samples that several clients get, or none."""
+        """Return the clients' indices, see `Partition.split`, but for samples that several clients get, or none."""
         if len(labels) < self.samples:
             raise UserError(
                 f"partition resampled: a client cannot draw {self.samples} different samples of {len(labels)}; "

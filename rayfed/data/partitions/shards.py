@@ -13,13 +13,13 @@ from rayfed.registry import component
 
 @component
 class Shards:
-    """Samples sorted by label and cut into equal shards, as many of which are dealt to each client at random."""
+    """Equal shards of the samples sorted by label, as many of which are dealt to each client at random."""
 
     shards_per_client: Annotated[int, Field(ge=1)] = 2
-    """Shards a client: roughly how many classes each client has."""
+    """Shards of each client: roughly how many classes it has."""
 
     def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """See `Partition.split`; shards are equal to within one sample."""
+        """Return the clients' indices, see `Partition.split`; shards are equal to within one sample."""
         each = self.shards_per_client
         require(len(labels), clients, each, f"one for each of {each} shards a client")
         order = rng.permutation(len(labels))

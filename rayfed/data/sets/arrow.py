@@ -10,13 +10,13 @@ from rayfed.registry import component
 
 @component
 class Arrow(Source):
-    """An Arrow file that `rayfed pack` wrote, mapped and not loaded: all nodes of a cluster have it at this path."""
+    """Arrow file that `rayfed pack` wrote, mapped and not loaded: all nodes of a cluster have it at this path."""
 
     path: str
     """The file; `~` and environment variables are expanded."""
 
     def load(self) -> Dataset:
-        """The data set, its images in the file. Raises `DataError` for another `size` than that of the images there."""
+        """Open the data set, its images in the file. Raises `DataError` for another `size` than that of its images."""
         data = mapped(str(local_path(self.path).resolve()), self.train_samples, self.test_samples)
         if self.size is not None and data.sample.shape[1:] != (self.size, self.size):
             raise DataError(

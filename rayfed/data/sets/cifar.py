@@ -28,7 +28,7 @@ class CIFAR10(TorchvisionSource):
     label_columns: ClassVar[tuple[str, ...]] = ("label",)
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Torchvision's batches where its folder is there, else all Parquet files; in the order stored."""
+        """Read torchvision's batches where its folder is there, else all Parquet files; in the order stored."""
         train, test = self._shards("train"), self._shards("test", "val")
         if (train or test) and not self._batches.is_dir():
             return self._read_parquet(train, test)

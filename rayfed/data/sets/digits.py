@@ -20,13 +20,16 @@ from rayfed.registry import component
 
 @component
 class Digits(Source):
-    """Ten classes, grey; a stratified fifth, always the same one, is the test split. Needs no files."""
+    """Handwritten digits of scikit-learn, grey, ten classes; always the same stratified fifth is the test split.
+
+    Needs no files.
+    """
 
     size: Annotated[int, Field(ge=1)] | None = 28
     """Height and width in pixels, to which the 8x8 originals are enlarged (bilinear). None keeps 8x8."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """1,438 training and 359 test digits of 8x8; their 17 levels of grey are spread over 0 to 255."""
+        """Read 1,438 training and 359 test digits of 8x8; their 17 levels of grey are spread over 0 to 255."""
         table = np.loadtxt(_file(), delimiter=",", dtype=np.int64)
         images = np.rint(table[:, :64] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
         train, test = hold_out_fifth(Split(images, table[:, 64]), "digits")
@@ -34,7 +37,7 @@ class Digits(Source):
 
 
 def _file() -> Path:
-    """The table in scikit-learn's wheel, found without the three seconds that importing its `datasets` takes."""
+    """Return the path of scikit-learn's table without importing its `datasets`, which takes three seconds."""
     package = find_spec("sklearn")
     assert package is not None
     assert package.origin is not None

@@ -24,7 +24,7 @@ _CLUSTERS = (
 
 @component
 class GaussianToy(Source):
-    """Points as images of 1x1x2.
+    """Points in the plane as images of 1x1x2, of two classes and two clients.
 
     A set holds 8-bit pixels, so a coordinate is one of 256 places from -4 to 4; what is drawn farther out lies on the
     edge. The first half of the training points is client 0's, the second client 1's: deal them with the partition
@@ -34,10 +34,10 @@ class GaussianToy(Source):
     samples: Annotated[int, Field(ge=20)] = 40000
     """Points of each client, a tenth of them for the test."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of the points."""
+    """Seed of the points."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """The points of both clients."""
+        """Draw the points of both clients."""
         rng = np.random.default_rng(self.seed)
         tested = self.samples // 10
         images, labels = zip(*(self._draw(classes, rng) for classes in _CLUSTERS), strict=True)

@@ -17,13 +17,16 @@ ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".
 
 @component
 class ImageFolder(Source):
-    """`root/train/CLASS/*` and `root/test/CLASS/*`, or `root/CLASS/*` with a stratified fifth as test split."""
+    """Images in `root/train/CLASS/*` and `root/test/CLASS/*`, or in `root/CLASS/*`.
+
+    Without `test` a stratified fifth is the test split.
+    """
 
     root: str
     """Folder of the classes or of `train` and `test`; `~` and environment variables are expanded."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Classes in alphabetical order, and the images of a class in the order of their names."""
+        """Read classes in alphabetical order, and the images of a class in the order of their names."""
         root = local_path(self.root)
         if not root.is_dir():
             raise DataError(f"{root} is no folder; expected one with CLASS/*.png (or .jpg, ...) in it")

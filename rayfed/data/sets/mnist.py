@@ -33,7 +33,7 @@ class MNIST(TorchvisionSource):
     classes: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """60,000 training and 10,000 test images."""
+        """Read 60,000 training and 10,000 test images."""
         if self.download and not all(self._find(name) for name in (*_TRAIN, *_TEST)):
             with self.downloading():
                 self.original(self.folder, download=True)

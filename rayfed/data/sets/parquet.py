@@ -32,14 +32,14 @@ class Parquet(Source):
     train: str
     """A Parquet file, or a folder of which all *.parquet are read; `~` and environment variables are expanded."""
     test: str | None = None
-    """The same for the test split."""
+    """Parquet file, or folder, of the test split."""
     image_column: str = "image"
     """Column of the images."""
     label_column: str = "label"
     """Column of the labels."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """Both splits in the order stored; several files are read in the order of their names."""
+        """Read both splits in the order stored; several files are read in the order of their names."""
         train = _files(self.train)
         test = _files(self.test) if self.test is not None else []
         return read_parquet(train, test, (self.image_column,), (self.label_column,))
@@ -48,7 +48,7 @@ class Parquet(Source):
 def read_parquet(
     train: Sequence[Path], test: Sequence[Path], image_columns: Sequence[str], label_columns: Sequence[str]
 ) -> tuple[Split, Split, tuple[str, ...]]:
-    """Train split, test split and class names; of the columns named, the first that a file has is read.
+    """Read train split, test split and class names; of the columns named, the first that a file has is read.
 
     Without test files a stratified fifth of the training split is held out. Where the files name no classes, these
     are numbered up to the largest label of the training files. Raises `DataError`, naming file and row.
@@ -66,7 +66,7 @@ def read_parquet(
 
 
 class _Shard(NamedTuple):
-    """One file's content, labels not yet checked against the classes."""
+    """Content of one file, labels not yet checked against the classes."""
 
     path: Path
     images: list[Encoded]
@@ -140,7 +140,7 @@ def _class_names(path: Path, schema: pa.Schema, label_column: str) -> tuple[str,
 
 
 def _classes(shards: Sequence[_Shard], train: int) -> tuple[str, ...]:
-    """The names that all files agree on, or numbers where none has names."""
+    """Return the names that all files agree on, or numbers where none has names."""
     named = [shard for shard in shards if shard.classes is not None]
     for shard in named:
         if shard.classes != named[0].classes:

@@ -33,15 +33,15 @@ PHOTOGRAPHS: dict[Photograph, tuple[str, str]] = {
 
 @component
 class Photos(Source):
-    """Seven RGB photographs cut on a grid: no two patches share a pixel. A stratified fifth is the test split."""
+    """Patches of seven RGB photographs, cut on a grid: no two share a pixel. A stratified fifth is the test split."""
 
     size: Annotated[int, Field(ge=8)] = 32
     """Height and width of a patch in pixels; the photographs are cut, not resized."""
     photographs: Annotated[list[Photograph], Field(min_length=1)] | None = None
-    """Which of them; all seven by default."""
+    """Photographs to cut; all seven by default."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """All whole patches of the grid, photograph by photograph, row by row: 1,723 at the default size."""
+        """Cut all whole patches of the grid, photo by photo, row by row: 1,723 at the default size."""
         chosen = self.photographs or list(PHOTOGRAPHS)
         patches = [_patches(*PHOTOGRAPHS[name], self.size) for name in chosen]
         labels = np.repeat(np.arange(len(patches)), [len(p) for p in patches])
@@ -50,7 +50,7 @@ class Photos(Source):
 
 
 def _patches(package: str, name: str, size: int) -> np.ndarray:
-    """(N, 3, size, size) uint8."""
+    """Cut a photograph into patches (N, 3, size, size) uint8."""
     path = Path(str(files(package) / name))
     if not path.is_file():
         raise DataError(f"{path} is missing: the wheel of {package.partition('.')[0]} ships it; install that again")

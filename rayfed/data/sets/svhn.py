@@ -23,7 +23,7 @@ class SVHN(TorchvisionSource):
     layout: ClassVar[str] = "train_32x32.mat and test_32x32.mat in root"
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
-        """73,257 training and 26,032 test images; the digit 0, stored as 10, has label 0."""
+        """Read 73,257 training and 26,032 test images; the digit 0, stored as 10, has label 0."""
         return self._split("train"), self._split("test"), tuple("0123456789")
 
     def _split(self, split: str) -> Split:

@@ -37,11 +37,13 @@ class Tabular:
     train_samples: Annotated[int, Field(ge=1)] | None = None
     """Use only this many training samples: always the same ones, each class in its share. None uses all."""
     test_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many test samples, chosen likewise. None uses all."""
+    """Use only this many test samples, chosen as those for training. None uses all."""
 
     def load(self) -> Dataset:
-        """The data set in memory: numbers on 256 levels between the smallest and the largest training value, a byte for
-        each category. Raises `DataError` for missing or broken files.
+        """Load the data set into memory, with numbers on 256 levels and a byte for each category.
+
+        The levels lie between the smallest and the largest training value. Raises `DataError` for missing or broken
+        files.
         """
         values, labels, classes = self.read()
         if len(labels) < 5:
@@ -66,19 +68,19 @@ class Tabular:
         return Dataset(train.images, train.labels, test.images, test.labels, classes, sample=Records(columns))
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
-        """Columns (N,) by name, text where they are categorical; labels (N,) int64; names of the classes."""
+        """Return columns (N,) by name, text where they are categorical; labels (N,) int64; names of the classes."""
         raise NotImplementedError
 
 
 @component
 class Diabetes(Tabular):
-    """Nine measures and the sex of 442 patients; the class is whether the illness progressed by more than the median.
+    """Records of 442 patients, nine measures and the sex; the class: whether the illness progressed beyond the median.
 
     Needs no files.
     """
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
-        """The table of scikit-learn's wheel; its codes for the sex, 1 and 2, are the categories."""
+        """Read the table of scikit-learn's wheel; its codes for the sex, 1 and 2, are the categories."""
         table, target = np.loadtxt(_shipped("diabetes_data_raw.csv.gz")), np.loadtxt(_shipped("diabetes_target.csv.gz"))
         columns = dict(zip(_DIABETES, table.T, strict=True))
         columns["sex"] = columns["sex"].astype(int).astype(str)
@@ -87,15 +89,15 @@ class Diabetes(Tabular):
 
 @component
 class Table(Tabular):
-    """Your own rows: numeric columns are continuous, all others categorical."""
+    """Records of the user's own file: numeric columns are continuous, all others categorical."""
 
     path: str
     """A `.csv` file with names in its first line, or a `.parquet` file; `~` and environment variables are expanded."""
     label: str
-    """The column of the classes."""
+    """Name of the column of the classes."""
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
-        """All columns in the order of the file; classes and categories in that of their values."""
+        """Read all columns in the order of the file; classes and categories in that of their values."""
         path = local_path(self.path)
         table = _table(path)
         if self.label not in table.column_names:
@@ -110,12 +112,12 @@ class Table(Tabular):
 
 
 def _name(value: str | float) -> str:
-    """Of a class: whole numbers without a point, however large."""
+    """Return the name of a class: whole numbers without a point, however large."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _column(name: str, every: np.ndarray, trained: np.ndarray) -> Column:
-    """Categories of all rows, bounds and deviation of the training rows."""
+    """Describe a column: categories of all rows, bounds and deviation of the training rows."""
     if every.dtype.kind != "f":
         return Column(name, tuple(map(str, np.unique(every))))
     low, high = float(trained.min()), float(trained.max())
@@ -143,7 +145,7 @@ def _table(path: Path) -> pa.Table:
 
 
 def _values(path: Path, name: str, column: pa.ChunkedArray) -> np.ndarray:
-    """(N,) float64, or text for what is not numeric."""
+    """Return a column's values, (N,) float64, or text for what is not numeric."""
     numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     if pa.types.is_binary(column.type):
         raise DataError(f"{path}: '{name}' has text that is not UTF-8: save the file in that encoding")
@@ -162,7 +164,7 @@ def _values(path: Path, name: str, column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _shipped(name: str) -> Path:
-    """A table in scikit-learn's wheel, found without the three seconds that importing its `datasets` takes."""
+    """Return the path of scikit-learn's table without importing its `datasets`, which takes three seconds."""
     package = find_spec("sklearn")
     assert package is not None
     assert package.origin is not None

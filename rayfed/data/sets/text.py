@@ -28,7 +28,7 @@ _TESTED = 0.2
 
 @component
 class Text:
-    """Windows of so many tokens, one after the other; of each file the last fifth is the test split.
+    """Texts cut into windows of so many tokens, one after the other; of each file the last fifth is the test split.
 
     Line breaks and other runs of white space count as one space. Without `tokenizer`, byte pairs are learnt from the
     training texts, always the same ones.
@@ -40,18 +40,18 @@ class Text:
     """A folder with a folder for each class, `CLASS/*.txt` in UTF-8; `~` and environment variables are expanded. None
     takes the three authors that come with rayfed."""
     length: Annotated[int, Field(ge=2, le=4096)] = 16
-    """Tokens of a sample."""
+    """Number of tokens of a sample."""
     vocabulary: Annotated[int, Field(ge=_BYTES, le=MOST_TOKENS)] = 1024
-    """Tokens that are learnt, the 256 bytes among them; a small text may have fewer. The model's has to be as large."""
+    """Tokens to learn, the 256 bytes among them; a small text may have fewer. The model's has to be as large."""
     tokenizer: str | None = None
     """A `tokenizer.json` of the `tokenizers` library, in place of what is learnt; its own vocabulary counts then."""
     train_samples: Annotated[int, Field(ge=1)] | None = None
     """Use only this many training samples: always the same ones, each class in its share. None uses all."""
     test_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many test samples, chosen likewise. None uses all."""
+    """Use only this many test samples, chosen as those for training. None uses all."""
 
     def load(self) -> Dataset:
-        """The data set in memory. Raises `DataError` for missing, broken or too short files."""
+        """Load the data set into memory. Raises `DataError` for missing, broken or too short files."""
         texts = _texts(_OWN if self.root is None else local_path(self.root))
         cut = {name: [_halves(text) for text in of_class] for name, of_class in texts.items()}
         tokenizer = self._tokenizer([train for pairs in cut.values() for train, _ in pairs])
@@ -83,7 +83,7 @@ class Text:
         return found
 
     def _windows(self, tokenizer: Tokenizer, texts: dict[str, list[str]], split: str) -> Split:
-        """All windows of a split: token numbers (N, length) int64 and labels (N,)."""
+        """Return all windows of a split: token numbers (N, length) int64 and labels (N,)."""
         windows: list[np.ndarray] = []
         for name, of_class in texts.items():
             encoded = (np.array(tokenizer.encode(t, add_special_tokens=False).ids, np.int64) for t in of_class)
@@ -96,7 +96,7 @@ class Text:
 
 
 def learnt(texts: list[str], size: int) -> Tokenizer:
-    """Byte pairs of some texts, at most so many tokens with the 256 bytes; the same texts give the same."""
+    """Learn byte pairs from texts, at most so many tokens with the 256 bytes; the same texts give the same."""
     found = Tokenizer(tokenizers.models.BPE())
     found.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     found.decoder = tokenizers.decoders.ByteLevel()
@@ -108,7 +108,7 @@ def learnt(texts: list[str], size: int) -> Tokenizer:
 
 
 def _pieces(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """What every token reads as behind another one: most decoders drop the space before the first."""
+    """Return the text of every token behind another one: most decoders drop the space before the first."""
     before = tokenizer.decode([0], skip_special_tokens=False)
     pieces = []
     for number in range(max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1):
@@ -119,7 +119,7 @@ def _pieces(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 
 def _texts(root: Path) -> dict[str, list[str]]:
-    """Class -> its files' texts, classes and files in the order of their names."""
+    """Return the texts of each class' files, classes and files in the order of their names."""
     if not root.is_dir():
         raise DataError(f"data.root: {root} is no folder; expected one with CLASS/*.txt in it")
     classes = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -144,6 +144,6 @@ def _read(path: Path) -> str:
 
 
 def _halves(text: str) -> tuple[str, str]:
-    """The training and the test part, cut at a space."""
+    """Return the training and the test part of a text, cut at a space."""
     place = text.rfind(" ", 0, round(len(text) * (1 - _TESTED)) + 1)
     return (text, "") if place < 0 else (text[:place], text[place:])

@@ -1,4 +1,4 @@
-"""What the data sets that torchvision knows have in common: a local root, and a download only when asked for."""
+"""Base of the data sets that torchvision knows: a local root, and a download only when asked for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class TorchvisionSource(Source):
     """Base of a data set that lies under `root` in the layout that torchvision gives it."""
 
     original: ClassVar[Any]
-    """torchvision's class."""
+    """Class of the data set in torchvision."""
     layout: ClassVar[str]
-    """Which files belong under `root`, in words for errors."""
+    """Files that belong under `root`, in words for errors."""
 
     root: str
     """Folder of the files, relative to the working directory; `~` and environment variables are expanded."""
@@ -30,11 +30,11 @@ class TorchvisionSource(Source):
 
     @property
     def folder(self) -> Path:
-        """The root as a path."""
+        """Folder of the files, as a path."""
         return local_path(self.root)
 
     def missing(self, found: str) -> DataError:
-        """The error for files that are not there."""
+        """Return the error for files that are not there."""
         return DataError(f"{found}; expected {self.layout}, or set `download: true`")
 
     @contextmanager

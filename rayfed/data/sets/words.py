@@ -36,22 +36,22 @@ class Words:
     test: Annotated[list[Source], Field(min_length=1)]
     """Sources of the test split."""
     height: Annotated[int, Field(ge=1)] = 32
-    """Pixels."""
+    """Height of an image in pixels."""
     width: Annotated[int, Field(ge=1)] = 100
-    """Pixels; wider words are squeezed."""
+    """Width of an image in pixels; wider words are squeezed."""
     letters: Annotated[str, Field(min_length=1)] = "0123456789abcdefghijklmnopqrstuvwxyz"
-    """What words are made of; a word with anything else in it is left out."""
+    """Letters of words; a word with anything else in it is left out."""
     shortest: Annotated[int, Field(ge=1)] = 3
-    """Words with fewer letters are left out."""
+    """Fewest letters of a word; shorter words are left out."""
     longest: Annotated[int, Field(ge=1)] = 25
-    """Words with more letters are left out."""
+    """Most letters of a word; longer words are left out."""
     train_samples: Annotated[int, Field(ge=1)] | None = None
     """Use only this many words of each training source, evenly spaced in it. None uses all."""
     test_samples: Annotated[int, Field(ge=1)] | None = None
-    """Use only this many words of each test source, likewise."""
+    """Use only this many words of each test source, evenly spaced in it. None uses all."""
 
     def load(self) -> Dataset:
-        """The data set in memory. Raises `DataError` for missing or broken files, a source without words."""
+        """Load the data set into memory. Raises `DataError` for missing or broken files, a source without words."""
         if self.letters != self.letters.lower() or len(set(self.letters)) < len(self.letters):
             raise DataError(f"data.letters: '{self.letters}' must be small letters and digits, each once")
         train = [self._words(source, self.train_samples) for source in self.train]
@@ -85,7 +85,7 @@ class Words:
         return set(word.text.lower())
 
     def _arrays(self, words: Sequence[Word]) -> tuple[np.ndarray, np.ndarray]:
-        """Images (N, 1, height, width) uint8 and labels (N, longest) int64, letters from 1."""
+        """Return images (N, 1, height, width) uint8 and labels (N, longest) int64, letters from 1."""
         labels = np.full((len(words), self.longest), BLANK, np.int64)
         for row, word in zip(labels, words, strict=True):
             row[: len(word.text)] = [1 + self.letters.index(letter) for letter in word.text.lower()]

@@ -1,1 +1,1 @@
-"""Where images of words come from, one format a file; `rayfed.data.sets.words` makes a data set of some of them."""
+"""Sources of images of words, one format a file; `rayfed.data.sets.words` makes a data set of some of them."""

@@ -12,14 +12,14 @@ from rayfed.registry import component
 
 @component
 class Icdar2015(LocalReader):
-    """`word_1.png`, ... and a file of lines `word_1.png, "Genaxis Theatre"`."""
+    """ICDAR 2015: `word_1.png`, ... and a file of lines `word_1.png, "Genaxis Theatre"`."""
 
     format: Literal["ic15"]
     truth: str = "gt.txt"
     """The file of lines; that of the test split is published as `Challenge4_Test_Task3_GT.txt`."""
 
     def read(self) -> Iterator[Word]:
-        """In the order of the file."""
+        """Read words in the order of the file."""
         listed = self.file(self.truth)
         for number, line in lines(listed):
             name, comma, text = line.partition(",")

@@ -14,14 +14,14 @@ from rayfed.registry import component
 
 @component
 class IIIT5K(LocalReader):
-    """`traindata.mat` and `testdata.mat`, whose records have an `ImgName` under the same folder and a `GroundTruth`."""
+    """IIIT 5K: `traindata.mat` and `testdata.mat`, records of `ImgName`, under the same folder, and `GroundTruth`."""
 
     format: Literal["iiit5k"]
     split: Literal["train", "test"] = "test"
-    """Which of the two files."""
+    """Split: which of the two files to read."""
 
     def read(self) -> Iterator[Word]:
-        """In the order of the file."""
+        """Read words in the order of the file."""
         listed = self.file(f"{self.split}data.mat")
         for record in np.ravel(loadmat(listed)[f"{self.split}data"]):
             yield Word(str(record["GroundTruth"][0]), listed.parent / str(record["ImgName"][0]))

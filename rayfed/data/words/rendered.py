@@ -1,4 +1,4 @@
-"""Words that are drawn here, for who has none: in a font and on a background that a client can have for its own."""
+"""Rendered words, for who has no others: in a font and on a background that a client can have for its own."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _HEIGHT, _MARGIN = 32, 4
 
 @component
 class Rendered(Reader):
-    """Random letters in one font, anywhere between dark on light and light on dark."""
+    """Rendered words: random letters in one font, anywhere between dark on light and light on dark."""
 
     format: Literal["rendered"]
     font: str = "DejaVuSans"
     """A font that comes with matplotlib (DejaVuSerif-Italic, STIXGeneral, cmr10, ...), or the path of a .ttf file."""
     background: Literal["plain", "gradient", "noise"] = "plain"
-    """One grey, a slope between two, or blotches."""
+    """Background of a word: one grey, a slope between two, or blotches."""
     samples: Annotated[int, Field(ge=1)] = 1000
-    """Words."""
+    """Number of words."""
     letters: Annotated[str, Field(min_length=1)] = "0123456789abcdefghijklmnopqrstuvwxyz"
-    """What they are made of, all as likely."""
+    """Letters of words, all as likely."""
     length: Annotated[int, Field(ge=1)] = 4
-    """Letters of a word."""
+    """Number of letters of a word."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of all that is drawn: another one for training than for testing."""
+    """Seed of all that is drawn: another one for training than for testing."""
 
     def read(self) -> Iterator[Word]:
-        """Each drawn when it is asked for."""
+        """Draw words, each when it is asked for."""
         font, draw = self._font(), np.random.default_rng(self.seed)
         for _ in range(self.samples):
             text = "".join(draw.choice(list(self.letters), self.length))
@@ -64,7 +64,7 @@ class Rendered(Reader):
         return picture
 
     def _paper(self, grey: int, width: int, draw: np.random.Generator) -> np.ndarray:
-        """(32, width) uint8."""
+        """Draw a background (32, width) uint8."""
         change = np.zeros((_HEIGHT, width))
         if self.background == "gradient":
             change = np.broadcast_to(np.linspace(-40, 40, width) * draw.choice([-1, 1]), change.shape)

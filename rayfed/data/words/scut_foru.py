@@ -1,5 +1,7 @@
-"""SCUT-FORU, the Flickr OCR universal database: Zhang et al. 2016, "Character proposal network for robust text
-extraction"."""
+"""SCUT-FORU, the Flickr OCR universal database.
+
+Source: Zhang et al. 2016, "Character proposal network for robust text extraction".
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from rayfed.registry import component
 
 @component
 class ScutForu(LocalReader):
-    """A text file for each picture, of its name, with a line `x, y, w, h, label` for each word."""
+    """SCUT-FORU: a text file for each picture, of its name, with a line `x, y, w, h, label` for each word."""
 
     format: Literal["scut_foru"]
     images: str = "word_img"
@@ -23,7 +25,7 @@ class ScutForu(LocalReader):
     """Folder of the text files in `root`."""
 
     def read(self) -> Iterator[Word]:
-        """Picture by picture, by name."""
+        """Read words picture by picture, by name."""
         pictures = {p.stem: p for p in self.file(self.images).iterdir() if p.suffix.lower() in ENDINGS}
         for listed in sorted(self.file(self.annotations).glob("*.txt")):
             if listed.stem not in pictures:

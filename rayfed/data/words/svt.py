@@ -13,14 +13,14 @@ from rayfed.registry import component
 
 @component
 class SVT(LocalReader):
-    """`train.xml` and `test.xml`, which name pictures and the rectangles of their words."""
+    """Street View Text: `train.xml` and `test.xml`, which name pictures and the rectangles of their words."""
 
     format: Literal["svt"]
     split: Literal["train", "test"] = "test"
-    """Which of the two files."""
+    """Split: which of the two files to read."""
 
     def read(self) -> Iterator[Word]:
-        """Picture by picture, in the order of the file."""
+        """Read words picture by picture, in the order of the file."""
         listed = self.file(f"{self.split}.xml")
         try:
             for picture in ElementTree.parse(listed).getroot().iter("image"):

@@ -1,5 +1,7 @@
-"""Synth90K (MJSynth): Jaderberg et al. 2014, "Synthetic Data and Artificial Neural Networks for Natural Scene Text
-Recognition"."""
+"""Synth90K (MJSynth).
+
+Source: Jaderberg et al. 2014, "Synthetic Data and Artificial Neural Networks for Natural Scene Text Recognition".
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,14 @@ from rayfed.registry import component
 
 @component
 class Synth90K(LocalReader):
-    """`annotation_train.txt` lists `./2425/1/115_Lube_45484.jpg 45484`: the word stands in the file's name."""
+    """Synth90K: `annotation_train.txt` lists `./2425/1/115_Lube_45484.jpg 45484`; the word is in the file's name."""
 
     format: Literal["synth90k"]
     split: Literal["train", "val", "test"] = "train"
-    """Which of the three lists."""
+    """Split: which of the three lists to read."""
 
     def read(self) -> Iterator[Word]:
-        """In the order of the list."""
+        """Read words in the order of the list."""
         listed = self.file(f"annotation_{self.split}.txt")
         for number, line in lines(listed):
             path = line.split()[0]

@@ -15,12 +15,12 @@ from rayfed.registry import component
 
 @component
 class SynthText(LocalReader):
-    """`gt.mat` with `imnames`, `wordBB` (2 x 4 x words, the corners) and `txt`; words are cut out upright."""
+    """SynthText: `gt.mat` with `imnames`, `wordBB` (2 x 4 x words, corners) and `txt`; words are cut out upright."""
 
     format: Literal["synthtext"]
 
     def read(self) -> Iterator[Word]:
-        """Picture by picture, in the order of `gt.mat`."""
+        """Read words picture by picture, in the order of `gt.mat`."""
         listed = self.file("gt.mat")
         truth = loadmat(listed, variable_names=["imnames", "wordBB", "txt"])
         for name, corners, blocks in zip(truth["imnames"][0], truth["wordBB"][0], truth["txt"][0], strict=True):

@@ -227,7 +227,7 @@ def in_own_process(code: Sequence[str], folder: Path, said: str = "") -> str:
         [sys.executable, *code],
         input=said,
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        env={k: v for k, v in os.environ.items() if k != "PYTHONBREAKPOINT"} | {"PYTHONPATH": str(REPOSITORY)},  # Ray's
         capture_output=True,
         text=True,
         check=False,

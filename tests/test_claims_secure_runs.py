@@ -95,6 +95,7 @@ def whole(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> RunFo
     return runs.launch(scenario, str(tmp_path_factory.mktemp("runs")), local, Progress())
 
 
+@pytest.mark.engine
 def test_a_secure_run_leaves_no_key_and_says_that_it_cannot_be_repeated(whole: RunFolder, scenario: Scenario) -> None:
     files = [path for path in Path(whole.root).rglob("*") if path.is_file()]
     assert len(files) > 10
@@ -108,6 +109,7 @@ def test_a_secure_run_leaves_no_key_and_says_that_it_cannot_be_repeated(whole: R
         runs.resume(whole.url, local, Progress())
 
 
+@pytest.mark.engine
 def test_a_resumed_secure_run_ends_with_the_same_bits(whole: RunFolder, scenario: Scenario, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         runs.launch(scenario, str(tmp_path), local, Interrupted())
@@ -121,6 +123,7 @@ def test_a_resumed_secure_run_ends_with_the_same_bits(whole: RunFolder, scenario
     assert not key.exists()
 
 
+@pytest.mark.engine
 def test_two_secure_launches_differ(whole: RunFolder, tmp_path: Path) -> None:
     noting = Noting()
     again = runs.launch(scenarios.parse(TEXT, changes=["attacks=[]"]), str(tmp_path), local, noting)

@@ -313,7 +313,7 @@ def test_every_scenario_is_valid(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(p, marks=() if p.stem in SHORT else pytest.mark.slow, id=p.stem) for p in SCENARIOS],
+    [pytest.param(p, marks=pytest.mark.engine if p.stem in SHORT else pytest.mark.slow, id=p.stem) for p in SCENARIOS],
 )
 def test_every_scenario_runs_at_a_tiny_size(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -65,6 +65,7 @@ def test_readmes_defence_works_as_written(tmp_path: Path) -> None:
     assert "my_defences:SignOnly" in done.stdout
 
 
+@pytest.mark.engine
 def test_readmes_python_example_runs() -> None:
     [example] = [b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "Dlg()" in b]
     namespace: dict[str, object] = {}

@@ -64,6 +64,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return runs.launch(parsed(), str(tmp_path_factory.mktemp("runs")), local, Progress())
 
 
+@pytest.mark.engine
 def test_encrypted_runs_end_where_plain_ones_do(undisturbed: RunFolder) -> None:
     arms = weights(undisturbed)
     for arm in PROTECTED:
@@ -96,6 +97,7 @@ def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: Ru
     assert_same_bits(weights(folder), weights(undisturbed))
 
 
+@pytest.mark.engine
 def test_a_resumed_run_ends_with_the_same_bits(undisturbed: RunFolder, tmp_path: Path) -> None:
     folder = runs.launch(parsed("federation.rounds=1"), str(tmp_path), local, Progress())
     folder.write_text("scenario.yaml", parsed().dump())

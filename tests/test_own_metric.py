@@ -112,17 +112,20 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.engine
 def test_it_is_measured_and_kept(told: dict[str, Any]) -> None:
     assert told["column"] == [0.25, 0.5]
     assert (told["mean"], told["worst"]) == (0.375, 0.25)  # less is nearer to the truth
     assert told["share"] == [0.5]
 
 
+@pytest.mark.engine
 def test_it_bounds_a_recommendation(told: dict[str, Any]) -> None:
     assert told["bound"] == "gloom ≥ 0.5"
     assert not told["missed"]
 
 
+@pytest.mark.engine
 def test_it_is_told_wherever_ours_are(told: dict[str, Any]) -> None:
     table = told["report"].partition('<table class="leaks">')[2].partition("</table>")[0]
     assert '<th scope="col" class="number">Gloom</th>' in table
@@ -133,12 +136,14 @@ def test_it_is_told_wherever_ours_are(told: dict[str, Any]) -> None:
     assert "0.375" in told["terminal"]
 
 
+@pytest.mark.engine
 def test_it_is_exported(told: dict[str, Any]) -> None:
     assert {"gloom", "gloom_worst"} <= set(told["csv"].partition("\n")[0].split(","))
     assert " gloom |" in told["markdown"]
     assert "0.375" in told["markdown"]
 
 
+@pytest.mark.engine
 def test_it_can_be_looked_up(told: dict[str, Any]) -> None:
     assert "Distance of the mean brightness, 0..1." in told["list"]
     assert "gloom  (own_metric:GLOOM)" in told["describe"]

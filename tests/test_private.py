@@ -317,6 +317,7 @@ def saved_by(run: Any) -> checkpoint.Checkpoint:
     return saved
 
 
+@pytest.mark.engine
 def test_a_run_keeps_secrets_from_the_server_and_survives_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def only(out: str) -> RunFolder:
     return RunFolder.open(f"s3://{path}")
 
 
+@pytest.mark.engine
 def test_a_run_on_an_object_store(bucket: str, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(document(attacks=ATTACK, **ONE_ACTOR))
     assert f"report: {bucket}" in run("launch", str(tmp_path / "s.yaml"), "--out", bucket, *LOCAL)

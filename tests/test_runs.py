@@ -20,6 +20,8 @@ from rayfed.store.folder import RunFolder
 from rayfed.update import Update
 from tests.run_fixtures import assert_same_bits, weights
 
+pytestmark = pytest.mark.engine
+
 TEXT = """
 name: t
 seed: 987654321

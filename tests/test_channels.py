@@ -134,6 +134,7 @@ def played(scenario: scenarios.Scenario, folder: Path) -> tuple[Named, list[dict
     return {**saved.server["one"]["weights"], **saved.server["one"]["buffers"]}, run.read_table("clients").to_pylist()
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_any_weighted_sum_goes_over_any_channel(rule: str, channel: str, tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ SOME = [names for size in (0, 1, 2, len(GRANTS)) for names in combinations(GRANT
 
 
 @pytest.mark.parametrize("observes", registry.table("views"))
+@pytest.mark.engine
 def test_an_attacker_receives_what_protocol_and_grants_declare_and_nothing_else(observes: str, seen: Any) -> None:
     """Whatever it is given, `labels` and `extra` hold what its grants declare, each as if it were given alone; of the
     protocol's fields it sees what it sees without, unless a grant is of the private part.

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rayfed.cli import sweeps
-from rayfed.cli.common import Address, Debug, Out, Quiet, Set, errors_for_people, search_beside
+from rayfed.cli.common import (
+    Address,
+    Debug,
+    Executor,
+    ExecutorName,
+    Out,
+    Quiet,
+    Set,
+    errors_for_people,
+    search_beside,
+    sweep_execution,
+)
 from rayfed.cli.tables import console, table
 from rayfed.errors import UserError
 
@@ -20,8 +31,8 @@ if TYPE_CHECKING:
     from rayfed.scenario import Scenario
 
 commands = typer.Typer()
-Player = tuple[str | None, str | None, bool]
-"""Options of playing: where results go, the cluster's address, and whether to be quiet."""
+Player = tuple[str | None, Any, bool]
+"""Options of playing: where results go, who plays (`rayfed.engine.sweeps.SweepExecution`), whether to be quiet."""
 
 
 @commands.command()
@@ -41,6 +52,7 @@ def reproduce(
     ] = None,
     folder: Annotated[str, typer.Option(metavar="DIR", help="Where reproductions lie.")] = "reproductions",
     out: Out = None,
+    executor: Executor = ExecutorName.RAY,
     address: Address = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -57,9 +69,10 @@ def reproduce(
         files = [find(name, folder) for name in (names(folder) if what == "all" else [what])]
         scale: Scale = "reduced" if reduced else "full"
         failed = []
+        player = out, None if run else sweep_execution(executor, address), quiet
         for path in files:
             try:
-                _show(_played(context, path, scale, changes or [], run, (out, address, quiet)), keep, folder)
+                _show(_played(context, path, scale, changes or [], run, player), keep, folder)
             except UserError as error:
                 if len(files) == 1:
                     raise

@@ -301,6 +301,7 @@ def test_idlg_finds_a_digit() -> None:
     assert psnr(result.images, digit(3)) > 40
 
 
+@pytest.mark.engine
 def test_dlg_reports_the_label_of_its_result() -> None:
     """The start's label is random: over ten starts a tool that reports it is wrong nearly always."""
     model = leaky_lenet((1, 8, 8))

@@ -25,6 +25,7 @@ def model() -> nn.Sequential:
     return net
 
 
+@pytest.mark.engine
 def test_the_logits_are_those_of_the_plain_network(client: Client, model: nn.Sequential) -> None:
     data = build("datasets", "digits", {"size": 16}).load()
     server = Server.of(client.public(), model)
@@ -35,6 +36,7 @@ def test_the_logits_are_those_of_the_plain_network(client: Client, model: nn.Seq
             np.testing.assert_allclose(logits, model(image[None])[0], atol=1e-2)
 
 
+@pytest.mark.engine
 def test_the_server_cannot_decrypt(client: Client, model: nn.Sequential) -> None:
     server = Server.of(client.public(), model)
     assert not server.context.has_secret_key()
@@ -43,6 +45,7 @@ def test_the_server_cannot_decrypt(client: Client, model: nn.Sequential) -> None
         Client(server.context).decrypt(server.classify(sealed, windows))
 
 
+@pytest.mark.engine
 def test_a_network_that_normalises_is_refused(client: Client) -> None:
     net = build_model("cryptonet", {}, (1, 16, 16), 10, seed=0, normalise=([0.5], [0.5]))
     with pytest.raises(UserError, match="without `normalise`"):

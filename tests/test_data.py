@@ -381,6 +381,7 @@ def test_cifar_from_parquet_shards_in_root_and_one_folder_below(tmp_path):
         load("cifar100", root=str(tmp_path))
 
 
+@pytest.mark.engine
 def test_the_real_cifar10_files(shared_data):
     root = shared_data / "cifar10"
     data = load("cifar10", root=str(root))

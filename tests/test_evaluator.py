@@ -79,6 +79,7 @@ def test_noise_is_uniform_and_has_its_share() -> None:
     assert 0.1 < grey.float().mean() < 0.4
 
 
+@pytest.mark.engine
 def test_training_follows_from_its_arguments_and_learns() -> None:
     tiles = np.concatenate([pyramid((photo(0, 0, 64).numpy() * 255).astype(np.uint8))] * 26)[..., ::8, ::8]
     losses: list[float] = []

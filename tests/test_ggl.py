@@ -154,6 +154,7 @@ def test_batches_and_layers(file: str) -> None:
     assert torch.equal(mixed.images, same.images)
 
 
+@pytest.mark.engine
 def test_it_stands_noise_and_pruning_that_take_a_prior_on_pixels_down(file: str) -> None:
     for defence in (Gaussian(sigma=0.1), Prune(ratio=0.9)):
         model, images, seen = victims(file, 3, [defence])

@@ -129,6 +129,7 @@ def test_labels_that_must_repeat_are_asked_for() -> None:
     assert found.status == "ok"
 
 
+@pytest.mark.engine
 def test_gradinversion_finds_a_digit_and_its_label() -> None:
     model = leaky_lenet((1, 8, 8))
     observation = observe(model, digit(3), torch.tensor([3]), known=False)

@@ -246,6 +246,7 @@ def test_an_unknown_layer_is_refused_and_those_left_out_do_not_count() -> None:
 # reconstruction
 
 
+@pytest.mark.engine
 def test_digits_and_their_labels_are_found() -> None:
     model, observations = two_digits(known=False)
     results = Grnn(iterations=600).reconstruct(observations, model, seeded(0, 1))
@@ -263,6 +264,7 @@ def test_a_photo_and_its_label_are_found() -> None:
     assert result.labels.tolist() == [7]
 
 
+@pytest.mark.engine
 def test_noise_takes_the_digit_away() -> None:
     model, (observation, _) = two_digits()
     noise: dict[str, Tensor] = {

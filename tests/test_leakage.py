@@ -30,6 +30,7 @@ def test_dlg_and_idlg_rebuild_single_images(name: str, attack: Dlg | Idlg) -> No
     assert [int(f.labels) for f in found] == labels.tolist()
 
 
+@pytest.mark.engine
 def test_noise_and_pruning_take_dlg_down() -> None:
     images, labels = images_of("digits", 1, size=16, skip=5)
     model = build_model(*LENET, (1, 16, 16), 10, seed=2)

@@ -275,6 +275,7 @@ def test_lpips_looks_into_the_hub_cache_and_leaves_the_global_generator_alone(ra
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("net", "arch", "taps"),
     [("alex", "alexnet", [1, 4, 7, 9, 11]), ("vgg", "vgg16", [3, 8, 15, 22, 29])],

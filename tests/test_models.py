@@ -113,6 +113,7 @@ def test_any_usual_image_size_fits(name, shape):
     assert model.training
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("name", SMALL)
 def test_vectorised_per_sample_gradients_equal_looped_ones(name):
     shape = (1, 28, 28) if name in ("lenet", "torchvision") else (3, 32, 32)

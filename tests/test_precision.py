@@ -17,6 +17,7 @@ from tests.attack_fixtures import digit, observe, photo, psnr, seeded, two_digit
 ATTACKS = [InvertingGradients, GradInversion]
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_digits_are_found_and_found_again(attack: type[InvertingGradients | GradInversion]) -> None:
     model, observations = two_digits()

@@ -395,6 +395,7 @@ def test_arms_and_observed_gradients_have_noise_of_their_own() -> None:
         assert abs(float(torch.corrcoef(torch.stack([noise[i], noise[j]]))[0, 1])) < 0.2
 
 
+@pytest.mark.engine
 def test_hardly_any_noise_is_accounted_in_little_memory() -> None:
     found = guarantee([Release("gaussian", 0.005, 60)], 1e-5)
     assert found.accountant == "pld"
@@ -416,6 +417,7 @@ def test_a_budget_is_not_for_mechanisms_that_lost_their_guarantee() -> None:
         _ = inputs(text + "privacy: {budget: 1}\n").limits
 
 
+@pytest.mark.engine
 def test_a_budget_ends_an_arm_before_it_is_exceeded() -> None:
     found = inputs(
         "arms: {none: [], dp: [{name: dp_sgd, noise_multiplier: 1}]}\nprivacy: {budget: 4, accountant: rdp}\n",

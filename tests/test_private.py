@@ -104,6 +104,7 @@ def test_a_locked_norm_scales_and_shifts_by_its_key() -> None:
     torch.testing.assert_close(model.get_submodule("norm1")(features), expected)
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     ("name", "parameters", "first"),
     [
@@ -200,6 +201,7 @@ def test_an_attacker_meets_a_random_part_and_the_secrets_that_he_was_given(obser
         assert torch.equal({**both.weights, **both.buffers}[name], own[name])
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("attack", [{"name": "dlg", "restarts": 1}, "grnn", "inverting_gradients", "ggl"])
 def test_the_papers_attacks_put_what_they_are_given_into_the_gap(attack: Any, tmp_path: Path) -> None:
     given = {"name": attack} if isinstance(attack, str) else attack

@@ -49,6 +49,7 @@ def accuracy(attack: PropertyInference, net: nn.Module, seen: list[tuple[Observa
     return float(np.mean([(f.scores.item() > 0.5) == answer for f, (_, answer) in zip(found, seen, strict=True)]))
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("name", "target"), [("digits", 8), ("photos", 2)])
 def test_a_class_shows_in_the_gradient_and_not_in_noise(name: str, target: int) -> None:
     images, labels = samples(name, "test")

@@ -307,6 +307,7 @@ def test_a_run_says_what_its_clients_see() -> None:
     assert "arm open shows every client all others' updates in plain" in messages[3]
 
 
+@pytest.mark.engine
 def test_runs_end_where_plain_ones_do_and_fusion_stops_no_attack(tmp_path: Path) -> None:
     """Weights of 10,000 pieces: a piece is less than 1e-4 of an update of values up to 1."""
     arms = """arms={

@@ -38,6 +38,7 @@ PRIVATE = {
 }
 
 
+@pytest.mark.engine
 def test_guarantees_stand_beside_what_is_empirical(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path))
     note = "empirical: no defence of this arm has a guarantee"
@@ -197,6 +198,7 @@ def test_keys_that_can_be_broken_are_warned_of(tmp_path: Path) -> None:
     assert "paillier (key_bits 512, insecure True)" in text
 
 
+@pytest.mark.engine
 def test_secure_sums_stand_in_the_report(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path))
     assert "Secure aggregation" not in html(folder)
@@ -378,6 +380,7 @@ def test_reports_a_failed_run_with_its_error(tmp_path: Path) -> None:
     assert "2 of 5 rounds" in page.text
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("count", [1, 20])
 def test_one_arm_and_many(tmp_path: Path, count: int) -> None:
     page = read(make_run(str(tmp_path), {f"arm-{i}": [] for i in range(count)}, {"idlg": 1.0}))
@@ -415,6 +418,7 @@ def memory() -> Iterator[str]:
     MemoryFileSystem().rm("/report-test", recursive=True)
 
 
+@pytest.mark.engine
 def test_reports_into_other_file_systems(memory: str) -> None:
     folder = make_run(memory)
     assert write_report(folder).startswith("memory://")
@@ -444,6 +448,7 @@ def test_numbers_as_people_read_them(text: str, expected: str) -> None:
     assert text == expected
 
 
+@pytest.mark.engine
 def test_what_clients_weighed_and_how_they_scored_stands_in_the_report(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path), {"none": [], "boosted": {"aggregation": {"name": "fedboosting", "rule": "code"}}})  # type: ignore[dict-item]
     for round in range(2):
@@ -468,6 +473,7 @@ def test_what_clients_weighed_and_how_they_scored_stands_in_the_report(tmp_path:
     assert "what clients' updates weighed" not in html(make_run(str(tmp_path)))
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_secure_run_does_not_promise_its_result_again(secure: bool, tmp_path: Path) -> None:
     folder = make_run(str(tmp_path))

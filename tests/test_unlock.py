@@ -96,6 +96,7 @@ def test_together_is_as_alone() -> None:
     assert together[1].images.shape == (1, 1, 8, 8)
 
 
+@pytest.mark.engine
 def test_it_finds_images_behind_locks_that_stop_dlg() -> None:
     """Of most victims: every start may end in a local minimum, and three starts are few."""
     digits, supposed = (1, 4, 7, 9), drawn(50)

@@ -26,7 +26,7 @@ def local_update(
     dtype = images.dtype  # the passes may be coarser than the sum of many small steps
     slope = grad(lambda w, x, y: batch_loss(model, {name: t.to(dtype) for name, t in w.items()}, buffers, x, y))
     now, velocity = weights, Named()
-    for part in _batches(len(images), local):
+    for part in batches(len(images), local):
         step = slope(now, images[part], labels[part])
         if local.momentum:
             step = velocity = {n: local.momentum * velocity[n] + g if velocity else g for n, g in step.items()}
@@ -51,7 +51,7 @@ def many_local_updates(
     return one(own or {}, images, labels)
 
 
-def _batches(samples: int, local: LocalTraining) -> Iterator[slice]:
+def batches(samples: int, local: LocalTraining) -> Iterator[slice]:
     """Yield the samples of every step's batch, epoch after epoch."""
     size, low = local.batch_size or samples, 0
     for _ in range(local.steps):

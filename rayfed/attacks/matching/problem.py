@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
+from rayfed.attacks.matching.batch_norm import MovedStatistics
 from rayfed.attacks.matching.local_steps import many_local_updates
 from rayfed.attacks.matching.priors import Prior
 from rayfed.errors import UserError, nearest
@@ -121,6 +122,8 @@ class Matching:
     """Masks of the values of the targets that are matched, (V, ...) of 0 and 1; None: all."""
     sought: Named = field(default_factory=dict)
     """Tensors in the place of `buffers` that are fitted with the images, as the attacker supposes them."""
+    statistics: MovedStatistics | None = None
+    """Distance from the batch-norm statistics that the clients returned; None where none moved."""
 
     @classmethod
     def of(
@@ -144,13 +147,14 @@ class Matching:
         gradients = [observation.gradient for observation in observations]
         device = gradients[0][names[0]].device
         inner = model_dtype or dtype
-        model = without_tracking(model).to(device, inner)
+        network = without_tracking(model).to(device, inner)
+        weights, buffers = _cast(first.weights, dtype), _cast(buffers_for(network, first), inner)
         masks = _masks(observations, names, device, dtype)
         targets = _cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype)
         return cls(
-            model=model,
-            weights=_cast(first.weights, dtype),
-            buffers=_cast(buffers_for(model, first), inner),
+            model=network,
+            weights=weights,
+            buffers=buffers,
             targets=targets if masks is None else {name: t * masks[name] for name, t in targets.items()},
             labels=None
             if first.labels is None
@@ -162,6 +166,7 @@ class Matching:
             local=first.local if local_steps == "simulated" else None,
             model_dtype=inner,
             masks=masks,
+            statistics=MovedStatistics.of(observations, model, network, _cast(weights, inner) | buffers),
         )
 
     @property
@@ -215,6 +220,10 @@ class Matching:
         if self.masks is not None:
             gradients = {name: g * self.masks[name][victims] for name, g in gradients.items()}
         loss = self.distance(gradients, targets)
+        if self.statistics is not None:
+            # half the distance of the opposite gradient gives the term the units of the distance, whichever that is
+            unit = self.distance({name: -target for name, target in targets.items()}, targets) / 2
+            loss = loss + unit * self.statistics(images.to(self.model_dtype), victims).to(images.dtype)
         return loss if self.prior is None else loss + self.prior(images)
 
     def values(self, points: Tensor, victims: Tensor) -> Tensor:

@@ -18,10 +18,10 @@ import torch
 from rayfed import registry
 from rayfed import scenario as scenarios
 from rayfed.client import plan
-from rayfed.client.clients import Sent
 from rayfed.client.grants.base import Grant
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime
+from rayfed.client.sent import Sent
 from rayfed.client.views import View
 from rayfed.client.visit import ClientVisit, ObservedClient, Truth
 from rayfed.engine.inputs import prepare

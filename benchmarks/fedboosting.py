@@ -34,12 +34,13 @@ from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.client import plan
 from rayfed.client.arm import aggregation_of
-from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.sent import Sent
 from rayfed.data.base import Dataset
 from rayfed.data.sets.digits import Digits
 from rayfed.data.sets.gaussian_toy import EXTENT
 from rayfed.data.sets.mnist import MNIST
 from rayfed.engine.inputs import Inputs, prepare
+from rayfed.engine.worker import ClientWorker
 from rayfed.registry import component
 
 FLIPPERS, CLIENTS = 3, 10
@@ -128,7 +129,7 @@ class Played:
 def play(inputs: Inputs, arm: str) -> Iterator[Played]:
     """The rounds of one arm, as the actors play them."""
     s, samples = inputs.scenario, len(inputs.data.test_labels)
-    runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    runtime = ClientWorker(s, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     rule = aggregation_of(runtime.specs[arm])
     keys = b""
     if protecting := plan.protecting(s, runtime.specs[arm], inputs.parts.sizes):
@@ -146,7 +147,7 @@ def play(inputs: Inputs, arm: str) -> Iterator[Played]:
             total = rule.begin_round(members, model.memory).finalise(total)
             while question := total.request():
                 asked = members[: 1 if question.of == "one" else None]
-                total = total.receive({c: runtime.answer(arm, sent, question.payload, c, {}) for c in asked})
+                total = total.receive({c: runtime.answer(arm, sent, question.payload, c, {}, {})[1] for c in asked})
             model.memory = total.remembered()
             weights = {row["client"]: row["weight"] for row in total.rows().get("weights", [])}
         model.apply(*rule.combine(total, seeds.torch_generator(s.seed, "server", round, arm)))
@@ -200,7 +201,7 @@ def encrypted(chosen: argparse.Namespace) -> None:
 
 def least_cosine(inputs: Inputs, arm: str) -> float:
     """Between a client's update of the first round and what stands for it."""
-    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    runtime = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
     keys = runtime.make_keys(arm) if runtime.specs[arm].protection else b""
     seen = runtime.mixtures(arm, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers, keys), {})
     assert seen is not None
@@ -231,7 +232,7 @@ def toy(chosen: argparse.Namespace) -> None:
 @torch.no_grad()
 def plane(inputs: Inputs, model: GlobalModel) -> Tensor:
     """(256, 256) the class of every point of the grid, rows from below."""
-    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    runtime = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
     axis = torch.linspace(0, 1, 256)
     points = torch.cartesian_prod(axis, axis).flip(1).reshape(-1, 1, 1, 2)
     logits = functional_call(runtime.arm("centralised").model, {**model.weights, **model.buffers}, (points,))

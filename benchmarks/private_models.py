@@ -28,10 +28,11 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.client.arm import Arm, aggregation_of, build_arm
 from rayfed.client.local import update_method
 from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent, State
+from rayfed.client.sent import Sent, State
 from rayfed.client.visit import ClientVisit, Truth
 from rayfed.defences.base import Batch, Task
 from rayfed.engine.inputs import prepare
+from rayfed.engine.worker import ClientWorker
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.metrics.bayesian import knowledge_increment
 from rayfed.metrics.images import mse
@@ -91,7 +92,7 @@ class Run:
     """A federation in this process: what the actors do, one after the other."""
 
     scenario: Scenario
-    runtime: ClientRuntime
+    runtime: ClientWorker
     arm: str
     model: GlobalModel
     states: dict[int, State] = field(default_factory=dict)
@@ -99,7 +100,7 @@ class Run:
     """Wall time of each round's training, private stage included."""
 
     @classmethod
-    def of(cls, scenario: Scenario, runtime: ClientRuntime, arm: str) -> Run:
+    def of(cls, scenario: Scenario, runtime: ClientWorker, arm: str) -> Run:
         built, lr = runtime.arm(arm), runtime.specs[arm].server_lr
         return cls(
             scenario, runtime, arm, GlobalModel(built.weights, built.buffers, optimiser=ServerOptimiser("sgd", lr, 0.0))
@@ -144,7 +145,7 @@ class Run:
         return list(zip(truths, spec.build().reconstruct(seen, arm.model, generators), strict=True))
 
 
-def attackers_view(arm: str, runtime: ClientRuntime) -> Arm:
+def attackers_view(arm: str, runtime: ClientWorker) -> Arm:
     data = runtime.data
     return build_arm(runtime.specs[arm], data.sample, len(data.classes), seed=0)
 
@@ -163,7 +164,7 @@ def table(chosen: argparse.Namespace) -> None:
     inputs = prepare(s)
     attacks = [attack for attack in s.attacks if attack.name in chosen.attacks]
     for arm in chosen.arms:
-        runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
+        runtime = ClientWorker(s, inputs.data, inputs.parts, torch.device("cpu"))
         run = Run.of(s, runtime, arm)
         layers: list[str] = []
         for sent in run.play():

@@ -20,8 +20,9 @@ from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.client import plan
 from rayfed.client.arm import aggregation_of
-from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.sent import Sent
 from rayfed.engine.inputs import prepare
+from rayfed.engine.worker import ClientWorker
 from rayfed.errors import UserError
 from rayfed.scenario import Scenario, load
 from rayfed.seeds import torch_generator
@@ -42,7 +43,7 @@ def main() -> None:
     for seed in chosen.seeds:
         scenario = load(chosen.scenario, [*chosen.changes, f"seed={seed}"])
         inputs = prepare(scenario)
-        runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
+        runtime = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
         for name in scenario.played:
             arm, _, opponent = name.partition(VERSUS)
             if chosen.arms is None or arm in chosen.arms:
@@ -51,7 +52,7 @@ def main() -> None:
     print(table(found))
 
 
-def played(scenario: Scenario, runtime: ClientRuntime, arm: str) -> tuple[float, float | None]:
+def played(scenario: Scenario, runtime: ClientWorker, arm: str) -> tuple[float, float | None]:
     """Test accuracy after the last round, and the backdoor's if there is one; who diverges has learnt nothing."""
     built = runtime.arm(arm)
     model = GlobalModel(built.weights, built.buffers, ServerOptimiser("sgd", built.spec.server_lr, 0.0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -88,9 +88,18 @@ class Share(NamedTuple):
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
+class Sealed(Protocol):
+    """A client's update as a channel hides it."""
+
+    unreadable: ClassVar[str]
+    """Why nothing is to be found in it, in words."""
+
+
 @dataclass(frozen=True)
 class Encrypted:
     """Updates of one or more clients, encrypted and added: all that the server has of them."""
+
+    unreadable: ClassVar[str] = "the update is encrypted: there is a ciphertext and no gradient to look at"
 
     round: int
     shares: tuple[Share, ...]
@@ -114,6 +123,10 @@ class Encrypted:
 @dataclass(frozen=True, eq=False)
 class Masked:
     """Weighted updates of some clients as integers under masks, and added: the server sees no more until the end."""
+
+    unreadable: ClassVar[str] = (
+        "the update is masked: without the other clients' shares it is uniform noise, and no gradient"
+    )
 
     round: int
     clients: tuple[int, ...]
@@ -192,8 +205,8 @@ class Observation:
     """The local steps that the client was told to take."""
     returned_buffers: Named = field(default_factory=dict)
     """The floating-point buffers that the client returned beside its update: no defence has changed them."""
-    sealed: Encrypted | Masked | None = None
-    """The client's update and buffers as it encrypted or masked them, in place of both."""
+    sealed: Sealed | None = None
+    """The client's update and buffers as its channel hides them, in place of both."""
     shown: Mixtures | None = None
     """All that clients were shown in the round, to who may unmix it."""
 

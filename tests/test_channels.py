@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from rayfed import scenario as scenarios
+from rayfed.attacks.idlg import Idlg
+from rayfed.attacks.sealed import attempt
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.client.visit import ClientVisit
@@ -28,6 +30,7 @@ from rayfed.questions import RoundSession
 from rayfed.registry import component
 from rayfed.store import checkpoint
 from rayfed.update import Named, Update
+from tests import attack_fixtures
 
 STEP = 2.0**-30
 
@@ -155,6 +158,31 @@ def test_what_a_channel_leaves_in_the_clear_is_observed() -> None:
     assert observation.update
     assert observation.sealed is None
     assert inputs.encryption == ["arm one sends whole numbers in the clear", "arm one is INSECURE: it protects nothing"]
+
+
+class Smoke:
+    """What an own channel shows to who looks at one client."""
+
+    unreadable = "the update is smoke"
+
+
+@pytest.mark.parametrize("factor", [False, True])
+def test_a_channel_says_in_its_own_words_why_nothing_is_read(factor: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+    seen = attack_fixtures.observed(model, torch.rand(1, 1, 2, 2), torch.tensor([0]))
+    [found] = attempt(Idlg(), [replace(seen, update={}, sealed=Smoke())], model, [torch.Generator()], factor)
+    assert (found.status, found.message) == ("not applicable", "the update is smoke")
+
+
+def test_bounds_stand_where_values_are_cut() -> None:
+    """A protection whose channel does not clip takes no clip bound, and so nobody believes that it did."""
+    with pytest.raises(ScenarioError, match="clip"):
+        parsed("aggregation: fedavg", f"{{name: '{CHANNELS['clear']}', clip: 1}}")
+
+
+def test_a_rule_that_is_no_sum_is_told_what_would_do() -> None:
+    with pytest.raises(UserError, match="use a WeightedSumRule, such as fedavg, or fedboosting"):
+        prepare(parsed("aggregation: median", CHANNELS["masks"]))
 
 
 @pytest.mark.parametrize("rule", ["median", "{name: norm_bounding, norm: 1}", "fedboosting"])

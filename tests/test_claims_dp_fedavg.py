@@ -179,7 +179,7 @@ def sums(found: Inputs, chosen: str = "dp") -> tuple[Named, Any, Any]:
 
     def consulted(known: Any) -> Any:
         while question := known.request():
-            said = {c: runtime.answer(chosen, sent, question.payload, c, {}, transcripts[c]) for c in members}
+            said = {c: runtime.answer(chosen, sent, question.payload, c, {}, transcripts[c])[1] for c in members}
             known = known.receive(said)
         return known
 

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.over_channel import SumOverChannel
-from rayfed.client.clients import Sent
 from rayfed.client.runtime import ClientRuntime
+from rayfed.client.sent import Sent
 from rayfed.crypto import shamir
 from rayfed.crypto.keys import derive
 from rayfed.crypto.masking import (
@@ -452,7 +452,7 @@ def seen_by(sent: Mapping[int, Sent], *changes: str) -> tuple[dict[int, np.ndarr
 
     def consulted(session: Any) -> Any:
         while question := session.request():
-            said = {c: runtime.answer("none", sent[c], question.payload, c, {}, transcripts[c]) for c in sent}
+            said = {c: runtime.answer("none", sent[c], question.payload, c, {}, transcripts[c])[1] for c in sent}
             session = session.receive(said)
         return session
 

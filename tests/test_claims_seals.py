@@ -78,7 +78,7 @@ class Round:
     def answer(self, payload: Any, client: int = 0) -> Any:
         """What a client says that is asked to open a sum, or to score models."""
         asked = Score(payload) if isinstance(payload, dict) else Open(payload)
-        return self.runtime.answer(self.arm, self.sent, asked, client, {})
+        return self.runtime.answer(self.arm, self.sent, asked, client, {}, {})[1]
 
     def opened(self, payload: Any, client: int = 0) -> torch.Tensor:
         """What comes back to the server."""

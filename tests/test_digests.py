@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rayfed.client import clients
-from rayfed.client.clients import Sent
+from rayfed.client.sent import Sent
 from rayfed.update import Named, digest_of
 
 WEIGHTS: Named = {"b": torch.ones(2), "a": torch.zeros(3)}
@@ -36,7 +35,7 @@ def test_what_is_sent_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         hashed.append(tensors)
         return digest_of(tensors)
 
-    monkeypatch.setattr(clients, "digest_of", counted)
+    monkeypatch.setattr("rayfed.client.sent.digest_of", counted)
     sent = Sent(0, WEIGHTS, {})
     assert len({(sent.digest, sent.content) for _ in range(3)}) == 1
     assert len(hashed) == 2  # weights and buffers

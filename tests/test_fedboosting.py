@@ -270,7 +270,7 @@ def test_the_matrix_is_what_the_clients_models_get_on_held_out_samples(algorithm
     total = rule.begin_round(range(3), {}).finalise(rule.merge(rule.merge(partials[0], partials[1]), partials[2]))
     question = total.request()
     assert question is not None
-    said = {c: runtime.answer("boosted", sent, question.payload, c, {}) for c in range(3)}
+    said = {c: runtime.answer("boosted", sent, question.payload, c, {}, {})[1] for c in range(3)}
     scale = 1.0 if algorithm == "fedavg" else 0.1  # the model that a client had, not what the server makes of it
     for model, candidate in total.candidates.items():
         local = {name: w - scale * candidate.model[0][name] for name, w in sent.weights.items()}

@@ -17,11 +17,12 @@ import torch
 
 from rayfed import registry
 from rayfed import scenario as scenarios
+from rayfed.analysis.summary import setting
 from rayfed.client import plan
-from rayfed.client.clients import Sent
 from rayfed.client.grants.base import Grant
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime
+from rayfed.client.sent import Sent
 from rayfed.client.views import View
 from rayfed.client.visit import ClientVisit, ObservedClient, Truth
 from rayfed.engine.inputs import prepare
@@ -193,6 +194,15 @@ assert not has_form("name: t\\nfederation: {rounds: 1, clients: 2}\\nattacks: [{
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [*((g, registry.find("grants", g).describe) for g in GRANTS), ("a:B", "a:B")]
+)
+def test_reports_say_what_is_granted_in_its_own_words(name: str, words: str) -> None:
+    """Code that a table names is not imported: it may be anybody's."""
+    row = {"batch_size": 4, "observes": "shown", "knowledge": f"labels,{name}"}
+    assert setting([row]) == f"what clients are shown of the update of 4 samples and the labels and {words}"
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from rayfed.attacks.base import Attack, Reconstruction
 from rayfed.client.arm import build_arm
 from rayfed.client.local import PRIVATE
 from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.sent import Sent
 from rayfed.client.visit import ClientVisit
 from rayfed.defences.passport import Passport
 from rayfed.defences.split import Split
 from rayfed.engine.inputs import prepare
+from rayfed.engine.worker import ClientWorker
 from rayfed.errors import UserError
 from rayfed.gradients import batch_loss, buffers_of, gradient, weights_of
 from rayfed.metrics import private as metrics
@@ -162,9 +163,9 @@ attacks: [{{name: {attack}, observes: gradient{extra}}}]
 """)
 
 
-def hosted(s: Scenario) -> tuple[ClientRuntime, str, Sent]:
+def hosted(s: Scenario) -> tuple[ClientWorker, str, Sent]:
     inputs = prepare(s)
-    runtime, [arm] = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu")), list(s.played)
+    runtime, [arm] = ClientWorker(s, inputs.data, inputs.parts, torch.device("cpu")), list(s.played)
     return runtime, arm, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers)
 
 
@@ -194,7 +195,7 @@ def test_the_second_stage_moves_the_private_part_alone(defence: str) -> None:
     assert all(torch.equal(kept.weights[name], state[name]) for name in names)
 
 
-def struck(s: Scenario, round: int = 0) -> tuple[ClientRuntime, Observation, Reconstruction]:
+def struck(s: Scenario, round: int = 0) -> tuple[ClientWorker, Observation, Reconstruction]:
     """An attack on client 0 in a round, as an attacker's actor does it."""
     runtime, arm, sent = hosted(s)
     states = runtime.cohort(arm, sent, [0, 1, 2], {})[1].states if round else {}
@@ -208,7 +209,7 @@ def struck(s: Scenario, round: int = 0) -> tuple[ClientRuntime, Observation, Rec
     return runtime, observation, found
 
 
-def leaked(runtime: ClientRuntime, observation: Observation) -> set[str]:
+def leaked(runtime: ClientWorker, observation: Observation) -> set[str]:
     """The victim's private tensors that its own values are seen of."""
     own = runtime.drawn_privately(next(iter(runtime.specs)), 0)
     seen = {**observation.buffers, **observation.weights, **observation.update}

@@ -18,7 +18,8 @@ from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.client.arm import build_arm
 from rayfed.client.local import PRIVATE
 from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, CohortReport, Sent
+from rayfed.client.runtime import CohortReport
+from rayfed.client.sent import Sent
 from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Defence
 from rayfed.defences.key_lock import KeyLock
@@ -26,6 +27,7 @@ from rayfed.engine import runs
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
+from rayfed.engine.worker import ClientWorker
 from rayfed.errors import UserError
 from rayfed.gradients import weights_of
 from rayfed.models.build import build_model
@@ -60,9 +62,9 @@ def parsed(*changes: str) -> Scenario:
     return parse(TEXT, changes=changes)
 
 
-def hosted(s: Scenario, arm: str = "locked") -> tuple[ClientRuntime, Sent]:
+def hosted(s: Scenario, arm: str = "locked") -> tuple[ClientWorker, Sent]:
     inputs = prepare(s)
-    runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
+    runtime = ClientWorker(s, inputs.data, inputs.parts, torch.device("cpu"))
     return runtime, Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers)
 
 
@@ -86,7 +88,7 @@ def holds(thing: Any, secret: Named) -> bool:
     return any(t.shape == s.shape and torch.equal(t, s) for t in tensors_in(thing) for s in secret.values())
 
 
-def played(runtime: ClientRuntime, sent: Sent, clients: list[int], states: dict[int, Any]) -> tuple[Any, CohortReport]:
+def played(runtime: ClientWorker, sent: Sent, clients: list[int], states: dict[int, Any]) -> tuple[Any, CohortReport]:
     return runtime.cohort("locked", sent, clients, states)
 
 
@@ -165,7 +167,7 @@ def test_under_fedsgd_the_lock_takes_the_step_that_its_gradient_says() -> None:
 ATTACK = AttackSpec(name="inverting_gradients", observes="gradient")
 
 
-def seen(runtime: ClientRuntime, sent: Sent, victim: int, states: dict[int, Any], **changes: Any) -> Observation:
+def seen(runtime: ClientWorker, sent: Sent, victim: int, states: dict[int, Any], **changes: Any) -> Observation:
     observation, _ = ObservationBuilder(runtime).observe(
         ClientVisit("locked", sent, victim, states), ATTACK.model_copy(update=changes)
     )

@@ -223,7 +223,7 @@ def test_votes_are_the_same_when_the_server_dies_before_it_hears_them(
 
     def deadly(self: RayExecutor, calls: Any) -> Any:
         yield from consult(self, calls)
-        if calls and calls[0].method == "reply":
+        if calls and calls[0].method == "answer":
             answered.append(len(calls))
             if len(answered) == 2:
                 kill(self._server)

@@ -284,7 +284,7 @@ def test_a_round_of_training_is_plain_fedavg_of_those_who_are_left(arm: str) -> 
 
     def consulted(known: Any) -> Any:
         while question := known.request():
-            said = {c: runtime.answer(arm, sent, question.payload, c, {}, transcripts[c]) for c in members}
+            said = {c: runtime.answer(arm, sent, question.payload, c, {}, transcripts[c])[1] for c in members}
             known = known.receive(said)
         return known
 

@@ -19,11 +19,12 @@ from rayfed.client.arm import Arm, build_arm
 from rayfed.client.cohort import cohort_updates, works_together
 from rayfed.client.local import batches, local_training, trained_samples, update_method
 from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.sent import Sent
 from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task
 from rayfed.defences.gaussian import Gaussian
 from rayfed.engine.inputs import prepare
+from rayfed.engine.worker import ClientWorker
 from rayfed.errors import ScenarioError, UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
@@ -318,9 +319,9 @@ federation: {rounds: 3, clients: 8, clients_per_round: 5, cohort_size: 2}
     return scenarios.parse(text + extra)
 
 
-def runtime(s: Scenario) -> tuple[ClientRuntime, Sent]:
+def runtime(s: Scenario) -> tuple[ClientWorker, Sent]:
     inputs = prepare(s)
-    found = ClientRuntime(s, inputs.data, inputs.parts, CPU)
+    found = ClientWorker(s, inputs.data, inputs.parts, CPU)
     model = found.arm(next(iter(s.played))).model
     return found, Sent(0, weights_of(model), buffers_of(model))
 

@@ -14,7 +14,7 @@ from rayfed.errors import UserError
 from rayfed.protections.base import Protection
 from rayfed.protections.channel import ClientRound, SecureChannel
 from rayfed.questions import Memory, RoundSession
-from rayfed.update import Encrypted, Masked, Named, Update
+from rayfed.update import Named, Sealed, Update
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class OverChannel(InteractiveAggregation[Sent, Partial, Total]):
         """Return what a client sends of its update, with its size as `sent_bytes`."""
         raise NotImplementedError
 
-    def observed(self, update: Update) -> Encrypted | Masked | None:
+    def observed(self, update: Update) -> Sealed | None:
         """Return what a server that looks at one client has in place of its update; None for the update itself."""
         return self.channel.observed(update, self.weight(update))
 
@@ -69,7 +69,8 @@ class SumOverChannel(OverChannel[Any, Any, RoundSession]):
         if not isinstance(rule, WeightedSumRule) or type(rule).partial is not WeightedSumRule.partial:
             raise UserError(
                 f"a protection lets the server add updates and nothing else, which is not enough for "
-                f"{type(rule).__name__}: use fedavg or fedboosting, or leave the protection out"
+                f"{type(rule).__name__}: use a WeightedSumRule, such as fedavg, or fedboosting, or leave "
+                f"the protection out"
             )
         return cls(rule, protection.summing(clients, rule.heaviest(clients, samples), rule.step))
 

@@ -16,19 +16,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rayfed import registry
 from rayfed.metrics.known import METRICS
 
 Row = Mapping[str, Any]
 
-_KNOWLEDGE = {
-    "labels": "the labels",
-    "public": "public data",
-    "defence": "which defence there is",
-    "candidates": "candidates for membership",
-    "activations": "the activations of the victim's private part",
-    "colluder": "a colluder's private part",
-}
-_OBSERVED = {"shown": "what clients are shown of the update"}
 _OF_SAMPLES = tuple(metric.name for metric in METRICS.values() if metric.compares != "labels")
 _LEADING = tuple(metric.name for metric in METRICS.values() if metric.leads)[::-1]
 """Metrics that samples are ranked by, the first that was measured; records have a PSNR, too."""
@@ -217,10 +209,14 @@ def setting(rows: Sequence[Row]) -> str:
     sizes = sorted({row["batch_size"] for row in rows if row["batch_size"] is not None})
     count = "–".join(str(size) for size in dict.fromkeys(sizes[:1] + sizes[-1:]))
     samples = f" of {count} sample{'' if sizes[-1] == 1 else 's'}" if sizes else ""
-    seen = rows[0]["observes"] or "update"
-    observed = _OBSERVED.get(seen, f"the {seen}") + samples
-    knowledge = [_KNOWLEDGE.get(name, name) for name in (rows[0]["knowledge"] or "").split(",") if name]
+    observed = _described("views", rows[0]["observes"] or "update") + samples
+    knowledge = [_described("grants", name) for name in (rows[0]["knowledge"] or "").split(",") if name]
     return " and ".join([observed, *knowledge]) if knowledge else f"only {observed}"
+
+
+def _described(kind: str, name: str) -> str:
+    """Return a component's own words; the name of one that is not registered, for a table must not import code."""
+    return str(registry.find(kind, name).describe) if name in registry.table(kind) else name
 
 
 def arms(

@@ -11,11 +11,9 @@ from torch import nn
 
 from rayfed.attacks.base import Attack, Guess, Inference, InferenceAttack, not_applicable
 from rayfed.attacks.mixed import unmixed
-from rayfed.update import Encrypted, Masked, Observation
+from rayfed.update import Encrypted, Observation
 
-_SEALED = "the update is encrypted: there is a ciphertext and no gradient to look at"
 _UNBROKEN = ", and its key cannot be found by factoring in any reasonable time"
-_MASKED = "the update is masked: without the other clients' shares it is uniform noise, and no gradient"
 _NOT_SHOWN = "this arm's aggregation shows no client another's update"
 
 
@@ -38,9 +36,10 @@ def attempt(
     if sealed is None:
         return [_nothing(method, observation, _NOT_SHOWN) for observation in observations]
     began = perf_counter()
-    pair = sealed.parameters.scheme.crack(sealed.public) if factor and isinstance(sealed, Encrypted) else None
+    encrypted = sealed if factor and isinstance(sealed, Encrypted) else None
+    pair = encrypted.parameters.scheme.crack(encrypted.public) if encrypted else None
     if pair is None:
-        message = _MASKED if isinstance(sealed, Masked) else _SEALED + (_UNBROKEN if factor else "")
+        message = sealed.unreadable + (_UNBROKEN if encrypted else "")
         return [_nothing(method, observation, message) for observation in observations]
     opened = [_opened(o, o.sealed, pair) for o in observations if isinstance(o.sealed, Encrypted)]
     spent = (perf_counter() - began) / len(opened)

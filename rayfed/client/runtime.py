@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from time import perf_counter
 from typing import Any, Literal
@@ -19,18 +20,19 @@ from rayfed.aggregation.base import AnyAggregation, InteractiveAggregation
 from rayfed.aggregation.over_channel import OverChannel
 from rayfed.aggregation.server import TreeFold
 from rayfed.client import plan
-from rayfed.client.arm import protected_aggregation
-from rayfed.client.clients import Clients, Sent, Split, State
+from rayfed.client.arm import Arm, build_arm, protected_aggregation
 from rayfed.client.cohort import CohortRecord, cohort_updates, works_together
-from rayfed.client.diagnosis import private_layers
 from rayfed.client.failures import Attempt, checked, until_none_fails
-from rayfed.client.local import PRIVATE, update_method
+from rayfed.client.local import PRIVATE, privately_trained, update_method
+from rayfed.client.malicious import Malicious
+from rayfed.client.sent import Sent, Split, State
 from rayfed.crypto.masking import Transcript
-from rayfed.data.base import Dataset
+from rayfed.data.base import Dataset, Images
+from rayfed.data.partitions.base import Parts
 from rayfed.defences.base import Batch, Task
-from rayfed.models.private import without
+from rayfed.models.private import only, without
 from rayfed.protections.channel import ClientRound
-from rayfed.scenario import Scenario
+from rayfed.scenario import Scenario, resolve
 from rayfed.update import Mixtures, Named, Update
 
 
@@ -49,8 +51,8 @@ class CohortReport:
         return CohortReport([*self.rows, *other.rows], self.seconds + other.seconds, {**self.states, **other.states})
 
 
-class ClientRuntime(Clients):
-    """Does the local rounds of any client of a scenario."""
+class ClientRuntime:
+    """All virtual clients of a scenario, which share one data set, and the work of any of them in a round."""
 
     def __init__(
         self,
@@ -61,11 +63,133 @@ class ClientRuntime(Clients):
         validation: Sequence[np.ndarray] = (),
     ) -> None:
         """Take in `parts[i]` the training indices of client i, and in `validation[i]` those that it has held out."""
-        super().__init__(scenario, data, parts, device, validation)
+        self.scenario, self.data, self.device = scenario, data, device
+        self.parts, self.validation = Parts.of(parts), Parts.of(validation)
+        self.specs = resolve(scenario)
+        self.malicious = {name: Malicious.of(scenario, arm) for name, arm in self.specs.items()}
+        self._arms: dict[str, Arm] = {}
         self._aggregations: dict[str, AnyAggregation] = {
             name: protected_aggregation(arm, plan.protecting(scenario, arm, self.parts.sizes))
             for name, arm in self.specs.items()
         }
+
+    def arm(self, name: str) -> Arm:
+        """Return an arm, built when it is first asked for."""
+        if name not in self._arms:
+            data = self.data
+            arm = build_arm(self.specs[name], data.sample, len(data.classes), self.scenario.seed)
+            self._arms[name] = replace(arm, model=arm.model.to(self.device))
+        return self._arms[name]
+
+    def order(self, sent: Sent, client: int) -> int:
+        """Return the seed of a client's batches in a round."""
+        return int.from_bytes(self.scenario.secret("client", sent.round, client, "order"))
+
+    def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
+        """Return a client's task in a round, on some of the training samples."""
+        own = self.parts[client]
+        data, rest = self.own_data(arm, client, own), None
+        if not np.array_equal(indices, own):  # all of them in a round, and a search for each costs as much as a step
+            left = np.setdiff1d(own, indices)
+            rest = data.rows(self._places(own, left)) if len(left) else None
+            data = data.rows(self._places(own, indices))
+        weights, buffers = self._completed(arm, sent, client, state)
+        return Task(
+            client=client,
+            round=sent.round,
+            model=self.arm(arm).model,
+            private=self.arm(arm).private,
+            weights=weights,
+            buffers=buffers,
+            data=data,
+            generator=self.scenario.generator("client", sent.round, client, "defences", arm, *self._asked(sent)),
+            order=self.order(sent, client),
+            others=rest,
+            classes=len(self.data.classes),
+            clients_per_round=self.scenario.clients_per_round,
+            public=Batch(*self.public) if self.scenario.data.public else None,
+            state=state,
+        )
+
+    def _asked(self, sent: Sent) -> tuple[str, ...]:
+        """Return what a secure run's noise depends on beside round and client; empty otherwise.
+
+        It is the model that a client is asked about: the same noise at other weights would cancel in the difference of
+        two answers. Elsewhere noise follows from the seed alone.
+        """
+        return (sent.content,) if self.scenario.privacy.secure else ()
+
+    def own_data(self, arm: str, client: int, rows: np.ndarray) -> Batch:
+        """Return some of a client's samples as it uses them in an arm: a malicious one may have poisoned them."""
+        inputs, labels = self._training_data(rows)
+        places = torch.arange(len(labels), device=self.device)
+        return self.malicious[arm].data(client, Batch(inputs, labels, places=places), len(self.data.classes))
+
+    def drawn_privately(self, arm: str, *purpose: int | str) -> Named:
+        """Draw the private tensors of an arm as they begin, anew for each purpose but those that begin alike at all."""
+        key = self.scenario.secret("private", *purpose)
+        drawn = build_arm(self.specs[arm], self.data.sample, len(self.data.classes), key).private_part
+        return {name: t.to(self.device) for name, t in (drawn | self.arm(arm).common_start).items()}
+
+    def _completed(self, arm: str, sent: Sent, client: int, state: State) -> tuple[Named, Named]:
+        """Return the weights and buffers that were sent, with the client's private part as it meets them."""
+        built = self.arm(arm)
+        if not built.private:
+            return sent.weights, sent.buffers
+        kept: Named = state.get(PRIVATE) or self.drawn_privately(arm, client)
+        own = {name: t.to(self.device) for name, t in kept.items()}
+        weights = {**sent.weights, **only(own, built.trained_privately)}
+        buffers = {**sent.buffers, **without(own, built.trained_privately)}
+        epochs = max(defence.private_epochs for defence in built.defences)
+        if epochs and sent.round:  # in round 0 nothing has been averaged that it could adapt to
+            task = Task(
+                client=client,
+                round=sent.round,
+                model=built.model,
+                weights=weights,
+                buffers=buffers,
+                data=self.own_data(arm, client, self.parts[client]),
+                generator=self.scenario.generator("private", sent.round, client, "training"),
+                order=self.order(sent, client),
+                private=built.private,
+            )
+            weights |= privately_trained(task, built.spec.training, epochs)
+        return weights, buffers
+
+    def _batches(self, split: Split, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield some rows of a split, 500 at a time."""
+        read = self.test_data if split == "test" else self._training_data
+        return (read(rows[low : low + 500]) for low in range(0, len(rows), 500))
+
+    def test_data(self, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
+        """Return inputs (M, *shape) and labels (M,) of the test split: some rows of it, or all."""
+        every = np.arange(len(self.data.test_labels))
+        return self._tensors(self.data.test_images, self.data.test_labels, every if rows is None else rows)
+
+    def _places(self, own: np.ndarray, indices: np.ndarray) -> Tensor:
+        """Return the places of some of a client's samples among all of them."""
+        order = np.argsort(own)
+        return torch.from_numpy(order[np.searchsorted(own, indices, sorter=order)]).to(self.device)
+
+    def _training_data(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        return self._tensors(self.data.train_images, self.data.train_labels, rows)
+
+    def _tensors(self, stored: Images, labels: np.ndarray, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        inputs = self.data.sample.tensor(stored[rows], self.device)
+        return inputs, torch.from_numpy(labels[rows]).to(self.device)
+
+    @cached_property
+    def public(self) -> tuple[Tensor, Tensor]:
+        """Return the public inputs and labels: one object, which observations sent together share."""
+        images, labels = self.data.public_images, self.data.public_labels
+        assert images is not None
+        assert labels is not None
+        return self._tensors(images, labels, np.arange(len(labels)))
+
+    def here(self, sent: Sent) -> Sent:
+        """Return what the server sent, on this runtime's device."""
+        weights = {name: w.to(self.device) for name, w in sent.weights.items()}
+        return replace(sent, weights=weights, buffers={name: b.to(self.device) for name, b in sent.buffers.items()})
 
     def cohorts(
         self, arm: str, sent: Sent, first: int, cohorts: Sequence[Sequence[int]], states: Mapping[int, State]
@@ -146,15 +270,15 @@ class ClientRuntime(Clients):
         return rule.mixtures(list(poisoned))
 
     def answer(
-        self, arm: str, sent: Sent, payload: Any, client: int, state: State, transcript: Transcript | None = None
-    ) -> Any:
-        """Return a client's answer to a question of the arm's aggregation.
+        self, arm: str, sent: Sent, payload: Any, client: int, state: State, transcript: Transcript
+    ) -> tuple[Transcript, Any]:
+        """Return a client's new record of the round's questions, and its answer to one of the arm's aggregation.
 
-        `transcript` is its record of the round's questions so far, to which the answer is added.
+        `transcript` is its record so far, to which the answer is added.
         """
-        rule = self.rule(arm, sent, {} if transcript is None else {client: transcript})
+        rule = self.rule(arm, sent, {client: transcript})
         assert isinstance(rule, InteractiveAggregation)
-        return rule.answer(payload, ClientProxy(self, arm, self.here(sent), client, state))
+        return transcript, rule.answer(payload, ClientProxy(self, arm, self.here(sent), client, state))
 
     def make_keys(self, arm: str) -> bytes:
         """Make a key pair for all clients of an arm, locked with their secret; empty where they share none."""
@@ -174,31 +298,6 @@ class ClientRuntime(Clients):
         """Return the secret that only an arm's clients know, in place of what they exchange before the first round."""
         return self.scenario.secret("encryption", arm)
 
-    def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> tuple[float, int]:
-        """Return summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
-        sent, rows = self.here(sent), np.arange(start, stop)
-        state = {**sent.weights, **sent.buffers}
-        return self._evaluated(arm, state, self._batches(split, rows if split == "test" else self.parts.indices[rows]))
-
-    def evaluate_backdoor(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[int, int]:
-        """Count, in a slice of the test set with the backdoor's trigger, the images taken for its target, and all."""
-        sent, poisoning = self.here(sent), self.malicious[arm].poisoning
-        tried = [poisoning.triggered(Batch(*batch)) for batch in self._batches("test", np.arange(start, stop))]
-        _, taken = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.inputs, b.labels) for b in tried])
-        return taken, sum(len(batch.labels) for batch in tried)
-
-    def evaluate_member(
-        self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
-    ) -> dict[Split, tuple[float, float]]:
-        """Return mean loss and accuracy of the weights with one client's private part, by split."""
-        task = self.task(arm, self.here(sent), client, self.parts[client], state)
-        rows = {"test": np.arange(len(self.data.test_labels)), "train": self.parts[client]}
-        found: dict[Split, tuple[float, float]] = {}
-        for split in splits:
-            loss, correct = self._evaluated(arm, {**task.weights, **task.buffers}, self._batches(split, rows[split]))
-            found[split] = loss / len(rows[split]), correct / len(rows[split])
-        return found
-
     def evaluate_as(
         self, arm: str, sent: Sent, client: int, state: State, split: Literal["validation", "train"]
     ) -> tuple[float, float]:
@@ -211,24 +310,6 @@ class ClientRuntime(Clients):
         batches = zip(data.inputs.split(500), data.labels.split(500), strict=True)
         loss, correct = self._evaluated(arm, {**weights, **buffers}, batches)
         return loss / len(data.labels), correct / len(data.labels)
-
-    def evaluate_non_member(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
-        """Return the test accuracies of a non-member, who has the weights but no private part of a client.
-
-        The first is with a private part as it begins; the second with only what never changes (keys, passports) drawn
-        anew, the rest being the mean of the clients' own.
-        """
-        sent, rows = self.here(sent), np.arange(len(self.data.test_labels))
-        drawn = self.drawn_privately(arm, "stranger", sent.round)
-        learnt = {n: t for n, t in without(drawn, self.arm(arm).keys).items() if t.is_floating_point()}
-        mean = {name: torch.stack([s[PRIVATE][name].to(t) for s in states]).mean(0) for name, t in learnt.items()}
-        whole = [{**sent.weights, **sent.buffers, **own} for own in (drawn, drawn | mean)]
-        anew, averaged = (self._evaluated(arm, state, self._batches("test", rows))[1] for state in whole)
-        return anew / len(rows), averaged / len(rows)
-
-    def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
-        """Return rows of the table `private`: how far some clients' private layers are apart, and how rich they are."""
-        return private_layers(self.arm(arm).model, [state[PRIVATE] for state in states])
 
     @torch.no_grad()
     def _evaluated(self, arm: str, state: Named, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, int]:

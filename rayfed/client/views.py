@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rayfed.client.visit import ObservedClient
     from rayfed.scenario import AttackSpec, Scenario, Training
-    from rayfed.update import Encrypted, Masked, Mixtures, Update
+    from rayfed.update import Mixtures, Sealed, Update
 
 TABLE: dict[str, str] = {
     "update": "rayfed.client.views:WholeUpdate",
@@ -32,8 +32,8 @@ class Sight:
 
     update: Update
     """Update as the attacker takes it, or the one that is in `sealed`."""
-    sealed: Encrypted | Masked | None = None
-    """The answer as it was encrypted or masked: the attacker sees this in its place."""
+    sealed: Sealed | None = None
+    """The answer as its channel hides it: the attacker sees this in its place."""
     mixtures: Mixtures | None = None
     """All that clients were shown in the round."""
 

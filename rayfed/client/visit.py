@@ -15,9 +15,9 @@ from torch import Tensor
 from rayfed import seeds
 from rayfed.attacks.base import MaliciousServer
 from rayfed.client.arm import Arm
-from rayfed.client.clients import Sent, State
 from rayfed.client.local import PRIVATE, training_method, update_method
 from rayfed.client.runtime import ClientRuntime
+from rayfed.client.sent import Sent, State
 from rayfed.defences.base import Task
 from rayfed.models.front import Front
 from rayfed.models.private import only, private_names

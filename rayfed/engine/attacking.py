@@ -10,7 +10,7 @@ import numpy as np
 from rayfed import seeds
 from rayfed.attacks.base import Guess, Inference
 from rayfed.client import plan
-from rayfed.client.clients import State
+from rayfed.client.sent import State
 from rayfed.engine.executor import Call, Executor, Ref
 from rayfed.engine.progress import Progress
 from rayfed.engine.tables import RoundTables, Scored

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.client.clients import Split, State
+from rayfed.client.sent import Split, State
 from rayfed.engine.executor import Call, Ref, Run
 
 EVALUATION_SLICE = 1000

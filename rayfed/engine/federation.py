@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.client import plan
 from rayfed.client.arm import Arm
-from rayfed.client.clients import State
 from rayfed.client.malicious import Malicious
+from rayfed.client.sent import State
 from rayfed.crypto.masking import Transcript
 from rayfed.engine.attacking import Attacks, LoadStates
 from rayfed.engine.executor import Call, Executor, Ref

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from rayfed.client import plan
-from rayfed.client.clients import State
+from rayfed.client.sent import State
 from rayfed.engine.executor import Call, Ref
 from rayfed.engine.federation import Federation
 
@@ -34,7 +34,7 @@ def consult(
         for arm, whom in of.items():
             for client in members[arm] if whom == "all" else members[arm][:1]:
                 known = states[arm].get(client, {}), transcripts.get((arm, round, client), {})
-                calls.append(Call("reply", (arm, sent[arm], asked[arm][1], client, *known), (arm, client), returns=2))
+                calls.append(Call("answer", (arm, sent[arm], asked[arm][1], client, *known), (arm, client), returns=2))
         answers = {}
         for call, transcript, [answer] in executor.run_clients(calls):
             arm, client = call.tag

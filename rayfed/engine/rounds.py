@@ -8,8 +8,8 @@ from math import ceil, isnan
 from typing import Any
 
 from rayfed.client import plan
-from rayfed.client.clients import Split, State
 from rayfed.client.failures import check_left
+from rayfed.client.sent import Split, State
 from rayfed.engine.evaluation import (
     Found,
     evaluate,

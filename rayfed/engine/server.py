@@ -10,7 +10,7 @@ from rayfed.aggregation.base import InteractiveAggregation
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
 from rayfed.client.arm import Protecting, protected_aggregation
-from rayfed.client.clients import Sent
+from rayfed.client.sent import Sent
 from rayfed.privacy.sampling import generator
 from rayfed.questions import Memory, RoundSession, Tables
 from rayfed.scenario import ResolvedArm

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from rayfed.client import plan
-from rayfed.client.clients import State
 from rayfed.client.failures import Failed
 from rayfed.client.runtime import CohortReport
+from rayfed.client.sent import State
 from rayfed.engine.executor import Call, Overdue, Ref, Run
 from rayfed.engine.tables import Rows
 from rayfed.errors import ClientError

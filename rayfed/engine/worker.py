@@ -1,6 +1,7 @@
-"""A worker for clients: does any call of a round for any virtual client, and scores what attackers guess.
+"""A worker for clients: does any call of a round for any virtual client, evaluates, and scores what attackers guess.
 
-It alone has the data, so reconstructions are scored here too. It keeps nothing between calls: any worker can do any.
+It alone has the data, so models and reconstructions are judged here too. It keeps nothing between calls: any worker
+can do any.
 """
 
 from __future__ import annotations
@@ -9,17 +10,22 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from rayfed.attacks.base import Guess, Inference, Reconstruction
-from rayfed.client.clients import Sent, State
+from rayfed.client.diagnosis import private_layers
+from rayfed.client.local import PRIVATE
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime
+from rayfed.client.sent import Sent, Split, State
 from rayfed.client.visit import ClientVisit, Truth
-from rayfed.crypto.masking import Transcript
+from rayfed.defences.base import Batch
 from rayfed.engine.inputs import scorer
 from rayfed.engine.tables import Rows, Scored
 from rayfed.metrics.score import Scorer
+from rayfed.models.private import without
 from rayfed.samples import Records, Tokens
 from rayfed.scenario import AttackSpec
 from rayfed.store.images import encode_png
@@ -33,12 +39,48 @@ class ClientWorker(ClientRuntime):
     def _scorer(self) -> Scorer:
         return scorer(self.scenario, self.data)
 
-    def reply(
-        self, arm: str, sent: Sent, payload: Any, client: int, state: State, transcript: Transcript
-    ) -> tuple[Transcript, Any]:
-        """Return the client's new transcript of the round, and its answer to the rule, which goes to the server."""
-        answer = self.answer(arm, sent, payload, client, state, transcript)
-        return transcript, answer
+    def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> tuple[float, int]:
+        """Return summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
+        sent, rows = self.here(sent), np.arange(start, stop)
+        state = {**sent.weights, **sent.buffers}
+        return self._evaluated(arm, state, self._batches(split, rows if split == "test" else self.parts.indices[rows]))
+
+    def evaluate_backdoor(self, arm: str, sent: Sent, start: int, stop: int) -> tuple[int, int]:
+        """Count, in a slice of the test set with the backdoor's trigger, the images taken for its target, and all."""
+        sent, poisoning = self.here(sent), self.malicious[arm].poisoning
+        tried = [poisoning.triggered(Batch(*batch)) for batch in self._batches("test", np.arange(start, stop))]
+        _, taken = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.inputs, b.labels) for b in tried])
+        return taken, sum(len(batch.labels) for batch in tried)
+
+    def evaluate_member(
+        self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
+    ) -> dict[Split, tuple[float, float]]:
+        """Return mean loss and accuracy of the weights with one client's private part, by split."""
+        task = self.task(arm, self.here(sent), client, self.parts[client], state)
+        rows = {"test": np.arange(len(self.data.test_labels)), "train": self.parts[client]}
+        found: dict[Split, tuple[float, float]] = {}
+        for split in splits:
+            loss, correct = self._evaluated(arm, {**task.weights, **task.buffers}, self._batches(split, rows[split]))
+            found[split] = loss / len(rows[split]), correct / len(rows[split])
+        return found
+
+    def evaluate_non_member(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
+        """Return the test accuracies of a non-member, who has the weights but no private part of a client.
+
+        The first is with a private part as it begins; the second with only what never changes (keys, passports) drawn
+        anew, the rest being the mean of the clients' own.
+        """
+        sent, rows = self.here(sent), np.arange(len(self.data.test_labels))
+        drawn = self.drawn_privately(arm, "stranger", sent.round)
+        learnt = {n: t for n, t in without(drawn, self.arm(arm).keys).items() if t.is_floating_point()}
+        mean = {name: torch.stack([s[PRIVATE][name].to(t) for s in states]).mean(0) for name, t in learnt.items()}
+        whole = [{**sent.weights, **sent.buffers, **own} for own in (drawn, drawn | mean)]
+        anew, averaged = (self._evaluated(arm, state, self._batches("test", rows))[1] for state in whole)
+        return anew / len(rows), averaged / len(rows)
+
+    def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:
+        """Return rows of the table `private`: how far some clients' private layers are apart, and how rich they are."""
+        return private_layers(self.arm(arm).model, [state[PRIVATE] for state in states])
 
     def observe(
         self, arm: str, sent: Sent, victims: Sequence[int], attack: AttackSpec, states: Mapping[int, State], repeat: int

@@ -67,36 +67,22 @@ TOKEN_ACCURACY = Metric(
     success="threshold",
     threshold=0.9,
 )
-ROUGE_1 = Metric(
-    name="rouge1",
-    description="F-measure of the tokens that both texts have, in any order, 0..1",
-    title="ROUGE-1",
-    function=partial(rouge, "rouge1"),
-    higher_is_closer=True,
-    modalities=("tokens",),
-    tables=("run",),
-    default_of=("tokens",),
-    success="threshold",
-)
-ROUGE_2 = Metric(
-    name="rouge2",
-    description="F-measure of the pairs of neighbouring tokens that both texts have, 0..1",
-    title="ROUGE-2",
-    function=partial(rouge, "rouge2"),
-    higher_is_closer=True,
-    modalities=("tokens",),
-    tables=(),
-    default_of=("tokens",),
-    success="threshold",
-)
-ROUGE_L = Metric(
-    name="rougeL",
-    description="F-measure of the longest common subsequence of tokens, 0..1",
-    title="ROUGE-L",
-    function=partial(rouge, "rougeL"),
-    higher_is_closer=True,
-    modalities=("tokens",),
-    tables=("run",),
-    default_of=("tokens",),
-    success="threshold",
-)
+
+
+def _rouge(kind: Rouge, shared: str, tables: tuple[Literal["run"], ...] = ("run",)) -> Metric:
+    return Metric(
+        name=kind,
+        description=f"F-measure of {shared}, 0..1",
+        title=f"ROUGE-{kind.removeprefix('rouge')}",
+        function=partial(rouge, kind),
+        higher_is_closer=True,
+        modalities=("tokens",),
+        tables=tables,
+        default_of=("tokens",),
+        success="threshold",
+    )
+
+
+ROUGE_1 = _rouge("rouge1", "the tokens that both texts have, in any order")
+ROUGE_2 = _rouge("rouge2", "the pairs of neighbouring tokens that both texts have", tables=())
+ROUGE_L = _rouge("rougeL", "the longest common subsequence of tokens")

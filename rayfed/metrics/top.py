@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rayfed.metrics.base import Metric
 
@@ -20,51 +20,30 @@ def chance(metric: str, people: int) -> float:
     return min(1.0, TOP[metric] / people)
 
 
-def _top(k: int, recogniser: str | None, people: tuple[str, ...]) -> Callable[[Tensor, Tensor], Tensor]:
+def _within(k: int, recogniser: str | None, people: tuple[str, ...]) -> Callable[[Tensor, Tensor], Tensor]:
     from rayfed.metrics.identity import Identity
 
     return partial(Identity(recogniser, people).within, k)
 
 
-TOP_1 = Metric(
-    name="top1",
-    description="1 where a recogniser holds the reconstruction for the true class, else 0",
-    title="re-identified, top 1",
-    heading="Top-1",
-    short="top-1",
-    function=partial(_top, 1),
-    compares="class",
-    needs=("recogniser", "people"),
-    higher_is_closer=True,
-    format="hit",
-    tables=("settings", "run"),
-    success=None,
-)
-TOP_3 = Metric(
-    name="top3",
-    description="1 where the true class is among the recogniser's three likeliest, else 0",
-    title="re-identified, top 3",
-    heading="Top-3",
-    short="top-3",
-    function=partial(_top, 3),
-    compares="class",
-    needs=("recogniser", "people"),
-    higher_is_closer=True,
-    format="hit",
-    tables=("run",),
-    success=None,
-)
-TOP_5 = Metric(
-    name="top5",
-    description="1 where the true class is among the recogniser's five likeliest, else 0",
-    title="re-identified, top 5",
-    heading="Top-5",
-    short="top-5",
-    function=partial(_top, 5),
-    compares="class",
-    needs=("recogniser", "people"),
-    higher_is_closer=True,
-    format="hit",
-    tables=("run",),
-    success=None,
-)
+def _top(metric: str, description: str, tables: tuple[Literal["settings", "run"], ...] = ("run",)) -> Metric:
+    k = TOP[metric]
+    return Metric(
+        name=metric,
+        description=f"1 where {description}, else 0",
+        title=f"re-identified, top {k}",
+        heading=f"Top-{k}",
+        short=f"top-{k}",
+        function=partial(_within, k),
+        compares="class",
+        needs=("recogniser", "people"),
+        higher_is_closer=True,
+        format="hit",
+        tables=tables,
+        success=None,
+    )
+
+
+TOP_1 = _top("top1", "a recogniser holds the reconstruction for the true class", ("settings", "run"))
+TOP_3 = _top("top3", "the true class is among the recogniser's three likeliest")
+TOP_5 = _top("top5", "the true class is among the recogniser's five likeliest")

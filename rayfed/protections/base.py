@@ -17,11 +17,6 @@ from rayfed.registry import component
 class Protection:
     """Base of every protection."""
 
-    clip: Annotated[float, Field(gt=0)] = 1.0
-    """Every value of an update is clipped to [-clip, clip]; how many lose by it stands in the table `clients`."""
-    clip_buffers: Annotated[float, Field(gt=0)] = 100.0
-    """Clip bound of buffers, the statistics of batch norm, which are sent as they are and not as differences."""
-
     masks: ClassVar[bool] = False
     """Whether what is opened is the sum of what clients made, noise included, to a server that sees nothing else."""
 
@@ -56,12 +51,22 @@ class Protection:
         """
         raise UserError(
             f"{type(self).__name__} lets the server add updates and nothing else, which is not enough for a rule that "
-            f"has them mixed: use fedavg, or a protection that encrypts, or leave it out"
+            f"has them mixed: use a WeightedSumRule, such as fedavg, or a protection that encrypts, or leave it out"
         )
 
 
 @component
-class Encryption(Protection):
+class Clipping(Protection):
+    """Base of the protections that send values in fixed point, and so within bounds."""
+
+    clip: Annotated[float, Field(gt=0)] = 1.0
+    """Every value of an update is clipped to [-clip, clip]; how many lose by it stands in the table `clients`."""
+    clip_buffers: Annotated[float, Field(gt=0)] = 100.0
+    """Clip bound of buffers, the statistics of batch norm, which are sent as they are and not as differences."""
+
+
+@component
+class Encryption(Clipping):
     """Base of the protections under which clients encrypt: makes the public `Encryptor` from the parameters."""
 
     pieces_of_weight: Annotated[int, Field(ge=1)] = 100

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from rayfed.crypto.masking import Transcript
 from rayfed.questions import RoundSession
-from rayfed.update import Encrypted, Masked, Named, Update
+from rayfed.update import Named, Sealed, Update
 
 Message = TypeVar("Message")
 """Message of one client."""
@@ -95,7 +95,7 @@ class SecureChannel(ABC, Generic[Message, Sum]):
         """Return what a client sends of its update, the weight with it; its size is `sent_bytes`."""
 
     @abstractmethod
-    def observed(self, update: Update, weight: int) -> Encrypted | Masked | None:
+    def observed(self, update: Update, weight: int) -> Sealed | None:
         """Return what a server that looks at one client has in place of its update; None for the update itself.
 
         It is made to be looked at: nothing of it fits into a sum that is opened.

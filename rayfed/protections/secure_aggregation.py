@@ -27,7 +27,7 @@ from rayfed.crypto.masking import Participant, Setting, Transcript, expand
 from rayfed.crypto.packing import FixedPoint
 from rayfed.crypto.session import Advertise, Agree, Confirm, MaskingSession, Peers, Reveal, Share
 from rayfed.errors import ProtectionError, UserError
-from rayfed.protections.base import Protection
+from rayfed.protections.base import Clipping
 from rayfed.protections.channel import ClientRound, Opened, SecureChannel
 from rayfed.registry import component
 from rayfed.update import Masked, Named, Update, digest_of
@@ -54,7 +54,7 @@ class Dropouts:
 
 
 @component
-class SecureAggregation(Protection):
+class SecureAggregation(Clipping):
     """Updates as integers under pairwise masks and one of the client's own: the server learns the sum, and no client's.
 
     No key is shared by all, and a client answers nothing that contradicts what it was asked before in the round. With n

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rayfed import __version__
-from rayfed.cli import lookup, makers, reproduce, results, runs, sweeps
+from rayfed.cli import lookup, makers, reproduce, results, runs
 
 __all__ = ["app", "main"]
 
@@ -19,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     add_completion=False,
 )
-for part in (runs, sweeps, results, reproduce, lookup, makers):
+for part in (runs, results, reproduce, lookup, makers):
     app.add_typer(part.commands)
 
 

@@ -1,4 +1,4 @@
-"""Commands that play runs, `launch`, `attack`, `resume`, `audit`, with `validate` before and `report` after."""
+"""Commands that play runs, `launch`, `sweep`, `attack`, `resume`, `audit`; `validate` before and `report` after."""
 
 from __future__ import annotations
 
@@ -52,6 +52,24 @@ def launch(
         with watched(quiet, executor) as view:
             folder = runs.launch(loaded, out, execution(executor, address), view)
             view.finished(f"{folder.url}/report.html")
+
+
+@commands.command()
+def sweep(
+    scenario: ScenarioFile,
+    changes: Set = None,
+    out: Out = None,
+    executor: Executor = ExecutorName.RAY,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Play every trial that a scenario's `sweep` stands for, side by side; `rayfed launch` does the same."""
+    with ray_beside(executor, address, scenario, changes), errors_for_people(debug, resumable=True):
+        loaded = load(scenario, changes)
+        if loaded.sweep is None:
+            raise UserError(f"{scenario} has no `sweep`: say there which fields vary, as docs/sweeps.md shows")
+        sweeps.play(loaded, out, sweep_execution(executor, address), quiet)
 
 
 @commands.command()

@@ -1,47 +1,9 @@
-"""The command `sweep`, which plays many runs of one scenario."""
+"""Sweeps as commands play them: with their progress, and the report at the end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-
-import typer
-
-from rayfed.cli.common import (
-    Address,
-    Debug,
-    Executor,
-    ExecutorName,
-    Out,
-    Quiet,
-    ScenarioFile,
-    Set,
-    errors_for_people,
-    load,
-    ray_beside,
-    sweep_execution,
-)
-from rayfed.errors import UserError
-
-commands = typer.Typer()
-
-
-@commands.command()
-def sweep(
-    scenario: ScenarioFile,
-    changes: Set = None,
-    out: Out = None,
-    executor: Executor = ExecutorName.RAY,
-    address: Address = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Play every trial that a scenario's `sweep` stands for, side by side; `rayfed launch` does the same."""
-    with ray_beside(executor, address, scenario, changes), errors_for_people(debug, resumable=True):
-        loaded = load(scenario, changes)
-        if loaded.sweep is None:
-            raise UserError(f"{scenario} has no `sweep`: say there which fields vary, as docs/sweeps.md shows")
-        play(loaded, out, sweep_execution(executor, address), quiet)
 
 
 def play(scenario: Any, out: str | None, execution: Any, quiet: bool) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from signal import Signals
 
 
 class UserError(Exception):
@@ -30,6 +31,10 @@ class RunError(UserError):
     """A run folder that cannot be written, read or resumed."""
 
 
+class FencedError(RunError):
+    """A run that another driver has taken over: this one may not write into its folder any more."""
+
+
 class ClientError(UserError):
     """A client's work that failed; names client, round, arm and reason, or what its round lacks without it."""
 
@@ -39,6 +44,14 @@ class ProtectionError(UserError):
 
     It is raised before the server's step: the round is not applied, and the run can be resumed.
     """
+
+
+class Killed(KeyboardInterrupt):
+    """A signal that tells the process to end, such as SIGTERM; where Ctrl-C is caught, so is this."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"killed by {Signals(signal).name}")
+        self.signal = signal
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

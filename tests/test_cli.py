@@ -231,12 +231,13 @@ def test_a_reader_that_has_seen_enough_is_no_defect() -> None:
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_a_run_that_is_told_to_stop_is_interrupted(tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_run_that_is_told_to_stop_is_killed(how: signal.Signals, code: int, tmp_path: Path, file) -> None:  # type: ignore[no-untyped-def]
     command = [sys.executable, "-m", "rayfed", "launch", file(), "--out", str(tmp_path / "runs")]
     folder = _stopped_after(
-        [*command, "--set", "federation.rounds=400"], tmp_path / "runs", rounds=1, how=signal.SIGTERM, code=130
+        [*command, "--set", "federation.rounds=400"], tmp_path / "runs", rounds=1, how=how, code=code
     )
-    assert json.loads((folder / "status.json").read_text())["state"] == "interrupted"
+    assert json.loads((folder / "status.json").read_text())["state"] == "killed"
 
 
 def _stopped_after(command: list[str], out: Path, rounds: int, how: signal.Signals, code: int) -> Path:

@@ -53,13 +53,13 @@ def compare(results: Sequence[Results]) -> Comparison:
     names = _names(results)
     found = [each for name, one in zip(names, results, strict=True) for each in one.settings(name)]
     scenarios = [{k: v for k, v in one.scenario.items() if k not in _NO_MATTER} for one in results]
-    differences = list(_differences("", scenarios))
-    touched = {each.path.partition(".")[0] for each in differences}
+    found_different = list(differences(scenarios))
+    touched = {each.path.partition(".")[0] for each in found_different}
     warnings = [said for section, said in _BASIS.items() if section in touched]
     for name, one in zip(names, results, strict=True):
         if (state := one.status.get("state")) != "finished":
             warnings.append(f"{name} is not finished ({state or 'never began'})")
-    return Comparison(names, found, differences, warnings)
+    return Comparison(names, found, found_different, warnings)
 
 
 def _names(results: Sequence[Results]) -> list[str]:
@@ -68,7 +68,7 @@ def _names(results: Sequence[Results]) -> list[str]:
     return [name if names.count(name) == 1 else each.url for name, each in zip(names, results, strict=True)]
 
 
-def _differences(path: str, values: Sequence[Any]) -> Iterator[Difference]:
+def differences(values: Sequence[Any], path: str = "") -> Iterator[Difference]:
     """Find where documents part, as deep as they have the same sections and the same named entries."""
     if all(value == values[0] for value in values):
         return
@@ -78,7 +78,7 @@ def _differences(path: str, values: Sequence[Any]) -> Iterator[Difference]:
         return
     known = [part for part in parts if part is not None]
     for key in dict.fromkeys(key for part in known for key in part):
-        yield from _differences(f"{path}.{key}" if path else key, [part.get(key) for part in known])
+        yield from differences([part.get(key) for part in known], f"{path}.{key}" if path else key)
 
 
 def _parts(value: Any) -> Mapping[str, Any] | None:

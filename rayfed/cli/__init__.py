@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from typing import Annotated
 
 import typer
 
 from rayfed import __version__
 from rayfed.cli import lookup, makers, reproduce, results, runs
+from rayfed.cli.signals import end_on_signals
 
 __all__ = ["app", "main"]
 
@@ -40,5 +40,5 @@ def _options(
 
 def main() -> None:
     """Run the `rayfed` command."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is told to stop leaves a readable folder
+    end_on_signals()
     app()

@@ -16,7 +16,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from rayfed.errors import UserError
+from rayfed.errors import FencedError, Killed, UserError
+from rayfed.store import exits
 
 
 class ExecutorName(StrEnum):
@@ -51,13 +52,19 @@ Out = Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its URL.", show_default=False)]
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended, by the shell's convention."""
+FENCED = 3
+"""Exit code of a driver that another has taken the run from: what it computed is not in the folder."""
 READER_GONE = 141
 """Exit code of a program whose output nobody reads any more, by the shell's convention."""
 
 
 @contextmanager
 def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
-    """Turn errors into one message and exit code 2 for the user's mistakes, 1 for ours, 130 for an interruption."""
+    """Turn errors into one message and an exit code.
+
+    2 is for the user's mistakes, 1 for ours, 3 where another driver has the run, 130 for an interruption, and 128 and
+    its number for a signal.
+    """
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         yield
@@ -65,10 +72,10 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
         if debug:
             raise
         errors.print(f"[red]error:[/red] {escape(str(error))}")
-        raise typer.Exit(2) from None
-    except (KeyboardInterrupt, BdbQuit):
-        errors.print("interrupted" + "; what is complete is kept: `rayfed resume RUN` continues" * resumable)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(FENCED if isinstance(error, FencedError) else 2) from None
+    except (KeyboardInterrupt, BdbQuit) as error:
+        errors.print(exits.said(error) + "; what is complete is kept: `rayfed resume RUN` continues" * resumable)
+        raise typer.Exit(128 + error.signal if isinstance(error, Killed) else INTERRUPTED) from None
     except BrokenPipeError:  # whoever reads has seen enough, as `head` has; what is left must not fail as we end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(READER_GONE) from None
@@ -189,12 +196,17 @@ def search_where(run: str) -> None:
 
 
 @contextmanager
-def watched(quiet: bool, executor: ExecutorName, brief: bool = False) -> Iterator[Any]:
+def watched(
+    quiet: bool, executor: ExecutorName, kind: exits.RunKind = "training", brief: bool = False
+) -> Iterator[Any]:
     """Show one run as it goes on; without a progress bar where it is in this process, for debuggers prompt there."""
     from rayfed.report.terminal_run import RunView
 
     view = RunView(Console(), quiet, brief, bar=executor is ExecutorName.RAY)
     try:
         yield view
+    except Exception as error:
+        view.stopped(exits.exit_of(error), kind)
+        raise
     finally:
         view.close()

@@ -94,7 +94,7 @@ def attack(
             raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
         from rayfed.engine import runs
 
-        with watched(quiet, executor) as view:
+        with watched(quiet, executor, "attack") as view:
             folder = runs.attack(loaded, run, out, execution(executor, address), view)
             view.finished(f"{folder.url}/report.html")
 
@@ -103,6 +103,13 @@ def attack(
 def resume(
     run: Run,
     failed: Annotated[bool, typer.Option("--failed", help="Play the failed trials of a sweep again, too.")] = False,
+    extend: Annotated[
+        bool,
+        typer.Option(
+            "--extend",
+            help="Go on by the run's scenario.yaml as it is now: with more rounds, or attacks in later ones.",
+        ),
+    ] = False,
     executor: Executor = ExecutorName.RAY,
     address: Address = None,
     quiet: Quiet = False,
@@ -114,6 +121,10 @@ def resume(
         from rayfed.store.folder import RunFolder
 
         if is_sweep(RunFolder.open(run)):
+            if extend:
+                raise UserError(
+                    f"{run} is a sweep: --extend is for a run; a sweep goes on to more `samples` without it"
+                )
             search_where(run)
             sweeps.resume(run, failed, sweep_execution(executor, address), quiet)
             return
@@ -121,7 +132,7 @@ def resume(
 
         search_where(run)
         with watched(quiet, executor) as view:
-            folder = runs.resume(run, execution(executor, address), view)
+            folder = runs.resume(run, execution(executor, address), view, extend)
             view.finished(f"{folder.url}/report.html")
 
 
@@ -197,7 +208,7 @@ def audit(
         loaded = scenario.parse(text, "the audit's scenario", changes or [])
         from rayfed.engine import runs
 
-        with watched(quiet, executor, brief=True) as view:
+        with watched(quiet, executor, "attack", brief=True) as view:
             folder = runs.attack(loaded, None, out, execution(executor, address), view)
             view.audited(folder.read_table("attacks").to_pylist(), threshold, f"{folder.url}/report.html")
 

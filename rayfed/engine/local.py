@@ -10,7 +10,6 @@ import io
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import ceil
 from typing import Any
 
 import torch
@@ -84,7 +83,7 @@ class LocalExecutor:
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
         """Call the server and return its result, or its results, themselves."""
-        torch.set_num_threads(_threads(self._resources.server))
+        torch.set_num_threads(self._resources.server.threads)
         return getattr(self._server, method)(*args)
 
     def get(self, refs: Sequence[Ref]) -> list[Any]:
@@ -93,7 +92,7 @@ class LocalExecutor:
 
     def _run(self, worker: ClientWorker | Attacker, resources: Actors, calls: Sequence[Call]) -> Iterator[Done]:
         for call in calls:
-            torch.set_num_threads(_threads(resources))
+            torch.set_num_threads(resources.threads)
             result = _travelled(getattr(worker, call.method)(*_travelled(call.args)))
             first, *rest = result if call.returns > 1 else (result,)
             yield Done(call, first, rest)
@@ -112,11 +111,6 @@ def _travelled(value: Any) -> Any:
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     return pickle.loads(buffer.getvalue())
-
-
-def _threads(resources: Actors) -> int:
-    """Return an actor's number of threads, for it changes the order of sums inside a convolution."""
-    return max(1, ceil(resources.num_cpus or 0))
 
 
 def _device(resources: Actors) -> torch.device:

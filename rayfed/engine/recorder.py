@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import traceback
-from bdb import BdbQuit
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from io import StringIO
-from typing import Literal
 
 from rayfed.engine.tables import RoundTables
-from rayfed.errors import UserError
-from rayfed.store import checkpoint
+from rayfed.errors import FencedError, UserError
+from rayfed.store import checkpoint, exits
 from rayfed.store.checkpoint import Checkpoint
+from rayfed.store.exits import RunKind
 from rayfed.store.folder import RunFolder
-
-RunKind = Literal["training", "attack"]
-"""Kind of a run; only training can be resumed."""
 
 
 class RunRecorder:
@@ -62,6 +58,8 @@ class RunRecorder:
         self.line(f"run starts at round {first} of {self._rounds}")
         try:
             yield
+        except FencedError:
+            raise  # the folder is another driver's
         except BaseException as error:
             self._note_end(error)
             if reports:
@@ -74,21 +72,22 @@ class RunRecorder:
             self._report()
 
     def _note_end(self, error: BaseException) -> None:
-        interrupted = isinstance(error, KeyboardInterrupt | BdbQuit | SystemExit)  # by the user; by a sweep's scheduler
-        message = "interrupted" if interrupted else f"{type(error).__name__}: {error}"
-        trace = message if interrupted or isinstance(error, UserError) else traceback.format_exc()
+        state = exits.exit_of(error)
+        message = f"{type(error).__name__}: {error}" if state == "failed" else exits.said(error)
+        trace = traceback.format_exc() if state == "failed" and not isinstance(error, UserError) else message
         with self._not_hiding_the_first():
             self.line(trace)
         with self._not_hiding_the_first():
-            self._status("interrupted" if interrupted else "failed", message)
+            self._status(state, message)
 
     def _running(self, done: int) -> None:
         self._done = done
         self._status("running")
 
-    def _status(self, state: str, error: str | None = None) -> None:
+    def _status(self, state: exits.Exit, error: str | None = None) -> None:
         rounds = {"rounds_done": self._done, "rounds": self._rounds}
-        status = {"kind": self._kind, "state": state, **rounds, "error": error}
+        said = {"error": error, "advice": exits.advice(state, self._kind)}
+        status = {"kind": self._kind, "state": state, **rounds, **said}
         self._folder.write_text("status.json", json.dumps(status, indent=2))
 
     def _report(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -11,22 +10,30 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed import scenario as scenarios
-from rayfed import seeds
 from rayfed.data.partitions.base import label_mix
-from rayfed.engine.environment import environment
+from rayfed.engine.continuing import (
+    check_attacked,
+    check_same,
+    check_streams,
+    drop_after,
+    finished,
+    what_counts,
+    with_key,
+)
+from rayfed.engine.environment import note_environment
 from rayfed.engine.executor import Execution
 from rayfed.engine.federation import Federation
 from rayfed.engine.inputs import Inputs, prepare, scorer
 from rayfed.engine.progress import Progress
-from rayfed.engine.recorder import RunKind, RunRecorder
+from rayfed.engine.recorder import RunRecorder
 from rayfed.engine.recovery import until_played
 from rayfed.engine.rounds import Round
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import RunError
 from rayfed.report.terminal_run import guarantee_lines
 from rayfed.scenario import Scenario
-from rayfed.store import checkpoint, client_states, run_key
-from rayfed.store.folder import RunFolder
+from rayfed.store import checkpoint, exits, run_key
+from rayfed.store.folder import SCENARIO, RunFolder
 from rayfed.store.schemas import TABLES
 
 
@@ -46,87 +53,55 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
 def launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progress: Progress) -> None:
     """Run a scenario, one trial of a sweep, in this folder, from the last complete round that is there.
 
-    No report is made. Raises `RunError` where the run has failed before: it would again.
+    No report is made. Raises `RunError` where the run has failed before: it would again; and where its rounds have
+    followed another scenario.
     """
-    if folder.exists("status.json"):
-        status = folder.read_mapping("status.json")
-        if status["state"] == "finished":
-            run_key.remove(folder)  # its process may have died before it did
-            return
-        if status["state"] == "failed":
-            raise RunError(status["error"])
+    status = folder.read_mapping("status.json") if folder.exists("status.json") else {}
+    if status.get("state") == "failed":
+        raise RunError(status["error"])
+    if status:
         check_streams(folder)
-    saved = checkpoint.load(folder)
-    inputs = prepare(_continued(scenario, folder, saved))
-    _drop_after(folder, saved)
+    saved, over = checkpoint.load(folder), status.get("state") == "finished"
+    inputs = prepare(scenario if over else with_key(scenario, folder, saved))
+    check_same(folder, saved, inputs.scenario)
+    if over:
+        run_key.remove(folder)  # its process may have died before it did
+        return
+    drop_after(folder, saved)
     _describe(inputs, folder)
     _play(inputs, folder, execution, progress, saved, reports=False)
 
 
-def resume(path: str, execution: Execution, progress: Progress) -> RunFolder:
+def resume(path: str, execution: Execution, progress: Progress, extend: bool = False) -> RunFolder:
     """Continue a run after its last complete round; a finished one is left as it is.
 
-    Raises `RunError` where there is nothing to resume.
+    With `extend` by its scenario as it is now, in which rounds and attacks to come may have changed. Raises `RunError`
+    where there is nothing to resume, and where the rounds that are played followed another scenario.
     """
     folder = RunFolder.open(path)
-    if _kind(folder) == "attack":
+    status = folder.read_mapping("status.json") if folder.exists("status.json") else {}
+    if status.get("kind") == "attack":
         raise RunError(
             f"{folder.url}: it attacked without training; nothing to resume: attack again with `rayfed attack`"
         )
     check_streams(folder)
-    scenario = scenarios.parse(folder.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
+    scenario = scenarios.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
     saved = checkpoint.load(folder)
-    inputs = prepare(_continued(scenario, folder, saved))
+    inputs = prepare(with_key(scenario, folder, saved))
+    check_same(folder, saved, inputs.scenario, extend)
     rounds = max(inputs.limits.values())
-    if saved and saved.round + 1 >= rounds and _finished(folder):
+    if saved and saved.round + 1 >= rounds and finished(folder):
         run_key.remove(folder)  # its process may have died before it did
-        raise RunError(f"{folder.url}: all {rounds} rounds are played; nothing to resume")
-    _drop_after(folder, saved)
+        raise RunError(
+            f"{folder.url}: all {rounds} rounds are played; nothing to resume. To play more, raise federation.rounds "
+            f"in its {SCENARIO} and `rayfed resume {folder.url} --extend`"
+        )
+    if status and exits.state_of(status, alive=False) == "killed":
+        progress.note("the run was killed: its last driver ended without a word")
+    drop_after(folder, saved)
     folder.write_part("partition", 0, _partition_table(inputs))
     _play(inputs, folder, execution, progress, saved)
     return folder
-
-
-def check_streams(folder: RunFolder) -> None:
-    """Raise `RunError` for a run or sweep of a rayfed version whose seeds give other random numbers."""
-    if folder.exists("environment.json") and folder.read_mapping("environment.json").get("streams") != seeds.STREAMS:
-        raise RunError(
-            f"{folder.url}: it was begun by another version of rayfed, whose seeds give other random numbers, so its "
-            f"clients had other data and noise: go on with that version, or launch its scenario anew"
-        )
-
-
-def _continued(scenario: Scenario, folder: RunFolder, saved: checkpoint.Checkpoint | None) -> Scenario:
-    """Return the scenario, with the key that the run in the folder began with where that is secure.
-
-    Raises `RunError` where a secure run has rounds but no key any more.
-    """
-    if not scenario.privacy.secure:
-        return scenario
-    if key := run_key.load(folder):
-        return scenario.with_run_key(key)
-    if saved and _finished(folder):
-        raise RunError(
-            f"{folder.url}: all {saved.round + 1} rounds are played; nothing to resume, and no more rounds can follow: "
-            f"the key of this run (privacy.secure) went when it ended"
-        )
-    if saved:
-        raise RunError(
-            f"{folder.url}: the key of this run (privacy.secure) is gone, as it is when a run has ended or a sweep has "
-            f"stopped it, so it cannot go on; launch its scenario anew"
-        )
-    return scenario
-
-
-def _finished(folder: RunFolder) -> bool:
-    return folder.exists("report.html") and folder.read_mapping("status.json")["state"] == "finished"
-
-
-def _drop_after(folder: RunFolder, saved: checkpoint.Checkpoint | None) -> None:
-    """Remove the files of a round that did not end."""
-    round = saved.round if saved else -1
-    folder.drop_after(round)
-    client_states.tidy(folder, round + 1)
 
 
 def attack(scenario: Scenario, run: str | None, out: str | None, execution: Execution, progress: Progress) -> RunFolder:
@@ -137,8 +112,9 @@ def attack(scenario: Scenario, run: str | None, out: str | None, execution: Exec
     saved = _trained(run) if run else None
     round = saved.round + 1 if saved else 0
     inputs = prepare(scenario.attacked_in(round), rounds=scenario.federation.rounds)
-    if saved:
+    if run and saved:
         _check_fit(f"the run {run}", saved, inputs)
+        check_attacked(run, saved, inputs.scenario)
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     _describe(inputs, folder)
     recorder, source = RunRecorder(folder, "attack", 0), RunFolder.open(run) if run else folder
@@ -173,7 +149,7 @@ def _check_fit(what: str, saved: checkpoint.Checkpoint, inputs: Inputs) -> None:
 
 def _describe(inputs: Inputs, folder: RunFolder) -> None:
     """Write the files that describe a run, before its first round."""
-    folder.write_text("scenario.yaml", inputs.scenario.dump())
+    folder.write_text(SCENARIO, inputs.scenario.dump())
     folder.write_part("partition", 0, _partition_table(inputs))
 
 
@@ -188,6 +164,7 @@ def _play(
     """Play the rounds after the checkpoint, then write the report; the folder's status and log follow along."""
     _ = inputs.privacy  # what cannot be accounted shows before a key is kept, or anything started
     first, rounds = saved.round + 1 if saved else 0, max(inputs.limits.values())
+    counts = what_counts(inputs.scenario)
     secure = inputs.scenario.privacy.secure
     if secure:
         run_key.save(folder, inputs.scenario.run_key)
@@ -199,7 +176,7 @@ def _play(
         _account(inputs, folder, recorder, progress)
         for round in range(first, rounds):
             tables = _play_round(federation, round, inputs.limits)
-            recorder.finish_round(tables, checkpoint.Checkpoint(round, federation.saved, federation.changed))
+            recorder.finish_round(tables, checkpoint.Checkpoint(round, federation.saved, federation.changed, counts))
             for message in federation.aborted:
                 recorder.line(message)
                 progress.note(message)
@@ -251,7 +228,7 @@ def _federation(
     """Open a federation that goes on after a checkpoint; `source` is the run that has the clients' states."""
     scenario = inputs.scenario
     with execution(inputs, progress) as executor:
-        folder.write_text("environment.json", json.dumps(environment(scenario, executor.environment()), indent=2))
+        note_environment(folder, scenario, executor.environment())
         progress.starting(scenario, folder, executor.describe())
         states = partial(checkpoint.load_states, source)
         federation = Federation(inputs, executor, progress, saved.server if saved else {}, states)
@@ -263,11 +240,6 @@ def _federation(
             for message in scorer(scenario, inputs.data).unavailable():
                 progress.note(message)
         yield federation
-
-
-def _kind(folder: RunFolder) -> RunKind | None:
-    """Return the kind of a run by its status; None where it ended before it had one."""
-    return folder.read_mapping("status.json").get("kind") if folder.exists("status.json") else None
 
 
 def _partition_table(inputs: Inputs) -> pa.Table:

@@ -11,16 +11,19 @@ from rayfed import scenario as scenarios
 from rayfed.analysis import outcomes
 from rayfed.analysis.settings import estimate
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
-from rayfed.engine import runs
-from rayfed.engine.environment import environment
+from rayfed.engine.continuing import check_begun, check_streams, what_counts
+from rayfed.engine.environment import note_environment
 from rayfed.engine.progress import SweepProgress
 from rayfed.engine.search import Search, Tried, search
-from rayfed.errors import RunError
+from rayfed.errors import FencedError, RunError
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, check_values, fields_of, planned
-from rayfed.store import run_key
+from rayfed.store import exits, run_key
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import VERSUS
+
+BEGUN = "begun.json"
+"""File with what determines the results of a sweep, of the scenario that its first trial was played by."""
 
 SweepExecution = Callable[["SweepRecorder"], None]
 """Plays all trials of a sweep that have no row yet, within `SweepRecorder.recording`."""
@@ -34,6 +37,7 @@ def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progre
     trials = _planned(scenario)
     files = RunFolder.create(out or scenario.output.folder, scenario.name)
     files.write_text("scenario.yaml", scenario.dump())
+    files.write_text(BEGUN, json.dumps(_what_counts(scenario), indent=2))
     folder = SweepFolder(files)
     execution(SweepRecorder(scenario, folder, trials, [], progress))
     return folder
@@ -42,11 +46,13 @@ def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progre
 def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
     """Play the missing trials of a sweep, and with `failed` once more those that have failed.
 
-    Raises `RunError` where there is nothing to play.
+    Raises `RunError` where there is nothing to play, and where the trials that are played had another scenario.
     """
     folder = SweepFolder.open(path)
-    runs.check_streams(folder.files)
+    check_streams(folder.files)
     scenario = scenarios.parse(folder.files.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
+    if folder.files.exists(BEGUN):
+        check_begun(folder.files, folder.files.read_mapping(BEGUN), _what_counts(scenario))
     trials, rows = _planned(scenario), folder.outcomes().to_pylist()
     again = [row for row in rows if row["status"] == "failed"] if failed else []
     if again and trials is None:
@@ -60,6 +66,12 @@ def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepPr
             folder.trial(run).remove("status.json")
     execution(recorder)
     return folder
+
+
+def _what_counts(scenario: Scenario) -> dict[str, Any]:
+    """Return what determines the trials of a sweep and their results, as JSON holds it: not how many it tries."""
+    free = {"samples", "max_concurrent", "trackers"}
+    return what_counts(scenario) | {"sweep": json.loads(swept(scenario).model_dump_json(exclude=free))}
 
 
 def _planned(scenario: Scenario) -> list[Trial] | None:
@@ -128,7 +140,7 @@ class SweepRecorder:
 
     def starting(self, machine: Mapping[str, object], where: str) -> None:
         """Note on what machine the sweep runs, and announce that it begins."""
-        self.folder.files.write_text("environment.json", json.dumps(environment(self.scenario, machine), indent=2))
+        note_environment(self.folder.files, self.scenario, machine)
         left = self.left * (swept(self.scenario).repeats if self.trials is None else 1)
         self._progress.starting(self.scenario, self.folder, where, left, len({row["trial"] for row in self.rows}))
 
@@ -138,9 +150,11 @@ class SweepRecorder:
         self._status("running")
         try:
             yield
+        except FencedError:
+            raise  # the folder is another driver's
         except BaseException as error:
-            interrupted = isinstance(error, KeyboardInterrupt)
-            self._status("interrupted" if interrupted else "failed", None if interrupted else str(error))
+            state = exits.exit_of(error)
+            self._status(state, str(error) if state == "failed" else exits.said(error))
             raise
         self._status("finished")
 
@@ -180,9 +194,10 @@ class SweepRecorder:
         found = outcomes.outcomes(folder) if folder.exists("scenario.yaml") else []
         return [row | known for row in found] or [{"arm": trial.arm, "attack": None} | known]
 
-    def _status(self, state: str, error: str | None = None) -> None:
+    def _status(self, state: exits.Exit, error: str | None = None) -> None:
         done = len({row["trial"] for row in self.rows})
-        status = {"kind": "sweep", "state": state, "trials_done": done, "error": error}
+        said = {"error": error, "advice": exits.advice(state, "sweep")}
+        status = {"kind": "sweep", "state": state, "trials_done": done, **said}
         self.folder.files.write_text("status.json", json.dumps(status, indent=2))
 
 

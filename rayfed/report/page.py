@@ -21,6 +21,7 @@ from rayfed.analysis.summary import setting
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.report import svg
+from rayfed.store.exits import advice
 from rayfed.store.folder import RunFolder
 
 REPORT = "report.html"
@@ -42,6 +43,7 @@ def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], pl
         "classes": svg.CLASSES,
         "ceiling": PSNR_CEILING,
         "setting": setting,
+        "advice": advice,
         "gallery_metrics": [metric for metric in JUDGED if metric.success == "curve"],
         "measure_titles": {name: measure.title for name, measure in MEASURES.items()},
     }
@@ -63,6 +65,8 @@ def optional_document(folder: RunFolder, name: str) -> dict[str, Any]:
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Return nested settings as lines of (path, value)."""
     for key, value in values.items():
+        if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
+            value = dict(enumerate(value))
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
         else:

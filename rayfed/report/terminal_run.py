@@ -24,10 +24,12 @@ from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import METRICS, leading
 from rayfed.metrics.top import TOP, chance
 from rayfed.privacy.printing import at_most
+from rayfed.store.exits import advice
 from rayfed.store.schemas import VERSUS
 
 if TYPE_CHECKING:
     from rayfed.samples import Modality
+    from rayfed.store.folder import RunFolder
 
 
 class RunView:
@@ -51,6 +53,7 @@ class RunView:
             disable=quiet or not bar or not console.is_terminal,
         )
         self._task: TaskID | None = None
+        self._folder: RunFolder | None = None
         self._rounds = self._first = 0
         self._began = self._round_began = 0.0
         self._speed = ""
@@ -62,6 +65,7 @@ class RunView:
 
     def starting(self, scenario: Any, folder: Any, where: str) -> None:
         """Say what runs where, and begin the bar."""
+        self._folder = folder
         self._rounds, self._success = scenario.federation.rounds, scenario.metrics.success
         counts = [(scenario.federation.clients, "client"), (len(scenario.played), "arm"), (self._rounds, "round")]
         self._say((scenario.name, "bold"), f": {', '.join(_plural(*c) for c in counts)}; {where}")
@@ -70,7 +74,13 @@ class RunView:
         self._task = self._bar.add_task("starting actors", total=None, rate="", left="")
 
     def ready(self, first_round: int) -> None:
-        """Start the clocks: rates and the time left are of rounds, not of imports."""
+        """Start the clocks: rates and the time left are of rounds, not of imports.
+
+        The last table is of the whole run, so rounds that were played before are read from its folder.
+        """
+        if first_round and self._folder:
+            self._last = {row["arm"]: row for row in self._folder.read_table("rounds").to_pylist()}
+            self._attacks = self._folder.read_table("attacks").to_pylist()
         self._first = first_round
         self._began = self._round_began = monotonic()
 
@@ -136,6 +146,12 @@ class RunView:
     def close(self) -> None:
         """End the bar, however the run ended."""
         self._bar.stop()
+
+    def stopped(self, state: str, kind: str) -> None:
+        """Say what to do about a run of this kind that has ended in this state, unless it had not begun."""
+        self.close()
+        if self._folder:
+            self.note(f"the run is {state}; {advice(state, kind, self._folder.url)}")
 
     def finished(self, report: str) -> None:
         """Print the table that the run was for, and where to read more."""

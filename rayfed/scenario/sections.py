@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
+from math import ceil
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
@@ -205,6 +206,11 @@ class Actors(Section):
     a core, so one each where there is no attack and half of one each otherwise; 0 for the server."""
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
     """GPUs of one actor, may be a fraction below 1."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of one actor, which change the order of sums inside a convolution."""
+        return max(1, ceil(self.num_cpus or 0))
 
 
 class Resources(Section):

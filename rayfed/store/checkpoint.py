@@ -37,6 +37,8 @@ class Checkpoint:
     """Arm -> client -> private state, of the clients whose state the round has changed; empty in a loaded checkpoint.
 
     It never leaves the clients' side but for its file, from which `load_states` reads the states that are asked for."""
+    scenario: Mapping[str, Any] = field(default_factory=dict)
+    """What determines the results, of the scenario that the rounds have followed; empty where that is not known."""
 
 
 def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
@@ -58,6 +60,7 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
         "round": checkpoint.round,
         "server": {"file": file, "sha256": digest},
         "clients": {arm: {"count": seal.count, "names": f"{seal.names:064x}"} for arm, seal in seals.items()},
+        "scenario": checkpoint.scenario,
     }
     folder.write_text(_LATEST, json.dumps(pointer, indent=2))
     for name in folder.files(_FOLDER):
@@ -79,7 +82,8 @@ def load(folder: RunFolder) -> Checkpoint | None:
     client_states.check(folder, seals, round + 1)
     if not _FILE.fullmatch(server["file"]):  # it might lead out of the folder
         raise damaged(folder, _LATEST)
-    return Checkpoint(round, verified(folder, f"{_FOLDER}/{server['file']}", server["sha256"]))
+    state = verified(folder, f"{_FOLDER}/{server['file']}", server["sha256"])
+    return Checkpoint(round, state, scenario=folder.read_mapping(_LATEST).get("scenario", {}))
 
 
 def load_states(folder: RunFolder, arm: str, clients: Iterable[int], before: int) -> dict[int, State]:

@@ -61,10 +61,12 @@ class _Status(_Part):
     rounds_done: int | None = None
     rounds: int | None = None
     error: str | None = None
+    advice: str | None = None
 
 
 class _Environment(_Part):
     search_path: list[str] = []
+    earlier: list[dict[str, Any]] = []
 
 
 class _Pair(_Part):
@@ -81,6 +83,7 @@ class _Latest(_Part):
     round: int
     server: _Pair
     clients: dict[str, _Seal]
+    scenario: dict[str, Any] = {}
 
 
 _SHAPES: dict[str, type[BaseModel]] = {

@@ -1,0 +1,25 @@
+"""Signals that end the process: a run that gets one writes its status and report first, as after Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+from typing import NoReturn
+
+from rayfed.errors import Killed
+
+_ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
+
+
+def end_on_signals() -> None:
+    """Have the signals that end the process raise `Killed`, but for those that it was told to ignore (`nohup`)."""
+    for number in _ENDING:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise `Killed`, once: a closing terminal sends SIGHUP twice, and the second must not disturb the end."""
+    for other in _ENDING:
+        signal.signal(other, signal.SIG_IGN)
+    raise Killed(number)

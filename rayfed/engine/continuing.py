@@ -1,0 +1,143 @@
+"""Going on with a run: only by the scenario that it was begun with, so that no result is a mixture of two."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rayfed import seeds
+from rayfed.analysis.compare import differences
+from rayfed.errors import RunError
+from rayfed.scenario import Scenario
+from rayfed.store import client_states, run_key
+from rayfed.store.checkpoint import Checkpoint
+from rayfed.store.folder import SCENARIO, RunFolder
+
+Document = Mapping[str, Any]
+
+
+def what_counts(scenario: Scenario) -> dict[str, Any]:
+    """Return what of a scenario determines results, as JSON holds it.
+
+    Not names and places; not how clients that fail are handled, for the table `clients` says who was left out; of
+    `resources` only the threads of an actor, which change the order of sums, and whether it computes on a GPU.
+    """
+    document: dict[str, Any] = json.loads(scenario.model_dump_json(exclude={"name", "output", "sweep"}))
+    del document["federation"]["failures"], document["metrics"]["success"]
+    actors = {kind: getattr(scenario.resources, kind) for kind in ("clients", "server", "attackers")}
+    document["resources"] = {k: {"num_cpus": of.threads, "num_gpus": of.num_gpus > 0} for k, of in actors.items()}
+    return document
+
+
+def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, extend: bool = False) -> None:
+    """Raise `RunError` where rounds that are played followed another scenario than this; names what differs.
+
+    With `extend` what is to come may differ: the number of rounds, and attacks in rounds that are not played yet.
+    """
+    if saved is None or not saved.scenario:
+        return
+    played, now = saved.round + 1, what_counts(scenario)
+    where = f"{folder.url}: {SCENARIO} was edited after round {saved.round}"
+    begun, wanted = (_followed(document, played) for document in (saved.scenario, now))
+    if begun != wanted:
+        raise RunError(
+            f"{where}, and what is played already followed the old one: {told(begun, wanted)}; put it back, or launch "
+            f"the new one: `rayfed launch {folder.url}/{SCENARIO}`"
+        )
+    if scenario.federation.rounds < played:
+        raise RunError(f"{where}: it has {scenario.federation.rounds} rounds now, but {played} are played; put it back")
+    if now != saved.scenario and not extend:
+        raise RunError(
+            f"{where}: {told(saved.scenario, now)}; put it back, or `rayfed resume {folder.url} --extend` goes on with "
+            f"it, to the results of a run that had it from the start"
+        )
+
+
+def check_attacked(run: str, saved: Checkpoint, scenario: Scenario) -> None:
+    """Raise `RunError` where an attack's scenario has other clients or arms than the run whose weights it attacks."""
+    if not saved.scenario:
+        return
+    ours, theirs = (_without_attacks(document) for document in (what_counts(scenario), saved.scenario))
+    if ours["arms"]:
+        theirs = {**theirs, "arms": {name: arm for name, arm in theirs["arms"].items() if name in ours["arms"]}}
+    if ours != theirs:
+        raise RunError(
+            f"the run {run} followed another scenario: {told(theirs, ours)}; its weights and its clients' states fit "
+            f"its own alone: make the scenario the same but for `attacks` and `metrics`"
+        )
+
+
+def check_begun(folder: RunFolder, begun: Document, now: Document) -> None:
+    """Raise `RunError` where a sweep's scenario is not the one that its trials were begun with."""
+    if begun != now:
+        raise RunError(
+            f"{folder.url}: {SCENARIO} was edited since the sweep began, and its trials followed the old one: "
+            f"{told(begun, now)}; put it back, or sweep anew: `rayfed sweep {folder.url}/{SCENARIO}`"
+        )
+
+
+def told(begun: Document, now: Document) -> str:
+    """Return which fields differ, with their values before and after."""
+    return ", ".join(
+        f"{each.path} was {each.values[0] or 'not set'} and is {each.values[1] or 'not set'}"
+        for each in differences([begun, now])
+    )
+
+
+def _followed(document: Document, played: int) -> Document:
+    """Return the part of a document that the first rounds followed."""
+    due = [{**attack, "rounds": sorted(r for r in attack["rounds"] if r < played)} for attack in document["attacks"]]
+    federation = {name: value for name, value in document["federation"].items() if name != "rounds"}
+    return {**document, "federation": federation, "attacks": [attack for attack in due if attack["rounds"]]}
+
+
+def _without_attacks(document: Document) -> Document:
+    """Return the part of a document that says who the clients are and what they do."""
+    evaluated = ("rounds", "evaluate_every", "evaluate_clients")
+    federation = {name: value for name, value in document["federation"].items() if name not in evaluated}
+    kept = {name: value for name, value in document.items() if name not in ("attacks", "metrics", "resources")}
+    return {**kept, "federation": federation}
+
+
+def check_streams(folder: RunFolder) -> None:
+    """Raise `RunError` for a run or sweep of a rayfed version whose seeds give other random numbers."""
+    if folder.exists("environment.json") and folder.read_mapping("environment.json").get("streams") != seeds.STREAMS:
+        raise RunError(
+            f"{folder.url}: it was begun by another version of rayfed, whose seeds give other random numbers, so its "
+            f"clients had other data and noise: go on with that version, or launch its scenario anew"
+        )
+
+
+def with_key(scenario: Scenario, folder: RunFolder, saved: Checkpoint | None) -> Scenario:
+    """Return the scenario, with the key that the run in the folder began with where that is secure.
+
+    Raises `RunError` where a secure run has rounds but no key any more.
+    """
+    if not scenario.privacy.secure:
+        return scenario
+    if key := run_key.load(folder):
+        return scenario.with_run_key(key)
+    if saved and finished(folder):
+        raise RunError(
+            f"{folder.url}: all {saved.round + 1} rounds are played; nothing to resume, and no more rounds can follow: "
+            f"the key of this run (privacy.secure) went when it ended"
+        )
+    if saved:
+        raise RunError(
+            f"{folder.url}: the key of this run (privacy.secure) is gone, as it is when a run has ended or a sweep has "
+            f"stopped it, so it cannot go on; launch its scenario anew"
+        )
+    return scenario
+
+
+def finished(folder: RunFolder) -> bool:
+    """Return whether a run has come to its end, its report included."""
+    return folder.exists("report.html") and folder.read_mapping("status.json")["state"] == "finished"
+
+
+def drop_after(folder: RunFolder, saved: Checkpoint | None) -> None:
+    """Remove the files of a round that did not end."""
+    round = saved.round if saved else -1
+    folder.drop_after(round)
+    client_states.tidy(folder, round + 1)

@@ -1,0 +1,54 @@
+"""The exit of a run or sweep: the one word in status.json that says how it ended, and what to do then."""
+
+from __future__ import annotations
+
+from bdb import BdbQuit
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from rayfed.errors import FencedError, Killed
+
+Exit = Literal["running", "finished", "failed", "interrupted", "killed", "fenced"]
+"""`interrupted` by Ctrl-C or a sweep's scheduler; `killed` by a signal, or without a word; `fenced` by another driver,
+who has taken the run over and whose status the folder has: so this word is only said, never written."""
+
+RunKind = Literal["training", "attack"]
+"""Kind of a run; only training can be resumed."""
+
+
+def exit_of(error: BaseException) -> Exit:
+    """Return the word for a run that this has ended."""
+    if isinstance(error, FencedError):
+        return "fenced"
+    if isinstance(error, Killed):
+        return "killed"
+    return "interrupted" if isinstance(error, KeyboardInterrupt | BdbQuit | SystemExit) else "failed"
+
+
+def said(error: BaseException) -> str:
+    """Return in words what has ended a run that did not fail: the signal, or that it was interrupted."""
+    return str(error) if isinstance(error, Killed) else exit_of(error)
+
+
+def state_of(status: Mapping[str, Any], alive: bool) -> str:
+    """Return the word for a run as it is found; `alive` is whether a driver still plays it.
+
+    One that never came to write its end was killed.
+    """
+    state = str(status.get("state", "unknown"))
+    return "killed" if state == "running" and not alive else state
+
+
+def advice(state: str, kind: str | None, run: str = "RUN") -> str:
+    """Return what to do about a run or sweep in this state, in words; `run` is how commands name it."""
+    again = f"`rayfed resume {run}` goes on after what is complete"
+    if kind == "attack":
+        again = "it cannot be resumed: attack again with `rayfed attack`"
+    return {
+        "running": f"wait for its end; if its driver is gone, {again}",
+        "finished": "nothing is left to do: read report.html",
+        "failed": f"mend what the error says; {again}",
+        "interrupted": again,
+        "killed": again,
+        "fenced": "another driver has taken the run over: leave it to that one",
+    }.get(state, "")

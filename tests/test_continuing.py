@@ -1,0 +1,190 @@
+"""Going on with an edited scenario: refused where results would be a mixture, the same bits where they are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayfed import scenario as scenarios
+from rayfed.engine import continuing, runs, sweeps
+from rayfed.engine.local import local
+from rayfed.engine.local_sweep import local_sweep
+from rayfed.engine.progress import Progress, SweepProgress
+from rayfed.errors import RunError
+from rayfed.store.checkpoint import Checkpoint
+from rayfed.store.folder import RunFolder
+from tests.run_fixtures import assert_same_bits, weights
+
+TEXT = """
+name: t
+seed: 5
+data: {name: digits, size: 8, train_samples: 120, test_samples: 40}
+model: {name: mlp, hidden: [8]}
+training: {batch_size: 8, steps: 2, momentum: 0.5}
+federation: {rounds: 2, clients: 4, clients_per_round: 3, server: {momentum: 0.5}}
+arms:
+  none: []
+  private: [{name: dp_sgd, clip: 1, noise_multiplier: 1.1, delta: 0.001}]
+attacks:
+  - {name: idlg, rounds: [0], observes: gradient, iterations: 3}
+"""
+LATER = "{name: idlg, rounds: [0, 2], observes: gradient, iterations: 3}"
+NEW = "{name: inverting_gradients, rounds: [3], observes: gradient, iterations: 3}"
+LONGER = ("federation.rounds=4", f"attacks=[{LATER}, {NEW}]")
+
+
+class Interrupted(Progress):
+    """Ends a run after its first round, as Ctrl-C would."""
+
+    def round_done(self, *tables: Any) -> None:
+        raise KeyboardInterrupt
+
+
+def parsed(*changes: str) -> scenarios.Scenario:
+    return scenarios.parse(TEXT, changes=changes)
+
+
+def begun(out: Path) -> RunFolder:
+    """A run of one round out of two."""
+    with pytest.raises(KeyboardInterrupt):
+        runs.launch(parsed(), str(out), local, Interrupted())
+    [path] = out.iterdir()
+    return RunFolder.open(str(path))
+
+
+def edit(folder: RunFolder, *changes: str) -> None:
+    document = scenarios.parse(folder.read_text("scenario.yaml"), changes=changes)
+    folder.write_text("scenario.yaml", "# edited by hand\n" + document.dump())
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ("seed=6", "seed was 5 and is 6"),
+        ("training.momentum=0.9", "training.momentum was 0.5 and is 0.9"),
+        ("data.train_samples=121", "data.train_samples"),
+        ("federation.server.momentum=0", "federation.server.momentum"),
+        ("federation.evaluate_every=2", "federation.evaluate_every"),
+        ("arms.more=[{name: gaussian, sigma: 1}]", "arms.more was not set"),
+        ("arms.private.0.clip=2", "arms.private.defences.dp_sgd.clip"),
+        ("attacks.0.iterations=4", "attacks.idlg.iterations"),
+        ("metrics.names=[mse]", "metrics.names"),
+        ("resources.clients.num_cpus=2", "resources.clients.num_cpus was 1 and is 2"),
+        ("resources.clients.num_gpus=0.5", "resources.clients.num_gpus"),
+    ],
+)
+@pytest.mark.parametrize("extend", [False, True])
+def test_what_determined_the_rounds_played_is_not_edited(change: str, field: str, extend: bool, tmp_path: Path) -> None:
+    saved = Checkpoint(0, {}, {}, continuing.what_counts(parsed()))
+    with pytest.raises(RunError, match="followed the old one") as error:
+        continuing.check_same(RunFolder.at(str(tmp_path)), saved, parsed(change), extend)
+    assert field in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "name=other",
+        "output.folder=elsewhere",
+        "resources.clients={actors: 7, num_cpus: 0.25}",
+        "federation.failures={timeout: 60, then: drop}",
+        "metrics.success={psnr: 30}",
+    ],
+)
+def test_what_changes_no_result_may_be_edited(change: str, tmp_path: Path) -> None:
+    saved = Checkpoint(0, {}, {}, continuing.what_counts(parsed()))
+    continuing.check_same(RunFolder.at(str(tmp_path)), saved, parsed(change))
+
+
+@pytest.mark.parametrize("played", [1, 2])
+def test_what_is_to_come_may_be_edited_where_that_is_asked_for(played: int, tmp_path: Path) -> None:
+    folder, saved = RunFolder.at(str(tmp_path)), Checkpoint(played - 1, {}, {}, continuing.what_counts(parsed()))
+    for changes in (LONGER[:1], LONGER):
+        with pytest.raises(RunError, match="--extend"):
+            continuing.check_same(folder, saved, parsed(*changes))
+        continuing.check_same(folder, saved, parsed(*changes), extend=True)
+    with pytest.raises(RunError, match="attacks was"):
+        continuing.check_same(folder, saved, parsed("attacks=[]"), extend=True)
+
+
+def test_rounds_that_are_played_are_not_taken_back(tmp_path: Path) -> None:
+    saved = Checkpoint(1, {}, {}, continuing.what_counts(parsed()))
+    with pytest.raises(RunError, match="1 rounds now, but 2 are played"):
+        continuing.check_same(RunFolder.at(str(tmp_path)), saved, parsed("federation.rounds=1"), extend=True)
+
+
+@pytest.mark.engine
+def test_a_run_whose_scenario_was_edited_is_not_resumed(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    text = folder.read_text("scenario.yaml")
+    edit(folder, "seed=6")
+    with pytest.raises(RunError, match="seed was 5 and is 6"):
+        runs.resume(folder.url, local, Progress())
+    folder.write_text("scenario.yaml", "# a remark\n" + text.replace("actors: null", "actors: 2"))
+    runs.resume(folder.url, local, Progress())
+    assert folder.read_mapping("status.json")["state"] == "finished"
+
+
+TABLES = ("rounds", "clients", "attacks", "images", "traces", "privacy", "partition")
+TIMES = {"seconds", "actor_seconds"}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("finished", [True, False])
+def test_an_extended_run_is_one_that_was_longer_from_the_start(finished: bool, tmp_path: Path) -> None:
+    folder = runs.launch(parsed(), str(tmp_path / "a"), local, Progress()) if finished else begun(tmp_path / "a")
+    short = folder.read_table("privacy").to_pylist()
+    edit(folder, *LONGER)
+    with pytest.raises(RunError, match="--extend"):
+        runs.resume(folder.url, local, Progress())
+    runs.resume(folder.url, local, Progress(), extend=True)
+    longer = runs.launch(parsed(*LONGER), str(tmp_path / "b"), local, Progress())
+    assert_same_bits(weights(folder), weights(longer))
+    for table in TABLES:
+        ours, theirs = (f.read_table(table) for f in (folder, longer))
+        kept = [name for name in ours.column_names if name not in TIMES]
+        assert ours.select(kept).equals(theirs.select(kept)), table
+    assert {row["round"] for row in folder.read_table("attacks").to_pylist()} == {0, 2, 3}
+    assert folder.read_table("privacy").to_pylist() != short
+    with pytest.raises(RunError, match="all 4 rounds are played"):
+        runs.resume(folder.url, local, Progress(), extend=True)
+    earlier = folder.read_mapping("environment.json")["earlier"]
+    assert len(earlier) == 1
+    assert earlier[0]["torch"]
+    assert "earlier.0.torch" in folder.read_text("report.html")
+
+
+@pytest.mark.engine
+def test_attacks_meet_the_weights_of_their_own_scenario_alone(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    for change in ("seed=6", "training.momentum=0", "arms.private.0.clip=2", "partition={name: dirichlet, alpha: 1}"):
+        with pytest.raises(RunError, match="followed another scenario"):
+            runs.attack(parsed(change), folder.url, str(tmp_path / "no"), local, Progress())
+    one_arm = parsed("arms={none: []}", "attacks.0.batch_size=2", "federation.rounds=9", "resources.clients.num_cpus=1")
+    found = runs.attack(one_arm, folder.url, str(tmp_path / "yes"), local, Progress())
+    assert {row["arm"] for row in found.read_table("attacks").to_pylist()} == {"none"}
+
+
+@pytest.mark.engine
+def test_a_trial_goes_on_by_its_own_scenario_alone(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    with pytest.raises(RunError, match=r"training\.momentum was 0\.5 and is 0"):
+        runs.launch_in(folder, parsed("training.momentum=0"), local, Progress())
+    runs.launch_in(folder, parsed(), local, Progress())
+    with pytest.raises(RunError, match="seed was 5 and is 7"):  # finished, but the result is not this scenario's
+        runs.launch_in(folder, parsed("seed=7"), local, Progress())
+
+
+@pytest.mark.engine
+def test_trials_of_an_edited_sweep_are_not_mixed(tmp_path: Path) -> None:
+    fields = "arms={none: []}", "sweep={fields: {training.lr: {low: 0.1, high: 0.2}}, search: random, samples: 1}"
+    folder = sweeps.sweep(parsed("federation.rounds=1", *fields), str(tmp_path), local_sweep, SweepProgress()).files
+    before = folder.read_text("scenario.yaml")
+    edit(folder, "training.momentum=0", "sweep.samples=2")
+    with pytest.raises(RunError, match=r"training\.momentum was 0\.5 and is 0"):
+        sweeps.resume(folder.url, False, local_sweep, SweepProgress())
+    folder.write_text("scenario.yaml", before)
+    edit(folder, "sweep.samples=2")
+    assert sweeps.resume(folder.url, False, local_sweep, SweepProgress()).outcomes().num_rows == 2

@@ -1,0 +1,180 @@
+"""How a run ends: one word in status.json, an exit code, and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from rayfed import scenario as scenarios
+from rayfed.cli import app
+from rayfed.cli.signals import end_on_signals
+from rayfed.engine import runs
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
+from rayfed.errors import FencedError, Killed, RunError
+from rayfed.store import exits
+from rayfed.store.folder import RunFolder
+from tests.run_fixtures import Noting
+
+TEXT = """
+name: t
+data: {name: digits, size: 8, train_samples: 60, test_samples: 20}
+model: {name: mlp, hidden: [8]}
+training: {batch_size: 8, steps: 1}
+federation: {rounds: 2, clients: 3}
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(), "interrupted"),
+        (Killed(signal.SIGTERM), "killed"),
+        (FencedError("taken"), "fenced"),
+        (RunError("no disk"), "failed"),
+        (ZeroDivisionError(), "failed"),
+    ],
+)
+def test_every_end_is_one_word_with_what_to_do(error: BaseException, word: str) -> None:
+    assert exits.exit_of(error) == word
+    assert ("`rayfed resume here`" in exits.advice(word, "training", "here")) == (word != "fenced")
+    assert ("`rayfed attack`" in exits.advice(word, "attack", "here")) == (word != "fenced")
+
+
+@pytest.mark.parametrize(("state", "alive", "word"), [("running", True, "running"), ("running", False, "killed")])
+def test_a_driver_that_is_gone_was_killed(state: str, alive: bool, word: str) -> None:
+    assert exits.state_of({"state": state}, alive) == word
+    assert exits.state_of({"state": "finished"}, alive) == "finished"
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    ours = [signal.SIGTERM, signal.SIGHUP]
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ours}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("default_signals")
+def test_only_the_first_signal_counts() -> None:
+    """A closing terminal sends two, and status and report are written between them."""
+    end_on_signals()
+    with pytest.raises(Killed, match="killed by SIGHUP"):
+        signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("default_signals")
+def test_who_was_told_to_ignore_hangups_does() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    end_on_signals()
+    signal.raise_signal(signal.SIGHUP)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("how", "code", "word"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "killed"),
+        (signal.SIGHUP, 129, "killed"),
+    ],
+)
+def test_a_run_that_is_told_to_end_writes_how_it_ended(
+    how: signal.Signals, code: int, word: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.yaml").write_text(TEXT.replace("rounds: 2", "rounds: 4000"))
+    command = [sys.executable, "-m", "rayfed", "launch", str(tmp_path / "t.yaml"), "--executor", "local"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "runs")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
+    deadline = time.monotonic() + 300
+    while not list(tmp_path.glob("runs/*/rounds/part-00001.parquet")):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.kill(process.pid, how)
+    _, errors = process.communicate(timeout=300)
+    [folder] = (tmp_path / "runs").iterdir()
+    status = json.loads((folder / "status.json").read_text())
+    assert (process.returncode, status["state"]) == (code, word), errors
+    assert "`rayfed resume RUN` continues" in errors
+    assert "`rayfed resume RUN` goes on" in status["advice"]
+    assert f"The run was {word}" in (folder / "report.html").read_text()
+
+
+class Taken(Progress):
+    """Another driver takes the run over after its first round, and this one notices."""
+
+    def starting(self, scenario: Any, folder: RunFolder, where: str) -> None:
+        self.folder = folder
+
+    def round_done(self, *tables: Any) -> None:
+        self.folder.write_text("status.json", "another's")
+        self.folder.write_text("log.txt", "another's")
+        raise FencedError("another driver has this run")
+
+
+def test_a_fenced_driver_writes_nothing_any_more(tmp_path: Path) -> None:
+    with pytest.raises(FencedError):
+        runs.launch(scenarios.parse(TEXT), str(tmp_path), local, Taken())
+    [folder] = tmp_path.iterdir()
+    assert (folder / "status.json").read_text() == (folder / "log.txt").read_text() == "another's"
+    assert not (folder / "report.html").exists()
+
+
+def test_a_fenced_driver_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayfed.report.terminal_run.RunView.round_done", lambda view, *tables: _fence(view._folder))
+    (tmp_path / "t.yaml").write_text(TEXT)
+    command = ["launch", str(tmp_path / "t.yaml"), "--executor", "local", "--out", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 3, done.output
+    assert "the run is fenced; another driver has taken the run over" in " ".join(done.output.split())
+
+
+def _fence(folder: RunFolder) -> None:
+    raise FencedError(f"{folder.url}: another driver has this run")
+
+
+@pytest.mark.engine
+def test_a_run_that_was_killed_without_a_word_says_so_when_it_goes_on(tmp_path: Path) -> None:
+    folder = runs.launch(scenarios.parse(TEXT), str(tmp_path), local, Progress())
+    status = folder.read_mapping("status.json")
+    assert (status["state"], status["advice"]) == ("finished", "nothing is left to do: read report.html")
+    folder.write_text("status.json", json.dumps(status | {"state": "running", "rounds_done": 2}))
+    noting = Noting()
+    runs.resume(folder.url, local, noting)
+    assert "the run was killed: its last driver ended without a word" in noting.notes
+    assert folder.read_mapping("status.json")["state"] == "finished"
+
+
+@pytest.mark.engine
+def test_the_last_table_of_a_resumed_run_is_of_the_whole_run(tmp_path: Path) -> None:
+    class Interrupted(Progress):
+        def round_done(self, *tables: Any) -> None:
+            raise KeyboardInterrupt
+
+    attacked = TEXT + "attacks: [{name: idlg, rounds: [0], observes: gradient, iterations: 3}]\n"
+    with pytest.raises(KeyboardInterrupt):
+        runs.launch(scenarios.parse(attacked), str(tmp_path), local, Interrupted())
+    [folder] = tmp_path.iterdir()
+    done = CliRunner().invoke(app, ["resume", str(folder), "--executor", "local"])
+    assert done.exit_code == 0, done.output
+    assert "leakage" in done.output

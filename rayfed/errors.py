@@ -30,6 +30,10 @@ class RunError(UserError):
     """A run folder that cannot be written, read or resumed."""
 
 
+class LeaseError(RunError):
+    """A run folder in which another driver writes: it is alive, or has taken this one's run over."""
+
+
 class ClientError(UserError):
     """A client's work that failed; names client, round, arm and reason, or what its round lacks without it."""
 

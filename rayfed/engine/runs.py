@@ -25,8 +25,9 @@ from rayfed.engine.tables import RoundTables
 from rayfed.errors import RunError
 from rayfed.report.terminal_run import guarantee_lines
 from rayfed.scenario import Scenario
-from rayfed.store import checkpoint, client_states, run_key
+from rayfed.store import checkpoint, run_key
 from rayfed.store.folder import RunFolder
+from rayfed.store.lease import holding
 from rayfed.store.schemas import TABLES
 
 
@@ -38,16 +39,23 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
     inputs = prepare(scenario.model_copy(update={"sweep": None}))
     _ = inputs.privacy  # what cannot be accounted, or kept to a budget, shows before there is a folder
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
-    _describe(inputs, folder)
-    _play(inputs, folder, execution, progress, None)
+    with holding(folder, progress.note) as held:
+        _describe(inputs, held)
+        _play(inputs, held, execution, progress, None)
     return folder
 
 
 def launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progress: Progress) -> None:
     """Run a scenario, one trial of a sweep, in this folder, from the last complete round that is there.
 
-    No report is made. Raises `RunError` where the run has failed before: it would again.
+    No report is made. A driver that played the trial before, alive or not, is taken over: whoever plays the sweep says
+    who plays its trials. Raises `RunError` where the run has failed before: it would again.
     """
+    with holding(folder, progress.note, told=True) as held:
+        _launch_in(held, scenario, execution, progress)
+
+
+def _launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progress: Progress) -> None:
     if folder.exists("status.json"):
         status = folder.read_mapping("status.json")
         if status["state"] == "finished":
@@ -56,9 +64,8 @@ def launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progr
         if status["state"] == "failed":
             raise RunError(status["error"])
         check_streams(folder)
-    saved = checkpoint.load(folder)
+    saved = checkpoint.begin(folder)
     inputs = prepare(_continued(scenario, folder, saved))
-    _drop_after(folder, saved)
     _describe(inputs, folder)
     _play(inputs, folder, execution, progress, saved, reports=False)
 
@@ -66,7 +73,7 @@ def launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progr
 def resume(path: str, execution: Execution, progress: Progress) -> RunFolder:
     """Continue a run after its last complete round; a finished one is left as it is.
 
-    Raises `RunError` where there is nothing to resume.
+    Raises `RunError` where there is nothing to resume, `LeaseError` where its driver is alive.
     """
     folder = RunFolder.open(path)
     if _kind(folder) == "attack":
@@ -74,17 +81,21 @@ def resume(path: str, execution: Execution, progress: Progress) -> RunFolder:
             f"{folder.url}: it attacked without training; nothing to resume: attack again with `rayfed attack`"
         )
     check_streams(folder)
+    with holding(folder, progress.note) as held:
+        _resume(held, execution, progress)
+    return folder
+
+
+def _resume(folder: RunFolder, execution: Execution, progress: Progress) -> None:
     scenario = scenarios.parse(folder.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
-    saved = checkpoint.load(folder)
+    saved = checkpoint.begin(folder)
     inputs = prepare(_continued(scenario, folder, saved))
     rounds = max(inputs.limits.values())
     if saved and saved.round + 1 >= rounds and _finished(folder):
         run_key.remove(folder)  # its process may have died before it did
         raise RunError(f"{folder.url}: all {rounds} rounds are played; nothing to resume")
-    _drop_after(folder, saved)
     folder.write_part("partition", 0, _partition_table(inputs))
     _play(inputs, folder, execution, progress, saved)
-    return folder
 
 
 def check_streams(folder: RunFolder) -> None:
@@ -122,13 +133,6 @@ def _finished(folder: RunFolder) -> bool:
     return folder.exists("report.html") and folder.read_mapping("status.json")["state"] == "finished"
 
 
-def _drop_after(folder: RunFolder, saved: checkpoint.Checkpoint | None) -> None:
-    """Remove the files of a round that did not end."""
-    round = saved.round if saved else -1
-    folder.drop_after(round)
-    client_states.tidy(folder, round + 1)
-
-
 def attack(scenario: Scenario, run: str | None, out: str | None, execution: Execution, progress: Progress) -> RunFolder:
     """Attack without training, into a new folder: the untrained model, or the one that `run` had trained.
 
@@ -140,6 +144,20 @@ def attack(scenario: Scenario, run: str | None, out: str | None, execution: Exec
     if saved:
         _check_fit(f"the run {run}", saved, inputs)
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
+    with holding(folder, progress.note) as held:
+        _attack(inputs, held, run, saved, execution, progress)
+    return folder
+
+
+def _attack(
+    inputs: Inputs,
+    folder: RunFolder,
+    run: str | None,
+    saved: checkpoint.Checkpoint | None,
+    execution: Execution,
+    progress: Progress,
+) -> None:
+    round = saved.round + 1 if saved else 0
     _describe(inputs, folder)
     recorder, source = RunRecorder(folder, "attack", 0), RunFolder.open(run) if run else folder
     with recorder.recording(0), _federation(inputs, folder, execution, progress, saved, source) as federation:
@@ -147,7 +165,6 @@ def attack(scenario: Scenario, run: str | None, out: str | None, execution: Exec
         recorder.write(round, tables)
         recorder.line(f"attacked the weights of round {round}" + (f" of {run}" if run else ", which are untrained"))
         progress.round_done([], tables.attacks, tables.inferences)
-    return folder
 
 
 def _trained(run: str) -> checkpoint.Checkpoint:

@@ -20,6 +20,7 @@ from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, check_values, fields_of, planned
 from rayfed.store import run_key
 from rayfed.store.folder import RunFolder
+from rayfed.store.lease import holding
 from rayfed.store.schemas import VERSUS
 
 SweepExecution = Callable[["SweepRecorder"], None]
@@ -33,19 +34,25 @@ def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progre
     """
     trials = _planned(scenario)
     files = RunFolder.create(out or scenario.output.folder, scenario.name)
-    files.write_text("scenario.yaml", scenario.dump())
-    folder = SweepFolder(files)
-    execution(SweepRecorder(scenario, folder, trials, [], progress))
-    return folder
+    with holding(files, progress.note) as held:
+        held.write_text("scenario.yaml", scenario.dump())
+        execution(SweepRecorder(scenario, SweepFolder(held), trials, [], progress))
+    return SweepFolder(files)
 
 
 def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
     """Play the missing trials of a sweep, and with `failed` once more those that have failed.
 
-    Raises `RunError` where there is nothing to play.
+    Raises `RunError` where there is nothing to play, `LeaseError` where its driver is alive.
     """
     folder = SweepFolder.open(path)
     runs.check_streams(folder.files)
+    with holding(folder.files, progress.note) as held:
+        _resume(SweepFolder(held), failed, execution, progress)
+    return folder
+
+
+def _resume(folder: SweepFolder, failed: bool, execution: SweepExecution, progress: SweepProgress) -> None:
     scenario = scenarios.parse(folder.files.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
     trials, rows = _planned(scenario), folder.outcomes().to_pylist()
     again = [row for row in rows if row["status"] == "failed"] if failed else []
@@ -59,7 +66,6 @@ def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepPr
         if folder.trial(run).exists("status.json"):
             folder.trial(run).remove("status.json")
     execution(recorder)
-    return folder
 
 
 def _planned(scenario: Scenario) -> list[Trial] | None:

@@ -31,8 +31,8 @@ class RunError(UserError):
     """A run folder that cannot be written, read or resumed."""
 
 
-class FencedError(RunError):
-    """A run that another driver has taken over: this one may not write into its folder any more."""
+class LeaseError(RunError):
+    """A run folder in which another driver writes: it is alive, or has taken this one's run over."""
 
 
 class ClientError(UserError):

@@ -16,15 +16,15 @@ import pytest
 from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
+from rayfed.analysis.loading import load
 from rayfed.cli import app
 from rayfed.cli.signals import end_on_signals
 from rayfed.engine import runs
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
-from rayfed.errors import FencedError, Killed, RunError
+from rayfed.errors import Killed, LeaseError, RunError
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
-from tests.run_fixtures import Noting
 
 TEXT = """
 name: t
@@ -41,7 +41,7 @@ federation: {rounds: 2, clients: 3}
         (KeyboardInterrupt(), "interrupted"),
         (SystemExit(), "interrupted"),
         (Killed(signal.SIGTERM), "killed"),
-        (FencedError("taken"), "fenced"),
+        (LeaseError("taken"), "fenced"),
         (RunError("no disk"), "failed"),
         (ZeroDivisionError(), "failed"),
     ],
@@ -50,12 +50,6 @@ def test_every_end_is_one_word_with_what_to_do(error: BaseException, word: str) 
     assert exits.exit_of(error) == word
     assert ("`rayfed resume here`" in exits.advice(word, "training", "here")) == (word != "fenced")
     assert ("`rayfed attack`" in exits.advice(word, "attack", "here")) == (word != "fenced")
-
-
-@pytest.mark.parametrize(("state", "alive", "word"), [("running", True, "running"), ("running", False, "killed")])
-def test_a_driver_that_is_gone_was_killed(state: str, alive: bool, word: str) -> None:
-    assert exits.state_of({"state": state}, alive) == word
-    assert exits.state_of({"state": "finished"}, alive) == "finished"
 
 
 @pytest.fixture
@@ -129,11 +123,11 @@ class Taken(Progress):
     def round_done(self, *tables: Any) -> None:
         self.folder.write_text("status.json", "another's")
         self.folder.write_text("log.txt", "another's")
-        raise FencedError("another driver has this run")
+        raise LeaseError("another driver has this run")
 
 
 def test_a_fenced_driver_writes_nothing_any_more(tmp_path: Path) -> None:
-    with pytest.raises(FencedError):
+    with pytest.raises(LeaseError):
         runs.launch(scenarios.parse(TEXT), str(tmp_path), local, Taken())
     [folder] = tmp_path.iterdir()
     assert (folder / "status.json").read_text() == (folder / "log.txt").read_text() == "another's"
@@ -145,24 +139,34 @@ def test_a_fenced_driver_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "t.yaml").write_text(TEXT)
     command = ["launch", str(tmp_path / "t.yaml"), "--executor", "local", "--out", str(tmp_path / "runs")]
     done = CliRunner().invoke(app, command)
-    assert done.exit_code == 3, done.output
+    assert done.exit_code == 2, done.output
     assert "the run is fenced; another driver has taken the run over" in " ".join(done.output.split())
 
 
 def _fence(folder: RunFolder) -> None:
-    raise FencedError(f"{folder.url}: another driver has this run")
+    raise LeaseError(f"{folder.url}: another driver has this run")
 
 
-@pytest.mark.engine
-def test_a_run_that_was_killed_without_a_word_says_so_when_it_goes_on(tmp_path: Path) -> None:
-    folder = runs.launch(scenarios.parse(TEXT), str(tmp_path), local, Progress())
-    status = folder.read_mapping("status.json")
-    assert (status["state"], status["advice"]) == ("finished", "nothing is left to do: read report.html")
-    folder.write_text("status.json", json.dumps(status | {"state": "running", "rounds_done": 2}))
-    noting = Noting()
-    runs.resume(folder.url, local, noting)
-    assert "the run was killed: its last driver ended without a word" in noting.notes
-    assert folder.read_mapping("status.json")["state"] == "finished"
+def test_a_run_whose_driver_died_without_a_word_was_killed(tmp_path: Path) -> None:
+    dying = f"""
+import os
+from rayfed.store.folder import RunFolder
+from rayfed.store.lease import holding
+folder = RunFolder.create({str(tmp_path)!r}, "t")
+with holding(folder, print) as held:
+    held.write_text("scenario.yaml", "name: t")
+    held.write_text("status.json", '{{"state": "running"}}')
+    print(folder.url, flush=True)
+    input()
+    os._exit(1)
+"""
+    with subprocess.Popen([sys.executable, "-c", dying], stdin=-1, stdout=-1, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        folder = RunFolder.open(process.stdout.readline().strip())
+        assert exits.status(folder)["state"] == "running"
+        process.communicate("\n")
+    assert exits.status(folder)["state"] == load(folder.url).status["state"] == "killed"
 
 
 @pytest.mark.engine

@@ -40,7 +40,7 @@ from rayfed.errors import ClientError, RunError, ScenarioError
 from rayfed.registry import component
 from rayfed.samples import Pixels
 from rayfed.scenario import Scenario, resolve
-from rayfed.store import folder as folders
+from rayfed.store import files
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
 from rayfed.update import Update
@@ -340,8 +340,8 @@ class Full:
     """A disk that is full from some write on, until room is made."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-        self.writes, self.after, self._replace = 0, after, folders._replace
-        monkeypatch.setattr(folders, "_replace", self.replace)
+        self.writes, self.after, self._replace = 0, after, files._replace
+        monkeypatch.setattr(files, "_replace", self.replace)
 
     def replace(self, path: Path, data: bytes, mode: int) -> None:
         self.writes += 1
@@ -361,7 +361,7 @@ def test_a_full_disk_ends_a_run_that_goes_on_when_there_is_room(
     [path] = tmp_path.iterdir()
     assert not list(path.rglob("*.tmp"))
     if not after:
-        assert not list(path.iterdir())
+        assert [file.name for file in path.iterdir()] == ["lease"]
         return
     runs.resume(str(path), local, Progress())
     assert not faults.differences(path, Path(undisturbed.url))
@@ -430,8 +430,8 @@ def test_a_driver_that_dies_as_it_writes_a_checkpoint_resumes(
 DEADLY = """
 import os, signal, sys
 if "rayfed" in sys.orig_argv:
-    from rayfed.store import folder
-    replace, step = folder._replace, os.environ["DEADLY"]
+    from rayfed.store import files
+    replace, step = files._replace, os.environ["DEADLY"]
     def deadly(path, data, mode):
         if "clients" in path.parts:
             now = step == "clients" and path.name.split(".")[1] == "2"
@@ -443,7 +443,7 @@ if "rayfed" in sys.orig_argv:
         replace(path, data, mode)
         if step == "tidy" and path.name == "latest.json" and b'"round": 2' in data:
             os.kill(os.getpid(), signal.SIGKILL)
-    folder._replace = deadly
+    files._replace = deadly
 """
 
 

@@ -7,15 +7,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from typer.testing import CliRunner
 
 import rayfed
 from rayfed.cli import app
+from rayfed.errors import LeaseError
 from rayfed.store.folder import RunFolder
+from rayfed.store.lease import holding
 from tests.cluster_fixtures import document
 from tests.conftest import imported
 from tests.run_fixtures import assert_same_bits, weights
@@ -130,6 +134,31 @@ def test_a_sweep_on_an_object_store(bucket: str, tmp_path: Path) -> None:
     assert "idlg" in run("export", folder.url, "--format", "markdown")
     again = CliRunner().invoke(app, ["resume", folder.url])
     assert (again.exit_code, "all trials are played" in again.output) == (2, True)
+
+
+def test_two_launches_in_the_same_second_have_two_folders(bucket: str) -> None:
+    noon = datetime(2025, 3, 1, 12, 30, 5)
+    made = list[str]()
+    threads = [Thread(target=lambda: made.append(RunFolder.create(bucket, "t", noon).name)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == ["t-20250301-123005", *(f"t-20250301-123005-{number}" for number in (2, 3, 4))]
+
+
+def test_one_driver_at_a_time_on_an_object_store(bucket: str) -> None:
+    folder = RunFolder.create(bucket, "t")
+    with holding(folder, print) as held:
+        held.write_text("note", "mine")
+        with pytest.raises(LeaseError), holding(folder, print):
+            pass
+        with holding(folder, print, told=True) as other:
+            other.write_text("note", "its")
+            for change in (lambda: held.write_text("note", "mine"), lambda: held.remove("note")):
+                with pytest.raises(LeaseError):
+                    change()
+    assert folder.read_text("note") == "its"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 from rayfed.errors import RunError
-from rayfed.store import checkpoint, client_states
+from rayfed.store import checkpoint
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
 from rayfed.store.images import decode_png, encode_png
@@ -124,7 +125,7 @@ def test_crash_before_the_replacement_leaves_the_old_file(
         with pytest.raises(Died):
             folder.write_text("status.json", "new")
     assert folder.read_text("status.json") == "old"
-    assert os.listdir(folder.root) == ["status.json"]
+    assert set(os.listdir(folder.root)) == {"lease", "status.json"}
 
 
 def test_full_disk_is_a_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,17 +242,45 @@ def test_damaged_part_is_named(folder: RunFolder) -> None:
         folder.read_table("rounds")
 
 
-def test_drop_after_keeps_what_a_resume_builds_on(folder: RunFolder) -> None:
+def saved_rounds(folder: RunFolder, rounds: int) -> None:
+    """Rounds with their tables and checkpoints, of which the last one's never came."""
     folder.write_part("partition", 0, [full_row("partition")])
-    for round in range(4):
+    for round in range(rounds + 1):
         folder.write_part("rounds", round, [full_row("rounds", round=round)])
         folder.write_part("clients", round, [full_row("clients", round=round)])
-    folder.drop_after(1)
-    assert folder.read_table("rounds")["round"].to_pylist() == [0, 1]
-    assert folder.read_table("clients")["round"].to_pylist() == [0, 1]
+        if round < rounds:
+            checkpoint.save(folder, replace(state(round), tables=["rounds", "clients"]))
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_tables_have_the_rounds_of_the_checkpoint(folder: RunFolder, rounds: int) -> None:
+    saved_rounds(folder, rounds)
+    checkpoint.begin(folder)
+    for table in ("rounds", "clients"):
+        assert folder.read_table(table)["round"].to_pylist() == list(range(rounds))
+        assert len(folder.files(table)) == rounds
     assert len(folder.read_table("partition")) == 1
-    folder.drop_after(-1)
-    assert len(folder.read_table("rounds")) == 0
+
+
+def test_a_part_that_is_lost_is_named(folder: RunFolder) -> None:
+    saved_rounds(folder, 3)
+    folder.remove("clients/part-00001.parquet")
+    assert len(folder.read_table("rounds")) == 3
+    with pytest.raises(RunError, match=r"clients/part-00001\.parquet' is missing"):
+        folder.read_table("clients")
+
+
+def test_a_lost_state_of_a_client_shows_where_it_is_read(folder: RunFolder) -> None:
+    checkpoint.save(folder, state(1))
+    [lost] = [name for name in client_files(folder) if "/300." in name]
+    folder.remove(lost)
+    assert list(checkpoint.load_states(folder, "../arm", [0], 2)) == [0]
+    for read in (
+        lambda: checkpoint.load_states(folder, "../arm", [0, 300], 2),
+        lambda: checkpoint.save(folder, Checkpoint(2, {}, {"../arm": {301: {"key": None}}})),
+    ):
+        with pytest.raises(RunError, match="states of clients of arm"):
+            read()
 
 
 def test_parts_are_plain_parquet_for_other_tools(tmp_path: Path) -> None:
@@ -390,7 +419,7 @@ def test_crash_at_any_write_leaves_a_whole_checkpoint(
         with pytest.raises(Died):
             checkpoint.save(folder, newer)
     assert_is(folder, state(6))
-    client_states.tidy(folder, before=7)
+    checkpoint.begin(folder)
     assert len(client_files(folder)) == 2
     checkpoint.save(folder, newer)
     assert_is(folder, newer)
@@ -411,7 +440,7 @@ def test_crash_before_tidying_leaves_the_new_checkpoint(tmp_path: Path, monkeypa
             checkpoint.save(folder, state(7))
     assert_is(folder, state(7))
     assert len(client_files(folder)) == 4  # two versions a client
-    client_states.tidy(folder, before=8)
+    checkpoint.begin(folder)
     assert len(client_files(folder)) == 2
     assert_is(folder, state(7))
 

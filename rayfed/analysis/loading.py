@@ -17,6 +17,7 @@ from rayfed.analysis.notebook import html
 from rayfed.analysis.pictures import Picture
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
 from rayfed.errors import RunError, nearest
+from rayfed.store import exits
 from rayfed.store.folder import SCENARIO, RunFolder
 from rayfed.store.schemas import TABLES, image_key
 
@@ -106,7 +107,7 @@ class Results(ABC):
     @property
     def status(self) -> dict[str, Any]:
         """Progress: `state`, `error`, and `rounds_done` of `rounds` or `trials_done`; empty before it began."""
-        return self.folder.read_mapping("status.json") if self.folder.exists("status.json") else {}
+        return exits.status(self.folder)
 
 
 class Run(Results):

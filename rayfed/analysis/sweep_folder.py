@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
 
@@ -61,7 +61,7 @@ class SweepFolder:
             raise RunError(
                 f"'{run}' in {self.url}/{OUTCOMES_FILE} is no trial of a sweep: the file is damaged, or not ours"
             )
-        return RunFolder(self.files.fs, f"{self.files.root}/{run}")
+        return replace(self.files, root=f"{self.files.root}/{run}")
 
     def trial_names(self) -> list[str]:
         """Return the trials that have a run folder, whether or not they have ended."""

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from rayfed.errors import FencedError, Killed, UserError
+from rayfed.errors import Killed, UserError
 from rayfed.store import exits
 
 
@@ -52,8 +52,6 @@ Out = Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its URL.", show_default=False)]
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended, by the shell's convention."""
-FENCED = 3
-"""Exit code of a driver that another has taken the run from: what it computed is not in the folder."""
 READER_GONE = 141
 """Exit code of a program whose output nobody reads any more, by the shell's convention."""
 
@@ -62,7 +60,7 @@ READER_GONE = 141
 def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     """Turn errors into one message and an exit code.
 
-    2 is for the user's mistakes, 1 for ours, 3 where another driver has the run, 130 for an interruption, and 128 and
+    2 is for the user's mistakes, and where another driver has the run; 1 for ours, 130 for an interruption, and 128 and
     its number for a signal.
     """
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -72,7 +70,7 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
         if debug:
             raise
         errors.print(f"[red]error:[/red] {escape(str(error))}")
-        raise typer.Exit(FENCED if isinstance(error, FencedError) else 2) from None
+        raise typer.Exit(2) from None
     except (KeyboardInterrupt, BdbQuit) as error:
         errors.print(exits.said(error) + "; what is complete is kept: `rayfed resume RUN` continues" * resumable)
         raise typer.Exit(128 + error.signal if isinstance(error, Killed) else INTERRUPTED) from None

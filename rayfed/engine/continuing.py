@@ -10,7 +10,7 @@ from rayfed import seeds
 from rayfed.analysis.compare import differences
 from rayfed.errors import RunError
 from rayfed.scenario import Scenario
-from rayfed.store import client_states, run_key
+from rayfed.store import run_key
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import SCENARIO, RunFolder
 
@@ -134,10 +134,3 @@ def with_key(scenario: Scenario, folder: RunFolder, saved: Checkpoint | None) ->
 def finished(folder: RunFolder) -> bool:
     """Return whether a run has come to its end, its report included."""
     return folder.exists("report.html") and folder.read_mapping("status.json")["state"] == "finished"
-
-
-def drop_after(folder: RunFolder, saved: Checkpoint | None) -> None:
-    """Remove the files of a round that did not end."""
-    round = saved.round if saved else -1
-    folder.drop_after(round)
-    client_states.tidy(folder, round + 1)

@@ -47,5 +47,8 @@ class SweepProgress:
     def starting(self, scenario: Scenario, folder: SweepFolder, where: str, trials: int, done: int) -> None:
         """`trials` trials begin, `done` were played before; `where` says in words what runs where."""
 
+    def note(self, message: str) -> None:
+        """Something happened that the user should know: another driver has died, and its sweep goes on."""
+
     def trial_done(self, trial: Trial, rows: Sequence[dict[str, Any]]) -> None:
         """A trial has ended; `rows` are its outcomes."""

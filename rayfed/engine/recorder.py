@@ -6,11 +6,12 @@ import json
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from io import StringIO
 
 from rayfed.engine.tables import RoundTables
-from rayfed.errors import FencedError, UserError
+from rayfed.errors import LeaseError, UserError
 from rayfed.store import checkpoint, exits
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.exits import RunKind
@@ -31,16 +32,17 @@ class RunRecorder:
         self._text.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {message}\n")
         self._folder.write_text("log.txt", self._text.getvalue())
 
-    def write(self, round: int, tables: RoundTables) -> None:
-        """Write a round's part of every table that has rows."""
-        for table, rows in vars(tables).items():
-            if rows:
-                self._folder.write_part(table, round, rows)
+    def write(self, round: int, tables: RoundTables) -> list[str]:
+        """Write a round's part of every table that has rows, and return their names."""
+        written = [table for table, rows in vars(tables).items() if rows]
+        for table in written:
+            self._folder.write_part(table, round, getattr(tables, table))
+        return written
 
     def finish_round(self, tables: RoundTables, state: Checkpoint) -> None:
         """Write a finished round in this order: its tables, the checkpoint to go on from, the status."""
-        self.write(state.round, tables)
-        checkpoint.save(self._folder, state)
+        written = self.write(state.round, tables)
+        checkpoint.save(self._folder, replace(state, tables=written))
         self._running(state.round + 1)
         for row in tables.rounds:
             accuracy = "" if row.get("test_accuracy") is None else f", test accuracy {row['test_accuracy']:.4f}"
@@ -55,10 +57,12 @@ class RunRecorder:
     def recording(self, first: int, reports: bool = True) -> Iterator[None]:
         """Keep status, log and report true however the run ends, which begins at round `first`."""
         self._running(first)
+        if self._folder.lease and self._folder.lease.taken_from:
+            self.line(self._folder.lease.taken_from)
         self.line(f"run starts at round {first} of {self._rounds}")
         try:
             yield
-        except FencedError:
+        except LeaseError:
             raise  # the folder is another driver's
         except BaseException as error:
             self._note_end(error)

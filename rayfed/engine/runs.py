@@ -15,7 +15,6 @@ from rayfed.engine.continuing import (
     check_attacked,
     check_same,
     check_streams,
-    drop_after,
     finished,
     what_counts,
     with_key,
@@ -34,6 +33,7 @@ from rayfed.report.terminal_run import guarantee_lines
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint, exits, run_key
 from rayfed.store.folder import SCENARIO, RunFolder
+from rayfed.store.lease import holding
 from rayfed.store.schemas import TABLES
 
 
@@ -45,29 +45,35 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
     inputs = prepare(scenario.model_copy(update={"sweep": None}))
     _ = inputs.privacy  # what cannot be accounted, or kept to a budget, shows before there is a folder
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
-    _describe(inputs, folder)
-    _play(inputs, folder, execution, progress, None)
+    with holding(folder, progress.note) as held:
+        _describe(inputs, held)
+        _play(inputs, held, execution, progress, None)
     return folder
 
 
 def launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progress: Progress) -> None:
     """Run a scenario, one trial of a sweep, in this folder, from the last complete round that is there.
 
-    No report is made. Raises `RunError` where the run has failed before: it would again; and where its rounds have
+    No report is made. A driver that played the trial before, alive or not, is taken over: whoever plays the sweep says
+    who plays its trials. Raises `RunError` where the run has failed before: it would again; and where its rounds have
     followed another scenario.
     """
-    status = folder.read_mapping("status.json") if folder.exists("status.json") else {}
+    with holding(folder, progress.note, told=True) as held:
+        _launch_in(held, scenario, execution, progress)
+
+
+def _launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progress: Progress) -> None:
+    status = exits.status(folder)
     if status.get("state") == "failed":
         raise RunError(status["error"])
     if status:
         check_streams(folder)
-    saved, over = checkpoint.load(folder), status.get("state") == "finished"
+    saved, over = checkpoint.begin(folder), status.get("state") == "finished"
     inputs = prepare(scenario if over else with_key(scenario, folder, saved))
     check_same(folder, saved, inputs.scenario)
     if over:
         run_key.remove(folder)  # its process may have died before it did
         return
-    drop_after(folder, saved)
     _describe(inputs, folder)
     _play(inputs, folder, execution, progress, saved, reports=False)
 
@@ -76,17 +82,23 @@ def resume(path: str, execution: Execution, progress: Progress, extend: bool = F
     """Continue a run after its last complete round; a finished one is left as it is.
 
     With `extend` by its scenario as it is now, in which rounds and attacks to come may have changed. Raises `RunError`
-    where there is nothing to resume, and where the rounds that are played followed another scenario.
+    where there is nothing to resume, and where the rounds that are played followed another scenario; `LeaseError` where
+    its driver is alive.
     """
     folder = RunFolder.open(path)
-    status = folder.read_mapping("status.json") if folder.exists("status.json") else {}
-    if status.get("kind") == "attack":
+    if exits.status(folder).get("kind") == "attack":
         raise RunError(
             f"{folder.url}: it attacked without training; nothing to resume: attack again with `rayfed attack`"
         )
     check_streams(folder)
+    with holding(folder, progress.note) as held:
+        _resume(held, execution, progress, extend)
+    return folder
+
+
+def _resume(folder: RunFolder, execution: Execution, progress: Progress, extend: bool) -> None:
     scenario = scenarios.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
-    saved = checkpoint.load(folder)
+    saved = checkpoint.begin(folder)
     inputs = prepare(with_key(scenario, folder, saved))
     check_same(folder, saved, inputs.scenario, extend)
     rounds = max(inputs.limits.values())
@@ -96,12 +108,8 @@ def resume(path: str, execution: Execution, progress: Progress, extend: bool = F
             f"{folder.url}: all {rounds} rounds are played; nothing to resume. To play more, raise federation.rounds "
             f"in its {SCENARIO} and `rayfed resume {folder.url} --extend`"
         )
-    if status and exits.state_of(status, alive=False) == "killed":
-        progress.note("the run was killed: its last driver ended without a word")
-    drop_after(folder, saved)
     folder.write_part("partition", 0, _partition_table(inputs))
     _play(inputs, folder, execution, progress, saved)
-    return folder
 
 
 def attack(scenario: Scenario, run: str | None, out: str | None, execution: Execution, progress: Progress) -> RunFolder:
@@ -116,6 +124,20 @@ def attack(scenario: Scenario, run: str | None, out: str | None, execution: Exec
         _check_fit(f"the run {run}", saved, inputs)
         check_attacked(run, saved, inputs.scenario)
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
+    with holding(folder, progress.note) as held:
+        _attack(inputs, held, run, saved, execution, progress)
+    return folder
+
+
+def _attack(
+    inputs: Inputs,
+    folder: RunFolder,
+    run: str | None,
+    saved: checkpoint.Checkpoint | None,
+    execution: Execution,
+    progress: Progress,
+) -> None:
+    round = saved.round + 1 if saved else 0
     _describe(inputs, folder)
     recorder, source = RunRecorder(folder, "attack", 0), RunFolder.open(run) if run else folder
     with recorder.recording(0), _federation(inputs, folder, execution, progress, saved, source) as federation:
@@ -123,7 +145,6 @@ def attack(scenario: Scenario, run: str | None, out: str | None, execution: Exec
         recorder.write(round, tables)
         recorder.line(f"attacked the weights of round {round}" + (f" of {run}" if run else ", which are untrained"))
         progress.round_done([], tables.attacks, tables.inferences)
-    return folder
 
 
 def _trained(run: str) -> checkpoint.Checkpoint:

@@ -15,11 +15,12 @@ from rayfed.engine.continuing import check_begun, check_streams, what_counts
 from rayfed.engine.environment import note_environment
 from rayfed.engine.progress import SweepProgress
 from rayfed.engine.search import Search, Tried, search
-from rayfed.errors import FencedError, RunError
+from rayfed.errors import LeaseError, RunError
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, check_values, fields_of, planned
 from rayfed.store import exits, run_key
 from rayfed.store.folder import RunFolder
+from rayfed.store.lease import holding
 from rayfed.store.schemas import VERSUS
 
 BEGUN = "begun.json"
@@ -36,20 +37,27 @@ def sweep(scenario: Scenario, out: str | None, execution: SweepExecution, progre
     """
     trials = _planned(scenario)
     files = RunFolder.create(out or scenario.output.folder, scenario.name)
-    files.write_text("scenario.yaml", scenario.dump())
-    files.write_text(BEGUN, json.dumps(_what_counts(scenario), indent=2))
-    folder = SweepFolder(files)
-    execution(SweepRecorder(scenario, folder, trials, [], progress))
-    return folder
+    with holding(files, progress.note) as held:
+        held.write_text("scenario.yaml", scenario.dump())
+        held.write_text(BEGUN, json.dumps(_what_counts(scenario), indent=2))
+        execution(SweepRecorder(scenario, SweepFolder(held), trials, [], progress))
+    return SweepFolder(files)
 
 
 def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepProgress) -> SweepFolder:
     """Play the missing trials of a sweep, and with `failed` once more those that have failed.
 
-    Raises `RunError` where there is nothing to play, and where the trials that are played had another scenario.
+    Raises `RunError` where there is nothing to play, and where the trials that are played had another scenario,
+    `LeaseError` where its driver is alive.
     """
     folder = SweepFolder.open(path)
     check_streams(folder.files)
+    with holding(folder.files, progress.note) as held:
+        _resume(SweepFolder(held), failed, execution, progress)
+    return folder
+
+
+def _resume(folder: SweepFolder, failed: bool, execution: SweepExecution, progress: SweepProgress) -> None:
     scenario = scenarios.parse(folder.files.read_text("scenario.yaml"), f"{folder.url}/scenario.yaml")
     if folder.files.exists(BEGUN):
         check_begun(folder.files, folder.files.read_mapping(BEGUN), _what_counts(scenario))
@@ -65,7 +73,6 @@ def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepPr
         if folder.trial(run).exists("status.json"):
             folder.trial(run).remove("status.json")
     execution(recorder)
-    return folder
 
 
 def _what_counts(scenario: Scenario) -> dict[str, Any]:
@@ -150,7 +157,7 @@ class SweepRecorder:
         self._status("running")
         try:
             yield
-        except FencedError:
+        except LeaseError:
             raise  # the folder is another driver's
         except BaseException as error:
             state = exits.exit_of(error)
@@ -180,7 +187,7 @@ class SweepRecorder:
     def _outcome(self, trial: Trial, error: str | None) -> list[dict[str, Any]]:
         run = f"{TRIALS}/{trial.name}"
         folder = self.folder.trial(run)
-        status = folder.read_mapping("status.json") if folder.exists("status.json") else {}
+        status = exits.status(folder)
         ended = status.get("state") == "finished" or 0 < status.get("rounds", 0) == status.get("rounds_done")
         known = {
             "trial": trial.name,

@@ -26,6 +26,7 @@ from rayfed.report.page import flat, optional_document, write_page
 from rayfed.report.passages import passages
 from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
 from rayfed.report.success_plots import success_rates
+from rayfed.store import exits
 from rayfed.store.folder import SCENARIO, RunFolder
 
 ALWAYS = ("psnr", "mse", "label_accuracy")
@@ -80,7 +81,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     worst_pairs = pictures(folder, [arm.worst for arm in arms if arm.worst])
     return {
         "name": str(scenario.get("name", folder.name)),
-        "status": optional_document(folder, "status.json"),
+        "status": exits.status(folder),
         "secure": words.secure(scenario),
         "arms": arms,
         "arm_names": names,

@@ -51,8 +51,7 @@ def has_private_states(results: Results) -> bool:
 
 
 def _copy(source: RunFolder, target: RunFolder) -> None:
-    parts = [f"{table}/{name}" for table in TABLES if table not in SAMPLES for name in source.files(table)]
-    tables = [name for name in parts if name.endswith(".parquet")]
+    tables = [name for table in TABLES if table not in SAMPLES for name in source.parts(table)]
     for name in (*tables, OUTCOMES_FILE, "status.json", SCENARIO):  # the last one makes it a run folder
         if source.exists(name):
             target.write_bytes(name, source.read_bytes(name))

@@ -21,6 +21,7 @@ from rayfed.report.explorer import PREFERRED, Explorer, explore
 from rayfed.report.page import flat, optional_document, write_page
 from rayfed.report.pictures import SHOWN, Pair, most_leaked, pictures, strips, within
 from rayfed.report.sweep_plots import curves
+from rayfed.store import exits
 from rayfed.store.folder import SCENARIO
 
 IMAGES = 7_500_000
@@ -66,7 +67,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     shown = within(every, IMAGES)
     return {
         "name": str(scenario.get("name", sweep.files.name)),
-        "status": optional_document(sweep.files, "status.json"),
+        "status": exits.status(sweep.files),
         "states": {state: _trials(row for row in rows if row["status"] == state) for state in _STATES},
         "arm_names": arms,
         "statements": words.of_sweep(found, told, classes, arms),

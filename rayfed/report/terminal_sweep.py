@@ -54,6 +54,10 @@ class SweepView:
         self._bar.start()
         self._task = self._bar.add_task("trials", total=trials, left="")
 
+    def note(self, message: str) -> None:
+        """Print something out of the ordinary."""
+        self._console.print(Text.assemble(("note:", "yellow"), f" {message}"))
+
     def trial_done(self, trial: Any, rows: Sequence[dict[str, Any]]) -> None:
         """Print one line for the trial, and how long the others will take."""
         self._ended += 1

@@ -1,27 +1,25 @@
 """Checkpoints: the state to resume a run from, the server's and, apart from it, the clients' private one.
 
 The server's file carries the round and a part of its own hash in its name and clients' files theirs
-(`rayfed.store.client_states`), so no save touches an older file; `latest.json`, replaced last and atomically, says
-which count. So a crash at any moment leaves one consistent whole: the old one or the new one.
+(`rayfed.store.client_states`), so no save touches an older file; what counts is replaced last and atomically
+(`rayfed.store.history`). So a crash at any moment leaves one consistent whole: the old one or the new one.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
 from rayfed.errors import RunError
-from rayfed.store import client_states
-from rayfed.store.client_states import Seal, State, damaged, verified
+from rayfed.store import client_states, history
+from rayfed.store.client_states import State, damaged, verified
 from rayfed.store.folder import RunFolder
+from rayfed.store.history import FOLDER, History
 from rayfed.store.states import packed
 
-_FOLDER = "checkpoint"
-_LATEST = f"{_FOLDER}/latest.json"
 _FILE = re.compile(r"[\w.-]+\.pt", re.ASCII)
 
 
@@ -39,6 +37,21 @@ class Checkpoint:
     It never leaves the clients' side but for its file, from which `load_states` reads the states that are asked for."""
     scenario: Mapping[str, Any] = field(default_factory=dict)
     """What determines the results, of the scenario that the rounds have followed; empty where that is not known."""
+    tables: Collection[str] | None = None
+    """Tables of which the round has written a part; None where nobody says, and in a loaded checkpoint."""
+
+
+def begin(folder: RunFolder) -> Checkpoint | None:
+    """Return the checkpoint that a driver goes on from and remove what does not count, of saves that never ended.
+
+    From now on this driver alone says what counts. None where no round is complete; raises `RunError` naming what is
+    missing or damaged.
+    """
+    found = history.begin(folder)
+    saved = load(folder)
+    folder.tidy()
+    client_states.tidy(folder, found)
+    return saved
 
 
 def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
@@ -48,26 +61,23 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     """
     server = packed(checkpoint.server, "server")
     digest = sha256(server).hexdigest()
-    file = f"round-{checkpoint.round:05d}.server.{digest[:8]}.pt"
-    _, _, seals = _pointer(folder) or (-1, {}, {})
-    replaced = []
+    file = f"round-{checkpoint.round:05d}{folder.tag}.server.{digest[:8]}.pt"
+    before = history.read(folder) or History(parts={})
+    clients, replaced = dict(before.clients), []
     for arm, states in checkpoint.clients.items():
         if states:
-            seals[arm], tidy = client_states.write(folder, arm, checkpoint.round, states, seals.get(arm, Seal()))
-            replaced.append(tidy)
-    folder.write_bytes(f"{_FOLDER}/{file}", server)
-    pointer = {
-        "round": checkpoint.round,
-        "server": {"file": file, "sha256": digest},
-        "clients": {arm: {"count": seal.count, "names": f"{seal.names:064x}"} for arm, seal in seals.items()},
-        "scenario": checkpoint.scenario,
-    }
-    folder.write_text(_LATEST, json.dumps(pointer, indent=2))
-    for name in folder.files(_FOLDER):
-        if f"{_FOLDER}/{name}" != _LATEST and name != file:  # of a save that was killed, too
-            folder.remove(f"{_FOLDER}/{name}")
-    for tidy in replaced:
-        tidy()
+            seals, olds = client_states.write(folder, arm, checkpoint.round, states, before)
+            clients[arm] = {**clients.get(arm, {}), **seals}
+            replaced += olds
+    folder.write_bytes(f"{FOLDER}/{file}", server)
+    pair = {"file": file, "sha256": digest}
+    parts = _parts(before, checkpoint)
+    now = History(checkpoint.round, before.drivers, pair, clients, parts, checkpoint.scenario)
+    kept = {history.write(folder, now), file}
+    for name in folder.files(FOLDER):
+        if name not in kept:  # of a save that was killed, too
+            folder.remove(f"{FOLDER}/{name}")
+    client_states.remove(folder, replaced)
 
 
 def load(folder: RunFolder) -> Checkpoint | None:
@@ -75,35 +85,44 @@ def load(folder: RunFolder) -> Checkpoint | None:
 
     Raises `RunError` naming what is missing or damaged.
     """
-    found = _pointer(folder)
-    if found is None:
+    found = history.read(folder)
+    if found is None or found.server is None:
         return None
-    round, server, seals = found
-    client_states.check(folder, seals, round + 1)
-    if not _FILE.fullmatch(server["file"]):  # it might lead out of the folder
-        raise damaged(folder, _LATEST)
-    state = verified(folder, f"{_FOLDER}/{server['file']}", server["sha256"])
-    return Checkpoint(round, state, scenario=folder.read_mapping(_LATEST).get("scenario", {}))
+    client_states.check(folder, found)
+    if not _FILE.fullmatch(found.server["file"]):  # it might lead out of the folder
+        raise damaged(folder, f"{FOLDER}/latest.json")
+    state = verified(folder, f"{FOLDER}/{found.server['file']}", found.server["sha256"])
+    return Checkpoint(found.round, state, scenario=found.scenario)
 
 
 def load_states(folder: RunFolder, arm: str, clients: Iterable[int], before: int) -> dict[int, State]:
     """Return the states of those of some clients of an arm that have one, as they are when a round begins.
 
-    Raises `RunError` naming what is damaged, or where the run has gone on since: it keeps the latest states alone.
+    Raises `RunError` naming what is missing or damaged, or where the run has gone on since: it keeps the latest states
+    alone.
     """
-    found = _pointer(folder)
-    if not found or arm not in found[2]:
-        return {}
-    states = client_states.read(folder, arm, clients, before)
-    if (latest := _pointer(folder)) is None or latest[0] + 1 != before:
-        raise RunError(f"the run {folder.url} has gone on meanwhile, and its clients' states with it: wait for its end")
+    found = history.read(folder) or History()
+    try:
+        states = client_states.read(folder, arm, clients, found)
+    except RunError:
+        _check_still(folder, before)
+        raise
+    _check_still(folder, before)
     return states
 
 
-def _pointer(folder: RunFolder) -> tuple[int, dict[str, str], dict[str, Seal]] | None:
-    """Read `latest.json`: the round, the server's file and its hash, and the seal of every arm's clients."""
-    if not folder.exists(_LATEST):
+def _check_still(folder: RunFolder, before: int) -> None:
+    """Raise `RunError` unless the last complete round of a run is the one before `before`."""
+    round = (history.read(folder) or History()).round
+    if round + 1 > before:
+        raise RunError(f"the run {folder.url} has gone on meanwhile, and its clients' states with it: wait for its end")
+    if round + 1 < before:
+        raise RunError(f"{folder.url} has no clients' states of round {before - 1}: restore {FOLDER} from a copy")
+
+
+def _parts(before: History, checkpoint: Checkpoint) -> Mapping[str, list[int]] | None:
+    """Return the rounds of every table's parts with this one's; None where nobody has said of which there are some."""
+    if before.parts is None or checkpoint.tables is None:
         return None
-    pointer = folder.read_mapping(_LATEST)
-    seals = {arm: Seal(of["count"], int(of["names"], 16)) for arm, of in pointer["clients"].items()}
-    return pointer["round"], pointer["server"], seals
+    new = {table: [*before.parts.get(table, []), checkpoint.round] for table in checkpoint.tables}
+    return {**before.parts, **new}

@@ -1,8 +1,9 @@
 """Clients' private states on the disk: one file a client and version, so that a round touches only its own clients.
 
-A file's name tells whose state it is, after which round, and its hash. What counts of a client is its latest version
-of a round that the checkpoint has (`rayfed.store.checkpoint`); later ones are of a save that never ended. The
-checkpoint keeps a seal of the names that count, which a round changes without looking at any other client's.
+A file's name tells whose state it is, after which round and by which driver, and its hash. What counts of a client is
+its latest version by whoever finished that round (`rayfed.store.history`); others are of a save that never ended.
+For every folder of some clients a seal of the names that count is kept: whoever reads a client's state sees whether one
+of them is lost, and a round changes the seals of its own clients' folders alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 from rayfed.errors import RunError
+from rayfed.store.files import tag
 from rayfed.store.folder import RunFolder
+from rayfed.store.history import History, Seal
 from rayfed.store.states import packed, unpacked
 
 State = dict[str, Any]
@@ -38,7 +41,7 @@ _BUCKET = 256
 """Number of clients whose files share a folder: few enough to list it for one of them."""
 _THREADS = 16
 """Number of files that are read or written at a time: each waits far longer for a disk or server than for us."""
-_NAME = re.compile(r"(\d+)\.(\d+)\.([0-9a-f]{64})\.pt")
+_NAME = re.compile(r"(\d+)\.(\d+)(?:-(\d+))?\.([0-9a-f]{64})\.pt", re.ASCII)
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -50,70 +53,60 @@ class Version:
 
     client: int
     round: int
+    driver: int
+    """Number of the driver that wrote it."""
     digest: str
     """SHA-256 of the file, hexadecimal."""
 
     @property
     def name(self) -> str:
         """Name of the file in its folder."""
-        return f"{self.client}.{self.round}.{self.digest}.pt"
+        return f"{self.client}.{self.round}{tag(self.driver)}.{self.digest}.pt"
+
+    def path(self, arm: str) -> str:
+        """Return the name of the file in the run folder."""
+        return f"{FOLDER}/{_bucket(arm, self.client)}/{self.name}"
 
 
-@dataclass(frozen=True)
-class Seal:
-    """Checksum of the names of an arm's files: one that is lost, or of another run, shows."""
+def read(folder: RunFolder, arm: str, clients: Iterable[int], history: History) -> dict[int, State]:
+    """Return the states of those of some clients of an arm that have one.
 
-    count: int = 0
-    names: int = 0
-    """Exclusive or of the names' hashes, so that one can be taken out or put in."""
-
-    def with_(self, *changed: Version) -> Seal:
-        """Return the seal after these names have been added."""
-        return self._toggled(len(changed), changed)
-
-    def without(self, *changed: Version) -> Seal:
-        """Return the seal after these names have been removed."""
-        return self._toggled(-len(changed), changed)
-
-    def _toggled(self, more: int, changed: Iterable[Version]) -> Seal:
-        names = self.names
-        for version in changed:
-            names ^= int.from_bytes(sha256(version.name.encode()).digest())
-        return Seal(self.count + more, names)
-
-
-def read(folder: RunFolder, arm: str, clients: Iterable[int], before: int) -> dict[int, State]:
-    """Return the states of those of some clients of an arm that have one, as they are when a round begins.
-
-    Raises `RunError` naming a file that is damaged.
+    Raises `RunError` naming a file that is damaged, or the folder of one that is lost.
     """
 
     def state(version: Version) -> State:
-        return verified(folder, f"{_bucket(arm, version.client)}/{version.name}", version.digest)
+        return verified(folder, version.path(arm), version.digest)
 
-    versions = [of[-1] for of in _versions(folder, arm, clients, before).values() if of]
+    counted = _counted(folder, arm, clients, history)
+    versions = [counted[client][-1] for client in clients if client in counted]
     return dict(zip((v.client for v in versions), _all(state, versions), strict=True))
 
 
 def write(
-    folder: RunFolder, arm: str, round: int, states: Mapping[int, State], seal: Seal
-) -> tuple[Seal, Callable[[], None]]:
-    """Write some clients' states after a round; return the new seal, and a function that removes the old versions.
+    folder: RunFolder, arm: str, round: int, states: Mapping[int, State], before: History
+) -> tuple[dict[str, Seal], list[str]]:
+    """Write some clients' states after a round; return the new seals, and the files that are to be removed.
 
-    That is to be called when the checkpoint counts the new ones. Raises `TypeError` for a state that could not be
-    loaded again.
+    That is for when the new ones count. Raises `TypeError` for a state that could not be loaded again, `RunError` where
+    one of those before is lost.
     """
     make_private(folder)
-    olds = [version for of in _versions(folder, arm, states, round).values() for version in of]
+    counted = _counted(folder, arm, states, before)
     files = {client: packed(state, f"clients[{arm!r}][{client}]") for client, state in states.items()}
-    news = [Version(client, round, sha256(data).hexdigest()) for client, data in files.items()]
-    _all(lambda v: folder.write_bytes(f"{_bucket(arm, v.client)}/{v.name}", files[v.client]), news)
-    counted = {version.client: version for version in olds}  # the latest of a client comes last
+    news = [Version(client, round, folder.token, sha256(data).hexdigest()) for client, data in files.items()]
+    _all(lambda v: folder.write_bytes(v.path(arm), files[v.client]), news)
+    seals = dict(before.clients.get(arm, {}))
+    changed = dict[str, Seal]()
+    for new in news:
+        bucket = _bucket(arm, new.client)
+        old = [version.name for version in counted.get(new.client, [])[-1:]]
+        changed[bucket] = changed.get(bucket, seals.get(bucket, Seal())).without(*old).with_(new.name)
+    return changed, [old.path(arm) for client in states for old in counted.get(client, [])]
 
-    def tidy() -> None:
-        _all(lambda v: folder.remove(f"{_bucket(arm, v.client)}/{v.name}"), olds)
 
-    return seal.without(*counted.values()).with_(*news), tidy
+def remove(folder: RunFolder, names: Iterable[str]) -> None:
+    """Remove files that newer ones have replaced."""
+    _all(folder.remove, names)
 
 
 def make_private(folder: RunFolder) -> None:
@@ -130,26 +123,20 @@ def holds_any(folder: RunFolder) -> bool:
     return any(folder.files(f"{FOLDER}/{bucket}") for bucket in folder.folders(FOLDER))
 
 
-def check(folder: RunFolder, seals: Mapping[str, Seal], before: int) -> None:
+def check(folder: RunFolder, history: History) -> None:
     """Raise `RunError` unless all files that count are there; they are not read."""
-    for arm, seal in seals.items():
-        buckets = [name for name in folder.folders(FOLDER) if name.startswith(_prefix(arm))]
-        counted = [of[-1] for bucket in buckets for of in _listed(folder, f"{FOLDER}/{bucket}", before).values()]
-        if Seal().with_(*counted) != seal:
-            raise RunError(
-                f"'{folder.url}/{FOLDER}' has {len(counted)} of the {seal.count} states of clients of arm '{arm}', or "
-                f"others; restore it from a copy, or start the run again from {folder.url}/scenario.yaml"
-            )
+    for arm, seals in history.clients.items():
+        listed = _all(lambda bucket: _listed(folder, bucket, history), seals)
+        _check(folder, arm, seals, dict(zip(seals, listed, strict=True)))
 
 
-def tidy(folder: RunFolder, before: int) -> None:
+def tidy(folder: RunFolder, history: History) -> None:
     """Remove versions that do not count: of a save that never ended, and those that later ones have replaced."""
     for bucket in folder.folders(FOLDER):
-        path = f"{FOLDER}/{bucket}"
-        counted = {of[-1].name for of in _listed(folder, path, before).values()}
-        for name in folder.files(path):
+        counted = {of[-1].name for of in _listed(folder, bucket, history).values()}
+        for name in folder.files(f"{FOLDER}/{bucket}"):
             if name not in counted:
-                folder.remove(f"{path}/{name}")
+                folder.remove(f"{FOLDER}/{bucket}/{name}")
 
 
 def verified(folder: RunFolder, name: str, digest: str) -> dict[Any, Any]:
@@ -174,25 +161,44 @@ def damaged(folder: RunFolder, name: str) -> RunError:
     )
 
 
-def _versions(folder: RunFolder, arm: str, clients: Iterable[int], before: int) -> dict[int, list[Version]]:
-    """Return each client's versions of earlier rounds, in order."""
-    wanted = list(clients)
-    buckets = sorted({_bucket(arm, client) for client in wanted})
-    listed = dict(zip(buckets, _all(lambda bucket: _listed(folder, bucket, before), buckets), strict=True))
-    return {client: listed[_bucket(arm, client)].get(client, []) for client in wanted}
+def _counted(folder: RunFolder, arm: str, clients: Iterable[int], history: History) -> dict[int, list[Version]]:
+    """Return the versions of the clients of an arm that share folders with these; the last one of each counts.
+
+    Raises `RunError` where one that counts is lost.
+    """
+    seals = history.clients.get(arm, {})
+    buckets = sorted({_bucket(arm, client) for client in clients} & seals.keys())
+    listed = dict(zip(buckets, _all(lambda bucket: _listed(folder, bucket, history), buckets), strict=True))
+    _check(folder, arm, seals, listed)
+    return {client: of for found in listed.values() for client, of in found.items()}
 
 
-def _listed(folder: RunFolder, bucket: str, before: int) -> dict[int, list[Version]]:
+def _check(
+    folder: RunFolder, arm: str, seals: Mapping[str, Seal], listed: Mapping[str, Mapping[int, list[Version]]]
+) -> None:
+    """Raise `RunError` unless the seals of some folders are those of the versions that count in them."""
+    found = {bucket: Seal().with_(*(of[-1].name for of in versions.values())) for bucket, versions in listed.items()}
+    if any(seals[bucket] != seal for bucket, seal in found.items()):
+        there, all_ = sum(seal.count for seal in found.values()), sum(seals[bucket].count for bucket in found)
+        raise RunError(
+            f"'{folder.url}/{FOLDER}' has {there} of the {all_} states of clients of arm '{arm}', or "
+            f"others; restore it from a copy, or start the run again from {folder.url}/scenario.yaml"
+        )
+
+
+def _listed(folder: RunFolder, bucket: str, history: History) -> dict[int, list[Version]]:
+    """Return each client's versions by who finished their rounds, in order."""
     found: dict[int, list[Version]] = {}
-    for name in folder.files(bucket):
-        match = _NAME.fullmatch(name)
-        if match and int(match[2]) < before:
-            found.setdefault(int(match[1]), []).append(Version(int(match[1]), int(match[2]), match[3]))
+    for name in folder.files(f"{FOLDER}/{bucket}"):
+        if match := _NAME.fullmatch(name):
+            version = Version(int(match[1]), int(match[2]), int(match[3] or 1), match[4])
+            if version.round <= history.round and version.driver == history.driver_of(version.round):
+                found.setdefault(version.client, []).append(version)
     return {client: sorted(of, key=lambda version: version.round) for client, of in found.items()}
 
 
 def _bucket(arm: str, client: int) -> str:
-    return f"{FOLDER}/{_prefix(arm)}{client // _BUCKET:06d}"
+    return f"{_prefix(arm)}{client // _BUCKET:06d}"
 
 
 def _prefix(arm: str) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bdb import BdbQuit
-from collections.abc import Mapping
 from typing import Any, Literal
 
-from rayfed.errors import FencedError, Killed
+from rayfed.errors import Killed, LeaseError
+from rayfed.store.files import Files
+from rayfed.store.lease import has_died
 
 Exit = Literal["running", "finished", "failed", "interrupted", "killed", "fenced"]
 """`interrupted` by Ctrl-C or a sweep's scheduler; `killed` by a signal, or without a word; `fenced` by another driver,
@@ -18,7 +19,7 @@ RunKind = Literal["training", "attack"]
 
 def exit_of(error: BaseException) -> Exit:
     """Return the word for a run that this has ended."""
-    if isinstance(error, FencedError):
+    if isinstance(error, LeaseError):
         return "fenced"
     if isinstance(error, Killed):
         return "killed"
@@ -30,13 +31,10 @@ def said(error: BaseException) -> str:
     return str(error) if isinstance(error, Killed) else exit_of(error)
 
 
-def state_of(status: Mapping[str, Any], alive: bool) -> str:
-    """Return the word for a run as it is found; `alive` is whether a driver still plays it.
-
-    One that never came to write its end was killed.
-    """
-    state = str(status.get("state", "unknown"))
-    return "killed" if state == "running" and not alive else state
+def status(files: Files) -> dict[str, Any]:
+    """Return a run's or sweep's status.json, empty where there is none; one whose driver has died was killed."""
+    found = files.read_mapping("status.json") if files.exists("status.json") else {}
+    return found | {"state": "killed"} if found.get("state") == "running" and has_died(files) else found
 
 
 def advice(state: str, kind: str | None, run: str = "RUN") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
@@ -74,15 +75,15 @@ class _Pair(_Part):
     sha256: str
 
 
-class _Seal(_Part):
-    count: int
-    names: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Seal = Annotated[str, Field(pattern=r"^\d+ [0-9a-f]{64}$")]
 
 
 class _Latest(_Part):
     round: int
-    server: _Pair
-    clients: dict[str, _Seal]
+    drivers: Annotated[list[Annotated[list[int], Field(min_length=2, max_length=2)]], Field(min_length=1)]
+    server: _Pair | None
+    clients: dict[str, dict[str, _Seal]]
+    parts: dict[str, list[int]] | None
     scenario: dict[str, Any] = {}
 
 
@@ -94,11 +95,15 @@ _SHAPES: dict[str, type[BaseModel]] = {
 }
 
 
+_DRIVER = re.compile(r"(?<=latest)-\d+(?=\.json$)", re.ASCII)
+"""Number of the driver in a file's name."""
+
+
 def check_shape(name: str, value: Any) -> None:
     """Raise `ValueError` unless a document of this name has the shape that a run writes."""
     try:
         _PLAIN.validate_python(value)
-        if shape := _SHAPES.get(name):
+        if shape := _SHAPES.get(_DRIVER.sub("", name)):
             shape.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]

@@ -1,0 +1,244 @@
+"""The files of a folder: read and replaced whole, on a local disk or any fsspec file system.
+
+A local file is written beside its target, forced to the disk and renamed over it; on other file systems one put is
+one object. So a reader sees the old content or the new, never half of it, whenever a process dies.
+
+Whatever writes or removes a file asks the folder's lease first, where it has one (`rayfed.store.lease`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from rayfed.documents import read_json, read_yaml
+from rayfed.errors import RunError
+from rayfed.store.shapes import check_shape
+
+
+class Fence(Protocol):
+    """What a folder asks before it changes a file."""
+
+    @property
+    def token(self) -> int:
+        """Number of the driver that holds the folder, from 1: each has a higher one than those before."""
+
+    @property
+    def taken_from(self) -> str:
+        """The driver before, in words, where it had not ended; otherwise empty."""
+
+    def check(self) -> None:
+        """Raise `LeaseError` where another driver has taken the folder over."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of one folder; names in all methods are relative to it (`status.json`, `checkpoint/latest.json`)."""
+
+    fs: AbstractFileSystem
+    root: str
+    """Path of the folder, as `fs` writes paths."""
+    lease: Fence | None = field(default=None, compare=False)
+    """Held by whoever writes; readers, and who makes a folder that nobody else knows, have none."""
+
+    @property
+    def token(self) -> int:
+        """The driver's number, 1 for the first."""
+        return self.lease.token if self.lease else 1
+
+    @property
+    def tag(self) -> str:
+        """What the driver adds to the names of files that another would give other contents: `-2`; none for the first.
+
+        So no driver replaces or removes what a later one has written, however late its last request arrives.
+        """
+        return tag(self.token)
+
+    def check(self) -> None:
+        """Raise `LeaseError` where another driver has taken the folder over."""
+        if self.lease:
+            self.lease.check()
+
+    @property
+    def url(self) -> str:
+        """The folder as a user would write it: a plain path where it is local, else a URL."""
+        return self.root if isinstance(self.fs, LocalFileSystem) else str(self.fs.unstrip_protocol(self.root))
+
+    @property
+    def name(self) -> str:
+        """The folder's own name, `<name>-<time>`."""
+        return self.root.rpartition("/")[2]
+
+    def exists(self, name: str) -> bool:
+        """Return whether the run has this file."""
+        with explained("look into", self._url(name), "check the address and your rights there"):
+            self.fs.invalidate_cache()  # object stores remember listings; another process may have written since
+            return bool(self.fs.exists(self._path(name)))
+
+    def read_bytes(self, name: str) -> bytes:
+        """Read a whole file; raises `RunError` where it cannot be read."""
+        with explained("read", self._url(name), "is it a complete run folder, and may you read it?"):
+            return bytes(self.fs.cat_file(self._path(name)))
+
+    def write_bytes(self, name: str, data: bytes, private: bool = False) -> None:
+        """Write a whole file atomically, replacing an older one; raises `RunError` where it cannot be written.
+
+        On a local disk a `private` file is never readable for anybody but its owner.
+        """
+        self.check()
+        path = self._path(name)
+        with explained("write", self._url(name), "is the disk full or read-only?"):
+            self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            if isinstance(self.fs, LocalFileSystem):
+                _replace(Path(path), data, 0o600 if private else 0o666)
+            else:
+                self.fs.pipe_file(path, data)
+
+    def claim(self, name: str, data: bytes) -> bool:
+        """Write a file unless there is one of that name, in one step; return whether the file is this one.
+
+        `data` is to be like no other's. Local disks, S3, Google's and Azure's stores know such a step; for others,
+        fsspec looks and then writes, and of two that do so at a time the later one has it. Raises `RunError` where it
+        cannot be written.
+        """
+        self.check()
+        path = self._path(name)
+        with explained("write", self._url(name), "is the disk full or read-only?"):
+            self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            try:
+                if isinstance(self.fs, LocalFileSystem):
+                    _new(path, data)
+                else:
+                    self.fs.pipe_file(path, data, mode="create")
+            except Exception:  # each file system has its own for this; and a put that was tried again meets itself
+                self.fs.invalidate_cache()
+                if not self.fs.exists(path):
+                    raise
+            return bool(self.fs.cat_file(path) == data)
+
+    def make_private(self, folder: str) -> None:
+        """Make a subfolder that its owner alone may enter, where the file system is local; others have own rights.
+
+        Raises `RunError` where it cannot be made.
+        """
+        self.check()
+        with explained("make the folder", self._url(folder), "is the disk full or read-only?"):
+            self.fs.makedirs(self._path(folder), exist_ok=True)
+            if isinstance(self.fs, LocalFileSystem):
+                Path(self._path(folder)).chmod(0o700)
+
+    def read_text(self, name: str) -> str:
+        """Read a whole UTF-8 file; raises `RunError` for one that is none."""
+        try:
+            return self.read_bytes(name).decode()
+        except UnicodeDecodeError as error:
+            raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore it from a copy") from error
+
+    def read_mapping(self, name: str) -> dict[str, Any]:
+        """Read the `key: value` pairs of a YAML or JSON file; raises `RunError` where it holds something else."""
+        try:
+            text = self.read_text(name)
+            value = read_json(text) if name.endswith(".json") else read_yaml(text)[0]
+            if isinstance(value, dict):
+                check_shape(name, value)
+        except ValueError as error:
+            raise RunError(f"'{self._url(name)}' cannot be read: {error}; restore it from a copy") from error
+        if not isinstance(value, dict):
+            kind = type(value).__name__
+            raise RunError(f"'{self._url(name)}' should hold `key: value` pairs, not {kind}; restore it from a copy")
+        return value
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a whole UTF-8 file atomically."""
+        self.write_bytes(name, text.encode())
+
+    def remove(self, name: str) -> None:
+        """Delete a file; raises `RunError` where that fails."""
+        self.check()
+        with explained("remove", self._url(name), "may you write there?"):
+            self.fs.rm_file(self._path(name))
+
+    def files(self, folder: str) -> list[str]:
+        """Return the names of the files in a subfolder, sorted; empty where it does not exist."""
+        return self._names(folder, "file")
+
+    def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders in a subfolder, sorted; empty where it does not exist."""
+        return self._names(folder, "directory")
+
+    def _names(self, folder: str, type: str) -> list[str]:
+        with explained("list", self._url(folder), "check the address and your rights there"):
+            self.fs.invalidate_cache()
+            try:
+                entries = self.fs.ls(self._path(folder), detail=True)
+            except FileNotFoundError:
+                return []
+        return sorted(entry["name"].rpartition("/")[2] for entry in entries if entry["type"] == type)
+
+    def _path(self, name: str) -> str:
+        return f"{self.root}/{name}"
+
+    def _url(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+
+def tag(token: int) -> str:
+    """Return what the driver of this number adds to names: `-2`, nothing for the first."""
+    return f"-{token}" if token > 1 else ""
+
+
+def located(path: str) -> tuple[AbstractFileSystem, str]:
+    """Return the file system behind a local path or URL, and the path on it."""
+    with explained("use", path, "give a local folder, or an fsspec URL whose package is installed (s3:// needs s3fs)"):
+        fs, root = url_to_fs(os.path.expanduser(path))
+        return fs, root
+
+
+def _new(path: str, data: bytes) -> None:
+    """Write a local file that must not be there yet; where this dies on the way, it is there and empty."""
+    with open(path, "xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    """Write `data` to a local path in one step that survives a crash and a power cut; umask takes from its `mode`."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+    if hasattr(os, "O_DIRECTORY"):  # the rename itself is on the disk only once the directory is; not so on Windows
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+@contextmanager
+def explained(action: str, path: str, advice: str) -> Iterator[None]:
+    """Turn what a file system raises into a `RunError`.
+
+    Any exception counts: those of object stores (missing credentials, unknown bucket) share no base class.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise RunError(f"cannot {action} '{path}': {type(error).__name__}: {error}; {advice}") from error

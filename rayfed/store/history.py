@@ -1,0 +1,109 @@
+"""What counts in a run folder: the rounds that are finished, by which driver each, and the files that belong to them.
+
+It stands in `checkpoint/latest.json`, replaced last and atomically by each save. A driver that takes a run over copies
+it to a file of its own (`latest-2.json`) before it does anything else, and the file of the latest driver is the one
+that counts: what a driver that has been taken over still had on its way changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any
+
+from rayfed.store.files import Files
+
+FOLDER = "checkpoint"
+_LATEST = re.compile(r"latest(?:-(\d+))?\.json", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Seal:
+    """Checksum of the names of some files: one that is lost, or of another run, shows."""
+
+    count: int = 0
+    names: int = 0
+    """Exclusive or of the names' hashes, so that one can be taken out or put in."""
+
+    def with_(self, *changed: str) -> Seal:
+        """Return the seal after these names have been added."""
+        return self._toggled(len(changed), changed)
+
+    def without(self, *changed: str) -> Seal:
+        """Return the seal after these names have been removed."""
+        return self._toggled(-len(changed), changed)
+
+    def _toggled(self, more: int, changed: Iterable[str]) -> Seal:
+        names = self.names
+        for name in changed:
+            names ^= int.from_bytes(sha256(name.encode()).digest())
+        return Seal(self.count + more, names)
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.names:064x}"
+
+    @classmethod
+    def parse(cls, text: str) -> Seal:
+        """Return the seal that was written so."""
+        count, names = text.split()
+        return cls(int(count), int(names, 16))
+
+
+@dataclass(frozen=True)
+class History:
+    """The finished rounds of a run."""
+
+    round: int = -1
+    """The last one; -1 before the first has ended."""
+    drivers: tuple[tuple[int, int], ...] = ((1, 0),)
+    """(number, first round that it finished) of every driver, in order."""
+    server: Mapping[str, str] | None = None
+    """`file` and `sha256` of the server's state after the last round."""
+    clients: Mapping[str, Mapping[str, Seal]] = field(default_factory=dict)
+    """Arm -> folder of some clients -> the seal of their states' files."""
+    parts: Mapping[str, list[int]] | None = None
+    """Table -> rounds of which it has a part; None where nobody has said."""
+    scenario: Mapping[str, Any] = field(default_factory=dict)
+    """What determines the results, of the scenario that the rounds have followed; empty where that is not known."""
+
+    def driver_of(self, round: int) -> int:
+        """Return the number of the driver that finished a round."""
+        return max((number for number, first in self.drivers if first <= round), default=1)
+
+
+def read(files: Files) -> History | None:
+    """Return what counts in a folder, None before anything does; raises `RunError` for a damaged file."""
+    name = _newest(files)
+    if name is None:
+        return None
+    found: dict[str, Any] = files.read_mapping(name)
+    clients = {arm: {k: Seal.parse(v) for k, v in of.items()} for arm, of in found["clients"].items()}
+    drivers = tuple((number, first) for number, first in found["drivers"])
+    return History(found["round"], drivers, found["server"], clients, found["parts"], found.get("scenario", {}))
+
+
+def write(files: Files, history: History) -> str:
+    """Let this count from now on, and return the name of the file that says so."""
+    document = vars(history) | {
+        "clients": {arm: {k: str(v) for k, v in of.items()} for arm, of in history.clients.items()}
+    }
+    name = f"latest{files.tag}.json"
+    files.write_text(f"{FOLDER}/{name}", json.dumps(document))
+    return name
+
+
+def begin(files: Files) -> History:
+    """Return what counts in a folder, from now on by this driver's word alone; what it finishes comes after that."""
+    found = read(files) or History(parts={})
+    before = [driver for driver in found.drivers if driver[1] <= found.round and driver[0] != files.token]
+    mine = replace(found, drivers=(*before, (files.token, found.round + 1)))
+    write(files, mine)
+    return mine
+
+
+def _newest(files: Files) -> str | None:
+    found = {int(match[1] or 1): name for name in files.files(FOLDER) if (match := _LATEST.fullmatch(name))}
+    return f"{FOLDER}/{found[max(found)]}" if found else None

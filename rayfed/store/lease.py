@@ -1,0 +1,223 @@
+"""The lease of a folder: one driver at a time writes there, and one that was taken over writes nothing any more.
+
+Drivers have numbers. The n-th makes the file `lease/<n>.json`, which no other can make (`Files.claim`), and holds
+the folder until there is an n+1-th. Before each write and removal it looks for that (`Lease.check`): the number is a
+fencing token [1]. A store of files cannot look and write in one step, so a request of a driver that is taken over may
+still arrive later. It spoils no result, for it goes to a name that has the driver's number in it (`Files.tag`) and
+counts for nobody else (`rayfed.store.history`).
+
+A driver that is alive is not taken over. On the same machine the system says whether its process is (by its number and
+time of start, since the last boot). For one elsewhere the lease is renewed by a thread, whatever the run is busy with,
+and who wants the folder watches whether the file changes [2]: two clocks are never compared, and a wrong guess stops
+the other driver, but spoils nothing.
+
+[1] M. Kleppmann, "How to do distributed locking", 2016.
+[2] C. Gray, D. Cheriton, "Leases: an efficient fault-tolerant mechanism for distributed file cache consistency", SOSP
+1989; watched rather than timed, as in Amazon's DynamoDB lock client.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from threading import Event, Thread
+from typing import TypeVar
+from uuid import uuid4
+
+from pydantic import TypeAdapter, ValidationError
+
+from rayfed.errors import LeaseError, RunError
+from rayfed.store.files import Files
+
+_FOLDER = "lease"
+CLAIM = f"{_FOLDER}/0"
+"""The file whose maker made the folder."""
+RENEWAL = 10.0
+"""Seconds between renewals."""
+PATIENCE = 60.0
+"""Seconds without a renewal after which a driver on another machine is taken for dead."""
+_NAME = re.compile(r"(\d+)\.json", re.ASCII)
+_HELD = set[str]()
+"""Leases that this process holds."""
+
+_F = TypeVar("_F", bound=Files)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease."""
+
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    process: str | None = field(default_factory=lambda: _process(os.getpid()))
+    """The process, told from all others of its machine since the boot; None where the system does not say."""
+    since: str = field(default_factory=lambda: f"{datetime.now():%Y-%m-%d %H:%M:%S}")
+    id: str = field(default_factory=lambda: uuid4().hex)
+    renewed: int = 0
+    """How many times the lease was."""
+    ended: bool = False
+    """Whether the driver has said that it is done."""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    def document(self) -> bytes:
+        """Return what stands in the file."""
+        return json.dumps(asdict(self)).encode()
+
+
+_HOLDERS = TypeAdapter(Holder)
+_UNKNOWN = Holder(host="a machine that it does not name", pid=0, process=None, since="", id="")
+"""Holder of a lease whose file cannot be read: its driver may have died as it made it."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right of the `token`-th driver to write in a folder (`rayfed.store.files.Fence`)."""
+
+    files: Files
+    """The folder, with the lease of the folder around it where that has one."""
+    token: int
+    taken_from: str = ""
+    """The driver before, in words, where it had not ended; otherwise empty."""
+
+    def check(self) -> None:
+        """Raise `LeaseError` where another driver has taken the folder over, or the folder around it."""
+        self.files.check()
+        newest = _newest(self.files)
+        if newest > self.token:
+            by = _holder(self.files, newest)
+            raise LeaseError(
+                f"{self.files.url} was taken over by {by} at {by.since}: this driver stops, and has written nothing "
+                f"since; the run, or sweep, is the other's"
+            )
+
+
+@contextmanager
+def holding(folder: _F, note: Callable[[str], None], told: bool = False) -> Iterator[_F]:
+    """Hold the lease of a folder: what is written by way of the folder that this yields is fenced.
+
+    Where another driver holds it and has died, it is taken over, and `note` told; where that is alive, `LeaseError` is
+    raised. Who is `told` to play the folder by whoever holds the folder around it takes it over without asking.
+    """
+    mine = Holder()
+    token, before = _acquire(folder, mine, note, told)
+    left = before is not None and not before.ended and not told
+    taken_from = f"{before} has died or is silent: this driver goes on in its place" if left else ""
+    if taken_from:
+        note(taken_from)
+    lease = Lease(folder, token, taken_from)
+    with _renewed(lease, mine):
+        yield replace(folder, lease=lease)
+
+
+def _acquire(folder: Files, mine: Holder, note: Callable[[str], None], told: bool) -> tuple[int, Holder | None]:
+    """Make the next lease of a folder; return its number, and the holder of the one before."""
+    while True:
+        newest = _newest(folder)
+        before = _holder(folder, newest) if newest else None
+        if before and not before.ended and not told and _lives(folder, newest, before, note):
+            raise LeaseError(
+                f"{folder.url} is being played by {before}, since {before.since}: wait for its end, or end that "
+                f"process and try again"
+            )
+        if folder.claim(_file(newest + 1), mine.document()):
+            return newest + 1, before
+
+
+def has_died(folder: Files) -> bool:
+    """Return whether this machine knows that the driver which holds a folder has died."""
+    newest = _newest(folder)
+    holder = _holder(folder, newest) if newest else None
+    return holder is not None and not holder.ended and _runs_here(holder) is False
+
+
+def _runs_here(holder: Holder) -> bool | None:
+    """Return whether a driver of this machine is alive; None for one of another, or that nobody can know of."""
+    own = _process(os.getpid())
+    if not (own and holder.process and _machine(own) == _machine(holder.process)):
+        return None
+    if holder.pid == os.getpid():
+        return holder.id in _HELD
+    return _process(holder.pid) == holder.process
+
+
+def _lives(folder: Files, number: int, holder: Holder, note: Callable[[str], None]) -> bool:
+    """Return whether the driver that holds a lease is alive, as far as can be known."""
+    if (here := _runs_here(holder)) is not None:
+        return here
+    note(f"{folder.url} is held by {holder}; watching for {PATIENCE:.0f} s whether it still renews its lease")
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        time.sleep(min(1.0, PATIENCE))
+        if (now := _holder(folder, number)) != holder:
+            return not now.ended
+    return False
+
+
+@contextmanager
+def _renewed(lease: Lease, mine: Holder) -> Iterator[None]:
+    """Renew a lease from time to time, and say at the end that its driver is done."""
+    over = Event()
+
+    def say(holder: Holder) -> None:
+        with suppress(RunError):  # it is lost, or cannot be written: the driver's next save says so
+            lease.check()
+            lease.files.write_bytes(_file(lease.token), holder.document())
+
+    def renew() -> None:
+        for times in count(1):
+            if over.wait(RENEWAL):
+                return
+            say(replace(mine, renewed=times))
+
+    thread = Thread(target=renew, name="lease", daemon=True)
+    _HELD.add(mine.id)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        _HELD.discard(mine.id)
+        say(replace(mine, ended=True))
+
+
+def _newest(files: Files) -> int:
+    """Return the number of the latest lease, 0 where there is none."""
+    return max((int(match[1]) for name in files.files(_FOLDER) if (match := _NAME.fullmatch(name))), default=0)
+
+
+def _holder(files: Files, number: int) -> Holder:
+    try:
+        return _HOLDERS.validate_json(files.read_bytes(_file(number)))
+    except ValidationError:
+        return _UNKNOWN
+
+
+def _file(number: int) -> str:
+    return f"{_FOLDER}/{number}.json"
+
+
+def _process(pid: int) -> str | None:
+    """Return what tells a process from all others, of any machine; None where it has ended or no system says."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        numbered = os.readlink("/proc/self/ns/pid")  # a container counts its own processes
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state in "ZX" else f"{socket.gethostname()} {boot} {numbered} {pid} {fields[18]}"
+
+
+def _machine(process: str) -> str:
+    return process.rsplit(" ", 2)[0]

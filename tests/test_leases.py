@@ -1,0 +1,204 @@
+"""One driver at a time: who may play a run folder, who takes it over, and what becomes of who has lost it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.faults import differences
+from rayfed import scenario as scenarios
+from rayfed.cli import app
+from rayfed.engine import runs, sweeps
+from rayfed.engine.local import local
+from rayfed.engine.local_sweep import local_sweep
+from rayfed.engine.progress import Progress, SweepProgress
+from rayfed.errors import LeaseError
+from rayfed.scenario import Scenario
+from rayfed.store import lease
+from rayfed.store.folder import RunFolder
+from rayfed.store.lease import holding
+from tests.run_fixtures import Noting
+
+TEXT = """
+name: t
+data: {name: digits, size: 8, train_samples: 60, test_samples: 20}
+model: {name: mlp, hidden: [4]}
+training: {batch_size: 8}
+federation: {rounds: 3, clients: 3, cohort_size: 1}
+arms: {none: [], pruned: [{name: prune, ratio: 0.7, error_feedback: true}]}
+resources: {clients: {actors: 1}, attackers: {actors: 1}}
+"""
+NOON = datetime(2025, 3, 1, 12, 30, 5)
+
+
+def parsed(*changes: str) -> Scenario:
+    return scenarios.parse(TEXT, changes=changes)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run that nobody disturbed."""
+    return runs.launch(parsed(), str(tmp_path_factory.mktemp("alone")), local, Progress())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    made = RunFolder.create(str(tmp_path), "t", NOON)
+    made.write_text("scenario.yaml", "name: t\n")
+    return made
+
+
+class Meanwhile(Noting):
+    """Does something in the middle of a round, once."""
+
+    def __init__(self, act: Callable[[], object], round: int = 1) -> None:
+        super().__init__()
+        self.act, self.round, self.acted = act, round, False
+
+    def clients_done(self, round: int, done: int, total: int) -> None:
+        if round == self.round and not self.acted:
+            self.acted = True
+            self.act()
+
+
+def only(folder: Path) -> Path:
+    [path] = folder.iterdir()
+    return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_live_run_is_not_resumed(alone: RunFolder, tmp_path: Path) -> None:
+    said = list[str]()
+
+    def resume() -> None:
+        before = contents(only(tmp_path))
+        result = CliRunner().invoke(app, ["resume", str(only(tmp_path)), "--executor", "local"])
+        said.append(result.output)
+        assert result.exit_code == 2
+        assert contents(only(tmp_path)) == before
+
+    runs.launch(parsed(), str(tmp_path), local, Meanwhile(resume))
+    assert "is being played by process" in said[0]
+    assert not differences(only(tmp_path), Path(alone.url))
+
+
+def test_a_live_sweep_is_not_resumed(tmp_path: Path) -> None:
+    refused = list[str]()
+
+    class View(SweepProgress):
+        def trial_done(self, *_: Any) -> None:
+            if not refused:
+                with pytest.raises(LeaseError) as caught:
+                    sweeps.resume(str(only(tmp_path)), False, local_sweep, SweepProgress())
+                refused.append(str(caught.value))
+
+    swept = parsed("sweep={fields: {training.lr: [0.1, 0.2]}}", "federation.rounds=1")
+    found = sweeps.sweep(swept, str(tmp_path), local_sweep, View())
+    assert "is being played by process" in refused[0]
+    assert set(found.outcomes()["status"].to_pylist()) == {"finished"}
+
+
+def test_who_is_taken_over_stops_and_writes_nothing(
+    alone: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver is silent, as one that is stopped or cut off; another takes over and ends before it goes on."""
+    monkeypatch.setattr(lease, "_lives", lambda *_: False)
+    left, other = dict[str, bytes](), Noting()
+
+    def overtake() -> None:
+        runs.resume(str(only(tmp_path)), local, other)
+        left.update(contents(only(tmp_path)))
+
+    with pytest.raises(LeaseError, match=r"taken over by process \d+ on .* has written nothing since"):
+        runs.launch(parsed(), str(tmp_path), local, Meanwhile(overtake))
+    assert contents(only(tmp_path)) == left
+    assert json.loads(left["status.json"])["state"] == "finished"
+    [note] = other.notes
+    assert "has died or is silent" in note
+    assert note in left["log.txt"].decode()
+    assert not differences(only(tmp_path), Path(alone.url))
+
+
+DIES = """
+import os, sys
+from rayfed.store.folder import RunFolder
+from rayfed.store.lease import holding
+with holding(RunFolder.at(sys.argv[1]), print) as held:
+    held.write_text("note", "x")
+    os._exit(9)
+"""
+
+
+def test_the_lease_of_a_dead_process_is_taken_over_at_once(folder: RunFolder) -> None:
+    process = subprocess.Popen([sys.executable, "-c", DIES, folder.url])
+    process.wait()
+    notes = list[str]()
+    with holding(folder, notes.append) as held:
+        assert held.token == 2
+        assert notes == [
+            f"process {process.pid} on {lease.Holder().host} has died or is silent: this driver goes on in its place"
+        ]
+        with pytest.raises(LeaseError, match=f"played by process {lease.Holder().pid} "), holding(folder, print):
+            pass
+    with holding(folder, notes.append) as held:
+        assert held.token == 3
+    assert len(notes) == 1  # who has ended leaves nothing to take over
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_driver_elsewhere_is_watched(alive: bool, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "_process", lambda _: None)  # as where the system says nothing of processes
+    monkeypatch.setattr(lease, "RENEWAL", 0.01 if alive else 1e6)
+    monkeypatch.setattr(lease, "PATIENCE", 30.0 if alive else 0.05)
+    with holding(folder, print) as held:
+        if alive:
+            with pytest.raises(LeaseError), holding(folder, print):
+                pass
+            held.write_text("note", "mine")
+        else:
+            with holding(folder, print) as other:
+                other.write_text("note", "its")
+            with pytest.raises(LeaseError):
+                held.write_text("note", "mine")
+            with pytest.raises(LeaseError):
+                held.remove("note")
+    assert folder.read_text("note") == ("mine" if alive else "its")
+
+
+def test_a_lease_that_was_never_written_is_taken_over(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "PATIENCE", 0.05)
+    folder.write_bytes("lease/1.json", b"")
+    with holding(folder, print) as held:
+        assert held.token == 2
+
+
+def test_what_holds_a_sweep_holds_its_trials(folder: RunFolder) -> None:
+    with holding(folder, print) as held:
+        trial = RunFolder(folder.fs, f"{folder.root}/trial", held.lease)
+        with holding(trial, print, told=True) as playing:
+            playing.write_text("note", "x")
+            folder.claim("lease/2.json", b"{}")
+            with pytest.raises(LeaseError):
+                playing.write_text("note", "y")
+
+
+def test_folders_that_are_made_at_a_time_are_many(tmp_path: Path) -> None:
+    made = list[RunFolder]()
+    threads = [Thread(target=lambda: made.append(RunFolder.create(str(tmp_path), "t", NOON))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({folder.root for folder in made}) == 8

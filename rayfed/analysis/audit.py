@@ -55,17 +55,17 @@ class DefenceEffect:
 
 
 def scenario_text(
-    model: str, data: str, batches: Sequence[int], images: int, size: int | None, iterations: int, seed: int
+    model: str, data: dict[str, Any], batches: Sequence[int], images: int, iterations: int, seed: int
 ) -> str:
     """Return the audit as a scenario in YAML: one round, never played, and every attack on every batch size.
 
-    `data` is a Parquet file, a folder of images by class, or the name of a data set.
+    `data` is what `data_section` returns.
     """
     return yaml.safe_dump(
         {
             "name": "audit",
             "seed": seed,
-            "data": data_section(data) | ({} if size is None else {"size": size}),
+            "data": data,
             "model": {"name": model},
             "federation": {"rounds": 1, "clients": images},
             "arms": DEFENCES,
@@ -75,12 +75,15 @@ def scenario_text(
     )
 
 
-def data_section(data: str) -> dict[str, Any]:
-    """Return a scenario's `data` of a Parquet file, a folder of images by class, or the name of a data set."""
-    path = Path(data).expanduser()
+def data_section(data: str, size: int | None) -> dict[str, Any]:
+    """Return a scenario's `data` of a Parquet file, a folder of images by class, or the name of a data set.
+
+    `size` is the height and width to which images are resized; None: what they have.
+    """
+    path, resized = Path(data).expanduser(), {} if size is None else {"size": size}
     if path.suffix == ".parquet" or any(path.glob("*.parquet")):
-        return {"name": "parquet", "train": data}
-    return {"name": "image_folder", "root": data} if path.is_dir() else {"name": data}
+        return {"name": "parquet", "train": data} | resized
+    return ({"name": "image_folder", "root": data} if path.is_dir() else {"name": data}) | resized
 
 
 def _attacks(batch: int, images: int, iterations: int) -> list[dict[str, Any]]:

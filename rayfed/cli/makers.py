@@ -178,7 +178,7 @@ def _data(source: str, size: int | None) -> Any:
 
     if Path(source).suffix in (".yaml", ".yml"):
         return load(Path(source), None).data
-    return DataSpec.model_validate(data_section(source) | ({} if size is None else {"size": size}))
+    return DataSpec.model_validate(data_section(source, size))
 
 
 def _said(made: bool, out: Path) -> str:

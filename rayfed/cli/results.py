@@ -14,6 +14,7 @@ from rayfed.errors import UserError
 
 if TYPE_CHECKING:
     from rayfed.analysis.loading import Results
+    from rayfed.analysis.recommend import Recommendation
 
 commands = typer.Typer()
 
@@ -53,7 +54,6 @@ def recommend(
     with errors_for_people(debug):
         from rayfed.analysis import recommend as choice
         from rayfed.analysis.loading import load
-        from rayfed.report import recommendation
 
         limits = {
             "psnr<=": max_psnr,
@@ -73,14 +73,20 @@ def recommend(
         results = load(run)
         costs = choice.COSTS if cheapest is None else (choice.cost(cheapest),)
         found = choice.recommend(results.settings(), bounds, costs)
-        page = console()
-        page.print(Text(recommendation.answer(found)))
-        page.print(Text(f"\n  {found.chosen.title}", style="bold"))
-        page.print(table("", recommendation.HEADINGS, [recommendation.judged(each) for each in found.chosen.checks]))
-        for line in recommendation.remarks(found):
-            page.print(Text(line))
-        for what, command in choice.rerun(results, found.chosen).items():
-            page.print(Text(f"\nTo play {what}:\n  {command}"), soft_wrap=True)
+        _print(found, choice.rerun(results, found.chosen))
+
+
+def _print(found: Recommendation, commands: dict[str, str]) -> None:
+    from rayfed.report import recommendation
+
+    page = console()
+    page.print(Text(recommendation.answer(found)))
+    page.print(Text(f"\n  {found.chosen.title}", style="bold"))
+    page.print(table("", recommendation.HEADINGS, [recommendation.judged(each) for each in found.chosen.checks]))
+    for line in recommendation.remarks(found):
+        page.print(Text(line))
+    for what, command in commands.items():
+        page.print(Text(f"\nTo play {what}:\n  {command}"), soft_wrap=True)
 
 
 @commands.command()

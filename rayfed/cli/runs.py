@@ -201,10 +201,10 @@ def audit(
     """Measure, without a scenario, how much one gradient of your model leaks, and which defence stops it."""
     with errors_for_people(debug):
         from rayfed import registry, scenario
-        from rayfed.analysis.audit import scenario_text
+        from rayfed.analysis.audit import data_section, scenario_text
 
         registry.search(str(Path.cwd()))
-        text = scenario_text(model, data, _batches(batch), images, size, iterations, seed)
+        text = scenario_text(model, data_section(data, size), _batches(batch), images, iterations, seed)
         loaded = scenario.parse(text, "the audit's scenario", changes or [])
         from rayfed.engine import runs
 

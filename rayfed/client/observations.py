@@ -35,12 +35,10 @@ class ObservationBuilder:
     def observe(self, visit: ClientVisit, attack: AttackSpec, repeat: int = 0) -> tuple[Observation, Truth]:
         """Return the attack's observation of one client in this round, and the truth behind it.
 
-        In a repeat nothing is different but what the attacker draws.
-
-        The client's work is done again from the same keys, so under `observes: update` this is the update that it sent
-        (up to rounding where its cohort was one vmap call), and nothing has to be kept for attackers while a round is
-        played. A malicious server's victims work on the model that it tampered with; the run itself goes on with what
-        they do on the true one. Raises `UserError` for a client that has drawn no sample in the round.
+        In a repeat nothing is different but what the attacker draws. Under `observes: update` this is the update that
+        the client sent, up to rounding where its cohort was one vmap call. A malicious server's victims work on the
+        model that it tampered with; the run itself goes on with what they do on the true one. Raises `UserError` for a
+        client that has drawn no sample in the round.
         """
         visit = replace(visit, sent=self.runtime.here(visit.sent))
         observed = ObservedClient(self.runtime, visit, attack, repeat)

@@ -80,15 +80,13 @@ def evaluate_members(
     Returns, arm by arm, the mean over the clients in `states` beside what a non-member gets, and every client's own
     test accuracy. `samples[c]` is how many samples client c holds.
     """
-    asked = {arm: ref for arm, ref in sent.items() if states[arm]}
+    asked = {arm: states[arm] for arm in sent if states[arm]}
     calls = [
-        Call("evaluate_member", (arm, ref, client, state, splits), (arm, client))
-        for arm, ref in asked.items()
-        for client, state in states[arm].items()
+        Call("evaluate_member", (arm, sent[arm], client, state, splits), (arm, client))
+        for arm, own in asked.items()
+        for client, state in own.items()
     ]
-    calls += [
-        Call("evaluate_non_member", (arm, ref, list(states[arm].values())), (arm, None)) for arm, ref in asked.items()
-    ]
+    calls += [Call("evaluate_non_member", (arm, sent[arm], [*own.values()]), (arm, None)) for arm, own in asked.items()]
     found = {call.tag: result for call, result, _ in run(calls)}
 
     def mean(arm: str, split: Split, which: int) -> float | None:

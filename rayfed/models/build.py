@@ -47,13 +47,11 @@ def build_model(
 ) -> nn.Module:
     """Build the model of a name, on the CPU.
 
-    It takes inputs (N, *shape) and gives logits (N, classes) or (N, T, classes).
-
-    `sample` says what inputs are; (C, H, W) stands for images of that shape. `name` is a model of the registry or
-    a dotted path to a component, an `nn.Module` subclass or a function that returns a module; the latter two are
-    called with `parameters`, and with `image_shape` (the shape of an input) and `classes` (or `num_classes`) where
-    their signature names them. The weights depend on `seed` alone, and no global
-    generator moves. `normalise` is (mean, std) per channel, applied inside the model.
+    It takes inputs (N, *shape) and gives logits (N, classes) or (N, T, classes). `sample` says what inputs are;
+    (C, H, W) stands for images of that shape. `name` is a model of the registry or a dotted path to a component, an
+    `nn.Module` subclass or a function that returns a module; the latter two are called with `parameters`, and with
+    `image_shape` (the shape of an input) and `classes` (or `num_classes`) where their signature names them. The weights
+    depend on `seed` alone, and no global generator moves. `normalise` is (mean, std) per channel, applied inside.
 
     Raises `UserError` where the name, the parameters or the shapes do not fit, after a trial forward pass.
     """

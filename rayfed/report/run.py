@@ -61,57 +61,65 @@ def write_report(folder: RunFolder) -> str:
 def _contents(folder: RunFolder) -> dict[str, Any]:
     """Return everything that the template shows."""
     scenario = folder.read_mapping(SCENARIO)
-    tables = ("rounds", "attacks", "inferences", "privacy", "private", "weights", "secure_sums")
-    rounds, attacks, inferences, privacy, private, weights, sums = (
-        folder.read_table(name).to_pylist() for name in tables
-    )
+    rounds, attacks, privacy = (folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "privacy"))
+    inferences = folder.read_table("inferences").to_pylist()
     clients = folder.read_table("clients").select(["arm", "sent_bytes"]).to_pylist()
     names = summary.arm_names(scenario, rounds, attacks, inferences)
     arms = summary.arms(names, scenario, rounds, clients, attacks)
-    asked = (scenario.get("metrics") or {}).get("success") or {}
-    thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
-    leaks = summary.leaks(attacks, names, thresholds)
-    claims = summary.claims(inferences, names)
-    guesses: list[Leak | Claim] = [*leaks, *claims]
+    leakage = _leakage(folder, scenario, names, attacks, inferences)
     mix = summary.label_mix(folder.read_table("partition"))
-    classes = mix.classes if mix else {}
-    worst = summary.worst(attacks)
-    explorer = explore(settings(outcomes(folder)))
-    pairs = _pairs(folder, explorer, attacks)
-    worst_pairs = pictures(folder, [arm.worst for arm in arms if arm.worst])
-    return {
+    classes, leaks = mix.classes if mix else {}, leakage["leaks"]
+    worst, worst_pairs = summary.worst(attacks), pictures(folder, [arm.worst for arm in arms if arm.worst])
+    secure = bool((scenario.get("privacy") or {}).get("secure"))
+    return leakage | {
         "name": str(scenario.get("name", folder.name)),
         "status": exits.status(folder),
         "secure": words.secure(scenario),
         "arms": arms,
         "arm_names": names,
-        "statements": words.of_run(arms, worst, privacy, classes, bool((scenario.get("privacy") or {}).get("secure"))),
+        "statements": words.of_run(arms, worst, privacy, classes, secure),
         "warnings": words.short_keys(scenario),
-        "explorer": explorer,
-        "pairs": pairs,
-        "hidden": max(sum(leak.images for leak in leaks) - len(pairs), 0),
-        "strips": strips(folder),
-        "passages": passages(folder, attacks),
-        "leaks": leaks,
         "criteria": criteria(arms, leaks),
         "robustness": matrix(sorted(rounds, key=lambda row: row["round"])),
-        "claims": claims,
-        "inference_metrics": INFERRED,
-        "made": made(folder, {(claim.arm, claim.attack) for claim in claims if claim.metric == "class_share"}),
         "worst": worst,
-        "guarantees": [row for row in privacy if row["epsilon"] is not None],
-        "private": [row for row in private if row["round"] in (private[0]["round"], private[-1]["round"])],
-        "sums": sums,
-        "votes": _votes(weights, folder),
-        "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
         "worst_pairs": {arm.name: worst_pairs.get(key(arm.worst)) for arm in arms if arm.worst},
-        "failures": [(guess, *failure, n) for guess in guesses for failure, n in guess.failures.items()],
+        "guarantees": [row for row in privacy if row["epsilon"] is not None],
+        "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
+        "private": _first_and_last(folder.read_table("private").to_pylist()),
+        "sums": folder.read_table("secure_sums").to_pylist(),
+        "votes": _votes(folder),
         "class_names": classes,
         "mix": mix,
         "mix_layers": plots.drawn_classes(mix) if mix else [],
         "mix_shown": plots.MOST_CLIENTS,
         "models_shown": plots.MOST_MODELS,
         "charts": _charts(rounds, attacks, arms, leaks, mix),
+        "environment": list(flat(optional_document(folder, "environment.json"))),
+        "scenario": folder.read_text(SCENARIO),
+    }
+
+
+def _leakage(
+    folder: RunFolder, scenario: Row, names: Sequence[str], attacks: Sequence[Row], inferences: Sequence[Row]
+) -> dict[str, Any]:
+    """Return what the template shows of attacks, arm by arm and sample by sample."""
+    asked = (scenario.get("metrics") or {}).get("success") or {}
+    thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
+    leaks, claims = summary.leaks(attacks, names, thresholds), summary.claims(inferences, names)
+    guesses: list[Leak | Claim] = [*leaks, *claims]
+    explorer = explore(settings(outcomes(folder)))
+    pairs = _pairs(folder, explorer, attacks)
+    return {
+        "explorer": explorer,
+        "pairs": pairs,
+        "hidden": max(sum(leak.images for leak in leaks) - len(pairs), 0),
+        "strips": strips(folder),
+        "passages": passages(folder, attacks),
+        "leaks": leaks,
+        "claims": claims,
+        "inference_metrics": INFERRED,
+        "made": made(folder, {(claim.arm, claim.attack) for claim in claims if claim.metric == "class_share"}),
+        "failures": [(guess, *failure, n) for guess in guesses for failure, n in guess.failures.items()],
         "columns": _columns(leaks),
         "chances": _chances(leaks),
         "success": success_rates(attacks, names, thresholds),
@@ -120,9 +128,12 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
             for metric, threshold in thresholds.items()
             if any(leak.success[metric] is not None for leak in leaks)
         },
-        "environment": list(flat(optional_document(folder, "environment.json"))),
-        "scenario": folder.read_text(SCENARIO),
     }
+
+
+def _first_and_last(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the first round and of the last."""
+    return [row for row in rows if row["round"] in (rows[0]["round"], rows[-1]["round"])]
 
 
 def _columns(leaks: Sequence[Leak]) -> list[Metric]:
@@ -173,8 +184,9 @@ def _charts(
     }
 
 
-def _votes(weights: Sequence[Row], folder: RunFolder) -> list[Vote]:
+def _votes(folder: RunFolder) -> list[Vote]:
     """Return what clients voted, by arm; none where no rule has asked them."""
+    weights = folder.read_table("weights").to_pylist()
     scores = folder.read_table("scores").to_pylist() if weights else []
     votes = []
     for arm in dict.fromkeys(row["arm"] for row in weights):

@@ -51,8 +51,7 @@ def write_sweep_report(sweep: SweepFolder) -> str:
 
 def _contents(sweep: SweepFolder) -> dict[str, Any]:
     """Return everything that the template shows."""
-    scenario, fields = sweep.scenario, sweep.fields
-    rows = sweep.outcomes().to_pylist()
+    scenario, fields, rows = sweep.scenario, sweep.fields, sweep.outcomes().to_pylist()
     unfinished = [row for row in rows if row["status"] != "finished"]
     found = settings(rows, fields)
     preferred = [name for name in scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
@@ -63,6 +62,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     worst = near if told and near and _psnr(near) >= told[1]["psnr"] else None  # of later repeats there is no picture
     first = next((sweep.trial(row["run"]) for row in rows if row["run"]), sweep.files)
     mix = summary.label_mix(first.read_table("partition"))
+    machine = optional_document(sweep.files, "environment.json") or optional_document(first, "environment.json")
     classes = mix.classes if mix else {}
     shown = within(every, IMAGES)
     return {
@@ -86,9 +86,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "curves": curves(found, [name for name in (explorer.x, explorer.y) if name], arms),
         "costs": [_cost(arm, [row for row in rows if row["arm"] == arm]) for arm in arms],
         "unfinished": unfinished,
-        "environment": list(
-            flat(optional_document(sweep.files, "environment.json") or optional_document(first, "environment.json"))
-        ),
+        "environment": list(flat(machine)),
         "scenario": sweep.files.read_text(SCENARIO),
     }
 

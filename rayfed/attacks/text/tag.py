@@ -75,7 +75,7 @@ class Tag:
         self, group: Sequence[Observation], model: nn.Module, name: str, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         vectors = _state(group[0])[name]
-        low, high = vectors.amin(0), vectors.amax(0)
+        low, high = vectors.aminmax(dim=0)
         problem = self._problem(group, on_vectors(model, name.removesuffix(".weight"), low, high), name)
         options = [_options(observation, name, len(vectors)) for observation in group]
         starts = [
@@ -88,9 +88,7 @@ class Tag:
             torch.cat(starts).flatten(1),
             [self.lr * (1 - i / self.iterations) for i in range(self.iterations)],
         )
-        return [
-            self._read(observation, descent, i, options[i], vectors, low, high) for i, observation in enumerate(group)
-        ]
+        return [self._read(observation, descent, i, options[i], vectors) for i, observation in enumerate(group)]
 
     def _problem(self, group: Sequence[Observation], model: nn.Module, name: str) -> Matching:
         """Return the matching of the gradients of all parameters but the table's, for vectors in place of tokens."""
@@ -106,11 +104,10 @@ class Tag:
         ]
         return Matching.of(seen, model, None, partial(_distance, self.alpha))
 
-    def _read(
-        self, seen: Observation, descent: Any, place: int, options: Tensor, vectors: Tensor, low: Tensor, high: Tensor
-    ) -> Reconstruction:
+    def _read(self, seen: Observation, descent: Any, place: int, options: Tensor, vectors: Tensor) -> Reconstruction:
         """Return the best restart of one observation in tokens."""
         assert seen.labels is not None
+        low, high = vectors.aminmax(dim=0)
         rows = slice(place * self.restarts, (place + 1) * self.restarts)
         best = int(descent.best_values[rows].argmin())
         points = descent.best[rows][best].reshape(-1, vectors.shape[1])

@@ -6,6 +6,7 @@ ends with exit code 2. Anything else is a defect of ours: exit code 1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -39,6 +40,15 @@ class ProtectionError(UserError):
 
     It is raised before the server's step: the round is not applied, and the run can be resumed.
     """
+
+
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Escape sequences of terminals, and control characters but tabs and the ends of lines."""
+
+
+def plain(message: str) -> str:
+    """Return a message without the colours and control characters that libraries put into theirs."""
+    return _CONTROL.sub("", message)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

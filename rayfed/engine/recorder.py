@@ -12,7 +12,7 @@ from io import StringIO
 from typing import Literal
 
 from rayfed.engine.tables import RoundTables
-from rayfed.errors import UserError
+from rayfed.errors import UserError, plain
 from rayfed.store import checkpoint
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
@@ -32,7 +32,7 @@ class RunRecorder:
 
     def line(self, message: str) -> None:
         """Add a line to the log."""
-        self._text.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {message}\n")
+        self._text.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {plain(message)}\n")
         self._folder.write_text("log.txt", self._text.getvalue())
 
     def write(self, round: int, tables: RoundTables) -> None:
@@ -88,7 +88,7 @@ class RunRecorder:
 
     def _status(self, state: str, error: str | None = None) -> None:
         rounds = {"rounds_done": self._done, "rounds": self._rounds}
-        status = {"kind": self._kind, "state": state, **rounds, "error": error}
+        status = {"kind": self._kind, "state": state, **rounds, "error": error and plain(error)}
         self._folder.write_text("status.json", json.dumps(status, indent=2))
 
     def _report(self) -> None:

@@ -15,7 +15,7 @@ from rayfed.engine import runs
 from rayfed.engine.environment import environment
 from rayfed.engine.progress import SweepProgress
 from rayfed.engine.search import Search, Tried, search
-from rayfed.errors import RunError
+from rayfed.errors import RunError, plain
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, check_values, fields_of, planned
 from rayfed.store import run_key
@@ -140,7 +140,7 @@ class SweepRecorder:
             yield
         except BaseException as error:
             interrupted = isinstance(error, KeyboardInterrupt)
-            self._status("interrupted" if interrupted else "failed", None if interrupted else str(error))
+            self._status("interrupted" if interrupted else "failed", None if interrupted else plain(str(error)))
             raise
         self._status("finished")
 
@@ -173,7 +173,7 @@ class SweepRecorder:
             "repeat": trial.repeat,
             "seed": self.scenario.seed + trial.repeat,
             "status": "finished" if ended else "failed" if error else "stopped",
-            "error": None if ended else status.get("error") or error if error else None,
+            "error": None if ended else status.get("error") or plain(error) if error else None,
             "run": run,
             **{path: outcomes.held(value) for path, value in trial.values.items()},
         }

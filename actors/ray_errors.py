@@ -53,15 +53,20 @@ def original(error: RayTaskError) -> Exception:
     return error.cause if told else error
 
 
+def brief(error: Exception) -> str:
+    """Return what one of `DEATHS` says: of a memory killer's pages the first line, which has the figures."""
+    return str(error).partition("\n")[0] if loss_of(error) is Loss.MEMORY else str(error)
+
+
 @contextmanager
 def telling_losses() -> Iterator[None]:
     """Turn Ray's errors about a dead server and lost objects into `Lost`."""
     try:
         yield
     except DEATHS as error:
-        raise Lost("the server died", error) from error
+        raise Lost("the server died", brief(error)) from error
     except ObjectLostError as error:
-        raise Lost("an object was lost", error) from error
+        raise Lost("an object was lost", str(error)) from error
 
 
 @contextmanager

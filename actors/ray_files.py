@@ -45,9 +45,14 @@ def claim_session() -> None:
     assert node is not None
     folder = Path(node.get_session_dir_path())
     _session = _locked(folder)
-    for other in folder.parent.glob("session_*"):
-        if (other / MARK).exists() and not other.is_symlink() and (lock := _locked(other)):
-            shutil.rmtree(other, ignore_errors=True)
+    remove_dead(folder.parent)
+
+
+def remove_dead(root: Path) -> None:
+    """Remove the session folders in `root` that a driver of ours has marked and nobody holds any more."""
+    for folder in root.glob("session_*"):
+        if (folder / MARK).exists() and not folder.is_symlink() and (lock := _locked(folder)):
+            shutil.rmtree(folder, ignore_errors=True)
             lock.close()
 
 

@@ -16,7 +16,7 @@ from ray.exceptions import RayTaskError
 
 from actors.actor_pool import ActorPool
 from actors.calls import Running, Started
-from actors.ray_errors import DEATHS, Loss, loss_of, original
+from actors.ray_errors import DEATHS, Loss, brief, loss_of, original
 from rayfed.engine.executor import Call, Crashed, Done, Overdue
 from rayfed.errors import ResourceError
 
@@ -139,7 +139,7 @@ class Workers:
             self.abreast = self._size  # the cause is the call, and not their number
             self._fill()
         if ended.call.crashes is None:
-            raise ActorsLost(f"the call `{ended.call.method}` ended {losses} actors, one after another: {error}")
+            raise ActorsLost(f"the call `{ended.call.method}` ended {losses} actors, one after another: {brief(error)}")
         return Crashed(memory=loss is Loss.MEMORY)
 
     def _first(self, running: Running) -> tuple[ray.ObjectRef[Any], bool]:
@@ -183,7 +183,7 @@ class Workers:
             self._failed_starts += loss is not Loss.NODE
             if self._failed_starts > self.RETRIES:
                 raise ActorsLost(
-                    f"{self._failed_starts} actors died as they started, one after another: {error}"
+                    f"{self._failed_starts} actors died as they started, one after another: {brief(error)}"
                 ) from error
             if loss is Loss.MEMORY:
                 self.abreast = max(1, self.abreast // 2)

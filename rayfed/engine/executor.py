@@ -61,8 +61,8 @@ Run: TypeAlias = Callable[[Sequence[Call]], Iterator[Done]]
 class Lost(Exception):
     """The server died, or a value was lost with the machine that held it: the round has to be played again."""
 
-    def __init__(self, what: str, error: Exception) -> None:
-        super().__init__(f"{what}: {error}")
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
 
 
 class Executor(Protocol):

@@ -118,15 +118,17 @@ class StragglerHandling:
 
     def _tell(self, lost: Sequence[tuple[Portion, Unfinished]]) -> None:
         """Say that a search begins."""
-        for what, reason in (
-            (Overdue, "took longer together than federation.failures.timeout allows"),
-            (Crashed, "ended their processes"),
-        ):
-            cohorts = [cohort for portion, unfinished in lost if isinstance(unfinished, what) for cohort in portion]
-            if cohorts:
-                arms = ", ".join(sorted({cohort.arm.name for cohort in cohorts}))
-                clients = f"{sum(len(c.clients) for c in cohorts)} clients of round {self.round}"
-                self.note(f"{clients} {reason} (arm {arms}): another actor tries them one by one")
+        said: dict[str, list[Cohort]] = {}
+        for portion, unfinished in lost:
+            if isinstance(unfinished, Overdue):
+                reason = "took longer together than federation.failures.timeout allows"
+            else:
+                reason = "needed more memory than there is" if unfinished.memory else "ended their processes"
+            said.setdefault(reason, []).extend(portion)
+        for reason, cohorts in said.items():
+            arms = ", ".join(sorted({cohort.arm.name for cohort in cohorts}))
+            clients = f"{sum(len(c.clients) for c in cohorts)} clients of round {self.round}"
+            self.note(f"{clients} {reason} (arm {arms}): other actors try them one by one")
 
     def _failure(self, client: int, unfinished: Unfinished) -> Failed:
         """Return the failure of a client whose work alone never came to an end."""

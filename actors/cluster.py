@@ -6,20 +6,23 @@ import signal
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import ceil
 
 import ray
 
-from actors import local_ray
+from actors import local_ray, raylet
 from actors.process import ResourceShare
+from actors.ray_errors import in_words_for_people
 from actors.shipping import runtime_env
 from rayfed.errors import ResourceError
 from rayfed.scenario import Actors, Scenario
 
 _ROUNDING = 1e-6
 """Tolerance of sums of shares: three thirds are one."""
+_TMPDIR_LENGTH = 35
+"""Of a socket's 107 bytes, what Ray's own names leave."""
 
 
 @contextmanager
@@ -29,27 +32,36 @@ def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
     Nodes of a cluster are sent the user's own modules; to a local Ray that would cost seconds.
     """
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    try:
+    with _explaining_start(address):
         begun = local_ray.is_up()
         there = begun or ray.is_initialized()
         if address and not there:
-            local_ray.init(address=address, runtime_env=runtime_env(scenario))
+            local_ray.connect(address=address, runtime_env=runtime_env(scenario))
         elif not there:
-            local_ray.init(address="local", include_dashboard=False)
-    except Exception as error:
-        if not address:
-            raise ResourceError(f"Ray did not start on this machine: {error}; it may be too busy, try again") from error
-        raise ResourceError(
-            f"no Ray cluster at '{address}': {error}; start one with `ray start --head`, or leave --address out. "
-            f"A cluster that asks for a token needs RAY_AUTH_MODE=token here too."
-        ) from error
+            local_ray.start()
     if begun or signal.getsignal(signal.SIGTERM) is not on_sigterm:  # begun elsewhere, it sets one that Python sees not
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the run as if it had failed
+    with nullcontext() if there else local_ray.ending(), in_words_for_people(), raylet.watched():
+        yield
+
+
+@contextmanager
+def _explaining_start(address: str | None) -> Iterator[None]:
+    """Turn what prevents a start of Ray, or a connection to it, into a `ResourceError`."""
     try:
         yield
-    finally:
-        if not there:
-            ray.shutdown()
+    except Exception as error:
+        if address:
+            raise ResourceError(
+                f"no Ray cluster at '{address}': {error}; start one with `ray start --head`, or leave --address out. "
+                f"A cluster that asks for a token needs RAY_AUTH_MODE=token here too."
+            ) from error
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
+            raise ResourceError(
+                f"Ray cannot use its temporary folder: {error}; name one with RAY_TMPDIR that can be written and whose "
+                f"path is short (no more than about {_TMPDIR_LENGTH} characters)"
+            ) from error
+        raise ResourceError(f"Ray did not start on this machine: {error}; it may be too busy, try again") from error
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError
 
 from actors import transport
 from actors.actor_pool import ActorPool
@@ -15,10 +14,11 @@ from actors.attacker import AttackerActor
 from actors.client import ClientActor
 from actors.cluster import Allotment, allot, connected
 from actors.process import ResourceShare
+from actors.ray_errors import telling_losses
 from actors.server import ServerActor
 from actors.workers import Workers, wait_for
 from rayfed.data.partitions.base import Parts
-from rayfed.engine.executor import Call, Done, Execution, Lost, Ref
+from rayfed.engine.executor import Call, Done, Execution, Ref
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.progress import Progress
 from rayfed.engine.rounds import count_calls
@@ -117,7 +117,7 @@ class RayExecutor:
 
     def check_server(self) -> None:
         """Wait until the server's actor is up."""
-        with _telling_losses():
+        with telling_losses():
             wait_for([self._server.__ray_ready__.remote()])
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
@@ -149,7 +149,7 @@ class RayExecutor:
 
     def get(self, refs: Sequence[Ref]) -> list[Any]:
         """Return values from the object store."""
-        with _telling_losses():
+        with telling_losses():
             return list(ray.get(list(refs)))
 
     def close(self, keep: bool = False) -> None:
@@ -177,22 +177,14 @@ class RayExecutor:
             self._note(f"there is no place for what died: one {what} gives way")
 
     def _noting_losses(self, pool: Workers, calls: Sequence[Call], what: str) -> Iterator[Done]:
-        known = pool.losses
-        with _telling_losses():
+        known, abreast = pool.losses, pool.abreast
+        with telling_losses():
             for done in pool.run(calls):
                 if pool.losses > known:
                     lost = pool.losses - known
                     self._note(f"{lost} {what}{'s' * (lost > 1)} died; another does the work again")
                     known = pool.losses
+                if pool.abreast < abreast:
+                    self._note(f"memory is short: no more than {pool.abreast} {what}s go on at once (resources)")
+                abreast = pool.abreast
                 yield done
-
-
-@contextmanager
-def _telling_losses() -> Iterator[None]:
-    """Turn Ray's errors about dead actors and lost objects into `Lost`."""
-    try:
-        yield
-    except RayActorError as error:
-        raise Lost("the server died", error) from error
-    except ObjectLostError as error:
-        raise Lost("an object was lost", error) from error

@@ -6,6 +6,7 @@ ends with exit code 2. Anything else is a defect of ours: exit code 1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from signal import Signals
@@ -52,6 +53,15 @@ class Killed(KeyboardInterrupt):
     def __init__(self, signal: int) -> None:
         super().__init__(f"killed by {Signals(signal).name}")
         self.signal = signal
+
+
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Escape sequences of terminals, and control characters but tabs and the ends of lines."""
+
+
+def plain(message: str) -> str:
+    """Return a message without the colours and control characters that libraries put into theirs."""
+    return _CONTROL.sub("", message)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -68,7 +68,7 @@ class Odd(Defence):
 
     vectorises: ClassVar[bool] = True
 
-    how: Literal["none", "nan", "shape", "name", "nothing", "raise", "hang"] = "none"
+    how: Literal["none", "nan", "shape", "name", "nothing", "raise", "hang", "exit"] = "none"
     clients: list[int] = Field(default_factory=list)
     round: int = 0
 
@@ -91,6 +91,8 @@ class Odd(Defence):
                     raise ZeroDivisionError("by the test")
                 case "hang":
                     ctypes.PyDLL(None).sleep(600)  # and no other thread of the process gets a turn
+                case "exit":
+                    os._exit(3)
             return sent
 
         return update
@@ -324,6 +326,20 @@ def test_a_client_that_hangs_is_found_and_left_out(undisturbed: RunFolder, tmp_p
     assert next(row for row in rows if row["client"] == bad)["status"] == "took longer than 5 s 2 times"
     assert [row for row in rows if row["client"] != bad] == [row for row in others if row["client"] != bad]
     assert len(rows) == len(others)
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("ray_session")
+def test_a_client_that_ends_its_process_is_found_and_left_out(undisturbed: RunFolder, tmp_path: Path) -> None:
+    bad = drawn(undisturbed, 0)[1]
+    noting = Noting()
+    ended = runs.launch(parsed("exit", (bad,), DROP, "federation.rounds=1"), str(tmp_path), on_ray(), noting)
+    assert "clients of round 0 ended their processes" in " ".join(noting.notes)
+    raised = runs.launch(parsed("raise", (bad,), DROP, "federation.rounds=1"), str(tmp_path), local, Progress())
+    assert_same_bits(weights(ended), weights(raised))
+    rows, others = (folder.read_table("clients").drop_columns(["seconds"]).to_pylist() for folder in (ended, raised))
+    assert next(row for row in rows if row["client"] == bad)["status"] == "ended its process 2 times"
+    assert [row for row in rows if row["client"] != bad] == [row for row in others if row["client"] != bad]
 
 
 @pytest.mark.engine

@@ -28,10 +28,20 @@ class Call:
     """Number of values that the method returns."""
     limit: float | None = None
     """Seconds that the call may take once it has begun."""
+    crashes: int | None = None
+    """Processes that the call may end before it comes as `Crashed`; None: one that ends several ends the run."""
 
 
 class Overdue:
     """Marker in place of the result of a call that took longer than its limit."""
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """Marker in place of the result of a call that ended its process each time."""
+
+    memory: bool
+    """Whether it was ended from outside, for it needed more memory than there is."""
 
 
 class Done(NamedTuple):
@@ -39,9 +49,9 @@ class Done(NamedTuple):
 
     call: Call
     result: Any
-    """The first value that the method returned, or `Overdue`."""
+    """The first value that the method returned, or `Overdue` or `Crashed`."""
     rest: list[Ref]
-    """References to the other values; empty for a call that was overdue."""
+    """References to the other values; empty for a call that was overdue or crashed."""
 
 
 Run: TypeAlias = Callable[[Sequence[Call]], Iterator[Done]]
@@ -51,8 +61,8 @@ Run: TypeAlias = Callable[[Sequence[Call]], Iterator[Done]]
 class Lost(Exception):
     """The server died, or a value was lost with the machine that held it: the round has to be played again."""
 
-    def __init__(self, what: str, error: Exception) -> None:
-        super().__init__(f"{what}: {error}")
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
 
 
 class Executor(Protocol):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from typing import Annotated
 
 import typer
 
 from rayfed import __version__
 from rayfed.cli import lookup, makers, reproduce, results, runs, sweeps
+from rayfed.errors import NotPortable
 
 __all__ = ["app", "main"]
 
@@ -41,4 +44,10 @@ def _options(
 def main() -> None:
     """Run the `rayfed` command."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is told to stop leaves a readable folder
-    app()
+    try:
+        app()
+    except NotPortable:  # libraries choose their instructions as they are loaded: once more, from the beginning
+        from rayfed.engine.machine import PORTABLE
+
+        sys.stdout.flush()
+        os.execve(sys.executable, sys.orig_argv, os.environ | PORTABLE)

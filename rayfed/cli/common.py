@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from rayfed.errors import UserError
+from rayfed.errors import NotPortable, UserError
 
 
 class ExecutorName(StrEnum):
@@ -61,6 +61,8 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         yield
+    except NotPortable:
+        raise  # `main` mends it
     except UserError as error:
         if debug:
             raise

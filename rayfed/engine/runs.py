@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -13,7 +12,7 @@ import pyarrow as pa
 from rayfed import scenario as scenarios
 from rayfed import seeds
 from rayfed.data.partitions.base import label_mix
-from rayfed.engine.environment import environment
+from rayfed.engine.environment import MachineRecord
 from rayfed.engine.executor import Execution
 from rayfed.engine.federation import Federation
 from rayfed.engine.inputs import Inputs, prepare, scorer
@@ -142,9 +141,13 @@ def attack(scenario: Scenario, run: str | None, out: str | None, execution: Exec
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     _describe(inputs, folder)
     recorder, source = RunRecorder(folder, "attack", 0), RunFolder.open(run) if run else folder
-    with recorder.recording(0), _federation(inputs, folder, execution, progress, saved, source) as federation:
+    with (
+        recorder.recording(0),
+        _federation(inputs, folder, execution, progress, saved, source) as (federation, joined),
+    ):
         tables = until_played(federation, round, lambda: Round(federation, round, list(federation.arms)).attack_alone())
         recorder.write(round, tables)
+        _tell(recorder, progress, joined())
         recorder.line(f"attacked the weights of round {round}" + (f" of {run}" if run else ", which are untrained"))
         progress.round_done([], tables.attacks, tables.inferences)
     return folder
@@ -194,15 +197,14 @@ def _play(
     recorder = RunRecorder(folder, "training", rounds)
     with (
         recorder.recording(first, reports),
-        _federation(inputs, folder, execution, progress, saved, folder) as federation,
+        _federation(inputs, folder, execution, progress, saved, folder) as (federation, joined),
     ):
         _account(inputs, folder, recorder, progress)
+        _tell(recorder, progress, joined())
         for round in range(first, rounds):
             tables = _play_round(federation, round, inputs.limits)
             recorder.finish_round(tables, checkpoint.Checkpoint(round, federation.saved, federation.changed))
-            for message in federation.aborted:
-                recorder.line(message)
-                progress.note(message)
+            _tell(recorder, progress, *federation.aborted, joined())
             progress.round_done(tables.rounds, tables.attacks, tables.inferences)
     if secure:
         run_key.remove(folder)
@@ -224,7 +226,12 @@ def _account(inputs: Inputs, folder: RunFolder, recorder: RunRecorder, progress:
         recorder.line(line)
     for message in inputs.encryption:
         recorder.line(message)
-    for message in filter(None, [inputs.randomness, *_early_ends(inputs)]):
+    _tell(recorder, progress, inputs.randomness, *_early_ends(inputs))
+
+
+def _tell(recorder: RunRecorder, progress: Progress, *messages: str | None) -> None:
+    """Write messages to the log and show them."""
+    for message in filter(None, messages):
         recorder.line(message)
         progress.note(message)
 
@@ -247,11 +254,14 @@ def _federation(
     progress: Progress,
     saved: checkpoint.Checkpoint | None,
     source: RunFolder,
-) -> Iterator[Federation]:
-    """Open a federation that goes on after a checkpoint; `source` is the run that has the clients' states."""
+) -> Iterator[tuple[Federation, Callable[[], str | None]]]:
+    """Open a federation that goes on after a checkpoint; `source` is the run that has the clients' states.
+
+    The function beside it records the machines that have joined, and returns what is to be said of them.
+    """
     scenario = inputs.scenario
     with execution(inputs, progress) as executor:
-        folder.write_text("environment.json", json.dumps(environment(scenario, executor.environment()), indent=2))
+        record = MachineRecord(folder, scenario, executor.environment())
         progress.starting(scenario, folder, executor.describe())
         states = partial(checkpoint.load_states, source)
         federation = Federation(inputs, executor, progress, saved.server if saved else {}, states)
@@ -262,7 +272,7 @@ def _federation(
         if scenario.attacks:
             for message in scorer(scenario, inputs.data).unavailable():
                 progress.note(message)
-        yield federation
+        yield federation, lambda: record.add(executor.machines())
 
 
 def _kind(folder: RunFolder) -> RunKind | None:

@@ -13,6 +13,7 @@ from rayfed.analysis.settings import estimate
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.engine import runs
 from rayfed.engine.environment import environment
+from rayfed.engine.machine import check_arithmetic
 from rayfed.engine.progress import SweepProgress
 from rayfed.engine.search import Search, Tried, search
 from rayfed.errors import RunError
@@ -63,7 +64,8 @@ def resume(path: str, failed: bool, execution: SweepExecution, progress: SweepPr
 
 
 def _planned(scenario: Scenario) -> list[Trial] | None:
-    """Return all trials where they are known before; values are checked in any case."""
+    """Return all trials where they are known before; values and this process are checked in any case."""
+    check_arithmetic(scenario.resources.deterministic)
     if swept(scenario).search != "optuna":
         return planned(scenario)
     check_values(scenario)

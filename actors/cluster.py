@@ -18,6 +18,7 @@ from actors.ray_errors import in_words_for_people
 from actors.shipping import runtime_env
 from rayfed.errors import ResourceError
 from rayfed.scenario import Actors, Scenario
+from rayfed.scenario.sections import Resources
 
 _ROUNDING = 1e-6
 """Tolerance of sums of shares: three thirds are one."""
@@ -107,8 +108,8 @@ def divide(nodes: Sequence[tuple[float, float]], scenario: Scenario, client_call
     """
     r = scenario.resources
     turns = 2 if attack_calls else 1
-    client, attacker = (_share(kind, default_cpus=1 / turns) for kind in (r.clients, r.attackers))
-    server = _share(r.server, default_cpus=0)
+    client, attacker = (_share(r, kind, default_cpus=1 / turns) for kind in (r.clients, r.attackers))
+    server = _share(r, r.server, default_cpus=0)
     for what, share in (("server", server), ("clients", client), ("attackers", attacker)):
         _check_node(what, share, nodes)
     group = [client, attacker] if attack_calls else [client]
@@ -130,10 +131,10 @@ def allot_trial(scenario: Scenario) -> Allotment:
     turns = 2 if scenario.attacks else 1
     return Allotment(
         r.clients.actors or 1,
-        _share(r.clients, default_cpus=1 / turns),
-        _share(r.server, default_cpus=0),
+        _share(r, r.clients, default_cpus=1 / turns),
+        _share(r, r.server, default_cpus=0),
         (r.attackers.actors or 1) if scenario.attacks else 0,
-        _share(r.attackers, default_cpus=1 / turns),
+        _share(r, r.attackers, default_cpus=1 / turns),
     )
 
 
@@ -176,8 +177,9 @@ class _Free:
         return True
 
 
-def _share(kind: Actors, default_cpus: float) -> ResourceShare:
-    return ResourceShare(default_cpus if kind.num_cpus is None else kind.num_cpus, kind.num_gpus, tuple(sys.path))
+def _share(all_kinds: Resources, kind: Actors, default_cpus: float) -> ResourceShare:
+    cpus = default_cpus if kind.num_cpus is None else kind.num_cpus
+    return ResourceShare(cpus, kind.num_gpus, tuple(sys.path), all_kinds.deterministic, all_kinds.tf32)
 
 
 def _check_node(what: str, share: ResourceShare, nodes: Sequence[tuple[float, float]]) -> None:

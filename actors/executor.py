@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+import torch
 
 from actors import transport
 from actors.actor_pool import ActorPool
@@ -20,6 +21,7 @@ from actors.workers import Workers, wait_for
 from rayfed.data.partitions.base import Parts
 from rayfed.engine.executor import Call, Done, Execution, Ref
 from rayfed.engine.inputs import Inputs
+from rayfed.engine.machine import Machine, this_machine
 from rayfed.engine.progress import Progress
 from rayfed.engine.rounds import count_calls
 from rayfed.engine.server import ArmState, ServerRole
@@ -98,6 +100,10 @@ class RayExecutor:
         """Return the cluster's part of environment.json: its resources, and what of them the actors take."""
         return self._allotment.environment()
 
+    def machines(self) -> list[Machine]:
+        """Return the driver's machine and those of all actors that have come up so far."""
+        return [this_machine("driver", torch.device("cpu")), *self._actor_pool.machines()]
+
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         """Start the actors and wait until the clients' are up, so that a round's time is that of its work."""
         data = inputs.data
@@ -141,6 +147,8 @@ class RayExecutor:
                 self._attackers_made_of,
                 self._free_client,
             )
+            if self._allotment.attacker.num_gpus:
+                self._attackers.wait()  # and raise where a GPU is not there
         return self._noting_losses(self._attackers, calls, "attacker")
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:

@@ -28,6 +28,10 @@ class ResourceError(UserError):
     """A request for actors that the cluster cannot satisfy."""
 
 
+class NotPortable(ResourceError):
+    """A process whose instruction set is not fixed as its scenario asks; the command line starts itself anew."""
+
+
 class RunError(UserError):
     """A run folder that cannot be written, read or resumed."""
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from actors import workers
 from actors.actor_pool import ActorPool
 from actors.executor import on_ray
-from actors.process import ResourceShare
+from actors.process import Renewable, ResourceShare
 from actors.sweep import on_tune
 from benchmarks import faults
 from rayfed import scenario as scenarios
@@ -252,7 +252,7 @@ def test_a_run_that_a_client_stops_is_resumed_when_it_is_mended(undisturbed: Run
     assert_same_bits(weights(RunFolder.open(str(path))), weights(undisturbed))
 
 
-class Sleeper:
+class Sleeper(Renewable):
     def __init__(self, share: ResourceShare) -> None:
         pass
 
@@ -281,7 +281,7 @@ def test_who_takes_too_long_is_ended_and_what_waits_behind_it_is_not_lost() -> N
     two.close()
 
 
-class Frail:
+class Frail(Renewable):
     """Dies as it starts while a file has a character left."""
 
     def __init__(self, share: ResourceShare, lives: Path) -> None:

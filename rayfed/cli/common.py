@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from rayfed.errors import Killed, UserError, plain
+from rayfed.errors import Killed, NotPortable, UserError, plain
 from rayfed.store import exits
 
 
@@ -66,6 +66,8 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         yield
+    except NotPortable:
+        raise  # `main` mends it
     except UserError as error:
         if debug:
             raise

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from rayfed.engine.inputs import Inputs
+from rayfed.engine.machine import Machine
 from rayfed.engine.progress import Progress
 from rayfed.engine.server import ArmState, ServerRole
 
@@ -77,6 +78,9 @@ class Executor(Protocol):
 
     def environment(self) -> dict[str, object]:
         """Return the machine's part of environment.json, which it takes to read the run's timings."""
+
+    def machines(self) -> list[Machine]:
+        """Return the machines of all processes that have begun to work so far."""
 
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         """Start clients and server; `saved` is the state of every arm.

@@ -22,6 +22,7 @@ from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts, hold_out
 from rayfed.defences.base import NEEDS_PUBLIC, Defence
 from rayfed.engine.account import Account
+from rayfed.engine.machine import check_arithmetic
 from rayfed.errors import UserError
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import places_of
@@ -119,6 +120,7 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     Noise that is asked for by an epsilon is calibrated for `rounds`, by default the scenario's own. Raises `UserError`
     for what does not fit.
     """
+    check_arithmetic(scenario.resources.deterministic)
     data = scenario.data.load()
     parts, validation = _dealt(scenario, data)
     plan.check_victims(scenario, parts.sizes)

@@ -13,6 +13,7 @@ from rayfed.analysis.settings import estimate
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.engine.continuing import check_begun, check_streams, what_counts
 from rayfed.engine.environment import note_environment
+from rayfed.engine.machine import check_arithmetic
 from rayfed.engine.progress import SweepProgress
 from rayfed.engine.search import Search, Tried, search
 from rayfed.errors import LeaseError, RunError, plain
@@ -82,7 +83,8 @@ def _what_counts(scenario: Scenario) -> dict[str, Any]:
 
 
 def _planned(scenario: Scenario) -> list[Trial] | None:
-    """Return all trials where they are known before; values are checked in any case."""
+    """Return all trials where they are known before; values and this process are checked in any case."""
+    check_arithmetic(scenario.resources.deterministic)
     if swept(scenario).search != "optuna":
         return planned(scenario)
     check_values(scenario)

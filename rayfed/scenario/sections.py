@@ -222,6 +222,11 @@ class Resources(Section):
     """The ServerActor; always one. It adds and does not train, on the CPU: it has no use for a GPU."""
     attackers: Actors = Actors()
     """AttackerActors."""
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that a call may take which is no client's local round (`federation.failures.timeout` is for these): an
+    attack, for each of its victims; an evaluation; a step of the server. An attack that takes longer is a row in the
+    tables that says so, anything else ends the run, which can be resumed. Leave room: an actor's first call is its
+    slowest. Null: any time."""
 
 
 class Output(Section):

@@ -25,7 +25,7 @@ from rayfed.engine.machine import Machine, this_machine
 from rayfed.engine.progress import Progress
 from rayfed.engine.rounds import count_calls
 from rayfed.engine.server import ArmState, ServerRole
-from rayfed.errors import ClientError, UserError
+from rayfed.errors import ClientError, OverdueError, UserError
 
 
 def on_ray(address: str | None = None) -> Execution:
@@ -64,8 +64,8 @@ def _closing(executor: RayExecutor, keep: bool) -> Iterator[RayExecutor]:
     """
     try:
         yield executor
-    except ClientError:
-        executor.close()  # one more of its clients may hang in an actor
+    except (ClientError, OverdueError):
+        executor.close()  # one more of its clients, or the server, may hang in an actor
         raise
     except (UserError, SystemExit):
         executor.close(keep)
@@ -155,9 +155,11 @@ class RayExecutor:
         """Call a method of the server's actor, one call after another."""
         return getattr(self._server, method).options(num_returns=returns).remote(*args)
 
-    def get(self, refs: Sequence[Ref]) -> list[Any]:
+    def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
         """Return values from the object store."""
         with telling_losses():
+            if limit is not None and len(ray.wait(list(refs), num_returns=len(refs), timeout=limit)[0]) < len(refs):
+                raise OverdueError("the server", limit)
             return list(ray.get(list(refs)))
 
     def close(self, keep: bool = False) -> None:

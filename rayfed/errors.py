@@ -44,6 +44,16 @@ class ClientError(UserError):
     """A client's work that failed; names client, round, arm and reason, or what its round lacks without it."""
 
 
+class OverdueError(UserError):
+    """A call that took longer than `resources.timeout`; who was to do it may hang still."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        super().__init__(
+            f"{what} took longer than resources.timeout allows ({seconds:g} s): raise it, or mend what hangs; complete "
+            f"rounds are kept and `rayfed resume` goes on from there"
+        )
+
+
 class ProtectionError(UserError):
     """An encrypted update that cannot be added or opened: tampered with, truncated, of other keys or parameters.
 
@@ -69,8 +79,8 @@ def plain(message: str) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Say which names are valid, the nearest first: `did you mean 'sigma'? (clip, sigma)`."""
+    """Say which names are valid: `did you mean 'sigma'? (valid: clip, sigma)`, or `valid are clip, sigma`."""
     names = sorted(valid)
     close = get_close_matches(name, names, n=1, cutoff=0.6)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}(valid: {', '.join(names) or 'none'})"
+    known = ", ".join(names) or "none"
+    return f"did you mean '{close[0]}'? (valid: {known})" if close else f"valid are {known}"

@@ -27,7 +27,8 @@ def what_counts(scenario: Scenario) -> dict[str, Any]:
     del document["federation"]["failures"], document["metrics"]["success"]
     actors = {kind: getattr(scenario.resources, kind) for kind in ("clients", "server", "attackers")}
     shares = {kind: {"num_cpus": of.threads, "num_gpus": of.num_gpus > 0} for kind, of in actors.items()}
-    document["resources"] = document["resources"] | shares
+    arithmetic = {name: document["resources"][name] for name in ("deterministic", "tf32")}
+    document["resources"] = arithmetic | shares
     return document
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.machine import Machine
 from rayfed.engine.progress import Progress
 from rayfed.engine.server import ArmState, ServerRole
+from rayfed.errors import OverdueError
 
 Ref = Any
 """A value, or the place where an executor keeps it: rounds pass it on and never look inside."""
@@ -59,6 +60,23 @@ Run: TypeAlias = Callable[[Sequence[Call]], Iterator[Done]]
 """Does calls and yields each as it ends, in any order; a call's own exception ends all."""
 
 
+def within(run: Run, seconds: float | None) -> Run:
+    """Return what does calls of client workers with a limit for each; raises `OverdueError` for one that takes longer.
+
+    `seconds` is None where any time will do.
+    """
+    if seconds is None:
+        return run
+
+    def limited(calls: Sequence[Call]) -> Iterator[Done]:
+        for done in run([replace(call, limit=seconds) for call in calls]):
+            if isinstance(done.result, Overdue):
+                raise OverdueError(f"a client actor's `{done.call.method}`", seconds)
+            yield done
+
+    return limited
+
+
 class Lost(Exception):
     """The server died, or a value was lost with the machine that held it: the round has to be played again."""
 
@@ -103,8 +121,12 @@ class Executor(Protocol):
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
         """Call a method of `rayfed.engine.server.Server`, in order, and return a `Ref`, or a list of several."""
 
-    def get(self, refs: Sequence[Ref]) -> list[Any]:
-        """Return the values behind references; raises `Lost` where one is gone, and what making it has raised."""
+    def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
+        """Return the values behind references to the server's results.
+
+        Raises `Lost` where one is gone, what making it has raised, and `OverdueError` where the server takes longer
+        than `limit` seconds; None is any time.
+        """
 
 
 Execution: TypeAlias = Callable[[Inputs, Progress], AbstractContextManager[Executor]]

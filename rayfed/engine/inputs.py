@@ -143,10 +143,25 @@ def _dealt(scenario: Scenario, data: Dataset) -> tuple[Parts, Parts]:
     """Return the training indices of every client, and those that it has held out."""
     generator = seeds.numpy_generator(scenario.seed, "partition")
     parts = Parts.of(scenario.partition.build().split(data.groups[0], scenario.federation.clients, generator))
+    _check_dealt(scenario, parts.sizes)
     if not (share := scenario.federation.validation):
         return parts, Parts.of([])
     held = [hold_out(part, data.groups[0], share) for part in parts]
     return Parts.of(trained for trained, _ in held), Parts.of(kept for _, kept in held)
+
+
+def _check_dealt(scenario: Scenario, sizes: np.ndarray) -> None:
+    """Raise `UserError` unless every client has samples; `sizes` (clients,) are how many."""
+    name, clients = scenario.partition.name, scenario.federation.clients
+    if len(sizes) != clients:
+        raise UserError(
+            f"partition '{name}' deals samples to {len(sizes)} clients, but federation.clients is {clients}"
+        )
+    if len(empty := np.flatnonzero(sizes == 0)):
+        raise UserError(
+            f"partition '{name}' gives client {empty[0]} no sample ({len(empty)} of {clients} clients have none): use "
+            f"fewer clients, more samples, or a partition that gives each client at least one"
+        )
 
 
 def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.ndarray, rounds: int | None) -> Account:

@@ -28,8 +28,12 @@ from rayfed.scenario import Actors
 @contextmanager
 def local(inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
     """Open an executor in this process (`rayfed.engine.executor.Execution`)."""
-    if inputs.scenario.federation.failures.timeout is not None:
-        progress.note("federation.failures.timeout is not kept: in one process nothing can end a client that hangs")
+    limits = {
+        "federation.failures.timeout": inputs.scenario.federation.failures.timeout,
+        "resources.timeout": inputs.scenario.resources.timeout,
+    }
+    for name in (name for name, seconds in limits.items() if seconds is not None):
+        progress.note(f"{name} is not kept: in one process nothing can end a call that hangs")
     threads = torch.get_num_threads()
     try:
         with gpu_arithmetic(inputs.scenario.resources.tf32):  # as in an actor
@@ -89,7 +93,7 @@ class LocalExecutor:
         torch.set_num_threads(self._resources.server.threads)
         return getattr(self._server, method)(*args)
 
-    def get(self, refs: Sequence[Ref]) -> list[Any]:
+    def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
         """Return the references themselves: here they are the values."""
         return list(refs)
 

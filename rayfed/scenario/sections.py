@@ -227,6 +227,11 @@ class Resources(Section):
     alone, in all processes, for the same bits on all Intel processors that have it; slower, see docs/cluster.md."""
     tf32: bool = False
     """Let GPUs round the factors of convolutions and matrix products to TF32, 10 bits: faster, and attacks see less."""
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that a call may take which is no client's local round (`federation.failures.timeout` is for these): an
+    attack, for each of its victims; an evaluation; a step of the server. An attack that takes longer is a row in the
+    tables that says so, anything else ends the run, which can be resumed. Leave room: an actor's first call is its
+    slowest. Null: any time."""
 
 
 class Output(Section):

@@ -93,7 +93,7 @@ def test_the_command_line_starts_itself_anew(monkeypatch: pytest.MonkeyPatch) ->
         raise NotPortable("as it is")
 
     monkeypatch.setattr(cli, "app", not_portable)
-    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(cli, "end_on_signals", lambda: None)
     monkeypatch.setattr(os, "execve", lambda *arguments: begun.append(arguments))
     cli.main()
     [(program, arguments, environment)] = begun
@@ -126,7 +126,7 @@ def test_a_resume_on_another_kind_of_processor_is_said_and_both_are_kept(tmp_pat
     assert not any("WARNING" in note for note in first.notes)
     longer = folder.read_text("scenario.yaml").replace("rounds: 2\n", "rounds: 3\n")
     folder.write_text("scenario.yaml", longer)
-    runs.resume(folder.url, second, second)
+    runs.resume(folder.url, second, second, extend=True)
     [warning] = [note for note in second.notes if "WARNING" in note]
     assert "client on A (GenuineIntel, AVX512) and B (AuthenticAMD, AVX2)" in warning
     assert warning in folder.read_text("log.txt")

@@ -112,13 +112,28 @@ class Honest(Defence):
     """Does nothing."""
 
 
-def test_what_a_defence_writes_on_its_arguments_reaches_nobody_else(tmp_path: Path) -> None:
-    """Each client of a round has a call of its own here."""
-    found = [
-        weights(runs.launch(parsed(f"arms.a=[tests.test_executors:{name}]"), str(tmp_path), local, Progress()))
-        for name in ("Vandal", "Honest")
-    ]
-    assert_same_bits(*found)
+def test_what_a_defence_writes_on_its_arguments_reaches_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the clients of other calls, nor those of its own: two calls for eight clients, or a call for each."""
+    found = []
+    for name, at_once in (("Honest", 1), ("Vandal", 1), ("Vandal", 4)):
+        monkeypatch.setattr(LocalExecutor, "clients", at_once)
+        scenario = parsed(f"arms.a=[tests.test_executors:{name}]", "federation.clients=8")
+        found.append(weights(runs.launch(scenario, str(tmp_path), local, Progress())))
+    assert_same_bits(found[0], found[1])
+    assert_same_bits(found[0], found[2])
+
+
+def test_what_a_defence_writes_on_its_arguments_is_not_observed(tmp_path: Path) -> None:
+    """Nor is it the truth by which attacks are scored."""
+    attack = "attacks=[{name: analytic, rounds: [0, 1], victims: 2, observes: gradient, batch_size: 1}]"
+    arms = [f"arms.a=[tests.test_executors:{name}]" for name in ("Honest", "Vandal")]
+    found = [runs.launch(parsed(arm, attack), str(tmp_path), local, Progress()) for arm in arms]
+    uncertain = ["seconds", "objective"]  # nan, where an attack has none
+    first, other = (folder.read_table("attacks").drop(uncertain).to_pylist() for folder in found)
+    assert first == other
+    assert len(first) == 4
 
 
 def test_what_an_attack_writes_on_its_arguments_reaches_nobody_else(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class ObservationBuilder:
         observed = ObservedClient(self.runtime, visit, attack, repeat)
         asked = observed.asked()
         supposed = observed.supposed() if asked.private else asked
-        sight: Sight = attack.view.shows(observed, observed.answer(asked))
+        sight: Sight = attack.view.shows(observed, observed.answer())
         truth = _truth(observed, asked, sight)
         given = _given(observed, truth, sight.update)
         for grant in attack.grants.values():

@@ -86,7 +86,10 @@ class ClientRuntime:
         return int.from_bytes(self.scenario.secret("client", sent.round, client, "order"))
 
     def task(self, arm: str, sent: Sent, client: int, indices: np.ndarray, state: State) -> Task:
-        """Return a client's task in a round, on some of the training samples."""
+        """Return a client's task in a round, on some of the training samples.
+
+        Its weights, buffers and samples are its own: a defence that writes on them reaches nobody else's.
+        """
         own = self.parts[client]
         data, rest = self.own_data(arm, client, own), None
         if not np.array_equal(indices, own):  # all of them in a round, and a search for each costs as much as a step
@@ -99,8 +102,8 @@ class ClientRuntime:
             round=sent.round,
             model=self.arm(arm).model,
             private=self.arm(arm).private,
-            weights=weights,
-            buffers=buffers,
+            weights={name: w.clone() for name, w in weights.items()},
+            buffers={name: b.clone() for name, b in buffers.items()},
             data=data,
             generator=self.scenario.generator("client", sent.round, client, "defences", arm, *self._asked(sent)),
             order=self.order(sent, client),

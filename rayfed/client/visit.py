@@ -124,10 +124,13 @@ class ObservedClient:
         weights, buffers = task.weights | only(guess, task.weights), task.buffers | only(guess, task.buffers)
         return self._tampered(task.replace(weights=weights, buffers=buffers))
 
-    def answer(self, task: Task) -> Update:
-        """Return the client's answer: the mean of as many as the attack asks for, each with noise of its own."""
+    def answer(self) -> Update:
+        """Return the client's answer: the mean of as many as the attack asks for, each with noise of its own.
+
+        Each is the work on a task of its own, for defences may write on theirs.
+        """
         method = update_method(self.training, self.arm.defences)
-        mean = method(task)
+        mean = method(self.asked())
         for again in range(1, self.attack.averages):
             answer = method(self.asked().replace(generator=self.noise(self.attack.observes, again)))
             tensors = {n: t + (answer.tensors[n] - t) / (again + 1) for n, t in mean.tensors.items()}

@@ -49,7 +49,11 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A client's task in one round, as its defences see it."""
+    """A client's task in one round, as its defences see it.
+
+    `weights`, `buffers`, `data` and `state` are the client's own copies. `model` and `public` are one object for all
+    clients of a process: they are read, never written on, or results would depend on who works where.
+    """
 
     client: int
     round: int

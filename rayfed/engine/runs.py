@@ -176,7 +176,9 @@ def _play(
         _account(inputs, folder, recorder, progress)
         for round in range(first, rounds):
             tables = _play_round(federation, round, inputs.limits)
-            recorder.finish_round(tables, checkpoint.Checkpoint(round, federation.saved, federation.changed, counts))
+            recorder.finish_round(
+                tables, checkpoint.Checkpoint(round, federation.saved, federation.changed, scenario=counts)
+            )
             for message in federation.aborted:
                 recorder.line(message)
                 progress.note(message)

@@ -77,7 +77,7 @@ def edit(folder: RunFolder, *changes: str) -> None:
 )
 @pytest.mark.parametrize("extend", [False, True])
 def test_what_determined_the_rounds_played_is_not_edited(change: str, field: str, extend: bool, tmp_path: Path) -> None:
-    saved = Checkpoint(0, {}, {}, continuing.what_counts(parsed()))
+    saved = Checkpoint(0, {}, scenario=continuing.what_counts(parsed()))
     with pytest.raises(RunError, match="followed the old one") as error:
         continuing.check_same(RunFolder.at(str(tmp_path)), saved, parsed(change), extend)
     assert field in str(error.value)
@@ -94,13 +94,13 @@ def test_what_determined_the_rounds_played_is_not_edited(change: str, field: str
     ],
 )
 def test_what_changes_no_result_may_be_edited(change: str, tmp_path: Path) -> None:
-    saved = Checkpoint(0, {}, {}, continuing.what_counts(parsed()))
+    saved = Checkpoint(0, {}, scenario=continuing.what_counts(parsed()))
     continuing.check_same(RunFolder.at(str(tmp_path)), saved, parsed(change))
 
 
 @pytest.mark.parametrize("played", [1, 2])
 def test_what_is_to_come_may_be_edited_where_that_is_asked_for(played: int, tmp_path: Path) -> None:
-    folder, saved = RunFolder.at(str(tmp_path)), Checkpoint(played - 1, {}, {}, continuing.what_counts(parsed()))
+    folder, saved = RunFolder.at(str(tmp_path)), Checkpoint(played - 1, {}, scenario=continuing.what_counts(parsed()))
     for changes in (LONGER[:1], LONGER):
         with pytest.raises(RunError, match="--extend"):
             continuing.check_same(folder, saved, parsed(*changes))
@@ -110,7 +110,7 @@ def test_what_is_to_come_may_be_edited_where_that_is_asked_for(played: int, tmp_
 
 
 def test_rounds_that_are_played_are_not_taken_back(tmp_path: Path) -> None:
-    saved = Checkpoint(1, {}, {}, continuing.what_counts(parsed()))
+    saved = Checkpoint(1, {}, scenario=continuing.what_counts(parsed()))
     with pytest.raises(RunError, match="1 rounds now, but 2 are played"):
         continuing.check_same(RunFolder.at(str(tmp_path)), saved, parsed("federation.rounds=1"), extend=True)
 

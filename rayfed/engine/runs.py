@@ -202,7 +202,9 @@ def _play(
         _tell(recorder, progress, joined())
         for round in range(first, rounds):
             tables = _play_round(federation, round, inputs.limits)
-            recorder.finish_round(tables, checkpoint.Checkpoint(round, federation.saved, federation.changed, counts))
+            recorder.finish_round(
+                tables, checkpoint.Checkpoint(round, federation.saved, federation.changed, scenario=counts)
+            )
             _tell(recorder, progress, *federation.aborted, joined())
             progress.round_done(tables.rounds, tables.attacks, tables.inferences)
     if secure:

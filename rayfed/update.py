@@ -200,7 +200,8 @@ class Observation:
     """Labels (batch_size,) int64, only where they are granted."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Other knowledge that the threat model grants (`rayfed.client.grants`), by the names that its grants declare:
-    `public` is a pair of inputs (M, *shape) and labels (M,), `defence` (`Named`) are bool masks, and so on."""
+    `public` is a pair of inputs (M, *shape) and labels (M,), `defence` (`Named`) are bool masks, and so on. What would
+    tell of the values of a hidden update is a function of it (`Update`) until it is opened."""
     local: LocalTraining = LocalTraining()
     """The local steps that the client was told to take."""
     returned_buffers: Named = field(default_factory=dict)

@@ -6,7 +6,8 @@ import ast
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +19,9 @@ import torch
 from rayfed import registry
 from rayfed import scenario as scenarios
 from rayfed.analysis.summary import setting
+from rayfed.attacks.base import not_applicable
+from rayfed.attacks.idlg import Idlg
+from rayfed.attacks.sealed import attempt
 from rayfed.client import plan
 from rayfed.client.grants.base import Grant
 from rayfed.client.observations import ObservationBuilder
@@ -39,22 +43,32 @@ TEXT = """
 name: t
 data: {name: digits, size: 8, train_samples: 120, test_samples: 40, public: 0.1}
 model: {name: lenet, norm: batch}
-federation: {rounds: 1, clients: 3}
-arms: {locked: [{name: key_lock, length: 8}, {name: prune, ratio: 0.5}]}
+federation: {rounds: 1, clients: 3, validation: 0.2}
+arms:
+  locked: [{name: key_lock, length: 8}, {name: prune, ratio: 0.5}]
+  ckks: {defences: [{name: prune, ratio: 0.5}], protection: ckks}
+  masked: {defences: [{name: prune, ratio: 0.5}], protection: secure_aggregation}
+  short:
+    defences: [{name: prune, ratio: 0.5}]
+    protection: {name: paillier, key_bits: 128, insecure: true, bits: 32}
+  boosted: {defences: [{name: soteria, ratio: 0.5}], model: {norm: none}, aggregation: fedboosting}
+  averaged: {defences: [{name: soteria, ratio: 0.5}], model: {norm: none}}
 """
+SEALED = ("ckks", "masked", "short")
+"""The arms of which a server sees no update."""
 
 
 @pytest.fixture(scope="module")
 def seen() -> Any:
-    """Client 0 as an attack with some knowledge observes it."""
+    """Client 0 of an arm as an attack with some knowledge observes it."""
     inputs = prepare(scenarios.parse(TEXT))
-    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"))
-    sent = Sent(0, runtime.arm("locked").weights, runtime.arm("locked").buffers)
+    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
 
-    def observe(*knowledge: str, **settings: Any) -> Observation:
+    def observe(*knowledge: str, arm: str = "locked", **settings: Any) -> Observation:
+        sent = Sent(0, runtime.arm(arm).weights, runtime.arm(arm).buffers, keys=runtime.make_keys(arm))
         raw = {"name": "model_inversion", "cut": "conv1", "knowledge": list(knowledge), "observes": "gradient"}
         attack = AttackSpec.model_validate({**raw, "batch_size": 3, **settings})
-        return ObservationBuilder(runtime).observe(ClientVisit("locked", sent, 0), attack)[0]
+        return ObservationBuilder(runtime).observe(ClientVisit(arm, sent, 0), attack)[0]
 
     return observe
 
@@ -98,6 +112,51 @@ def test_the_order_of_knowledge_does_not_matter(seen: Any) -> None:
     one, other = seen(*GRANTS), seen(*reversed(GRANTS))
     for field in fields(Observation):
         assert same(getattr(one, field.name), getattr(other, field.name)), field.name
+
+
+@pytest.mark.parametrize("arm", SEALED)
+def test_what_is_granted_beside_a_sealed_update_says_nothing_of_its_values(
+    arm: str, seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the client would send, the same is granted."""
+    of_all = [name for name in GRANTS if name not in OF_PRIVATE]
+    answer = ObservedClient.answer
+
+    def other(observed: ObservedClient, task: Any) -> Update:
+        sent = answer(observed, task)
+        return replace(sent, tensors={name: t.flip(0) for name, t in sent.tensors.items()})
+
+    known = seen(*of_all, arm=arm, batch_size=1)
+    monkeypatch.setattr(ObservedClient, "answer", other)
+    instead = seen(*of_all, arm=arm, batch_size=1)
+    assert known.sealed is not None
+    assert not known.update
+    assert [name for name in known.extra if not same(known.extra[name], instead.extra[name])] == []
+
+
+class Noted(Idlg):
+    """Keeps what it is shown."""
+
+    def reconstruct(self, observations: Sequence[Observation], *rest: Any) -> list[Any]:
+        self.shown = list(observations)
+        return [replace(not_applicable(o, ""), status="ok") for o in observations]
+
+
+def test_who_opens_an_update_sees_then_what_defences_left_alone(seen: Any) -> None:
+    sealed, method = seen("defence", arm="short"), Noted()
+    assert sealed.sealed is not None
+    [found] = attempt(method, [sealed], torch.nn.Identity(), [torch.Generator()], factor=True)
+    [opened] = method.shown
+    assert found.status == "ok"
+    assert same(dict(opened.extra), {"defence": {name: t != 0 for name, t in opened.update.items()}})
+    kept = sum(int(mask.sum()) for mask in opened.extra["defence"].values())
+    assert 0 < kept <= 0.6 * sum(t.numel() for t in opened.update.values())
+
+
+def test_where_clients_are_shown_nothing_no_value_is_granted(seen: Any) -> None:
+    shown = seen("defence", arm="averaged", observes="shown", batch_size=1)
+    assert not shown.update
+    assert callable(shown.extra["defence"])
 
 
 @component

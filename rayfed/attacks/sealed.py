@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import nan
 from time import perf_counter
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from rayfed.attacks.base import Attack, Guess, Inference, InferenceAttack, not_applicable
 from rayfed.attacks.mixed import unmixed
-from rayfed.update import Encrypted, Observation
+from rayfed.update import Encrypted, Observation, Update
 
 _UNBROKEN = ", and its key cannot be found by factoring in any reasonable time"
 _NOT_SHOWN = "this arm's aggregation shows no client another's update"
@@ -47,8 +48,12 @@ def attempt(
 
 
 def _opened(observation: Observation, sealed: Encrypted, pair: bytes) -> Observation:
+    """Return the observation with what was in the ciphertexts, and with what grants tell of that."""
     update, buffers = sealed.parameters.broken(pair, sealed)
-    opened = replace(observation, sealed=None, update=update, returned_buffers=buffers)
+    # the training loss is not in what is sent
+    whole = Update(observation.victim, observation.round, update, buffers, observation.batch_size, loss=nan)
+    extra = {name: given(whole) if callable(given) else given for name, given in observation.extra.items()}
+    opened = replace(observation, sealed=None, update=update, returned_buffers=buffers, extra=extra)
     return opened.to(next(iter(observation.weights.values())).device)
 
 

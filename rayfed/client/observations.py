@@ -46,7 +46,7 @@ class ObservationBuilder:
         supposed = observed.supposed() if asked.private else asked
         sight: Sight = attack.view.shows(observed, observed.answer())
         truth = _truth(observed, asked, sight)
-        given = _given(observed, truth, sight.update)
+        given = _given(observed, truth, sight.seen)
         for grant in attack.grants.values():
             truth = grant.hides(observed, truth)
         return _observation(observed, supposed, sight, given, len(truth.labels)), truth
@@ -106,13 +106,13 @@ def _observation(
     observed: ObservedClient, supposed: Task, sight: Sight, given: dict[str, Any], samples: int
 ) -> Observation:
     """Build an observation: the only place that does."""
-    data, update, local = observed.runtime.data, sight.update, local_training(len(observed.indices), observed.training)
+    data, update, local = observed.runtime.data, sight.seen, local_training(len(observed.indices), observed.training)
     return Observation(
         victim=observed.client,
         round=observed.round,
         weights=without(supposed.weights, supposed.private),
         buffers=supposed.buffers | only(supposed.weights, supposed.private),
-        update={} if sight.sealed else update.tensors,
+        update=update.tensors,
         scale=local.scale,
         batch_size=samples,
         sample=data.sample.published(),
@@ -120,7 +120,7 @@ def _observation(
         labels=given.get("labels"),
         local=local,
         extra={name: value for name, value in given.items() if name != "labels"},
-        returned_buffers={} if sight.sealed else update.buffers,
+        returned_buffers=update.buffers,
         sealed=sight.sealed,
         shown=sight.mixtures if observed.attack.unmix else None,
     )

@@ -37,6 +37,11 @@ class Sight:
     mixtures: Mixtures | None = None
     """All that clients were shown in the round."""
 
+    @property
+    def seen(self) -> Update:
+        """The update as the attacker sees it: without any values where its channel hides them."""
+        return self.update if self.sealed is None else replace(self.update, tensors={}, buffers={})
+
 
 class View:
     """Base of every view: the client's work of the round, as the server gets it."""

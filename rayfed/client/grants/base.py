@@ -64,7 +64,9 @@ class Grant:
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
         """Return the part of the grant that depends on the client, by the names in `fills`.
 
-        `update` is what the attacker sees as one, `truth` what lies behind it.
+        `update` is what the attacker sees as one, without any values where these are hidden; `truth` what lies behind
+        it. What a hidden update's values tell is given as a function of the `Update`: it is called once an attack has
+        opened that.
         """
         return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rayfed.client.grants.base import Grant
@@ -9,7 +10,25 @@ from rayfed.registry import component
 
 if TYPE_CHECKING:
     from rayfed.client.visit import ObservedClient, Truth
-    from rayfed.update import Update
+    from rayfed.defences.base import Defence
+    from rayfed.update import Named, Update
+
+
+@dataclass(frozen=True)
+class LeftAlone:
+    """Tells which values of an update no defence of a pipeline has changed."""
+
+    defences: tuple[Defence, ...]
+
+    def __call__(self, update: Update) -> Named:
+        """Return a bool mask of every tensor, by name."""
+        import torch
+
+        masks = {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}
+        for defence in self.defences:
+            for name, mask in (defence.exposed(update) or {}).items():
+                masks[name] = masks[name] & mask
+        return masks
 
 
 @component
@@ -25,11 +44,9 @@ class KnownDefence(Grant):
     averages: ClassVar[bool] = True
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return a bool mask of every tensor, by name: the values that no defence of the pipeline has changed."""
-        import torch
+        """Return the masks of what the attacker sees; where that is no value, how masks follow from an opened update.
 
-        masks = {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}
-        for defence in observed.arm.defences:
-            for name, mask in (defence.exposed(update) or {}).items():
-                masks[name] = masks[name] & mask
-        return {"defence": masks}
+        A mask tells which values are zero, so none is made here of an update that the attacker does not see.
+        """
+        masks = LeftAlone(tuple(defence for defence in observed.arm.defences if defence.overrides("exposed")))
+        return {"defence": masks(update) if update.tensors else masks}

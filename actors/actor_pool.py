@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from actors.process import ResourceShare
+from rayfed.engine.machine import Machine
 
 Acquired: TypeAlias = "tuple[ActorHandle[Any], ray.ObjectRef[Any]]"
 """An actor, and a reference that is ready once it is up."""
@@ -20,6 +23,8 @@ class ActorPool:
     def __init__(self) -> None:
         self._idle: dict[tuple[str, ResourceShare], list[ActorHandle[Any]]] = defaultdict(list)
         self._kinds: dict[ActorHandle[Any], tuple[str, ResourceShare]] = {}
+        self._asked: list[ray.ObjectRef[Machine]] = []
+        self._machines: dict[Machine, None] = {}
 
     def acquire(self, kind: type, share: ResourceShare, *arguments: Any) -> Acquired:
         """Return an actor made with its share and these arguments."""
@@ -30,7 +35,16 @@ class ActorPool:
         remote: Any = ray.remote(kind)
         actor = remote.options(num_cpus=share.num_cpus, num_gpus=share.num_gpus).remote(share, *arguments)
         self._kinds[actor] = key
-        return actor, actor.__ray_ready__.remote()
+        self._asked.append(actor.machine.remote(share))
+        return actor, self._asked[-1]
+
+    def machines(self) -> list[Machine]:
+        """Return the machines of all actors that have come up so far, each once."""
+        up, self._asked = ray.wait(self._asked, num_returns=len(self._asked), timeout=0) if self._asked else ([], [])
+        for told in up:
+            with suppress(RayError):  # it died, or its error is known to who waits for it
+                self._machines[ray.get(told)] = None
+        return list(self._machines)
 
     def release(self, actor: ActorHandle[Any], keep: bool) -> None:
         """Keep an actor that has done its work for a later `acquire`, or end it and what it may be doing."""

@@ -22,7 +22,7 @@ class Started:
     actor: ActorHandle[Any]
     call: Call
     losses: int
-    """Number of actors that the call has lost before."""
+    """Number of actors that the call has ended before."""
     rest: list[ray.ObjectRef[Any]]
     """References to the call's results but the first."""
 
@@ -58,6 +58,16 @@ class Running:
         self._began[ended.slot] = monotonic()
         self.queued[ended.slot] -= 1
         return ended
+
+    def head(self, done: ray.ObjectRef[Any]) -> ray.ObjectRef[Any]:
+        """Return the call that ended first of those of an actor that has ended one; another reference as it is.
+
+        An actor does its calls in order: where it died, this is the one that it was at.
+        """
+        if done not in self._calls:
+            return done
+        slot = self._calls[done].slot
+        return next(first for first, started in self._calls.items() if started.slot == slot)
 
     def behind(self, slot: int) -> list[Started]:
         """Remove and return the calls that an actor which is ended had still to do."""

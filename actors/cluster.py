@@ -6,20 +6,24 @@ import signal
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import ceil
 
 import ray
 
-from actors import local_ray
+from actors import local_ray, raylet
 from actors.process import ResourceShare
+from actors.ray_errors import in_words_for_people
 from actors.shipping import runtime_env
 from rayfed.errors import ResourceError
 from rayfed.scenario import Actors, Scenario
+from rayfed.scenario.sections import Resources
 
 _ROUNDING = 1e-6
 """Tolerance of sums of shares: three thirds are one."""
+_TMPDIR_LENGTH = 35
+"""Of a socket's 107 bytes, what Ray's own names leave."""
 
 
 @contextmanager
@@ -29,27 +33,36 @@ def connected(address: str | None, scenario: Scenario) -> Iterator[None]:
     Nodes of a cluster are sent the user's own modules; to a local Ray that would cost seconds.
     """
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    try:
+    with _explaining_start(address):
         begun = local_ray.is_up()
         there = begun or ray.is_initialized()
         if address and not there:
-            local_ray.init(address=address, runtime_env=runtime_env(scenario))
+            local_ray.connect(address=address, runtime_env=runtime_env(scenario))
         elif not there:
-            local_ray.init(address="local", include_dashboard=False)
-    except Exception as error:
-        if not address:
-            raise ResourceError(f"Ray did not start on this machine: {error}; it may be too busy, try again") from error
-        raise ResourceError(
-            f"no Ray cluster at '{address}': {error}; start one with `ray start --head`, or leave --address out. "
-            f"A cluster that asks for a token needs RAY_AUTH_MODE=token here too."
-        ) from error
+            local_ray.start()
     if begun or signal.getsignal(signal.SIGTERM) is not on_sigterm:  # begun elsewhere, it sets one that Python sees not
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own would end the run as if it had failed
+    with nullcontext() if there else local_ray.ending(), in_words_for_people(), raylet.watched():
+        yield
+
+
+@contextmanager
+def _explaining_start(address: str | None) -> Iterator[None]:
+    """Turn what prevents a start of Ray, or a connection to it, into a `ResourceError`."""
     try:
         yield
-    finally:
-        if not there:
-            ray.shutdown()
+    except Exception as error:
+        if address:
+            raise ResourceError(
+                f"no Ray cluster at '{address}': {error}; start one with `ray start --head`, or leave --address out. "
+                f"A cluster that asks for a token needs RAY_AUTH_MODE=token here too."
+            ) from error
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError):
+            raise ResourceError(
+                f"Ray cannot use its temporary folder: {error}; name one with RAY_TMPDIR that can be written and whose "
+                f"path is short (no more than about {_TMPDIR_LENGTH} characters)"
+            ) from error
+        raise ResourceError(f"Ray did not start on this machine: {error}; it may be too busy, try again") from error
 
 
 @dataclass(frozen=True)
@@ -95,8 +108,8 @@ def divide(nodes: Sequence[tuple[float, float]], scenario: Scenario, client_call
     """
     r = scenario.resources
     turns = 2 if attack_calls else 1
-    client, attacker = (_share(kind, default_cpus=1 / turns) for kind in (r.clients, r.attackers))
-    server = _share(r.server, default_cpus=0)
+    client, attacker = (_share(r, kind, default_cpus=1 / turns) for kind in (r.clients, r.attackers))
+    server = _share(r, r.server, default_cpus=0)
     for what, share in (("server", server), ("clients", client), ("attackers", attacker)):
         _check_node(what, share, nodes)
     group = [client, attacker] if attack_calls else [client]
@@ -118,10 +131,10 @@ def allot_trial(scenario: Scenario) -> Allotment:
     turns = 2 if scenario.attacks else 1
     return Allotment(
         r.clients.actors or 1,
-        _share(r.clients, default_cpus=1 / turns),
-        _share(r.server, default_cpus=0),
+        _share(r, r.clients, default_cpus=1 / turns),
+        _share(r, r.server, default_cpus=0),
         (r.attackers.actors or 1) if scenario.attacks else 0,
-        _share(r.attackers, default_cpus=1 / turns),
+        _share(r, r.attackers, default_cpus=1 / turns),
     )
 
 
@@ -164,8 +177,9 @@ class _Free:
         return True
 
 
-def _share(kind: Actors, default_cpus: float) -> ResourceShare:
-    return ResourceShare(default_cpus if kind.num_cpus is None else kind.num_cpus, kind.num_gpus, tuple(sys.path))
+def _share(all_kinds: Resources, kind: Actors, default_cpus: float) -> ResourceShare:
+    cpus = default_cpus if kind.num_cpus is None else kind.num_cpus
+    return ResourceShare(cpus, kind.num_gpus, tuple(sys.path), all_kinds.deterministic, all_kinds.tf32)
 
 
 def _check_node(what: str, share: ResourceShare, nodes: Sequence[tuple[float, float]]) -> None:

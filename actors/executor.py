@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError
+import torch
 
 from actors import transport
 from actors.actor_pool import ActorPool
@@ -15,15 +15,17 @@ from actors.attacker import AttackerActor
 from actors.client import ClientActor
 from actors.cluster import Allotment, allot, connected
 from actors.process import ResourceShare
+from actors.ray_errors import telling_losses
 from actors.server import ServerActor
 from actors.workers import Workers, wait_for
 from rayfed.data.partitions.base import Parts
-from rayfed.engine.executor import Call, Done, Execution, Lost, Ref
+from rayfed.engine.executor import Call, Done, Execution, Ref
 from rayfed.engine.inputs import Inputs
+from rayfed.engine.machine import Machine, this_machine
 from rayfed.engine.progress import Progress
 from rayfed.engine.rounds import count_calls
 from rayfed.engine.server import ArmState, ServerRole
-from rayfed.errors import ClientError, UserError
+from rayfed.errors import ClientError, OverdueError, UserError
 
 
 def on_ray(address: str | None = None) -> Execution:
@@ -62,8 +64,8 @@ def _closing(executor: RayExecutor, keep: bool) -> Iterator[RayExecutor]:
     """
     try:
         yield executor
-    except ClientError:
-        executor.close()  # one more of its clients may hang in an actor
+    except (ClientError, OverdueError):
+        executor.close()  # one more of its clients, or the server, may hang in an actor
         raise
     except (UserError, SystemExit):
         executor.close(keep)
@@ -98,6 +100,10 @@ class RayExecutor:
         """Return the cluster's part of environment.json: its resources, and what of them the actors take."""
         return self._allotment.environment()
 
+    def machines(self) -> list[Machine]:
+        """Return the driver's machine and those of all actors that have come up so far."""
+        return [this_machine("driver", torch.device("cpu")), *self._actor_pool.machines()]
+
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         """Start the actors and wait until the clients' are up, so that a round's time is that of its work."""
         data = inputs.data
@@ -117,7 +123,7 @@ class RayExecutor:
 
     def check_server(self) -> None:
         """Wait until the server's actor is up."""
-        with _telling_losses():
+        with telling_losses():
             wait_for([self._server.__ray_ready__.remote()])
 
     def restart_server(self, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
@@ -141,15 +147,19 @@ class RayExecutor:
                 self._attackers_made_of,
                 self._free_client,
             )
+            if self._allotment.attacker.num_gpus:
+                self._attackers.wait()  # and raise where a GPU is not there
         return self._noting_losses(self._attackers, calls, "attacker")
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
         """Call a method of the server's actor, one call after another."""
         return getattr(self._server, method).options(num_returns=returns).remote(*args)
 
-    def get(self, refs: Sequence[Ref]) -> list[Any]:
+    def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
         """Return values from the object store."""
-        with _telling_losses():
+        with telling_losses():
+            if limit is not None and len(ray.wait(list(refs), num_returns=len(refs), timeout=limit)[0]) < len(refs):
+                raise OverdueError("the server", limit)
             return list(ray.get(list(refs)))
 
     def close(self, keep: bool = False) -> None:
@@ -177,22 +187,14 @@ class RayExecutor:
             self._note(f"there is no place for what died: one {what} gives way")
 
     def _noting_losses(self, pool: Workers, calls: Sequence[Call], what: str) -> Iterator[Done]:
-        known = pool.losses
-        with _telling_losses():
+        known, abreast = pool.losses, pool.abreast
+        with telling_losses():
             for done in pool.run(calls):
                 if pool.losses > known:
                     lost = pool.losses - known
                     self._note(f"{lost} {what}{'s' * (lost > 1)} died; another does the work again")
                     known = pool.losses
+                if pool.abreast < abreast:
+                    self._note(f"memory is short: no more than {pool.abreast} {what}s go on at once (resources)")
+                abreast = pool.abreast
                 yield done
-
-
-@contextmanager
-def _telling_losses() -> Iterator[None]:
-    """Turn Ray's errors about dead actors and lost objects into `Lost`."""
-    try:
-        yield
-    except RayActorError as error:
-        raise Lost("the server died", error) from error
-    except ObjectLostError as error:
-        raise Lost("an object was lost", error) from error

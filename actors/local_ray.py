@@ -1,4 +1,4 @@
-"""A local Ray that starts in the background, while a command imports PyTorch and reads its scenario.
+"""A local Ray, which may start in the background while a command imports PyTorch and reads its scenario.
 
 Either takes seconds. Nothing here needs PyTorch or rayfed's other modules, so that it can begin at once.
 """
@@ -12,13 +12,55 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import Any
 
+from actors import ray_files
 
-def init(**options: Any) -> None:
+
+def connect(**options: Any) -> None:
     """Call `ray.init` without its own lines (where it runs, deprecations), which are not about the run."""
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+
+
+def start() -> None:
+    """Start a Ray on this machine that no other machine reaches, and remove the files of those that are dead."""
+    ray_files.guard_token()
+    with _on_loopback():
+        connect(address="local", include_dashboard=False)
+    ray_files.claim_session()
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Disconnect from Ray after the block, and end one that `start` has started.
+
+    Where the block fails its logs stay until another is started.
+    """
+    import ray
+
+    well = False
+    try:
+        yield
+        well = True
+    finally:
+        ray.shutdown()
+        ray_files.leave_session(remove=well)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have Ray listen on 127.0.0.1 alone, as it does where it knows of no clusters (macOS, Windows).
+
+    It has no option for that: what `_node_ip_address` says of this machine it replaces by an address that others reach.
+    """
+    from ray._private import ray_constants
+
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 class _Background(Thread):
@@ -32,7 +74,7 @@ class _Background(Thread):
     def run(self) -> None:
         """Start Ray and wait until it is not needed any more."""
         try:
-            init(address="local", include_dashboard=False)
+            start()
         except Exception as error:
             self.error = error
         self.up.set()
@@ -54,10 +96,12 @@ def starting() -> Iterator[None]:
     _background = _Background()
     _background.start()
     try:
-        yield
+        with ending():
+            try:
+                yield
+            finally:
+                _background.up.wait()
     finally:
-        _background.up.wait()
-        ray.shutdown()
         _background.over.set()
         _background = None
 

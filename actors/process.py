@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from actors import transport
+from rayfed.engine.machine import Machine, check_arithmetic, device_for, set_gpu_arithmetic, this_machine
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,10 @@ class ResourceShare:
     num_gpus: float
     search_path: tuple[str, ...] = ()
     """Folders in which the driver looks modules up, so that a scenario's dotted paths are found here too."""
+    deterministic: str = "machine"
+    """`resources.deterministic` of the scenario."""
+    tf32: bool = False
+    """Whether a GPU may round to TF32."""
 
     def __str__(self) -> str:
         return f"{self.num_cpus:g} CPU" + (f" and {self.num_gpus:g} GPU" if self.num_gpus else "")
@@ -36,11 +41,10 @@ def set_up(share: ResourceShare) -> torch.device:
     _keep_freed_memory()
     sys.path += [folder for folder in share.search_path if folder not in sys.path]
     torch.set_num_threads(max(1, ceil(share.num_cpus)))
-    if not (share.num_gpus and torch.cuda.is_available()):
+    set_gpu_arithmetic(share.tf32)
+    if not share.num_gpus:
         return torch.device("cpu")
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
-    if share.num_gpus < 1:
+    if share.num_gpus < 1 and torch.cuda.is_available():  # where it is not, `Renewable.machine` says so
         torch.cuda.set_per_process_memory_fraction(share.num_gpus)
     return torch.device("cuda")
 
@@ -61,7 +65,15 @@ def _keep_freed_memory() -> None:
 
 
 class Renewable:
-    """Base of actors that one run can leave to the next."""
+    """Base of actors: each says on what machine it is, and one run can leave it to the next."""
+
+    computes = True
+    """Whether it takes a GPU of its share."""
+
+    def machine(self, share: ResourceShare) -> Machine:
+        """Return the machine of this process; raises `ResourceError` where it is not what the scenario asks for."""
+        check_arithmetic(share.deterministic)
+        return this_machine(type(self).__name__, device_for(share.num_gpus if self.computes else 0))
 
     def renew(self, *arguments: Any) -> None:
         """Initialise the actor anew with these arguments."""

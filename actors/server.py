@@ -9,6 +9,8 @@ from rayfed.engine.server import ArmState, Server, ServerRole
 class ServerActor(Renewable, Server):
     """Actor of the server; it adds and does not train, so its model stays on the CPU, where partial results arrive."""
 
+    computes = False
+
     def __init__(self, share: ResourceShare, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         set_up(share)
         super().__init__(roles, saved)

@@ -9,22 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from rayfed import registry
+from rayfed.engine.machine import PORTABLE
 from rayfed.scenario import Scenario, dotted_paths
 
 
 def runtime_env(scenario: Scenario) -> dict[str, Any]:
-    """Return Ray's `runtime_env` for a scenario: the modules that its dotted paths need, or nothing.
+    """Return Ray's `runtime_env` for a scenario: how its processes calculate, and the modules of its dotted paths.
 
     These are the modules that checking the scenario has imported from where users keep their own (the folders that
     dotted paths are searched in, and PYTHONPATH), with those that they import themselves.
     """
+    fixed: dict[str, Any] = {"env_vars": PORTABLE} if scenario.resources.deterministic == "portable" else {}
     if not dotted_paths(scenario.dump()):
-        return {}
+        return fixed
     installed = {"rayfed", "actors", *packages_distributions()}
     folders = {Path(folder).resolve() for folder in _users_folders()}
     sources = {name: source for name in list(sys.modules) if "." not in name and (source := _source(name))}
     own = [str(source) for name, source in sources.items() if source.parent in folders and name not in installed]
-    return {"py_modules": sorted(own)} if own else {}
+    return fixed | ({"py_modules": sorted(own)} if own else {})
 
 
 def _users_folders() -> list[str]:

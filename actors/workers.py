@@ -12,12 +12,13 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from actors.actor_pool import ActorPool
 from actors.calls import Running, Started
-from rayfed.engine.executor import Call, Done, Overdue
-from rayfed.errors import ResourceError, UserError
+from actors.ray_errors import DEATHS, Loss, brief, loss_of, original
+from rayfed.engine.executor import Call, Crashed, Done, Overdue
+from rayfed.errors import ResourceError
 
 START_TIMEOUT = 900.0
 """Seconds that actors may take to start; an autoscaling cluster needs minutes for a new node."""
@@ -26,15 +27,19 @@ PATIENCE = 30.0
 """Seconds after which a pool that has lost all its actors asks for the place of another's."""
 
 
-class ActorsLost(RuntimeError):
-    """A call ended several actors, one after another."""
+class ActorsLost(ResourceError):
+    """A call that nobody can search ended several actors, one after another."""
 
 
 class Workers:
-    """A fixed number of equal actors that do calls; dead ones are replaced."""
+    """A fixed number of equal actors that do calls; dead ones are replaced.
+
+    Where Ray ends some because a machine has too little memory, half as many go on. A call that is too large even for
+    one alone is the cause, and the others come back.
+    """
 
     RETRIES = 3
-    """Actors that one call may lose before the fault is taken to be the call's own."""
+    """Actors that one call may lose, or that may die one after another as they start."""
 
     def __init__(
         self, actor_pool: ActorPool, size: int, *made_of: Any, make_room: Callable[[], None] = lambda: None
@@ -49,66 +54,93 @@ class Workers:
         """Actors that are not up yet, by the reference that says when they are; they are given no call."""
         self.losses = 0
         """Number of actors that have died so far."""
+        self.abreast = size
+        """Number of actors that go on at once, less than `size` where memory is short."""
+        self._failed_starts = 0
         self._fill()
 
     def wait(self) -> None:
-        """Wait until all actors are up; raises `ResourceError` when that takes longer than `START_TIMEOUT`.
+        """Wait until all actors are up; raises `ResourceError` when none comes up within `START_TIMEOUT`.
 
         One that dies as it starts is replaced; one that raises then raises its own error, for it would again.
         """
-        for again in range(self.RETRIES, -1, -1):
-            try:
-                wait_for(list(self._starting))
-            except RayActorError as error:
-                if error.actor_init_failed or not again:
-                    raise
-                for ready, slot in list(self._starting.items()):
-                    if _died(ready):
-                        del self._starting[ready]
-                        self.losses += self._replace(slot, self._actors[slot])
-            else:
-                break
-        self._starting.clear()
+        while self._starting:
+            self._started(self._first_start())
 
     def run(self, calls: Sequence[Call]) -> Iterator[Done]:
         """Yield each call with its first result and references to the others, in the order in which they finish.
 
         An actor is handed its next call before it has finished the last, so that it need not wait for the driver, while
         more calls are left than there are actors. So at the end at most one call an actor waits behind a slow one while
-        others are idle. A call past its limit comes as `Overdue`; what waits behind it is moved elsewhere. Raises the
-        call's own exception when it fails, `RayActorError` when the maker of one of its arguments has died,
-        `ObjectLostError` when an argument or a result was lost with its node, `ActorsLost` when it keeps killing
-        actors, and `ResourceError` when no actor is left and none comes up within `START_TIMEOUT`.
+        others are idle. A call past its limit comes as `Overdue`, one that ends its actors as `Crashed` where
+        `Call.crashes` says so; what waits behind it is moved elsewhere. Raises the call's own exception when it fails,
+        `RayActorError` when the maker of one of its arguments has died, `ObjectLostError` when an argument or a result
+        was lost with its node, `ActorsLost` when any other call keeps killing actors, and `ResourceError` when no actor
+        is left and none comes up.
         """
         self._fill()
         waiting = deque((call, 0) for call in calls)
         running = Running(self._size)
         while waiting or running:
-            while waiting and (slot := self._open(running.queued, len(waiting))) is not None:
-                call, losses = waiting.popleft()
-                done, *rest = self._start(self._actors[slot], call)
-                running.add(done, Started(slot, self._actors[slot], call, losses, rest))
+            self._hand_out(waiting, running)
             first, overdue = self._first(running)
-            if self._starting.pop(first, None) is not None:
-                continue  # up, or dead as it started, which its first call will find out
+            if first in self._starting:
+                self._started(first)
+                continue
             ended = running.pop(first)
             if overdue:
                 waiting.extendleft((other.call, other.losses) for other in running.behind(ended.slot))
-                self._replace(ended.slot, ended.actor)
+                self._replace(ended.slot)
                 yield Done(ended.call, Overdue(), [])
                 continue
             try:
                 result = ray.get(first)
-            except RayTaskError as error:  # before RayActorError, which it is too when an argument's maker has died
-                raise _original(error) from None
-            except RayActorError as error:
-                self.losses += self._replace(ended.slot, ended.actor)
-                losses = ended.losses + 1
-                if losses > self.RETRIES:
-                    raise ActorsLost(f"{ended.call.method} lost {losses} actors in a row: {error}") from error
-                waiting.appendleft((ended.call, losses))
+            except RayTaskError as error:  # before the others, which it is too when an argument's maker has died
+                raise original(error) from None
+            except DEATHS as error:
+                if crashed := self._lost(ended, error, waiting, running):
+                    yield Done(ended.call, crashed, [])
                 continue
             yield Done(ended.call, result, ended.rest)
+
+    def _hand_out(self, waiting: deque[tuple[Call, int]], running: Running) -> None:
+        """Hand calls to actors that are up: to idle ones, and while many calls wait to those with a single one."""
+        while waiting:
+            up = sorted(set(self._actors) - set(self._starting.values()))
+            slot = min(up, key=running.queued.__getitem__, default=None)
+            if slot is None or running.queued[slot] >= (2 if len(waiting) > self.abreast else 1):
+                return
+            call, losses = waiting.popleft()
+            done, *rest = self._start(self._actors[slot], call)
+            running.add(done, Started(slot, self._actors[slot], call, losses, rest))
+
+    def _lost(
+        self, ended: Started, error: Exception, waiting: deque[tuple[Call, int]], running: Running
+    ) -> Crashed | None:
+        """Replace the actor that a call was lost with, and have its calls made again.
+
+        The one that it was at is blamed, those behind it are not; nor is it where the machine died, or where memory
+        was short while other actors went on. Returns what comes in place of the result of one that is not made again.
+        """
+        waiting.extendleft((other.call, other.losses) for other in running.behind(ended.slot))
+        if self._actors.get(ended.slot) is not ended.actor:  # ended here, for fewer to go on
+            waiting.appendleft((ended.call, ended.losses))
+            return None
+        loss, alone = loss_of(error), self.abreast == 1
+        if loss is Loss.MEMORY:
+            self.abreast = max(1, self.abreast // 2)
+        self.losses += 1
+        self._replace(ended.slot)
+        losses = ended.losses + (loss is Loss.PROCESS or (loss is Loss.MEMORY and alone))
+        if losses <= (self.RETRIES if ended.call.crashes is None else ended.call.crashes):
+            waiting.appendleft((ended.call, losses))
+            return None
+        if loss is Loss.MEMORY:
+            self.abreast = self._size  # the cause is the call, and not their number
+            self._fill()
+        if ended.call.crashes is None:
+            raise ActorsLost(f"the call `{ended.call.method}` ended {losses} actors, one after another: {brief(error)}")
+        return Crashed(memory=loss is Loss.MEMORY)
 
     def _first(self, running: Running) -> tuple[ray.ObjectRef[Any], bool]:
         """Return the first event, an actor that is up or the end of a call, and False; or an overdue call and True.
@@ -122,7 +154,7 @@ class Workers:
         timeout = None if end is None else max(0.0, end[0] - monotonic())
         done, _ = ray.wait([*self._starting, *running], num_returns=1, timeout=timeout)
         if done:
-            return done[0], False
+            return running.head(done[0]), False
         assert end is not None
         return end[1], True
 
@@ -137,6 +169,29 @@ class Workers:
                 self._make_room()
         raise _not_started(len(self._starting), len(self._actors))
 
+    def _started(self, ready: ray.ObjectRef[Any]) -> None:
+        """Take an actor as up, or replace it where it has died as it started; raises where that goes on and on."""
+        slot = self._starting.pop(ready)
+        try:
+            ray.get(ready)
+        except RayTaskError as error:
+            raise original(error) from None
+        except DEATHS as error:
+            if getattr(error, "actor_init_failed", False):
+                raise
+            loss = loss_of(error)
+            self._failed_starts += loss is not Loss.NODE
+            if self._failed_starts > self.RETRIES:
+                raise ActorsLost(
+                    f"{self._failed_starts} actors died as they started, one after another: {brief(error)}"
+                ) from error
+            if loss is Loss.MEMORY:
+                self.abreast = max(1, self.abreast // 2)
+            self.losses += 1
+            self._replace(slot)
+        else:
+            self._failed_starts = 0
+
     def give_place(self) -> bool:
         """End one of several actors, and those not up yet, for an actor of another pool; return whether any was ended.
 
@@ -150,32 +205,27 @@ class Workers:
         self._starting.clear()
         return bool(given)
 
-    def _open(self, queued: Sequence[int], waiting: int) -> int | None:
-        """Return the actor for the next call: an idle one, or while many calls wait one with a single call."""
-        up = set(self._actors) - set(self._starting.values())
-        slot = min(sorted(up), key=queued.__getitem__, default=None)
-        return slot if slot is not None and queued[slot] < (2 if waiting > len(queued) else 1) else None
-
     @staticmethod
     def _start(actor: ActorHandle[Any], call: Call) -> list[ray.ObjectRef[Any]]:
         refs = getattr(actor, call.method).options(num_returns=call.returns).remote(*call.args)
         return refs if call.returns > 1 else [refs]
 
-    def _replace(self, slot: int, dead: ActorHandle[Any]) -> bool:
-        """Replace an actor that is dead or to be ended; False where that was done before, for another of its calls."""
-        if self._actors[slot] is not dead:
-            return False
-        self._actor_pool.release(dead, keep=False)
-        self._start_actor(slot)
-        return True
+    def _replace(self, slot: int) -> None:
+        """End an actor, which may be dead, and start another unless fewer are to go on."""
+        self._end(slot)
+        self._fill()
 
     def _fill(self) -> None:
-        for slot in sorted(set(range(self._size)) - set(self._actors)):
-            self._start_actor(slot)
+        """Start the actors that are missing, and end those that are too many; what these were at is made again."""
+        for slot in [slot for slot in self._actors if slot >= self.abreast]:
+            self._end(slot)
+        for slot in sorted(set(range(self.abreast)) - set(self._actors)):
+            self._actors[slot], ready = self._actor_pool.acquire(*self._made_of)
+            self._starting[ready] = slot
 
-    def _start_actor(self, slot: int) -> None:
-        self._actors[slot], ready = self._actor_pool.acquire(*self._made_of)
-        self._starting[ready] = slot
+    def _end(self, slot: int) -> None:
+        self._actor_pool.release(self._actors.pop(slot), keep=False)
+        self._starting = {ready: other for ready, other in self._starting.items() if other != slot}
 
     def close(self, keep: bool = False) -> None:
         """Release all actors to the actor pool, which keeps or ends them."""
@@ -189,20 +239,9 @@ def wait_for(starting: list[ray.ObjectRef[Any]]) -> None:
     try:
         ray.get(ready)
     except RayTaskError as error:
-        raise _original(error) from None
+        raise original(error) from None
     if missing:
         raise _not_started(len(missing), len(starting))
-
-
-def _died(starting: ray.ObjectRef[Any]) -> bool:
-    """Return whether an actor that was being started is dead."""
-    try:
-        ray.get(starting, timeout=0)
-    except GetTimeoutError:
-        return False
-    except RayActorError:
-        return True
-    return False
 
 
 def _not_started(missing: int, actors: int) -> ResourceError:
@@ -210,8 +249,3 @@ def _not_started(missing: int, actors: int) -> ResourceError:
         f"{missing} of {actors} actors did not start within {START_TIMEOUT:g} s: the cluster is busy or too small; "
         f"look at `ray status`, or ask for less under `resources`"
     )
-
-
-def _original(error: RayTaskError) -> Exception:
-    """Return the user's own error, or a lost argument's; anything else with the actor's traceback."""
-    return error.cause if isinstance(error.cause, UserError | RayActorError | ObjectLostError) else error

@@ -1,13 +1,15 @@
-"""Whether a run that is disturbed comes to the same weights and tables as one that is not.
+"""Whether a run that is disturbed comes to the same weights and tables as one that is not, or to one clear refusal.
 
-    python -m benchmarks.faults [--count 20] [--seed 7]
+    python -m benchmarks.faults [--runs 50] [--seed 7]
 
 One run undisturbed, then so many with one fault each, drawn at random with its moment: a client's, the attacker's or
 the server's process is killed; the driver is killed and the run resumed; the disk is full, room is made and the run
-resumed (needs user namespaces: `unshare -Urm`); a client hangs and is tried again. Every run is a `rayfed launch` of
-its own with its own Ray. Printed: fault, moment, seconds with the resume, "identical" or what differs, and processes
-that are left 90 s after the end (agents of Ray wait a minute for its control service). Exit code 1
-where anything differs or is left.
+resumed (needs user namespaces: `unshare -Urm`); a client hangs and is tried again; a client raises, ends its process
+or takes more memory than Ray's memory killer allows, and is left out (identical is then what leaves the same client out
+for any other reason), or ends the run, which is resumed; the raylet is killed, which ends the run, and it is resumed.
+Every run is a `rayfed launch` of its own with its own Ray. Printed: fault, moment, seconds with the resume,
+"identical", "refused, then identical" or what differs, and processes that are left 90 s after the end (agents of Ray
+wait a minute for its control service). Exit code 1 where anything differs or is left, or a refusal is not one message.
 """
 
 from __future__ import annotations
@@ -47,32 +49,53 @@ model: {name: mlp, hidden: [16]}
 training: {batch_size: 8, momentum: 0.5}
 federation: {rounds: 6, clients: 8, clients_per_round: 6, cohort_size: 2, server: {momentum: 0.5}}
 arms:
-  none: [{name: "benchmarks.faults:Hang"}]
+  none: [{name: "benchmarks.faults:Faulty"}]
   sparse: [{name: top_k, k: 0.1, error_feedback: true}, {name: gaussian, sigma: 0.001}]
 attacks:
   - {name: inverting_gradients, rounds: [1, 3, 5], victims: 2, observes: gradient, batch_size: 2, iterations: 20}
 resources: {clients: {actors: 2, num_cpus: 0.5}, attackers: {actors: 1, num_cpus: 0.5}}
 """
-MARK, HANG = "RAYFED_FAULT", "RAYFED_FAULT_HANG"
+MARK, WHERE = "RAYFED_FAULT", "RAYFED_FAULT_WHERE"
 TIMES = {"seconds", "actor_seconds"}
 """Columns that differ from run to run."""
 
 
+GREED = 2 << 30
+"""Bytes that a client takes at most; Ray's killer comes before."""
+
+
 @component
-class Hang(Defence):
-    """Hangs in C, without giving the interpreter free, at the client and round that a file beside the run names. It
-    removes the file first, so that it hangs once.
+class Faulty(Defence):
+    """Fails at the client and round that a file beside the run names, in the way that it names.
+
+    A client that hangs, in C and without giving the interpreter free, removes the file first, so that it hangs once.
     """
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         def update(task: Task) -> Update:
-            where = Path(os.environ.get(HANG, "nowhere"))
-            if where.is_file() and where.read_text() == f"{task.round} {task.client}":
-                where.unlink()
-                ctypes.PyDLL(None).sleep(600)
+            where = Path(os.environ.get(WHERE, "nowhere"))
+            round, client, how = where.read_text().split() if where.is_file() else ("", "", "")
+            if (round, client) == (str(task.round), str(task.client)):
+                _fail(how, where)
             return next(task)
 
         return update
+
+
+def _fail(how: str, where: Path) -> None:
+    match how:
+        case "hang":
+            where.unlink()
+            ctypes.PyDLL(None).sleep(600)
+        case "raise":
+            raise ZeroDivisionError("by the benchmark")
+        case "exit":
+            os._exit(3)
+        case "memory":
+            held = list[bytes]()
+            while sum(map(len, held)) < GREED:
+                held.append(b"x" * (64 << 20))
+            time.sleep(5)  # the killer looks now and then
 
 
 @dataclass
@@ -103,9 +126,13 @@ class Command:
                 if self.mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
                     yield int(entry.name), (entry / "cmdline").read_bytes().decode(errors="replace").strip("\0")
 
-    def kill(self, actor: str) -> bool:
-        """Kill the first of its actors of a class; whether there was one."""
-        found = [process for process, title in self.processes() if title.startswith(f"ray::{actor}")]
+    def kill(self, what: str) -> bool:
+        """Kill the first of its actors of a class, or its raylet; whether there was one."""
+        found = [
+            process
+            for process, title in self.processes()
+            if title.startswith(f"ray::{what}") or title.partition("\0")[0].endswith(f"/{what}")
+        ]
         for process in found[:1]:
             os.kill(process, signal.SIGKILL)
         return bool(found)
@@ -130,14 +157,20 @@ class Command:
         return [title[:60] for _, title in found]
 
 
-def launched(place: Path, *changes: str, hang: Path | None = None, before: tuple[str, ...] = ()) -> Command:
+def launched(
+    place: Path,
+    *changes: str,
+    executor: str = "ray",
+    environment: Mapping[str, str] | None = None,
+    before: tuple[str, ...] = (),
+) -> Command:
     """A `rayfed launch` of the scenario into `place`/runs."""
     place.mkdir(exist_ok=True)
     file = place / "scenario.yaml"
     file.write_text(TEXT)
     sets = [argument for change in changes for argument in ("--set", change)]
-    environment = {HANG: str(hang)} if hang else {}
-    return Command(["-m", "rayfed", "launch", str(file), "--out", str(place / "runs"), *sets], environment, before)
+    arguments = ["-m", "rayfed", "launch", str(file), "--out", str(place / "runs"), "--executor", executor, *sets]
+    return Command(arguments, environment or {}, before)
 
 
 def run_of(place: Path) -> Path | None:
@@ -190,6 +223,10 @@ class Disturbed:
     moment: str
     commands: tuple[Command, ...]
     """Those that played it."""
+    refusal: str = ""
+    """What it said as it ended, before it was resumed."""
+    without: tuple[int, int] | None = None
+    """Round and client that are left out."""
 
     def left(self) -> list[str]:
         """The processes that do not end by themselves."""
@@ -253,13 +290,93 @@ def disk_full(place: Path, kilobytes: int) -> Disturbed:
 
 def hung(place: Path, round: int, client: int) -> Disturbed:
     """One client in one round, once."""
-    hang = place / "hang"
-    place.mkdir()
-    hang.write_text(f"{round} {client}")
-    command = launched(place, "federation.failures.timeout=3", hang=hang)
+    file = fault_file(place, round, client, "hang")
+    command = launched(place, "federation.failures.timeout=3", environment={WHERE: str(file)})
     assert command.wait() == 0, command.said()
-    assert not hang.exists()
+    assert not file.exists()
     return Disturbed(place, f"round {round}, client {client}", (command,))
+
+
+def failed(place: Path, round: int, client: int, how: str, then: str) -> Disturbed:
+    """One client in one round, each time: it is left out, or ends the run, which goes on when it is mended."""
+    file = fault_file(place, round, client, how)
+    environment = {WHERE: str(file)} | (short_of_memory() if how == "memory" else {})
+    command = launched(place, f"federation.failures.then={then}", environment=environment)
+    code, moment = command.wait(600), f"round {round}, client {client}, {then}"
+    if code == 0 and how == "memory" and "memory" not in command.said():
+        return Disturbed(place, f"{moment}: enough", (command,))  # others gave memory back meanwhile
+    if then == "drop":
+        assert code == 0, command.said()
+        return Disturbed(place, moment, (command,), without=(round, client))
+    refusal = refused(command, code)
+    assert f"client {client} " in refusal, refusal
+    file.unlink()
+    return again(place, moment, command, refusal)
+
+
+def raylet_killed(place: Path, seconds: float) -> Disturbed:
+    """After so many seconds and the first round; then resumed."""
+    command, began = launched(place), time.monotonic()
+    while command.process.poll() is None and not ((run := run_of(place)) and list(run.glob("rounds/*.parquet"))):
+        time.sleep(0.05)
+    time.sleep(max(0.0, min(1.0, seconds - (time.monotonic() - began))))
+    done = command.kill("raylet") and command.process.poll() is None
+    moment, code = f"{time.monotonic() - began:.1f} s", command.wait()
+    if code == 0:
+        return Disturbed(place, "as it ended" if done else "after its end", (command,))
+    refusal = refused(command, code)
+    assert "raylet on this machine has died" in refusal, refusal
+    run = run_of(place)
+    assert run is not None
+    assert (run / "report.html").is_file()
+    return again(place, moment, command, refusal)
+
+
+def fault_file(place: Path, round: int, client: int, how: str) -> Path:
+    """The file that says which client fails how."""
+    place.mkdir()
+    file = place / "fault"
+    file.write_text(f"{round} {client} {how}")
+    return file
+
+
+def short_of_memory() -> dict[str, str]:
+    """Settings by which Ray's memory killer comes when this machine has a gigabyte less than now."""
+    found = {line.split(":")[0]: int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()}
+    share = 1 - (found["MemAvailable"] - (GREED >> 11)) / found["MemTotal"]
+    return {"RAY_memory_usage_threshold": f"{share:.4f}", "RAY_memory_monitor_refresh_ms": "50"}
+
+
+def refused(command: Command, code: int) -> str:
+    """The one message by which a command ended; raises where it is not one for people."""
+    assert code == 2, (code, command.said())
+    command.errors.seek(0)
+    lines = command.errors.read().splitlines()  # Ray's own among them
+    assert not any(line.startswith("Traceback") for line in lines), lines
+    [message] = [line for line in lines if line.startswith("error:")]
+    assert "\x1b" not in message, message
+    return message
+
+
+def again(place: Path, moment: str, command: Command, refusal: str) -> Disturbed:
+    """The same run, resumed."""
+    run = run_of(place)
+    assert run is not None
+    assert '"failed"' in (run / "status.json").read_text()
+    assert "\\u001b" not in (run / "status.json").read_text()
+    second = resumed(place)
+    assert second.wait() == 0, second.said()
+    return Disturbed(place, moment, (command, second), refusal)
+
+
+def left_out(place: Path, round: int, client: int) -> Path:
+    """A run, on the local executor, in which that client raises and is left out: what the others' bits are then."""
+    file = fault_file(place, round, client, "raise")
+    played = launched(place, "federation.failures.then=drop", executor="local", environment={WHERE: str(file)})
+    assert played.wait() == 0, played.said()
+    run = run_of(place)
+    assert run is not None
+    return run
 
 
 def kilobytes(run: Path) -> int:
@@ -279,12 +396,30 @@ def faults(undisturbed: Path, seconds: float, draw: random.Random) -> dict[str, 
         "driver killed": lambda place: driver_killed(place, draw.uniform(0, seconds)),
         "disk full": lambda place: disk_full(place, draw.randint(size // 10, size * 9 // 10)),
         "client hangs": lambda place: hung(place, *draw.choice(places)),
+        "raylet killed": lambda place: raylet_killed(place, draw.uniform(0, seconds)),
+        **{
+            name: lambda place, how=how: failed(place, *draw.choice(places), how, draw.choice(["drop", "stop"]))
+            for name, how in (("client raises", "raise"), ("client exits", "exit"), ("client too large", "memory"))
+        },
     }
+
+
+def compared(disturbed: Disturbed, expected: Path) -> list[str]:
+    """What of a disturbed run is not as in the undisturbed one, or in one that leaves the same client out."""
+    run = run_of(disturbed.place)
+    if not run:
+        return ["no run"]
+    if not disturbed.without:
+        return differences(run, expected)
+    found = differences(run, left_out(disturbed.place / "left out", *disturbed.without), but=("status",))
+    rows = [row for row in RunFolder.open(str(run)).read_table("clients").to_pylist() if row["status"] != "ok"]
+    who = {(row["round"], row["client"], row["arm"]) for row in rows}
+    return found + ([] if who == {(*disturbed.without, "none")} else [f"left out: {who}"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     draw, bad = random.Random(options.seed), 0
@@ -297,19 +432,19 @@ def main() -> None:
         assert expected is not None
         print(f"undisturbed: {seconds:.1f} s", flush=True)
         kinds = faults(expected, seconds, draw)
-        for number in range(options.count):
+        for number in range(options.runs):
             kind, began = draw.choice(list(kinds)), time.monotonic()
             place, left = Path(folder) / str(number), list[str]()
             try:
                 disturbed = kinds[kind](place)
-                moment, left, run = disturbed.moment, disturbed.left(), run_of(place)
-                apart = differences(run, expected) if run else ["no run"]
+                moment, left, apart = disturbed.moment, disturbed.left(), compared(disturbed, expected)
+                well = "refused, then identical" if disturbed.refusal else "identical"
             except (AssertionError, subprocess.TimeoutExpired) as error:
-                moment, apart = "", [f"failed: {error}"]
+                moment, apart, well = "", [f"failed: {error}"], ""
             bad += bool(apart or left)
             print(
-                f"{number + 1:3d}  {kind:16s} {moment:24s} {time.monotonic() - began:5.1f} s  "
-                f"{', '.join(apart) or 'identical':12s} orphans: {', '.join(left) or 'none'}",
+                f"{number + 1:3d}  {kind:16s} {moment:28s} {time.monotonic() - began:5.1f} s  "
+                f"{', '.join(apart) or well:24s} orphans: {', '.join(left) or 'none'}",
                 flush=True,
             )
             shutil.rmtree(place)

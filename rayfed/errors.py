@@ -6,6 +6,7 @@ ends with exit code 2. Anything else is a defect of ours: exit code 1.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from signal import Signals
@@ -27,6 +28,10 @@ class ResourceError(UserError):
     """A request for actors that the cluster cannot satisfy."""
 
 
+class NotPortable(ResourceError):
+    """A process whose instruction set is not fixed as its scenario asks; the command line starts itself anew."""
+
+
 class RunError(UserError):
     """A run folder that cannot be written, read or resumed."""
 
@@ -37,6 +42,16 @@ class LeaseError(RunError):
 
 class ClientError(UserError):
     """A client's work that failed; names client, round, arm and reason, or what its round lacks without it."""
+
+
+class OverdueError(UserError):
+    """A call that took longer than `resources.timeout`; who was to do it may hang still."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        super().__init__(
+            f"{what} took longer than resources.timeout allows ({seconds:g} s): raise it, or mend what hangs; complete "
+            f"rounds are kept and `rayfed resume` goes on from there"
+        )
 
 
 class ProtectionError(UserError):
@@ -54,9 +69,18 @@ class Killed(KeyboardInterrupt):
         self.signal = signal
 
 
+_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Escape sequences of terminals, and control characters but tabs and the ends of lines."""
+
+
+def plain(message: str) -> str:
+    """Return a message without the colours and control characters that libraries put into theirs."""
+    return _CONTROL.sub("", message)
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Say which names are valid, the nearest first: `did you mean 'sigma'? (clip, sigma)`."""
+    """Say which names are valid: `did you mean 'sigma'? (valid: clip, sigma)`, or `valid are clip, sigma`."""
     names = sorted(valid)
     close = get_close_matches(name, names, n=1, cutoff=0.6)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}(valid: {', '.join(names) or 'none'})"
+    known = ", ".join(names) or "none"
+    return f"did you mean '{close[0]}'? (valid: {known})" if close else f"valid are {known}"

@@ -134,7 +134,7 @@ def find(kind: str, name: str) -> Any:
     except ImportError as error:
         raise UserError(
             f"cannot import '{module}' for {kind.rstrip('s')} '{name}': {error}; "
-            f"is its folder on PYTHONPATH or beside the scenario?"
+            f"is its folder on PYTHONPATH? The working directory and a scenario's own folder are searched, too"
         ) from error
     except Exception as error:  # whatever the user's own code raises
         raise UserError(

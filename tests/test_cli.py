@@ -161,7 +161,7 @@ def test_a_module_beside_the_scenario_is_found_from_another_folder(
     saved = folder / "scenario.yaml"
     saved.write_text(saved.read_text().replace("rounds: 1", "rounds: 2"))
     move_to("third")
-    exit_code, output = run("resume", str(folder), *LOCAL)
+    exit_code, output = run("resume", str(folder), "--extend", *LOCAL)
     assert exit_code == 0, output
     (move_to("fourth") / "s.yaml").write_text(text)
     exit_code, output = run("attack", "s.yaml", "--run", str(folder), "--out", str(tmp_path / "attacked"), *LOCAL)
@@ -296,6 +296,21 @@ def test_new_validate_list_describe_schema(tmp_path: Path, monkeypatch: pytest.M
     assert "unless `noise: clients` stands under `protection: secure_aggregation`" in said
     assert run("describe", "defence", "gausian")[0] == 2
     assert json.loads(CliRunner().invoke(app, ["schema"]).output)["title"] == "Scenario"
+
+
+def test_ones_own_component_is_described_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_rule.py").write_text(
+        "from rayfed.aggregation.fedavg import FedAvg\nfrom rayfed.registry import component\n\n\n"
+        '@component\nclass Mine(FedAvg):\n    """My own mean."""\n'
+    )
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    monkeypatch.setattr(registry, "SEARCHED", [])
+    monkeypatch.chdir(tmp_path)
+    code, output = run("describe", "aggregation", "own_rule:Mine")
+    assert (code, "My own mean." in output) == (0, True), output
+    code, output = run("describe", "aggregation", "no_rule:Mine")
+    assert (code, "beside the scenario" in output) == (2, False), output
+    assert "unknown grant 'zzz': valid are activations, " in run("describe", "grant", "zzz")[1]
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: p.stem)

@@ -50,3 +50,12 @@ def test_workers_come_and_go_by_demand(cluster: dict[str, Any]) -> None:
     workers = {name: kind for name, kind in kinds.items() if name != cluster["head_node_type"]}
     assert all(kind["min_workers"] < kind["max_workers"] for kind in workers.values())
     assert any(kind["resources"].get("GPU") for kind in workers.values())
+
+
+PROCESSORS = {"c5a": "AMD EPYC 7R32", "g5": "AMD EPYC 7R32", "c6i": "Intel Xeon 8375C", "m6i": "Intel Xeon 8375C"}
+"""What the provider says of the families of its machines."""
+
+
+def test_all_nodes_have_one_kind_of_processor(cluster: dict[str, Any]) -> None:
+    types = [kind["node_config"]["InstanceType"] for kind in cluster["available_node_types"].values()]
+    assert len({PROCESSORS[name.partition(".")[0]] for name in types}) == 1

@@ -22,7 +22,7 @@ from pydantic import Field
 from actors import workers
 from actors.actor_pool import ActorPool
 from actors.executor import on_ray
-from actors.process import ResourceShare
+from actors.process import Renewable, ResourceShare
 from actors.sweep import on_tune
 from benchmarks import faults
 from rayfed import scenario as scenarios
@@ -67,15 +67,16 @@ class Odd(Defence):
     """Some clients fail in one round."""
 
     vectorises: ClassVar[bool] = True
+    mended: ClassVar[bool] = False
 
-    how: Literal["none", "nan", "shape", "name", "nothing", "raise", "hang"] = "none"
+    how: Literal["none", "nan", "shape", "name", "nothing", "raise", "hang", "exit"] = "none"
     clients: list[int] = Field(default_factory=list)
     round: int = 0
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
         def update(task: Task) -> Any:
             sent = next(task)
-            if task.client not in self.clients or task.round != self.round:
+            if self.mended or task.client not in self.clients or task.round != self.round:
                 return sent
             first = next_of(sent.tensors)
             match self.how:
@@ -91,6 +92,8 @@ class Odd(Defence):
                     raise ZeroDivisionError("by the test")
                 case "hang":
                     ctypes.PyDLL(None).sleep(600)  # and no other thread of the process gets a turn
+                case "exit":
+                    os._exit(3)
             return sent
 
         return update
@@ -239,18 +242,20 @@ def test_a_round_in_which_all_fail_changes_nothing(tmp_path: Path) -> None:
     assert_same_bits(saved["weights"], build_arm(resolve(one)["odd"], Pixels(1, 8, 8), 10, one.seed).weights)
 
 
-def test_a_run_that_a_client_stops_is_resumed_when_it_is_mended(undisturbed: RunFolder, tmp_path: Path) -> None:
+def test_a_run_that_a_client_stops_is_resumed_when_it_is_mended(
+    undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bad = drawn(undisturbed, 1)[0]
     with pytest.raises(ClientError, match=f"client {bad} raised ZeroDivisionError.* in round 1"):
         runs.launch(parsed("raise", (bad,), round=1), str(tmp_path), local, Progress())
     [path] = tmp_path.iterdir()
     assert len(RunFolder.open(str(path)).read_table("rounds")) == 1
-    (path / "scenario.yaml").write_text((path / "scenario.yaml").read_text().replace("how: raise", "how: none"))
+    monkeypatch.setattr(Odd, "mended", True)
     runs.resume(str(path), local, Progress())
     assert_same_bits(weights(RunFolder.open(str(path))), weights(undisturbed))
 
 
-class Sleeper:
+class Sleeper(Renewable):
     def __init__(self, share: ResourceShare) -> None:
         pass
 
@@ -279,7 +284,7 @@ def test_who_takes_too_long_is_ended_and_what_waits_behind_it_is_not_lost() -> N
     two.close()
 
 
-class Frail:
+class Frail(Renewable):
     """Dies as it starts while a file has a character left."""
 
     def __init__(self, share: ResourceShare, lives: Path) -> None:
@@ -324,6 +329,20 @@ def test_a_client_that_hangs_is_found_and_left_out(undisturbed: RunFolder, tmp_p
     assert next(row for row in rows if row["client"] == bad)["status"] == "took longer than 5 s 2 times"
     assert [row for row in rows if row["client"] != bad] == [row for row in others if row["client"] != bad]
     assert len(rows) == len(others)
+
+
+@pytest.mark.engine
+@pytest.mark.usefixtures("ray_session")
+def test_a_client_that_ends_its_process_is_found_and_left_out(undisturbed: RunFolder, tmp_path: Path) -> None:
+    bad = drawn(undisturbed, 0)[1]
+    noting = Noting()
+    ended = runs.launch(parsed("exit", (bad,), DROP, "federation.rounds=1"), str(tmp_path), on_ray(), noting)
+    assert "clients of round 0 ended their processes" in " ".join(noting.notes)
+    raised = runs.launch(parsed("raise", (bad,), DROP, "federation.rounds=1"), str(tmp_path), local, Progress())
+    assert_same_bits(weights(ended), weights(raised))
+    rows, others = (folder.read_table("clients").drop_columns(["seconds"]).to_pylist() for folder in (ended, raised))
+    assert next(row for row in rows if row["client"] == bad)["status"] == "ended its process 2 times"
+    assert [row for row in rows if row["client"] != bad] == [row for row in others if row["client"] != bad]
 
 
 @pytest.mark.engine

@@ -15,7 +15,7 @@ from ray.exceptions import ObjectLostError
 from actors import workers
 from actors.actor_pool import ActorPool
 from actors.executor import RayExecutor, on_ray
-from actors.process import ResourceShare
+from actors.process import Renewable, ResourceShare
 from rayfed.client.observations import Truth
 from rayfed.data.base import Dataset
 from rayfed.engine import runs
@@ -117,7 +117,7 @@ def test_weights_are_the_same_after_objects_are_lost(
     assert "round 1 is played again: an object was lost" in note
 
 
-class Worker:
+class Worker(Renewable):
     def __init__(self, share: ResourceShare) -> None:
         pass
 

@@ -32,7 +32,7 @@ class Reconstruction:
     iterations: int = 0
     seconds: float = 0.0
     """Wall time of the batched call divided by its observations."""
-    status: Literal["ok", "diverged", "not applicable"] = "ok"
+    status: Literal["ok", "diverged", "not applicable", "failed"] = "ok"
     message: str = ""
     """Why the status is not ok, in words for the report."""
 
@@ -84,7 +84,7 @@ class Inference:
     chance: float = 0.5
     """Value of the metric without any observation."""
     seconds: float = 0.0
-    status: Literal["ok", "diverged", "not applicable"] = "ok"
+    status: Literal["ok", "diverged", "not applicable", "failed"] = "ok"
     message: str = ""
     """Why the status is not ok, in words for the report."""
 
@@ -136,3 +136,10 @@ def not_applicable(observation: Observation, message: str) -> Reconstruction:
         status="not applicable",
         message=message,
     )
+
+
+def failed(method: Attack | InferenceAttack, message: str) -> Guess:
+    """Return the result of an attack that did not come to its end."""
+    if isinstance(method, InferenceAttack):
+        return Inference(metric=method.metric, status="failed", message=message)
+    return Reconstruction(torch.empty(0), torch.empty(0, dtype=torch.int64), status="failed", message=message)

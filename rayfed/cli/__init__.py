@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -9,6 +11,7 @@ import typer
 from rayfed import __version__
 from rayfed.cli import lookup, makers, reproduce, results, runs
 from rayfed.cli.signals import end_on_signals
+from rayfed.errors import NotPortable
 
 __all__ = ["app", "main"]
 
@@ -41,4 +44,10 @@ def _options(
 def main() -> None:
     """Run the `rayfed` command."""
     end_on_signals()
-    app()
+    try:
+        app()
+    except NotPortable:  # libraries choose their instructions as they are loaded: once more, from the beginning
+        from rayfed.engine.machine import PORTABLE
+
+        sys.stdout.flush()
+        os.execve(sys.executable, sys.orig_argv, os.environ | PORTABLE)

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from rayfed.errors import Killed, UserError
+from rayfed.errors import Killed, NotPortable, UserError, plain
 from rayfed.store import exits
 
 
@@ -66,10 +66,12 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     errors = Console(stderr=True, soft_wrap=True, highlight=False)
     try:
         yield
+    except NotPortable:
+        raise  # `main` mends it
     except UserError as error:
         if debug:
             raise
-        errors.print(f"[red]error:[/red] {escape(str(error))}")
+        errors.print(f"[red]error:[/red] {escape(plain(str(error)))}")
         raise typer.Exit(2) from None
     except (KeyboardInterrupt, BdbQuit) as error:
         errors.print(exits.said(error) + "; what is complete is kept: `rayfed resume RUN` continues" * resumable)
@@ -82,7 +84,7 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
     except Exception as error:
         if debug:
             raise
-        said = escape(f"{type(error).__name__}: {error}")
+        said = escape(plain(f"{type(error).__name__}: {error}"))
         if place := _own_code(error):
             errors.print(f"[red]error:[/red] {said} (raised by {escape(place)}; `--debug` shows the traceback)")
             raise typer.Exit(2) from None

@@ -52,6 +52,7 @@ def describe(
 
         from rayfed import registry
 
+        registry.search(str(Path.cwd()))
         plural = next((k for k in registry.KINDS if kind in (k, k.rstrip("s"))), kind)
         path = registry.table(plural).get(name, name)
         target = registry.find(plural, name)

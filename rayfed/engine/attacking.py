@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayfed import seeds
-from rayfed.attacks.base import Guess, Inference
+from rayfed.attacks.base import Guess, Inference, failed
 from rayfed.client import plan
 from rayfed.client.sent import State
-from rayfed.engine.executor import Call, Executor, Ref
+from rayfed.engine.executor import Call, Overdue, Ref, Run
 from rayfed.engine.progress import Progress
 from rayfed.engine.tables import RoundTables, Scored
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario
@@ -42,7 +42,9 @@ class Attacks:
     samples: np.ndarray
     """(clients,) int64, samples of each client."""
     load_states: LoadStates
-    executor: Executor
+    run_clients: Run
+    """Does calls on client workers."""
+    run_attackers: Run
     progress: Progress
 
     def strike(self, round: int, sent: Mapping[str, Ref], tables: RoundTables) -> None:
@@ -54,24 +56,36 @@ class Attacks:
         due = self._due(round, [self.arms[name] for name in sent], failed)
         if not due:
             return
-        run_clients, run_attackers = self.executor.run_clients, self.executor.run_attackers
         observe = []
         for i, d in enumerate(due):
             args = d.arm.name, sent[d.arm.name], d.victims, d.attack, self._states_behind(d, round), d.repeat
             observe.append(Call("observe", args, i, returns=3))
-        observed = {call.tag: refs for call, _, refs in run_clients(observe)}
-        attack = [
-            Call("attack", (d.attack, d.arm.published(), observed[i][0], self._keys(d, round)), i, returns=2)
-            for i, d in enumerate(due)
-        ]
-        attacked = {}
-        for call, outcomes, [reconstructions] in run_attackers(attack):
-            attacked[call.tag] = outcomes, reconstructions
+        observed = {call.tag: refs for call, _, refs in self.run_clients(observe)}
+        attack = [self._call(i, d, observed[i][0], round) for i, d in enumerate(due)]
+        attacked: dict[int, tuple[Sequence[Guess], Ref]] = {}
+        for call, outcomes, rest in self.run_attackers(attack):
+            if isinstance(outcomes, Overdue):
+                nothing = self._unfinished(due[call.tag])
+                attacked[call.tag] = nothing, nothing
+            else:
+                attacked[call.tag] = outcomes, rest[0]
             self.progress.attacks_done(round, len(attacked), len(due))
         score = [Call("score", (observed[i][1], attacked[i][1], d.strip), i) for i, d in enumerate(due)]
-        scored = {call.tag: result for call, result, _ in run_clients(score)}
+        scored = {call.tag: result for call, result, _ in self.run_clients(score)}
         for i, d in enumerate(due):
             _note_attack(tables, d, round, attacked[i][0], scored[i])
+
+    def _call(self, tag: int, d: AttackCall, observations: Ref, round: int) -> Call:
+        seconds = self.scenario.resources.timeout
+        limit = None if seconds is None else seconds * len(d.victims)
+        args = d.attack, d.arm.published(), observations, self._keys(d, round)
+        return Call("attack", args, tag, returns=2, limit=limit)
+
+    def _unfinished(self, d: AttackCall) -> list[Guess]:
+        """Return what stands in the tables of an attack that was ended, as it took too long."""
+        seconds = self.scenario.resources.timeout
+        message = f"not finished within {seconds:g} s for each victim (resources.timeout)"
+        return [failed(d.attack.build(), message) for _ in d.victims]
 
     def _due(self, round: int, arms: Sequence[ResolvedArm], failed: Collection[tuple[str, int]]) -> list[AttackCall]:
         """Return the calls of a round, without the victims that have `failed` in an arm."""

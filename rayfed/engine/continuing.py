@@ -21,12 +21,14 @@ def what_counts(scenario: Scenario) -> dict[str, Any]:
     """Return what of a scenario determines results, as JSON holds it.
 
     Not names and places; not how clients that fail are handled, for the table `clients` says who was left out; of
-    `resources` only the threads of an actor, which change the order of sums, and whether it computes on a GPU.
+    `resources` the arithmetic, and of an actor its threads, which change the order of sums, and whether it has a GPU.
     """
     document: dict[str, Any] = json.loads(scenario.model_dump_json(exclude={"name", "output", "sweep"}))
     del document["federation"]["failures"], document["metrics"]["success"]
     actors = {kind: getattr(scenario.resources, kind) for kind in ("clients", "server", "attackers")}
-    document["resources"] = {k: {"num_cpus": of.threads, "num_gpus": of.num_gpus > 0} for k, of in actors.items()}
+    shares = {kind: {"num_cpus": of.threads, "num_gpus": of.num_gpus > 0} for kind, of in actors.items()}
+    arithmetic = {name: document["resources"][name] for name in ("deterministic", "tf32")}
+    document["resources"] = arithmetic | shares
     return document
 
 

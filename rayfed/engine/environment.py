@@ -6,11 +6,12 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 
 from rayfed import registry, seeds
+from rayfed.engine.machine import Machine
 from rayfed.scenario import Scenario
 from rayfed.store.folder import RunFolder
 
@@ -22,16 +23,17 @@ _PACKAGES = (
 )
 
 
-def note_environment(folder: RunFolder, scenario: Scenario, machine: Mapping[str, object]) -> None:
-    """Write environment.json for who plays now; who has played before stays there under `earlier`, oldest first.
+def note_environment(folder: RunFolder, scenario: Scenario, machine: Mapping[str, object]) -> dict[str, object]:
+    """Write environment.json for who plays now, and return its contents.
 
-    `machine` is `Executor.environment()`.
+    Who has played before stays there under `earlier`, oldest first. `machine` is `Executor.environment()`.
     """
     now = _environment(scenario, machine)
     if folder.exists(FILE):
         last = folder.read_mapping(FILE)
         now["earlier"] = [*last.pop("earlier", []), last]
     folder.write_text(FILE, json.dumps(now, indent=2))
+    return now
 
 
 def _environment(scenario: Scenario, machine: Mapping[str, object]) -> dict[str, object]:
@@ -42,11 +44,54 @@ def _environment(scenario: Scenario, machine: Mapping[str, object]) -> dict[str,
         "seed": scenario.seed,
         "streams": seeds.STREAMS,
         "reproducible": not scenario.privacy.secure,
+        "deterministic": scenario.resources.deterministic,
+        "tf32": scenario.resources.tf32,
         "python": platform.python_version(),
         "platform": platform.platform(),
         **{name: _version(name) for name in _PACKAGES},
         **machine,
     }
+
+
+class MachineRecord:
+    """Record in environment.json of the machines that have played a run, those before a resume included."""
+
+    def __init__(self, folder: RunFolder, scenario: Scenario, machine: Mapping[str, object]) -> None:
+        """Write environment.json; `machine` is `Executor.environment()`."""
+        before = folder.read_mapping(FILE) if folder.exists(FILE) else {}
+        self._processors, self._devices = before.get("processors", {}), before.get("devices", {})
+        self._folder, self._portable = folder, scenario.resources.deterministic == "portable"
+        self._contents = note_environment(folder, scenario, machine)
+        self._write()
+
+    def add(self, machines: Iterable[Machine]) -> str | None:
+        """Add the machines of a run's processes; return a warning where one is of a kind that is new beside others."""
+        kinds, known = self._kinds(), self._known()
+        for role, processor, device in machines:
+            for table, value in ((self._processors, processor), (self._devices, device)):
+                if value not in table.setdefault(role, []):
+                    table[role].append(value)
+        if self._known() == known:
+            return None
+        self._write()
+        if len(self._kinds()) < 2 or self._kinds() == kinds:
+            return None
+        told = "; ".join(f"{role} on {' and '.join(found)}" for role, found in self._processors.items())
+        hint = "" if self._portable else ": `resources.deterministic: portable` fixes the instructions"
+        return f"WARNING: processors of different kinds, so the last bits are not those of one kind{hint} ({told})"
+
+    def _known(self) -> int:
+        """Return the number of entries, which only grows."""
+        return sum(map(len, (*self._processors.values(), *self._devices.values())))
+
+    def _kinds(self) -> set[str]:
+        """Return the kinds that calculate differently; with fixed instructions these are the vendors'."""
+        found = {processor for told in self._processors.values() for processor in told}
+        return {processor[processor.rfind(" (") :] for processor in found} if self._portable else found
+
+    def _write(self) -> None:
+        contents = self._contents | {"processors": self._processors, "devices": self._devices}
+        self._folder.write_text(FILE, json.dumps(contents, indent=2))
 
 
 def _version(name: str) -> str:

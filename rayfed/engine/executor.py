@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from rayfed.engine.inputs import Inputs
+from rayfed.engine.machine import Machine
 from rayfed.engine.progress import Progress
 from rayfed.engine.server import ArmState, ServerRole
+from rayfed.errors import OverdueError
 
 Ref = Any
 """A value, or the place where an executor keeps it: rounds pass it on and never look inside."""
@@ -28,10 +30,20 @@ class Call:
     """Number of values that the method returns."""
     limit: float | None = None
     """Seconds that the call may take once it has begun."""
+    crashes: int | None = None
+    """Processes that the call may end before it comes as `Crashed`; None: one that ends several ends the run."""
 
 
 class Overdue:
     """Marker in place of the result of a call that took longer than its limit."""
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """Marker in place of the result of a call that ended its process each time."""
+
+    memory: bool
+    """Whether it was ended from outside, for it needed more memory than there is."""
 
 
 class Done(NamedTuple):
@@ -39,20 +51,37 @@ class Done(NamedTuple):
 
     call: Call
     result: Any
-    """The first value that the method returned, or `Overdue`."""
+    """The first value that the method returned, or `Overdue` or `Crashed`."""
     rest: list[Ref]
-    """References to the other values; empty for a call that was overdue."""
+    """References to the other values; empty for a call that was overdue or crashed."""
 
 
 Run: TypeAlias = Callable[[Sequence[Call]], Iterator[Done]]
 """Does calls and yields each as it ends, in any order; a call's own exception ends all."""
 
 
+def within(run: Run, seconds: float | None) -> Run:
+    """Return what does calls of client workers with a limit for each; raises `OverdueError` for one that takes longer.
+
+    `seconds` is None where any time will do.
+    """
+    if seconds is None:
+        return run
+
+    def limited(calls: Sequence[Call]) -> Iterator[Done]:
+        for done in run([replace(call, limit=seconds) for call in calls]):
+            if isinstance(done.result, Overdue):
+                raise OverdueError(f"a client actor's `{done.call.method}`", seconds)
+            yield done
+
+    return limited
+
+
 class Lost(Exception):
     """The server died, or a value was lost with the machine that held it: the round has to be played again."""
 
-    def __init__(self, what: str, error: Exception) -> None:
-        super().__init__(f"{what}: {error}")
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
 
 
 class Executor(Protocol):
@@ -67,6 +96,9 @@ class Executor(Protocol):
 
     def environment(self) -> dict[str, object]:
         """Return the machine's part of environment.json, which it takes to read the run's timings."""
+
+    def machines(self) -> list[Machine]:
+        """Return the machines of all processes that have begun to work so far."""
 
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         """Start clients and server; `saved` is the state of every arm.
@@ -89,8 +121,12 @@ class Executor(Protocol):
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
         """Call a method of `rayfed.engine.server.Server`, in order, and return a `Ref`, or a list of several."""
 
-    def get(self, refs: Sequence[Ref]) -> list[Any]:
-        """Return the values behind references; raises `Lost` where one is gone, and what making it has raised."""
+    def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
+        """Return the values behind references to the server's results.
+
+        Raises `Lost` where one is gone, what making it has raised, and `OverdueError` where the server takes longer
+        than `limit` seconds; None is any time.
+        """
 
 
 Execution: TypeAlias = Callable[[Inputs, Progress], AbstractContextManager[Executor]]

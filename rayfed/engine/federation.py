@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rayfed.aggregation.server_optimiser import ServerOptimiser
@@ -12,7 +12,7 @@ from rayfed.client.malicious import Malicious
 from rayfed.client.sent import State
 from rayfed.crypto.masking import Transcript
 from rayfed.engine.attacking import Attacks, LoadStates
-from rayfed.engine.executor import Call, Executor, Ref
+from rayfed.engine.executor import Call, Executor, Ref, within
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.progress import Progress
 from rayfed.engine.server import ArmState, ServerRole
@@ -56,12 +56,15 @@ class Federation:
         """The server's values for the next round, by arm; empty where the server has to be asked."""
         self.transcripts: dict[tuple[str, int, int], Transcript] = {}
         """Clients' transcripts of questions by (arm, round, client); a server that dies asks its questions again."""
+        self.run_clients = within(executor.run_clients, self.scenario.resources.timeout)
+        """Does calls of clients that are no local round."""
         self.attacks = Attacks(
             self.scenario,
             {name: arm.spec for name, arm in self.arms.items()},
             self.samples,
             load_states,
-            executor,
+            self.run_clients,
+            executor.run_attackers,
             progress,
         )
         self._keys: dict[str, bytes] = {}
@@ -70,7 +73,7 @@ class Federation:
     def make_keys(self) -> None:
         """Have one client make the keys of all, where clients encrypt; the server relays them and cannot read them."""
         making = [Call("make_keys", (name,), name) for name, arm in self.arms.items() if arm.spec.protection]
-        self._keys = {done.call.tag: done.result for done in self.executor.run_clients(making)}
+        self._keys = {done.call.tag: done.result for done in self.run_clients(making)}
         for name, locked in self._keys.items():
             self.executor.serve("relay", name, locked)  # one that dies of it is started again with them
 
@@ -86,6 +89,14 @@ class Federation:
     def ask_server(self, method: str, *args: Any) -> Served:
         """Call `Server.sent`, or another method with the same two results."""
         return Served(*self.executor.serve(method, *args, returns=2))
+
+    def settled(self, refs: Sequence[Ref], calls: int) -> list[Any]:
+        """Return what so many calls of the server have returned, when they have ended.
+
+        Raises `OverdueError` where they take longer than that many times `resources.timeout`.
+        """
+        limit = self.scenario.resources.timeout
+        return self.executor.get(refs, None if limit is None else limit * calls)
 
     def _roles(self) -> dict[str, ServerRole]:
         """Return what the server is told: how to add, never the seed, from which it could draw every client's noise."""

@@ -22,6 +22,7 @@ from rayfed.data.base import Dataset
 from rayfed.data.partitions.base import Parts, hold_out
 from rayfed.defences.base import NEEDS_PUBLIC, Defence
 from rayfed.engine.account import Account
+from rayfed.engine.machine import check_arithmetic
 from rayfed.errors import UserError
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import places_of
@@ -119,6 +120,7 @@ def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
     Noise that is asked for by an epsilon is calibrated for `rounds`, by default the scenario's own. Raises `UserError`
     for what does not fit.
     """
+    check_arithmetic(scenario.resources.deterministic)
     data = scenario.data.load()
     parts, validation = _dealt(scenario, data)
     plan.check_victims(scenario, parts.sizes)
@@ -141,10 +143,25 @@ def _dealt(scenario: Scenario, data: Dataset) -> tuple[Parts, Parts]:
     """Return the training indices of every client, and those that it has held out."""
     generator = seeds.numpy_generator(scenario.seed, "partition")
     parts = Parts.of(scenario.partition.build().split(data.groups[0], scenario.federation.clients, generator))
+    _check_dealt(scenario, parts.sizes)
     if not (share := scenario.federation.validation):
         return parts, Parts.of([])
     held = [hold_out(part, data.groups[0], share) for part in parts]
     return Parts.of(trained for trained, _ in held), Parts.of(kept for _, kept in held)
+
+
+def _check_dealt(scenario: Scenario, sizes: np.ndarray) -> None:
+    """Raise `UserError` unless every client has samples; `sizes` (clients,) are how many."""
+    name, clients = scenario.partition.name, scenario.federation.clients
+    if len(sizes) != clients:
+        raise UserError(
+            f"partition '{name}' deals samples to {len(sizes)} clients, but federation.clients is {clients}"
+        )
+    if len(empty := np.flatnonzero(sizes == 0)):
+        raise UserError(
+            f"partition '{name}' gives client {empty[0]} no sample ({len(empty)} of {clients} clients have none): use "
+            f"fewer clients, more samples, or a partition that gives each client at least one"
+        )
 
 
 def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.ndarray, rounds: int | None) -> Account:

@@ -18,6 +18,7 @@ from torch import Tensor
 from rayfed.engine.attacker import Attacker
 from rayfed.engine.executor import Call, Done, Ref
 from rayfed.engine.inputs import Inputs
+from rayfed.engine.machine import Machine, device_for, gpu_arithmetic, this_machine
 from rayfed.engine.progress import Progress
 from rayfed.engine.server import ArmState, Server, ServerRole
 from rayfed.engine.worker import ClientWorker
@@ -27,17 +28,18 @@ from rayfed.scenario import Actors
 @contextmanager
 def local(inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
     """Open an executor in this process (`rayfed.engine.executor.Execution`)."""
-    if inputs.scenario.federation.failures.timeout is not None:
-        progress.note("federation.failures.timeout is not kept: in one process nothing can end a client that hangs")
+    limits = {
+        "federation.failures.timeout": inputs.scenario.federation.failures.timeout,
+        "resources.timeout": inputs.scenario.resources.timeout,
+    }
+    for name in (name for name, seconds in limits.items() if seconds is not None):
+        progress.note(f"{name} is not kept: in one process nothing can end a call that hangs")
     threads = torch.get_num_threads()
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
     try:
-        cudnn.deterministic, cudnn.benchmark = True, False  # as in an actor
-        yield LocalExecutor(inputs)
+        with gpu_arithmetic(inputs.scenario.resources.tf32):  # as in an actor
+            yield LocalExecutor(inputs)
     finally:
         torch.set_num_threads(threads)
-        cudnn.deterministic, cudnn.benchmark = before
 
 
 class LocalExecutor:
@@ -48,10 +50,11 @@ class LocalExecutor:
     def __init__(self, inputs: Inputs) -> None:
         self._resources = inputs.scenario.resources
         data = inputs.data
-        self._client = ClientWorker(
-            inputs.scenario, data, inputs.parts, _device(self._resources.clients), inputs.validation
-        )
-        self._attacker = Attacker(data.sample.published(), len(data.classes), _device(self._resources.attackers))
+        client, attacker = device_for(self._resources.clients.num_gpus), device_for(self._resources.attackers.num_gpus)
+        self._client = ClientWorker(inputs.scenario, data, inputs.parts, client, inputs.validation)
+        self._attacker = Attacker(data.sample.published(), len(data.classes), attacker)
+        devices = {"client": client, "attacker": attacker, "server": torch.device("cpu")}
+        self._machines = [this_machine(role, device) for role, device in devices.items()]
         self._server: Server
 
     def describe(self) -> str:
@@ -61,6 +64,10 @@ class LocalExecutor:
     def environment(self) -> dict[str, object]:
         """Return the machine's part of environment.json: no process but this one."""
         return {"actors": "none: all in this process"}
+
+    def machines(self) -> list[Machine]:
+        """Return this machine, which is every role's."""
+        return self._machines
 
     def start(self, inputs: Inputs, roles: dict[str, ServerRole], saved: dict[str, ArmState]) -> None:
         """Make the server; clients and attackers need no start."""
@@ -86,7 +93,7 @@ class LocalExecutor:
         torch.set_num_threads(self._resources.server.threads)
         return getattr(self._server, method)(*args)
 
-    def get(self, refs: Sequence[Ref]) -> list[Any]:
+    def get(self, refs: Sequence[Ref], limit: float | None = None) -> list[Any]:
         """Return the references themselves: here they are the values."""
         return list(refs)
 
@@ -111,7 +118,3 @@ def _travelled(value: Any) -> Any:
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     return pickle.loads(buffer.getvalue())
-
-
-def _device(resources: Actors) -> torch.device:
-    return torch.device("cuda" if resources.num_gpus and torch.cuda.is_available() else "cpu")

@@ -28,7 +28,7 @@ def consult(
     asking = list(sent)
     while asking:
         asked = {arm: executor.serve("request", arm, returns=2) for arm in asking}
-        found = zip(asked, executor.get([whom for whom, _ in asked.values()]), strict=True)
+        found = zip(asked, federation.settled([whom for whom, _ in asked.values()], len(asked)), strict=True)
         of = {arm: whom for arm, whom in found if whom}
         calls = []
         for arm, whom in of.items():
@@ -36,12 +36,12 @@ def consult(
                 known = states[arm].get(client, {}), transcripts.get((arm, round, client), {})
                 calls.append(Call("answer", (arm, sent[arm], asked[arm][1], client, *known), (arm, client), returns=2))
         answers = {}
-        for call, transcript, [answer] in executor.run_clients(calls):
+        for call, transcript, [answer] in federation.run_clients(calls):
             arm, client = call.tag
             answers[arm, client], transcripts[arm, round, client] = answer, transcript
         heard = []
         for arm in of:
             own = [client for client in members[arm] if (arm, client) in answers]
             heard.append(executor.serve("receive", arm, own, *(answers[arm, client] for client in own)))
-        executor.get(heard)
+        federation.settled(heard, len(heard))
         asking = list(of)

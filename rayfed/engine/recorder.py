@@ -11,7 +11,7 @@ from datetime import datetime
 from io import StringIO
 
 from rayfed.engine.tables import RoundTables
-from rayfed.errors import LeaseError, UserError
+from rayfed.errors import LeaseError, UserError, plain
 from rayfed.store import checkpoint, exits
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.exits import RunKind
@@ -29,7 +29,7 @@ class RunRecorder:
 
     def line(self, message: str) -> None:
         """Add a line to the log."""
-        self._text.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {message}\n")
+        self._text.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {plain(message)}\n")
         self._folder.write_text("log.txt", self._text.getvalue())
 
     def write(self, round: int, tables: RoundTables) -> list[str]:
@@ -90,7 +90,7 @@ class RunRecorder:
 
     def _status(self, state: exits.Exit, error: str | None = None) -> None:
         rounds = {"rounds_done": self._done, "rounds": self._rounds}
-        said = {"error": error, "advice": exits.advice(state, self._kind)}
+        said = {"error": error and plain(error), "advice": exits.advice(state, self._kind)}
         status = {"kind": self._kind, "state": state, **rounds, **said}
         self._folder.write_text("status.json", json.dumps(status, indent=2))
 

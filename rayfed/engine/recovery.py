@@ -7,20 +7,27 @@ from collections.abc import Callable
 from rayfed.engine.executor import Lost
 from rayfed.engine.federation import Federation
 from rayfed.engine.tables import RoundTables
+from rayfed.errors import ResourceError
 
 RETRIES = 3
 """Number of times that a round is played again."""
 
 
 def until_played(federation: Federation, round: int, play: Callable[[], RoundTables]) -> RoundTables:
-    """Play a round, again from the last finished one where it is lost; raises `Lost` after `RETRIES` times."""
+    """Play a round, again from the last finished one where it is lost.
+
+    Raises `ResourceError` after `RETRIES` times.
+    """
     for failures in range(RETRIES + 1):
         try:
             federation.executor.check_server()
             return play()
         except Lost as error:
             if failures == RETRIES:
-                raise
+                raise ResourceError(
+                    f"round {round} was lost {RETRIES + 1} times, one after another: {error}; does a machine "
+                    f"lack memory? Complete rounds are kept and `rayfed resume` goes on from there"
+                ) from error
             federation.progress.note(f"round {round} is played again: {error}")
             federation.restart_server()
     raise AssertionError("a round ends or raises")

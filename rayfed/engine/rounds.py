@@ -9,7 +9,7 @@ from typing import Any
 
 from rayfed.client import plan
 from rayfed.client.failures import check_left
-from rayfed.client.sent import Split, State
+from rayfed.client.sent import Sent, Split, State
 from rayfed.engine.evaluation import (
     Found,
     evaluate,
@@ -21,7 +21,7 @@ from rayfed.engine.evaluation import (
 from rayfed.engine.executor import Ref
 from rayfed.engine.federation import Federation, Served
 from rayfed.engine.questions import consult
-from rayfed.engine.server import ArmState
+from rayfed.engine.server import ArmState, Kept
 from rayfed.engine.stragglers import Cohort, Portion, StragglerHandling, portions, rows_of, told
 from rayfed.engine.tables import RoundTables, Rows
 from rayfed.scenario import Scenario
@@ -61,9 +61,10 @@ class Round:
         self._measure_private_layers(after)
         self._ask(sent, before, after)
         served = self._step()
+        finished = self._finished(served)  # before others wait for the server: it is not theirs if it hangs
         evaluations = self._evaluate({arm: served[arm].sent for arm in due}, after)
         self.federation.attacks.strike(self.number, sent, self.tables)
-        self._end(served, after, evaluations)
+        self._end(served, finished, after, evaluations)
         return self.tables
 
     def attack_alone(self) -> RoundTables:
@@ -94,7 +95,7 @@ class Round:
         if not members:
             return sent
         opening = [federation.executor.serve("begin_round", arm, self.number, members) for arm in self.arms]
-        opened = [arm for arm, opens in zip(self.arms, federation.executor.get(opening), strict=True) if opens]
+        opened = [arm for arm, opens in zip(self.arms, federation.settled(opening, len(opening)), strict=True) if opens]
         states = {arm: federation.load_states(arm, members, self.number) for arm in opened}
         consult(federation, self.number, {arm: sent[arm] for arm in opened}, states)
         return sent | {arm: federation.ask_server("sent", arm, self.number).sent for arm in opened}
@@ -116,7 +117,7 @@ class Round:
             states[arm].update(report.states)
             seconds[arm] += report.seconds
             federation.progress.clients_done(self.number, len(self.tables.clients), everybody)
-        executor.get(added)
+        federation.settled(added, len(added))
         self._sum_up(seconds)
         return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # whoever was done first
 
@@ -152,7 +153,7 @@ class Round:
 
     def _measure_private_layers(self, after: States) -> None:
         private = {name: after[name] for name, arm in self.arms.items() if arm.private}
-        rows = measure_private_layers(self.federation.executor.run_clients, private)
+        rows = measure_private_layers(self.federation.run_clients, private)
         self.tables.private += [row | {"round": self.number} for row in rows]
 
     def _ask(self, sent: Mapping[str, Ref], before: States, after: States) -> None:
@@ -173,7 +174,7 @@ class Round:
 
     def _evaluate(self, sent: Mapping[str, Ref], after: States) -> dict[str, Found]:
         """Return loss and accuracy on the test set by arm, and accuracy on clients' own data where it is asked for."""
-        federation, run = self.federation, self.federation.executor.run_clients
+        federation, run = self.federation, self.federation.run_clients
         sizes: dict[Split, int] = {"test": len(federation.data.test_labels)}
         if federation.scenario.federation.evaluate_clients:
             sizes["train"] = int(federation.samples.sum())
@@ -188,11 +189,20 @@ class Round:
             found[arm] |= share
         return found
 
-    def _end(self, served: Mapping[str, Served], after: States, evaluations: Mapping[str, Found]) -> None:
-        """Take over the server's new state, of all arms or of none: it may die here."""
+    def _finished(self, served: Mapping[str, Served]) -> dict[str, tuple[Sent, Kept]]:
+        """Return the server's new state when it has made its step, of all arms or of none: it may die here."""
+        values = iter(self.federation.settled([ref for one in served.values() for ref in one], len(served)))
+        return {arm: (next(values), next(values)) for arm in served}
+
+    def _end(
+        self,
+        served: Mapping[str, Served],
+        finished: Mapping[str, tuple[Sent, Kept]],
+        after: States,
+        evaluations: Mapping[str, Found],
+    ) -> None:
+        """Take over the new state, and what it takes to measure it."""
         federation = self.federation
-        values = iter(federation.executor.get([ref for one in served.values() for ref in one]))
-        finished = {arm: (next(values), next(values)) for arm in served}
         for arm, (new, kept) in finished.items():
             federation.saved[arm] = {
                 "weights": new.weights,

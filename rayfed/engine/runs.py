@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -19,7 +19,7 @@ from rayfed.engine.continuing import (
     what_counts,
     with_key,
 )
-from rayfed.engine.environment import note_environment
+from rayfed.engine.environment import MachineRecord
 from rayfed.engine.executor import Execution
 from rayfed.engine.federation import Federation
 from rayfed.engine.inputs import Inputs, prepare, scorer
@@ -140,9 +140,13 @@ def _attack(
     round = saved.round + 1 if saved else 0
     _describe(inputs, folder)
     recorder, source = RunRecorder(folder, "attack", 0), RunFolder.open(run) if run else folder
-    with recorder.recording(0), _federation(inputs, folder, execution, progress, saved, source) as federation:
+    with (
+        recorder.recording(0),
+        _federation(inputs, folder, execution, progress, saved, source) as (federation, joined),
+    ):
         tables = until_played(federation, round, lambda: Round(federation, round, list(federation.arms)).attack_alone())
         recorder.write(round, tables)
+        _tell(recorder, progress, joined())
         recorder.line(f"attacked the weights of round {round}" + (f" of {run}" if run else ", which are untrained"))
         progress.round_done([], tables.attacks, tables.inferences)
 
@@ -192,15 +196,14 @@ def _play(
     recorder = RunRecorder(folder, "training", rounds)
     with (
         recorder.recording(first, reports),
-        _federation(inputs, folder, execution, progress, saved, folder) as federation,
+        _federation(inputs, folder, execution, progress, saved, folder) as (federation, joined),
     ):
         _account(inputs, folder, recorder, progress)
+        _tell(recorder, progress, joined())
         for round in range(first, rounds):
             tables = _play_round(federation, round, inputs.limits)
             recorder.finish_round(tables, checkpoint.Checkpoint(round, federation.saved, federation.changed, counts))
-            for message in federation.aborted:
-                recorder.line(message)
-                progress.note(message)
+            _tell(recorder, progress, *federation.aborted, joined())
             progress.round_done(tables.rounds, tables.attacks, tables.inferences)
     if secure:
         run_key.remove(folder)
@@ -222,7 +225,12 @@ def _account(inputs: Inputs, folder: RunFolder, recorder: RunRecorder, progress:
         recorder.line(line)
     for message in inputs.encryption:
         recorder.line(message)
-    for message in filter(None, [inputs.randomness, *_early_ends(inputs)]):
+    _tell(recorder, progress, inputs.randomness, *_early_ends(inputs))
+
+
+def _tell(recorder: RunRecorder, progress: Progress, *messages: str | None) -> None:
+    """Write messages to the log and show them."""
+    for message in filter(None, messages):
         recorder.line(message)
         progress.note(message)
 
@@ -245,11 +253,14 @@ def _federation(
     progress: Progress,
     saved: checkpoint.Checkpoint | None,
     source: RunFolder,
-) -> Iterator[Federation]:
-    """Open a federation that goes on after a checkpoint; `source` is the run that has the clients' states."""
+) -> Iterator[tuple[Federation, Callable[[], str | None]]]:
+    """Open a federation that goes on after a checkpoint; `source` is the run that has the clients' states.
+
+    The function beside it records the machines that have joined, and returns what is to be said of them.
+    """
     scenario = inputs.scenario
     with execution(inputs, progress) as executor:
-        note_environment(folder, scenario, executor.environment())
+        record = MachineRecord(folder, scenario, executor.environment())
         progress.starting(scenario, folder, executor.describe())
         states = partial(checkpoint.load_states, source)
         federation = Federation(inputs, executor, progress, saved.server if saved else {}, states)
@@ -260,7 +271,7 @@ def _federation(
         if scenario.attacks:
             for message in scorer(scenario, inputs.data).unavailable():
                 progress.note(message)
-        yield federation
+        yield federation, lambda: record.add(executor.machines())
 
 
 def _partition_table(inputs: Inputs) -> pa.Table:

@@ -1,15 +1,15 @@
-"""Straggler handling: clients whose work takes too long are left out of a round's cohorts.
+"""Clients whose work ends its process or takes too long are found and left out of a round's cohorts.
 
-Work that hangs in C code cannot be stopped from within, so the executor ends its process. Whoever of a cohort it was
-shows when each client is tried alone; then the cohort is computed again without those, so that its sum has the bits of
-one that never had them.
+Nothing can stop a crash or what hangs in C code from within: the process is gone, or the executor ends it. Whoever of
+a cohort it was shows when each client is tried alone; then the cohort is computed again without those, so that its sum
+has the bits of one that never had them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,11 +17,13 @@ from rayfed.client import plan
 from rayfed.client.failures import Failed
 from rayfed.client.runtime import CohortReport
 from rayfed.client.sent import State
-from rayfed.engine.executor import Call, Overdue, Ref, Run
+from rayfed.engine.executor import Call, Crashed, Overdue, Ref, Run
 from rayfed.engine.tables import Rows
 from rayfed.errors import ClientError
 from rayfed.scenario import Failures, ResolvedArm, Scenario
 
+_CRASHES = 1
+"""Processes that a call may end before its clients are tried alone: somebody may have killed the first."""
 _SAID = 5
 """Number of clients whose reasons a message gives; the table has all."""
 
@@ -37,7 +39,7 @@ class Cohort:
     states: Mapping[int, State]
     """States of these clients, and of all malicious clients where they collude."""
     left_out: tuple[Failed, ...] = ()
-    """Clients of the cohort that took too long."""
+    """Clients of the cohort that crashed or took too long."""
 
     def of(self, client: int) -> Cohort:
         """Return a cohort of one of the clients."""
@@ -55,6 +57,8 @@ Portion = Sequence[Cohort]
 Partials: TypeAlias = Ref
 """Partial results by their places in the server's tree (`TreeFold.nodes`); None where nobody is left."""
 Result: TypeAlias = tuple[Portion, CohortReport, Partials]
+Unfinished: TypeAlias = Overdue | Crashed
+"""Marker in place of the report on a portion."""
 
 
 def portions(weights: Sequence[float], calls: int) -> list[list[int]]:
@@ -64,16 +68,9 @@ def portions(weights: Sequence[float], calls: int) -> list[list[int]]:
     return [np.flatnonzero(owners == owner).tolist() for owner in np.unique(owners)]
 
 
-def _call(portion: Portion, timeout: float | None) -> Call:
-    first, clients = portion[0], [cohort.clients for cohort in portion]
-    states = {client: state for cohort in portion for client, state in cohort.states.items()}
-    limit = None if timeout is None else timeout * sum(map(len, clients))
-    return Call("cohorts", (first.arm.name, first.sent, first.index, clients, states), portion, returns=2, limit=limit)
-
-
 @dataclass(frozen=True)
 class StragglerHandling:
-    """Runs a round's cohorts within the time limit, without the clients that take longer."""
+    """Runs a round's cohorts, without the clients that end their process or take longer than the time limit."""
 
     round: int
     failures: Failures
@@ -84,64 +81,104 @@ class StragglerHandling:
     def results(self, work: Sequence[Portion]) -> Iterator[Result]:
         """Yield the result of each portion as they come.
 
-        Raises `ClientError` where a client takes too long and the run is not to go on without it.
+        Raises `ClientError` where a client fails so and the run is not to go on without it.
         """
         searches = 0
         while work:
-            late = list[Portion]()
-            for portion, report, partials in self._tried(work):
-                if isinstance(report, Overdue):
-                    late.append(portion)
+            lost = list[tuple[Portion, Unfinished]]()
+            for portion, report, partials in self._tried(work, _CRASHES):
+                if isinstance(report, Unfinished):
+                    lost.append((portion, report))
                 else:
                     yield portion, report, partials
             searches += 1
-            left = self._searched(late, last=searches > self.failures.retries) if late else []
+            left = self._searched(lost, last=searches > self.failures.retries) if lost else []
             yield from (([c], CohortReport([], 0.0), {(0, c.index): None}) for c in left if not c.clients)
             work = [[cohort] for cohort in left if cohort.clients]
 
-    def _searched(self, portions: Sequence[Portion], last: bool) -> list[Cohort]:
-        """Return the cohorts without the clients that take too long even alone; the `last` search finds one or ends."""
-        failures, late = self.failures, [cohort for portion in portions for cohort in portion]
-        arms = ", ".join(sorted({cohort.arm.name for cohort in late}))
-        self.note(
-            f"{sum(len(c.clients) for c in late)} clients of round {self.round} took longer together than "
-            f"federation.failures.timeout allows (arm {arms}): their actor is ended, they are tried one by one"
-        )
-        were_alone = [portion[0] for portion in portions if len(portion) == len(portion[0].clients) == 1]
-        alone = [cohort.of(client) for cohort in late if cohort not in were_alone for client in cohort.clients]
-        hanging = were_alone + self._overdue(alone)
-        for _ in range(failures.retries):
-            hanging = self._overdue(hanging)
-        reason = f"took longer than {failures.timeout:g} s" + f" {1 + failures.retries} times" * bool(failures.retries)
-        advice = "raise federation.failures.timeout or retries"
-        failed = [(one, Failed(one.clients[0], reason, advice)) for one in hanging]
-        if failures.then == "stop" and failed:
+    def _searched(self, lost: Sequence[tuple[Portion, Unfinished]], last: bool) -> list[Cohort]:
+        """Return the cohorts without the clients that fail even alone; the `last` search finds one or ends."""
+        whole = [cohort for portion, _ in lost for cohort in portion]
+        self._tell(lost)
+        failing = {p[0]: unfinished for p, unfinished in lost if len(p) == len(p[0].clients) == 1}
+        alone = [cohort.of(client) for cohort in whole if cohort not in failing for client in cohort.clients]
+        failing |= self._unfinished(alone)
+        for _ in range(self.failures.retries):
+            failing = self._unfinished(list(failing))
+        failed = [(one, self._failure(one.clients[0], unfinished)) for one, unfinished in failing.items()]
+        if self.failures.then == "stop" and failed:
             one, failure = failed[0]
             raise failure.error(one.arm.name, self.round)
         if last and not failed:
-            raise ClientError(
-                f"the cohort of client {late[0].clients[0]} in round {self.round} of arm '{late[0].arm.name}' takes "
-                f"too long again and again, though none of its clients does alone: {advice}; complete rounds are kept "
-                f"and `rayfed resume` goes on from there"
-            )
+            raise self._nobodys_fault(*lost[0])
         return [
             cohort.without([f for one, f in failed if (one.arm.name, one.index) == (cohort.arm.name, cohort.index)])
-            for cohort in late
+            for cohort in whole
         ]
 
-    def _overdue(self, cohorts: Sequence[Cohort]) -> list[Cohort]:
-        """Return the cohorts that take too long, in their order."""
-        tried = self._tried([[cohort] for cohort in cohorts])
-        found = {portion[0] for portion, report, _ in tried if isinstance(report, Overdue)}
-        return [cohort for cohort in cohorts if cohort in found]
+    def _tell(self, lost: Sequence[tuple[Portion, Unfinished]]) -> None:
+        """Say that a search begins."""
+        said: dict[str, list[Cohort]] = {}
+        for portion, unfinished in lost:
+            if isinstance(unfinished, Overdue):
+                reason = "took longer together than federation.failures.timeout allows"
+            else:
+                reason = "needed more memory than there is" if unfinished.memory else "ended their processes"
+            said.setdefault(reason, []).extend(portion)
+        for reason, cohorts in said.items():
+            arms = ", ".join(sorted({cohort.arm.name for cohort in cohorts}))
+            clients = f"{sum(len(c.clients) for c in cohorts)} clients of round {self.round}"
+            self.note(f"{clients} {reason} (arm {arms}): other actors try them one by one")
 
-    def _tried(self, work: Iterable[Portion]) -> Iterator[Result | tuple[Portion, Overdue, dict[Any, None]]]:
-        for call, report, rest in self.run([_call(portion, self.failures.timeout) for portion in work]):
+    def _failure(self, client: int, unfinished: Unfinished) -> Failed:
+        """Return the failure of a client whose work alone never came to an end."""
+        times = f" {1 + self.failures.retries} times" * bool(self.failures.retries)
+        if isinstance(unfinished, Overdue):
+            reason = f"took longer than {self.failures.timeout:g} s{times}"
+            return Failed(client, reason, "raise federation.failures.timeout or retries")
+        if unfinished.memory:
+            advice = "lower training.batch_size or the model's size, or take a machine with more memory"
+            return Failed(client, f"needed more memory than there is{times}", advice)
+        return Failed(client, f"ended its process{times}", "mend what its work runs (a crash in C code, `os._exit`)")
+
+    def _nobodys_fault(self, portion: Portion, unfinished: Unfinished) -> ClientError:
+        """Return the error for a cohort that fails although each of its clients does alone what it has to."""
+        if isinstance(unfinished, Overdue):
+            what, advice = "takes too long", "raise federation.failures.timeout or retries"
+        elif unfinished.memory:
+            what, advice = "needs more memory than there is", "lower federation.cohort_size"
+        else:
+            what, advice = "ends its process", "mend what its work runs, or lower federation.cohort_size"
+        first = portion[0]
+        return ClientError(
+            f"the cohort of client {first.clients[0]} in round {self.round} of arm '{first.arm.name}' {what} again and "
+            f"again, though none of its clients does alone: {advice}; complete rounds are kept and `rayfed resume` "
+            f"goes on from there"
+        )
+
+    def _unfinished(self, cohorts: Sequence[Cohort]) -> dict[Cohort, Unfinished]:
+        """Return the cohorts that come to no end, in their order."""
+        tried = self._tried([[cohort] for cohort in cohorts], crashes=0)
+        found = {portion[0]: report for portion, report, _ in tried if isinstance(report, Unfinished)}
+        return {cohort: found[cohort] for cohort in cohorts if cohort in found}
+
+    def _tried(
+        self, work: Iterable[Portion], crashes: int
+    ) -> Iterator[tuple[Portion, CohortReport | Unfinished, Partials]]:
+        for call, report, rest in self.run([_call(portion, self.failures.timeout, crashes) for portion in work]):
             yield call.tag, report, rest[0] if rest else {}
 
 
+def _call(portion: Portion, timeout: float | None, crashes: int) -> Call:
+    first, clients = portion[0], [cohort.clients for cohort in portion]
+    states = {client: state for cohort in portion for client, state in cohort.states.items()}
+    limit = None if timeout is None else timeout * sum(map(len, clients))
+    arguments = first.arm.name, first.sent, first.index, clients, states
+    return Call("cohorts", arguments, portion, returns=2, limit=limit, crashes=crashes)
+
+
 def rows_of(cohort: Cohort, scenario: Scenario, round: int) -> Rows:
-    """Return rows of the table `clients` for those of a cohort that took too long."""
+    """Return rows of the table `clients` for those of a cohort that crashed or took too long."""
     malicious = plan.malicious_clients(scenario, cohort.arm)
     return [
         {

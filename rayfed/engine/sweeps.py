@@ -13,9 +13,10 @@ from rayfed.analysis.settings import estimate
 from rayfed.analysis.sweep_folder import TRIALS, SweepFolder
 from rayfed.engine.continuing import check_begun, check_streams, what_counts
 from rayfed.engine.environment import note_environment
+from rayfed.engine.machine import check_arithmetic
 from rayfed.engine.progress import SweepProgress
 from rayfed.engine.search import Search, Tried, search
-from rayfed.errors import LeaseError, RunError
+from rayfed.errors import LeaseError, RunError, plain
 from rayfed.scenario import Scenario, Sweep
 from rayfed.scenario.trials import Trial, check_values, fields_of, planned
 from rayfed.store import exits, run_key
@@ -82,7 +83,8 @@ def _what_counts(scenario: Scenario) -> dict[str, Any]:
 
 
 def _planned(scenario: Scenario) -> list[Trial] | None:
-    """Return all trials where they are known before; values are checked in any case."""
+    """Return all trials where they are known before; values and this process are checked in any case."""
+    check_arithmetic(scenario.resources.deterministic)
     if swept(scenario).search != "optuna":
         return planned(scenario)
     check_values(scenario)
@@ -161,7 +163,7 @@ class SweepRecorder:
             raise  # the folder is another driver's
         except BaseException as error:
             state = exits.exit_of(error)
-            self._status(state, str(error) if state == "failed" else exits.said(error))
+            self._status(state, plain(str(error)) if state == "failed" else exits.said(error))
             raise
         self._status("finished")
 
@@ -194,7 +196,7 @@ class SweepRecorder:
             "repeat": trial.repeat,
             "seed": self.scenario.seed + trial.repeat,
             "status": "finished" if ended else "failed" if error else "stopped",
-            "error": None if ended else status.get("error") or error if error else None,
+            "error": None if ended else status.get("error") or plain(error) if error else None,
             "run": run,
             **{path: outcomes.held(value) for path, value in trial.values.items()},
         }

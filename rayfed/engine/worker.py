@@ -109,7 +109,7 @@ class ClientWorker(ClientRuntime):
         return Scored([row], images)
 
     def _scored(self, truth: Truth, guess: Reconstruction, strip: bool) -> Scored:
-        if guess.status == "not applicable":
+        if guess.status in ("not applicable", "failed"):
             return Scored([row | {"distortion": truth.distortion} for row in self._scorer.nothing(truth.labels)])
         true = truth.inputs.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)

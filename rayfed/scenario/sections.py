@@ -214,7 +214,7 @@ class Actors(Section):
 
 
 class Resources(Section):
-    """Resources of the cluster, by kind of actor."""
+    """Resources of the cluster, by kind of actor, and how they calculate."""
 
     clients: Actors = Actors()
     """ClientActors host the virtual clients and score reconstructions."""
@@ -222,6 +222,16 @@ class Resources(Section):
     """The ServerActor; always one. It adds and does not train, on the CPU: it has no use for a GPU."""
     attackers: Actors = Actors()
     """AttackerActors."""
+    deterministic: Literal["machine", "portable"] = "machine"
+    """`machine`: all instructions that a processor has, with the same bits on processors of one kind. `portable`: AVX2
+    alone, in all processes, for the same bits on all Intel processors that have it; slower, see docs/cluster.md."""
+    tf32: bool = False
+    """Let GPUs round the factors of convolutions and matrix products to TF32, 10 bits: faster, and attacks see less."""
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that a call may take which is no client's local round (`federation.failures.timeout` is for these): an
+    attack, for each of its victims; an evaluation; a step of the server. An attack that takes longer is a row in the
+    tables that says so, anything else ends the run, which can be resumed. Leave room: an actor's first call is its
+    slowest. Null: any time."""
 
 
 class Output(Section):
@@ -261,7 +271,7 @@ class Scenario(Section):
     metrics: Metrics = Metrics()
     """How reconstructions are scored."""
     resources: Resources = Resources()
-    """Resources that actors ask of the cluster."""
+    """Resources that actors ask of the cluster, and how they calculate."""
     output: Output = Output()
     """Place of the run folder."""
     sweep: Sweep | None = None

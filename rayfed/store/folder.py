@@ -65,7 +65,7 @@ class RunFolder(Files):
             raise RunError(f"'{path}' has no {SCENARIO} but holds run folders: name one of {', '.join(inside)}")
         parent, _, name = folder.root.rpartition("/")
         beside = nearest(name, _runs_in(fs, parent))
-        raise RunError(f"'{path}' is no run folder (no {SCENARIO} there); runs beside it: {beside}")
+        raise RunError(f"'{path}' is no run folder (no {SCENARIO} there); beside it, {beside}")
 
     @classmethod
     def at(cls, path: str) -> RunFolder:

@@ -101,7 +101,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("objective", _real, "the attack's own final objective; its unit is the attack's"),
             _value("iterations", _int, "iterations that the attack made"),
             _value("seconds", _real, "wall time for the whole batch (s)"),
-            _key("status", _string, "'ok', 'diverged' or 'not applicable'"),
+            _key("status", _string, "'ok', 'diverged', 'not applicable' or 'failed'"),
             _value("message", _string, "why the status is not ok"),
         ]
     ),
@@ -112,7 +112,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("value", _real, "the metric, 0..1; an accuracy is 0 or 1 for each victim"),
             _value("chance", _real, "the metric of an attacker who has seen nothing, 0..1"),
             _value("candidates", _int, "statements behind the value: candidates, questions or images"),
-            _key("status", _string, "'ok', 'diverged' or 'not applicable'"),
+            _key("status", _string, "'ok', 'diverged', 'not applicable' or 'failed'"),
             _value("message", _string, "why the status is not ok"),
         ]
     ),

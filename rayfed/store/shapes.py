@@ -68,6 +68,8 @@ class _Status(_Part):
 class _Environment(_Part):
     search_path: list[str] = []
     earlier: list[dict[str, Any]] = []
+    processors: dict[str, list[str]] = {}
+    devices: dict[str, list[str]] = {}
 
 
 class _Pair(_Part):

@@ -1,0 +1,93 @@
+"""Ray's exceptions, told apart: who has to do something again, and what a person has to mend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+
+from ray.exceptions import (
+    LocalRayletDiedError,
+    NodeDiedError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+)
+
+from rayfed.engine.executor import Lost
+from rayfed.errors import ResourceError, UserError
+
+DEATHS = (RayActorError, OutOfMemoryError, NodeDiedError)
+"""What a call raises whose actor has died; Ray's memory killer has an exception of its own."""
+_NODE_DIED = "its node has died"
+"""Ray's words where the actor's machine is gone: the exception has no field that says so."""
+
+
+class Loss(Enum):
+    """What an actor has died of."""
+
+    NODE = auto()
+    """Its machine is gone, with all that was there: no fault of the call's."""
+    MEMORY = auto()
+    """Ray's memory killer chose it, as a machine had too little: it may be innocent."""
+    PROCESS = auto()
+    """Its process ended: the call crashed, or somebody killed it."""
+
+
+def loss_of(error: Exception) -> Loss:
+    """Return what an actor has died of, by one of `DEATHS`."""
+    if isinstance(error, OutOfMemoryError):
+        return Loss.MEMORY
+    if isinstance(error, NodeDiedError) or getattr(error, "preempted", False) or _NODE_DIED in str(error):
+        return Loss.NODE
+    return Loss.PROCESS
+
+
+def original(error: RayTaskError) -> Exception:
+    """Return the user's own error, or Ray's about an argument or the machine; anything else with its traceback."""
+    told = isinstance(error.cause, UserError | RayError) and not isinstance(error.cause, RayTaskError)
+    return error.cause if told else error
+
+
+def brief(error: Exception) -> str:
+    """Return what one of `DEATHS` says: of a memory killer's pages the first line, which has the figures."""
+    return str(error).partition("\n")[0] if loss_of(error) is Loss.MEMORY else str(error)
+
+
+@contextmanager
+def telling_losses() -> Iterator[None]:
+    """Turn Ray's errors about a dead server and lost objects into `Lost`."""
+    try:
+        yield
+    except DEATHS as error:
+        raise Lost("the server died", brief(error)) from error
+    except ObjectLostError as error:
+        raise Lost("an object was lost", str(error)) from error
+
+
+@contextmanager
+def in_words_for_people() -> Iterator[None]:
+    """Turn Ray's errors about the machine into `ResourceError`, which says what to do."""
+    try:
+        yield
+    except (OutOfDiskError, ObjectStoreFullError) as error:
+        raise ResourceError(
+            "Ray's object store is full, and so is the disk that it spills to (its temporary folder, by default "
+            "/tmp/ray): make room there, or name a larger disk with RAY_TMPDIR; complete rounds are kept and `rayfed "
+            "resume` goes on from there"
+        ) from error
+    except LocalRayletDiedError as error:
+        raise raylet_died() from error
+
+
+def raylet_died() -> ResourceError:
+    """Return the error for a run whose own machine's raylet is gone."""
+    return ResourceError(
+        "Ray's raylet on this machine has died (killed, or out of memory or disk: its log is raylet.err in Ray's "
+        "temporary folder, by default /tmp/ray/session_latest/logs); complete rounds are kept and `rayfed resume` goes "
+        "on from there"
+    )

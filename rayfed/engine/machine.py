@@ -1,0 +1,104 @@
+"""The machine under a process: its processor and device, and what of their arithmetic a scenario fixes."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from rayfed.errors import NotPortable, ResourceError
+
+PORTABLE = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_CBWR": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell",
+    # numpy passes over names that it does not know; up to 2.3 they are others
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR",
+}
+"""Environment of a process that calculates with AVX2 alone; the libraries read it as they are loaded."""
+
+
+class Machine(NamedTuple):
+    """What a process calculates on."""
+
+    role: str
+    """The process, such as `ClientActor`."""
+    processor: str
+    """Model (vendor, instruction set that PyTorch uses)."""
+    device: str
+    """`cpu`, or the name of the GPU."""
+
+
+def this_machine(role: str, device: torch.device) -> Machine:
+    """Return the machine of this process, which computes on `device`."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return Machine(role, _processor(), name)
+
+
+def _processor() -> str:
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    model = said.get("model name") or platform.processor() or platform.machine()
+    vendor = said.get("vendor_id") or said.get("CPU implementer") or platform.machine()
+    return f"{model} ({vendor}, {torch.backends.cpu.get_cpu_capability()})"
+
+
+def check_arithmetic(deterministic: str) -> None:
+    """Check that this process calculates as `resources.deterministic` says.
+
+    Raises `NotPortable` where it was started without `PORTABLE`, and `ResourceError` where that has no effect.
+    """
+    if deterministic != "portable":
+        return
+    if any(os.environ.get(name) != value for name, value in PORTABLE.items()):
+        variables = " ".join(f"{name}='{value}'" for name, value in PORTABLE.items())
+        raise NotPortable(
+            "resources.deterministic: portable has to be known before Python loads PyTorch, and this process was "
+            f"started without it: use the command `rayfed`, or start Python, and Ray, with {variables}"
+        )
+    if (used := torch.backends.cpu.get_cpu_capability()) != "AVX2":
+        raise ResourceError(
+            f"resources.deterministic: portable is arithmetic with AVX2, but PyTorch uses {used} on {_processor()}: "
+            "it is no x86 processor with AVX2, or PyTorch was loaded before the environment was set; "
+            "leave resources.deterministic out"
+        )
+
+
+def device_for(num_gpus: float) -> torch.device:
+    """Return the device for a share of so many GPUs; raises `ResourceError` where PyTorch has none."""
+    if not num_gpus:
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    built = (
+        f"is built for CUDA {torch.version.cuda} and finds no GPU" if torch.version.cuda else "is built without CUDA"
+    )
+    raise ResourceError(
+        f"resources: num_gpus: {num_gpus:g} asks for a GPU, but PyTorch {torch.__version__} {built} on "
+        f"{platform.node()}: leave num_gpus out, or install a GPU's driver and a CUDA build of PyTorch"
+    )
+
+
+@contextmanager
+def gpu_arithmetic(tf32: bool) -> Iterator[None]:
+    """Set how GPUs calculate, and set it back afterwards."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    try:
+        set_gpu_arithmetic(tf32)
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+def set_gpu_arithmetic(tf32: bool) -> None:
+    """Have GPUs take algorithms that repeat their results, and round to TF32 only where `tf32` says so."""
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32

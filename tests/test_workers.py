@@ -1,0 +1,201 @@
+"""Calls to actors that die, on a pretended Ray whose every event is drawn: who is blamed, and what is made again."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError
+
+from actors import workers
+from actors.actor_pool import ActorPool
+from actors.workers import ActorsLost, Workers
+from rayfed.engine.executor import Call, Crashed
+from rayfed.errors import ResourceError
+
+NODE_DIED = "The actor died because its node has died. Node Id: 17"
+
+
+class Ref:
+    """A result, which is there when its actor has come to it."""
+
+    value: Any = None
+
+    def __init__(self) -> None:
+        self.there = False
+
+    def be(self, value: Any) -> None:
+        self.value, self.there = value, True
+
+
+@dataclass(eq=False)
+class Actor:
+    """A pretended actor, which is up from the beginning."""
+
+    node: int
+    queue: deque[tuple[Ref, Any]] = field(default_factory=deque)
+    dead: Exception | None = None
+
+    @property
+    def work(self) -> Actor:
+        return self
+
+    def options(self, num_returns: int) -> Actor:
+        return self
+
+    def remote(self, what: Any) -> Ref:
+        ref = Ref()
+        if self.dead:
+            ref.be(self.dead)
+        self.queue.append((ref, what))
+        return ref
+
+    def die(self, error: Exception) -> None:
+        """End all its calls, the last first: Ray says nothing of their order."""
+        self.dead = self.dead or error
+        while self.queue:
+            self.queue.pop()[0].be(self.dead)
+
+
+@dataclass
+class World:
+    """Actors on two nodes; each call takes memory while it is worked at, and some crash."""
+
+    draw: random.Random
+    memory: int = 10**9
+    crashing: frozenset[int] = frozenset()
+    kills: int = 0
+    """Actors that somebody kills at random moments."""
+    node_deaths: int = 0
+    actors: list[Actor] = field(default_factory=list)
+    executed: list[int] = field(default_factory=list)
+
+    def acquire(self, *_: Any) -> tuple[Actor, Ref]:
+        actor, ready = Actor(self.draw.randrange(2)), Ref()
+        ready.be(None)
+        self.actors.append(actor)
+        return actor, ready
+
+    def release(self, actor: Actor, keep: bool) -> None:
+        actor.die(RayActorError(error_msg="killed"))
+
+    def wait(self, refs: list[Ref], num_returns: int, timeout: float | None = None) -> tuple[list[Ref], list[Ref]]:
+        while not any(ref.there for ref in refs):
+            self.step()
+        return [self.draw.choice([ref for ref in refs if ref.there])], []
+
+    def get(self, ref: Ref) -> Any:
+        assert ref.there, "nothing may be waited for but by `wait`, which looks at the clock"
+        if isinstance(ref.value, Exception):
+            raise ref.value
+        return ref.value
+
+    def step(self) -> None:
+        """Something happens: somebody's kill, a node's death, the memory killer, or the end of a call."""
+        living = [actor for actor in self.actors if not actor.dead]
+        busy = [actor for actor in living if actor.queue]
+        if self.kills and self.draw.random() < 0.2:
+            self.kills -= 1
+            self.draw.choice(living).die(RayActorError(error_msg="killed"))
+        elif self.node_deaths and self.draw.random() < 0.2:
+            self.node_deaths -= 1
+            node = self.draw.randrange(2)
+            for actor in living:
+                if actor.node == node:
+                    actor.die(RayActorError(error_msg=NODE_DIED))
+        elif sum(actor.queue[0][1][1] for actor in busy) > self.memory:
+            self.draw.choice(living).die(OutOfMemoryError("the node runs low on memory"))  # an innocent one, maybe
+        elif busy:
+            actor = self.draw.choice(busy)
+            ref, (number, _) = actor.queue[0]
+            self.executed.append(number)
+            if number in self.crashing:
+                actor.die(RayActorError(error_msg="connection error code 2. End of file."))
+            else:
+                actor.queue.popleft()
+                ref.be(number)
+
+
+def played(world: World, size: int, needs: list[int], crashes: int | None) -> tuple[dict[int, Any], Workers]:
+    """Results by call; `needs` says what memory each takes."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(workers, "ray", world)
+        patched.setattr(ActorPool, "acquire", world.acquire)
+        patched.setattr(ActorPool, "release", world.release)
+        pool = Workers(ActorPool(), size)
+        calls = [Call("work", ((i, need),), i, crashes=crashes) for i, need in enumerate(needs)]
+        done = list(pool.run(calls))
+    results = {call.tag: result for call, result, _ in done}
+    assert len(done) == len(results), "no call comes twice"
+    return results, pool
+
+
+@given(
+    st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 30), st.sets(st.integers(0, 29), max_size=3)
+)
+def test_who_crashes_is_blamed_and_nobody_else(draw: random.Random, size: int, calls: int, crashing: set[int]) -> None:
+    """Not who waited behind it, nor who was at work when somebody killed an actor, or a node died with all of its."""
+    world = World(draw, crashing=frozenset(crashing), kills=1, node_deaths=4)
+    results, _ = played(world, size, [0] * calls, crashes=1)
+    bad = crashing & set(range(calls))
+    assert {i for i, result in results.items() if isinstance(result, Crashed)} == bad
+    assert all(results[i] == i for i in set(range(calls)) - bad)
+    assert not any(results[i].memory for i in bad)
+
+
+@given(
+    st.randoms(use_true_random=False),
+    st.integers(1, 6),
+    st.lists(st.integers(1, 4), min_size=1, max_size=30),
+    st.sets(st.integers(0, 29), max_size=2),
+)
+def test_who_needs_more_memory_than_there_is_is_found(
+    draw: random.Random, size: int, needs: list[int], greedy: set[int]
+) -> None:
+    """Whoever Ray's memory killer chose: fewer go on at once, down to one, and none of the others is blamed."""
+    bad = greedy & set(range(len(needs)))
+    world = World(draw, memory=4)
+    results, pool = played(world, size, [5 if i in bad else need for i, need in enumerate(needs)], crashes=1)
+    assert {i for i, result in results.items() if isinstance(result, Crashed)} == bad
+    assert all(results[i].memory for i in bad)
+    assert all(results[i] == i for i in set(range(len(needs))) - bad)
+    assert 1 <= pool.abreast <= size
+
+
+def test_fewer_go_on_at_once_where_memory_is_short_and_no_fewer_than_need_be() -> None:
+    results, pool = played(World(random.Random(3), memory=2), 8, [1] * 40, crashes=None)
+    assert results == {i: i for i in range(40)}
+    assert pool.abreast == 2
+
+
+def test_a_call_that_nobody_searches_ends_the_run() -> None:
+    world = World(random.Random(3), crashing=frozenset({4}))
+    with pytest.raises(ActorsLost, match=r"the call `work` ended 4 actors, one after another: .*End of file"):
+        played(world, 2, [0] * 9, crashes=None)
+    assert world.executed.count(4) == 4
+    assert issubclass(ActorsLost, ResourceError)  # a message, and exit code 2
+
+
+def test_actors_that_die_as_they_start_again_and_again_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def frail(*_: Any) -> tuple[Actor, Ref]:
+        actor, ready = world.acquire()
+        ready.be(OutOfMemoryError("the node runs low on memory"))
+        return actor, ready
+
+    world = World(random.Random(3))
+    monkeypatch.setattr(workers, "ray", world)
+    monkeypatch.setattr(ActorPool, "acquire", frail)
+    monkeypatch.setattr(ActorPool, "release", world.release)
+    with pytest.raises(ActorsLost, match=r"4 actors died as they started, .*low on memory"):
+        Workers(ActorPool(), 2).wait()
+
+
+def test_rays_own_error_of_a_dead_actor_is_one_of_those_that_are_looked_for() -> None:
+    assert isinstance(ActorDiedError(), workers.DEATHS)
+    assert isinstance(OutOfMemoryError(""), workers.DEATHS)
+    assert not issubclass(OutOfMemoryError, RayActorError)  # why it is named

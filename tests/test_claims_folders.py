@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import json
+import re
 import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -12,6 +15,8 @@ import pytest
 import torch
 
 from rayfed.analysis.loading import load
+from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.client.failures import Failed, attempt
 from rayfed.errors import RunError
 from rayfed.report.export import FORMATS, export
 from rayfed.report.run import write_report
@@ -20,6 +25,7 @@ from rayfed.store import checkpoint, run_key
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES
+from rayfed.update import Update
 from tests.report_fixtures import make_run, make_sweep
 from tests.test_cli import run
 
@@ -112,7 +118,35 @@ def test_a_shared_sweep_has_none_either(tmp_path: Path) -> None:
     assert "outcomes.parquet" in files
     assert "trials/0001-0/scenario.yaml" in files
     assert not [name for name in files if {"checkpoint", "images", "texts", "snapshots"} & set(name.split("/"))]
-    assert load(str(tmp_path / "copy")).frame("outcomes").equals(load(sweep.url).frame("outcomes"))
+    copied, own = (load(url).frame("outcomes").drop(columns="error") for url in (str(tmp_path / "copy"), sweep.url))
+    assert copied.equals(own)
+
+
+def leaking(client: int) -> Update:
+    raise ValueError(f"a sample of\nclient {client} (age 42): {SECRET}")
+
+
+def test_no_message_of_an_exception_leaves_with_a_copy(tmp_path: Path) -> None:
+    """Components may put a client's data into it; its type and place are the code's."""
+    folder = make_run(str(tmp_path), {"none": []}, {})
+    failed = attempt(2, partial(leaking, 2))
+    assert isinstance(failed, Failed)
+    row = {"arm": "none", "round": 0, "malicious": False}
+    folder.write_part("clients", 0, [row | {"client": 2, "status": failed.reason}, row | {"client": 3, "status": "ok"}])
+    folder.write_text("status.json", json.dumps({"state": "failed", "error": str(failed.error("none", 1))}))
+    assert SECRET in folder.read_text("status.json")
+    copy = shared(folder, str(tmp_path / "copy"))
+    said = [row["status"] for row in copy.read_table("clients").to_pylist() if row["round"] == 0]
+    assert re.fullmatch(r"raised ValueError \(test_claims_folders\.py, line \d+\)", said[0])
+    assert said[1] == "ok"
+    assert copy.read_mapping("status.json") == {"state": "failed", "error": "left out of this copy"}
+    assert not [name for name, data in every_file(copy).items() if SECRET.encode() in data or b"age 42" in data]
+
+
+def test_no_message_of_an_exception_leaves_with_a_copy_of_a_sweep(tmp_path: Path) -> None:
+    copy = shared(make_sweep(str(tmp_path), 2, 1).files, str(tmp_path / "copy"))
+    [failed] = [row for row in SweepFolder(copy).outcomes().to_pylist() if row["status"] == "failed"]
+    assert failed["error"] == "left out of this copy"
 
 
 def test_a_shared_copy_replaces_nothing(tmp_path: Path) -> None:

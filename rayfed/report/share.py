@@ -1,23 +1,34 @@
 """A copy of a run or sweep to give to others: settings and tables of figures, without anybody's samples or secrets.
 
 What is copied is named here, so a file that is not known stays behind: the checkpoint (clients' private states, and the
-server's), the tables with true samples or reconstructions of them, the machine's description and logs.
+server's), the tables with true samples or reconstructions of them, the machine's description and logs. Messages of
+exceptions stay behind too: whatever raised one may have written a sample into it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BytesIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rayfed.analysis.loading import Results, Sweep
 from rayfed.analysis.sweep_folder import OUTCOMES_FILE, TRIALS, SweepFolder
-from rayfed.errors import UserError
+from rayfed.errors import RunError, UserError
 from rayfed.store import client_states
 from rayfed.store.folder import SCENARIO, RunFolder
 from rayfed.store.schemas import TABLES
 
 SAMPLES = ("images", "texts", "snapshots")
 """Tables with the victims' samples, as they are or as they were reconstructed."""
+LEFT_OUT = "left out of this copy"
+"""What a copy has for the message of an error."""
+_RAISED = re.compile(r"(raised \w+): .*( \([^()]*, line \d+\))", re.DOTALL)
+"""Status of a client that raised something: what and where, and its message between them."""
 
 
 @contextmanager
@@ -54,4 +65,36 @@ def _copy(source: RunFolder, target: RunFolder) -> None:
     tables = [name for table in TABLES if table not in SAMPLES for name in source.parts(table)]
     for name in (*tables, OUTCOMES_FILE, "status.json", SCENARIO):  # the last one makes it a run folder
         if source.exists(name):
-            target.write_bytes(name, source.read_bytes(name))
+            target.write_bytes(name, _without_messages(source, name))
+
+
+def _without_messages(source: RunFolder, name: str) -> bytes:
+    """Return a file without the messages of errors."""
+    if name == "status.json":
+        status = source.read_mapping(name)
+        return json.dumps(status | ({"error": LEFT_OUT} if status.get("error") else {}), indent=2).encode()
+    if name == OUTCOMES_FILE:
+        return _rewritten(source, name, "error", lambda said: LEFT_OUT)
+    if name.startswith("clients/"):
+        return _rewritten(source, name, "status", _without_message)
+    return source.read_bytes(name)
+
+
+def _without_message(status: str) -> str:
+    """Return a client's status with type and place alone of what it raised."""
+    raised = _RAISED.fullmatch(status)
+    return "".join(raised.groups()) if raised else LEFT_OUT if status.startswith("raised ") else status
+
+
+def _rewritten(source: RunFolder, name: str, column: str, kept: Callable[[str], str]) -> bytes:
+    """Return a table's file with the texts of a column changed to what is `kept` of them."""
+    try:
+        table = pq.read_table(BytesIO(source.read_bytes(name)))
+        place = table.schema.get_field_index(column)
+        texts = [said and kept(said) for said in table[column].to_pylist()]
+        table = table.set_column(place, table.schema.field(place), pa.array(texts, table.schema.field(place).type))
+    except (pa.ArrowException, KeyError) as error:
+        raise RunError(f"cannot read '{source.url}/{name}': {error}; restore it from a copy") from error
+    buffer = BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()

@@ -122,8 +122,8 @@ def test_what_is_granted_beside_a_sealed_update_says_nothing_of_its_values(
     of_all = [name for name in GRANTS if name not in OF_PRIVATE]
     answer = ObservedClient.answer
 
-    def other(observed: ObservedClient, task: Any) -> Update:
-        sent = answer(observed, task)
+    def other(observed: ObservedClient) -> Update:
+        sent = answer(observed)
         return replace(sent, tensors={name: t.flip(0) for name, t in sent.tensors.items()})
 
     known = seen(*of_all, arm=arm, batch_size=1)

@@ -68,12 +68,13 @@ def _launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, prog
         raise RunError(status["error"])
     if status:
         check_streams(folder)
-    saved, over = checkpoint.begin(folder), status.get("state") == "finished"
+    saved, over = checkpoint.load(folder), status.get("state") == "finished"
     inputs = prepare(scenario if over else with_key(scenario, folder, saved))
     check_same(folder, saved, inputs.scenario)
     if over:
         run_key.remove(folder)  # its process may have died before it did
         return
+    checkpoint.begin(folder)
     _describe(inputs, folder)
     _play(inputs, folder, execution, progress, saved, reports=False)
 
@@ -98,7 +99,7 @@ def resume(path: str, execution: Execution, progress: Progress, extend: bool = F
 
 def _resume(folder: RunFolder, execution: Execution, progress: Progress, extend: bool) -> None:
     scenario = scenarios.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
-    saved = checkpoint.begin(folder)
+    saved = checkpoint.load(folder)
     inputs = prepare(with_key(scenario, folder, saved))
     check_same(folder, saved, inputs.scenario, extend)
     rounds = max(inputs.limits.values())
@@ -108,6 +109,7 @@ def _resume(folder: RunFolder, execution: Execution, progress: Progress, extend:
             f"{folder.url}: all {rounds} rounds are played; nothing to resume. To play more, raise federation.rounds "
             f"in its {SCENARIO} and `rayfed resume {folder.url} --extend`"
         )
+    checkpoint.begin(folder)
     folder.write_part("partition", 0, _partition_table(inputs))
     _play(inputs, folder, execution, progress, saved)
 

@@ -41,17 +41,11 @@ class Checkpoint:
     """Tables of which the round has written a part; None where nobody says, and in a loaded checkpoint."""
 
 
-def begin(folder: RunFolder) -> Checkpoint | None:
-    """Return the checkpoint that a driver goes on from and remove what does not count, of saves that never ended.
-
-    From now on this driver alone says what counts. None where no round is complete; raises `RunError` naming what is
-    missing or damaged.
-    """
+def begin(folder: RunFolder) -> None:
+    """Let this driver alone say what counts from now on, and remove what does not, of saves that never ended."""
     found = history.begin(folder)
-    saved = load(folder)
     folder.tidy()
     client_states.tidy(folder, found)
-    return saved
 
 
 def save(folder: RunFolder, checkpoint: Checkpoint) -> None:

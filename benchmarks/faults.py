@@ -184,7 +184,7 @@ def resumed(place: Path) -> Command:
     return Command(["-m", "rayfed", "resume", str(run)], {}) if run else launched(place)
 
 
-def differences(run: Path, expected: Path, but: Collection[str] = ()) -> list[str]:
+def differences(run: Path | str, expected: Path | str, but: Collection[str] = ()) -> list[str]:
     """What of a run's weights, states and tables, less these columns, is not as in another."""
     a, b = RunFolder.open(str(run)), RunFolder.open(str(expected))
     one, other = checkpoint.load(a), checkpoint.load(b)

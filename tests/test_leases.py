@@ -157,6 +157,15 @@ def test_the_lease_of_a_dead_process_is_taken_over_at_once(folder: RunFolder) ->
     assert len(notes) == 1  # who has ended leaves nothing to take over
 
 
+def test_unfinished_files_of_a_dead_driver_are_removed(folder: RunFolder) -> None:
+    unfinished = [f"{name}.{'0' * 32}.tmp" for name in (".status.json", "checkpoint/clients/.run.key")]
+    for name in (*unfinished, ".mine.tmp"):
+        folder.write_bytes(name, b"half")
+    with holding(folder, print), holding(folder, print, told=True) as held:
+        assert not [name for name in unfinished if held.exists(name)]
+    assert folder.exists(".mine.tmp")
+
+
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_driver_elsewhere_is_watched(alive: bool, folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "_process", lambda _: None)  # as where the system says nothing of processes

@@ -106,8 +106,13 @@ def load_states(folder: RunFolder, arm: str, clients: Iterable[int], before: int
 
 
 def _check_still(folder: RunFolder, before: int) -> None:
-    """Raise `RunError` unless the last complete round of a run is the one before `before`."""
+    """Raise `RunError` unless the last complete round of a run is the one before `before`.
+
+    It is a `LeaseError` for the run's own driver: another has taken over and gone on.
+    """
     round = (history.read(folder) or History()).round
+    if round + 1 != before:
+        folder.check()
     if round + 1 > before:
         raise RunError(f"the run {folder.url} has gone on meanwhile, and its clients' states with it: wait for its end")
     if round + 1 < before:

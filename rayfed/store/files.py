@@ -9,6 +9,7 @@ Whatever writes or removes a file asks the folder's lease first, where it has on
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from fsspec.implementations.local import LocalFileSystem
 from rayfed.documents import read_json, read_yaml
 from rayfed.errors import RunError
 from rayfed.store.shapes import check_shape
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp", re.ASCII)
 
 
 class Fence(Protocol):
@@ -103,6 +106,13 @@ class Files:
                 _replace(Path(path), data, 0o600 if private else 0o666)
             else:
                 self.fs.pipe_file(path, data)
+
+    def remove_unfinished(self) -> None:
+        """Remove what writes that were killed have left on a local disk, in all subfolders; some may be private."""
+        if isinstance(self.fs, LocalFileSystem):
+            for path in sorted(Path(self.root).rglob(".*.tmp")):
+                if _TEMPORARY.fullmatch(path.name):
+                    self.remove(path.relative_to(self.root).as_posix())
 
     def claim(self, name: str, data: bytes) -> bool:
         """Write a file unless there is one of that name, in one step; return whether the file is this one.
@@ -214,7 +224,7 @@ def _new(path: str, data: bytes) -> None:
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
     """Write `data` to a local path in one step that survives a crash and a power cut; umask takes from its `mode`."""
-    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")  # as `_TEMPORARY`
     try:
         with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(data)

@@ -116,8 +116,11 @@ def holding(folder: _F, note: Callable[[str], None], told: bool = False) -> Iter
     if taken_from:
         note(taken_from)
     lease = Lease(folder, token, taken_from)
+    held = replace(folder, lease=lease)
     with _renewed(lease, mine):
-        yield replace(folder, lease=lease)
+        if before and not before.ended:
+            held.remove_unfinished()
+        yield held
 
 
 def _acquire(folder: Files, mine: Holder, note: Callable[[str], None], told: bool) -> tuple[int, Holder | None]:

@@ -136,12 +136,18 @@ def played(world: World, size: int, needs: list[int], crashes: int | None) -> tu
 
 
 @given(
-    st.randoms(use_true_random=False), st.integers(1, 5), st.integers(1, 30), st.sets(st.integers(0, 29), max_size=3)
+    st.randoms(use_true_random=False),
+    st.integers(1, 5),
+    st.integers(1, 30),
+    st.sets(st.integers(0, 29), max_size=3),
+    st.sampled_from([0, 1]),
 )
-def test_who_crashes_is_blamed_and_nobody_else(draw: random.Random, size: int, calls: int, crashing: set[int]) -> None:
+def test_who_crashes_is_blamed_and_nobody_else(
+    draw: random.Random, size: int, calls: int, crashing: set[int], kills: int
+) -> None:
     """Not who waited behind it, nor who was at work when somebody killed an actor, or a node died with all of its."""
-    world = World(draw, crashing=frozenset(crashing), kills=1, node_deaths=4)
-    results, _ = played(world, size, [0] * calls, crashes=1)
+    world = World(draw, crashing=frozenset(crashing), kills=kills, node_deaths=4)
+    results, _ = played(world, size, [0] * calls, crashes=kills)
     bad = crashing & set(range(calls))
     assert {i for i, result in results.items() if isinstance(result, Crashed)} == bad
     assert all(results[i] == i for i in set(range(calls)) - bad)

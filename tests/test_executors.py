@@ -12,9 +12,6 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from torch import nn
-from typer.testing import CliRunner
-
 from actors import transport
 from actors.executor import on_ray
 from benchmarks.faults import differences
@@ -36,6 +33,8 @@ from rayfed.update import Observation, Update
 from tests.conftest import REPOSITORY
 from tests.run_fixtures import Noting, assert_same_bits, weights
 from tests.scenario_fixtures import SCENARIOS, tiny
+from torch import nn
+from typer.testing import CliRunner
 
 TEXT = """
 name: t

@@ -378,6 +378,9 @@ def test_a_round_that_is_not_applied_is_told_and_logged(tmp_path: Path) -> None:
     assert all(line in folder.read_text("log.txt") for line in lines)
 
 
-def test_a_table_that_runs_do_not_have_is_named() -> None:
-    with pytest.raises(UserError, match="'validated', which runs do not have"):
-        RoundTables().add({"arm": "a", "round": 0}, {"validated": [{"factor": 0.5}]})
+@pytest.mark.parametrize("table", ["validated", "clients", "rounds", "add"])
+def test_a_table_that_rules_do_not_have_is_named(table: str) -> None:
+    tables = RoundTables()
+    with pytest.raises(UserError, match=rf"'{table}', which is not for rules: .*scores, secure_sums, weights"):
+        tables.add({"arm": "a", "round": 0}, {table: [{"factor": 0.5}]})
+    assert tables == RoundTables()

@@ -16,14 +16,16 @@ from actors import transport
 from actors.executor import on_ray
 from benchmarks.faults import differences
 from rayfed import scenario as scenarios
+from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Reconstruction
 from rayfed.cli import app
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.engine import runs
+from rayfed.engine import runs, sweeps
 from rayfed.engine.attacker import Attacker
 from rayfed.engine.local import LocalExecutor, _travelled, local
-from rayfed.engine.progress import Progress
+from rayfed.engine.local_sweep import local_sweep
+from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import UserError
 from rayfed.registry import component
@@ -384,3 +386,16 @@ def test_a_table_that_rules_do_not_have_is_named(table: str) -> None:
     with pytest.raises(UserError, match=rf"'{table}', which is not for rules: .*scores, secure_sums, weights"):
         tables.add({"arm": "a", "round": 0}, {table: [{"factor": 0.5}]})
     assert tables == RoundTables()
+
+
+def swept(tmp_path: Path, *changes: str) -> SweepFolder:
+    fields = "sweep={fields: {training.lr: [0.1, 0.2, 0.3]}}"
+    return sweeps.sweep(parsed(fields, *changes), str(tmp_path), local_sweep, SweepProgress())
+
+
+def test_a_trials_log_has_its_notes(tmp_path: Path) -> None:
+    """Nobody watches a trial, so that they stand nowhere else."""
+    folder = swept(tmp_path, "federation.failures.timeout=5", "federation.rounds=1")
+    for name in folder.trial_names():
+        log = folder.trial(f"trials/{name}").read_text("log.txt")
+        assert log.count("federation.failures.timeout is not kept") == 1

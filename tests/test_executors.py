@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from bdb import BdbQuit
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -399,3 +400,39 @@ def test_a_trials_log_has_its_notes(tmp_path: Path) -> None:
     for name in folder.trial_names():
         log = folder.trial(f"trials/{name}").read_text("log.txt")
         assert log.count("federation.failures.timeout is not kept") == 1
+
+
+STOPS = list[int]()
+
+
+@component
+class Quitting(Defence):
+    """Somebody leaves the debugger here."""
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        def update(task: Task) -> Update:
+            STOPS.append(task.client)
+            raise BdbQuit
+
+        return update
+
+
+def test_who_leaves_the_debugger_leaves_the_sweep(tmp_path: Path) -> None:
+    STOPS.clear()
+    with pytest.raises(BdbQuit):
+        swept(tmp_path, "arms.a=[tests.test_executors:Quitting]")
+    assert len(STOPS) == 1
+    [folder] = (SweepFolder.open(str(path)) for path in tmp_path.iterdir())
+    assert folder.files.read_mapping("status.json")["state"] == "interrupted"
+    assert not len(folder.outcomes())  # so that `resume` plays it
+
+
+def test_no_bar_of_a_sweep_is_where_a_debugger_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = list[bool]()
+    monkeypatch.setattr("rich.progress.Progress.start", lambda bar: began.append(not bar.disable))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
+    (tmp_path / "s.yaml").write_text(TEXT.replace("rounds: 2", "rounds: 1") + SWEEP)
+    arguments = ["sweep", str(tmp_path / "s.yaml"), "--executor", "local", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert began == [False]

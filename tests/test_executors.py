@@ -164,8 +164,9 @@ class Hoarder(Defence):
 
 
 def test_what_cannot_travel_fails_here_too(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock' object"):
+    with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock' object") as caught:
         runs.launch(parsed("arms.a=[tests.test_executors:Hoarder]"), str(tmp_path), local, Progress())
+    assert caught.value.__notes__ == ["as it was on its way from the call `cohorts` of ClientWorker"]
 
 
 def test_tensors_travel_without_what_they_were_computed_from(tmp_path: Path) -> None:
@@ -436,3 +437,11 @@ def test_no_bar_of_a_sweep_is_where_a_debugger_prompts(tmp_path: Path, monkeypat
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert began == [False]
+
+
+def test_what_ray_can_send_travels_here_too() -> None:
+    class Made:
+        number = 3
+
+    assert _travelled({"kept": Made()})["kept"].number == 3
+    assert _travelled(lambda: 3)() == 3

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import traceback
 from bdb import BdbQuit
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,14 +14,23 @@ from typing import Any, Literal
 
 import pytest
 import torch
+import typer
+from ray import cloudpickle
+from ray.exceptions import RayTaskError
+from torch import nn
+from typer.testing import CliRunner
+
 from actors import transport
 from actors.executor import on_ray
+from actors.ray_errors import original
 from benchmarks.faults import differences
+from rayfed import registry
 from rayfed import scenario as scenarios
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Reconstruction
 from rayfed.cli import app
+from rayfed.cli.common import errors_for_people
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.engine import runs, sweeps
 from rayfed.engine.attacker import Attacker
@@ -36,8 +46,6 @@ from rayfed.update import Observation, Update
 from tests.conftest import REPOSITORY
 from tests.run_fixtures import Noting, assert_same_bits, weights
 from tests.scenario_fixtures import SCENARIOS, tiny
-from torch import nn
-from typer.testing import CliRunner
 
 TEXT = """
 name: t
@@ -370,6 +378,26 @@ def test_mistakes_in_ones_own_code_are_ones_own(tmp_path: Path, monkeypatch: pyt
     found = CliRunner().invoke(app, ["validate", "s.yaml", "--set", twice])
     assert found.exit_code == 2
     assert "two of these grants fill 'loss'" in " ".join(found.output.split())
+
+
+def test_so_they_are_in_an_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error comes back without its traceback, of which Ray sends the text."""
+    monkeypatch.setattr(registry, "SEARCHED", [str(tmp_path)])
+    (tmp_path / "own_rule.py").write_text("def bad():\n    return 1 / 0\n")
+    code = compile((tmp_path / "own_rule.py").read_text(), str(tmp_path / "own_rule.py"), "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    with pytest.raises(ZeroDivisionError) as caught:
+        names["bad"]()
+    text = "".join(traceback.format_exception(caught.value))
+    sent = cloudpickle.loads(cloudpickle.dumps(RayTaskError("observe", text, caught.value)))
+    with pytest.raises(typer.Exit) as ended, errors_for_people(debug=False):
+        raise original(sent.as_instanceof_cause()) from None
+    assert ended.value.exit_code == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "error: ZeroDivisionError: division by zero (raised by own_rule.py, line 2;" in told
 
 
 def test_a_round_that_is_not_applied_is_told_and_logged(tmp_path: Path) -> None:

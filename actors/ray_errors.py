@@ -48,9 +48,16 @@ def loss_of(error: Exception) -> Loss:
 
 
 def original(error: RayTaskError) -> Exception:
-    """Return the user's own error, or Ray's about an argument or the machine; anything else with its traceback."""
-    told = isinstance(error.cause, UserError | RayError) and not isinstance(error.cause, RayTaskError)
-    return error.cause if told else error
+    """Return what the call has raised, or Ray's error about an argument or the machine.
+
+    A defect, and a mistake in the user's own code, has the traceback that it had in the actor as a note.
+    """
+    cause: Exception = error.cause
+    if isinstance(cause, RayTaskError):
+        return error
+    if not isinstance(cause, UserError | RayError):
+        cause.add_note(str(error))
+    return cause
 
 
 def brief(error: Exception) -> str:

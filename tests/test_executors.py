@@ -6,27 +6,37 @@ import os
 import subprocess
 import sys
 import threading
+import traceback
+from bdb import BdbQuit
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+import typer
+from ray import cloudpickle
+from ray.exceptions import RayTaskError
 from torch import nn
 from typer.testing import CliRunner
 
 from actors import transport
 from actors.executor import on_ray
+from actors.ray_errors import original
 from benchmarks.faults import differences
+from rayfed import registry
 from rayfed import scenario as scenarios
+from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.base import Reconstruction
 from rayfed.cli import app
+from rayfed.cli.common import errors_for_people
 from rayfed.defences.base import Defence, Task, UpdateMethod
-from rayfed.engine import runs
+from rayfed.engine import runs, sweeps
 from rayfed.engine.attacker import Attacker
 from rayfed.engine.local import LocalExecutor, _travelled, local
-from rayfed.engine.progress import Progress
+from rayfed.engine.local_sweep import local_sweep
+from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import UserError
 from rayfed.registry import component
@@ -162,8 +172,9 @@ class Hoarder(Defence):
 
 
 def test_what_cannot_travel_fails_here_too(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock' object"):
+    with pytest.raises(TypeError, match=r"cannot pickle '_thread\.lock' object") as caught:
         runs.launch(parsed("arms.a=[tests.test_executors:Hoarder]"), str(tmp_path), local, Progress())
+    assert caught.value.__notes__ == ["as it was on its way from the call `cohorts` of ClientWorker"]
 
 
 def test_tensors_travel_without_what_they_were_computed_from(tmp_path: Path) -> None:
@@ -369,6 +380,26 @@ def test_mistakes_in_ones_own_code_are_ones_own(tmp_path: Path, monkeypatch: pyt
     assert "two of these grants fill 'loss'" in " ".join(found.output.split())
 
 
+def test_so_they_are_in_an_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error comes back without its traceback, of which Ray sends the text."""
+    monkeypatch.setattr(registry, "SEARCHED", [str(tmp_path)])
+    (tmp_path / "own_rule.py").write_text("def bad():\n    return 1 / 0\n")
+    code = compile((tmp_path / "own_rule.py").read_text(), str(tmp_path / "own_rule.py"), "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)
+    with pytest.raises(ZeroDivisionError) as caught:
+        names["bad"]()
+    text = "".join(traceback.format_exception(caught.value))
+    sent = cloudpickle.loads(cloudpickle.dumps(RayTaskError("observe", text, caught.value)))
+    with pytest.raises(typer.Exit) as ended, errors_for_people(debug=False):
+        raise original(sent.as_instanceof_cause()) from None
+    assert ended.value.exit_code == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "error: ZeroDivisionError: division by zero (raised by own_rule.py, line 2;" in told
+
+
 def test_a_round_that_is_not_applied_is_told_and_logged(tmp_path: Path) -> None:
     told = Noting()
     masks = "{name: secure_aggregation, dropouts: {reveal: 2}}"
@@ -379,6 +410,66 @@ def test_a_round_that_is_not_applied_is_told_and_logged(tmp_path: Path) -> None:
     assert all(line in folder.read_text("log.txt") for line in lines)
 
 
-def test_a_table_that_runs_do_not_have_is_named() -> None:
-    with pytest.raises(UserError, match="'validated', which runs do not have"):
-        RoundTables().add({"arm": "a", "round": 0}, {"validated": [{"factor": 0.5}]})
+@pytest.mark.parametrize("table", ["validated", "clients", "rounds", "add"])
+def test_a_table_that_rules_do_not_have_is_named(table: str) -> None:
+    tables = RoundTables()
+    with pytest.raises(UserError, match=rf"'{table}', which is not for rules: .*scores, secure_sums, weights"):
+        tables.add({"arm": "a", "round": 0}, {table: [{"factor": 0.5}]})
+    assert tables == RoundTables()
+
+
+def swept(tmp_path: Path, *changes: str) -> SweepFolder:
+    fields = "sweep={fields: {training.lr: [0.1, 0.2, 0.3]}}"
+    return sweeps.sweep(parsed(fields, *changes), str(tmp_path), local_sweep, SweepProgress())
+
+
+def test_a_trials_log_has_its_notes(tmp_path: Path) -> None:
+    """Nobody watches a trial, so that they stand nowhere else."""
+    folder = swept(tmp_path, "federation.failures.timeout=5", "federation.rounds=1")
+    for name in folder.trial_names():
+        log = folder.trial(f"trials/{name}").read_text("log.txt")
+        assert log.count("federation.failures.timeout is not kept") == 1
+
+
+STOPS = list[int]()
+
+
+@component
+class Quitting(Defence):
+    """Somebody leaves the debugger here."""
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        def update(task: Task) -> Update:
+            STOPS.append(task.client)
+            raise BdbQuit
+
+        return update
+
+
+def test_who_leaves_the_debugger_leaves_the_sweep(tmp_path: Path) -> None:
+    STOPS.clear()
+    with pytest.raises(BdbQuit):
+        swept(tmp_path, "arms.a=[tests.test_executors:Quitting]")
+    assert len(STOPS) == 1
+    [folder] = (SweepFolder.open(str(path)) for path in tmp_path.iterdir())
+    assert folder.files.read_mapping("status.json")["state"] == "interrupted"
+    assert not len(folder.outcomes())  # so that `resume` plays it
+
+
+def test_no_bar_of_a_sweep_is_where_a_debugger_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = list[bool]()
+    monkeypatch.setattr("rich.progress.Progress.start", lambda bar: began.append(not bar.disable))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the output for a terminal
+    (tmp_path / "s.yaml").write_text(TEXT.replace("rounds: 2", "rounds: 1") + SWEEP)
+    arguments = ["sweep", str(tmp_path / "s.yaml"), "--executor", "local", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert began == [False]
+
+
+def test_what_ray_can_send_travels_here_too() -> None:
+    class Made:
+        number = 3
+
+    assert _travelled({"kept": Made()})["kept"].number == 3
+    assert _travelled(lambda: 3)() == 3

@@ -29,7 +29,9 @@ from rayfed import scenario as scenarios
 from rayfed.aggregation.fedavg import FedAvg
 from rayfed.aggregation.server import TreeFold
 from rayfed.client.arm import build_arm
+from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
+from rayfed.client.visit import ClientVisit
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.engine import runs, sweeps
 from rayfed.engine.executor import Call, Overdue
@@ -131,6 +133,26 @@ def test_a_client_that_fails_ends_the_run_with_one_message(how: str, reason: str
     s = parsed(how, (2,), f"training.vectorise={vectorise}")
     with pytest.raises(ClientError, match=f"^client 2 {reason}.* in round 0 of arm 'odd': .*then: drop.*rayfed resume"):
         cohort(s, [1, 2, 3])
+
+
+@pytest.mark.parametrize(("how", "reason"), HOWS)
+def test_so_does_one_whose_work_others_need(how: str, reason: str) -> None:
+    """Malicious clients that collude work with one another's honest updates, whatever their cohorts."""
+    malicious = "federation.malicious={name: a_little_is_enough, clients: [2]}"
+    s = parsed(how, (2,), malicious, "federation.clients_per_round=8")
+    with pytest.raises(ClientError, match=f"^client 2 {reason}.* in round 0 of arm 'odd': "):
+        cohort(s, [1, 2, 3])
+
+
+@pytest.mark.parametrize(("how", "reason"), HOWS[1:])  # to an attack, what is not finite is an update as well
+def test_so_does_one_that_an_attack_observes(how: str, reason: str) -> None:
+    s = parsed(how, (2,), "attacks=[{name: analytic, rounds: [0], victims: [2], observes: gradient}]")
+    inputs = prepare(s)
+    runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
+    arm = build_arm(resolve(s)["odd"], inputs.data.sample, 10, s.seed)
+    visit = ClientVisit("odd", Sent(0, arm.weights, arm.buffers), 2)
+    with pytest.raises(ClientError, match=f"^client 2 {reason}.* under the attack 'analytic' in round 0 of arm 'odd'"):
+        ObservationBuilder(runtime).observe(visit, s.attacks[0])
 
 
 @pytest.mark.parametrize("vectorise", ["loop", "vmap"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from bdb import BdbQuit
@@ -94,17 +95,22 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
 
 
 def _own_code(error: Exception) -> str | None:
-    """Return the place in the user's own modules that raised an error; None where other code did."""
+    """Return the place in the user's own modules that raised an error; None where other code did.
+
+    It may have been raised in another process: its traceback there is a note.
+    """
     from rayfed import registry
 
     folders = {Path(folder).resolve() for folder in registry.SEARCHED}
     ours = Path(__file__).resolve().parents[1], Path(__file__).resolve().parents[2] / "actors"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):  # a library that it called may have raised
-        path = Path(frame.filename).resolve()
+    frames = [(frame.filename, str(frame.lineno)) for frame in traceback.extract_tb(error.__traceback__)]
+    frames += re.findall(r'^ *File "(.+)", line (\d+)', "\n".join(getattr(error, "__notes__", ())), re.MULTILINE)
+    for file, line in reversed(frames):  # a library that it called may have raised
+        path = Path(file).resolve()
         if any(path.is_relative_to(folder) for folder in ours):
             return None
         if path.parent in folders:
-            return f"{path.name}, line {frame.lineno}"
+            return f"{path.name}, line {line}"
     return None
 
 

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from rayfed.scenario import Scenario
 
 commands = typer.Typer()
-Player = tuple[str | None, Any, bool]
-"""Options of playing: where results go, who plays (`rayfed.engine.sweeps.SweepExecution`), whether to be quiet."""
+Player = tuple[str | None, Any, bool, bool]
+"""Options of playing: where results go, who plays (`rayfed.engine.sweeps.SweepExecution`), whether to be quiet, and
+whether to show a bar."""
 
 
 @commands.command()
@@ -69,7 +70,7 @@ def reproduce(
         files = [find(name, folder) for name in (names(folder) if what == "all" else [what])]
         scale: Scale = "reduced" if reduced else "full"
         failed = []
-        player = out, None if run else sweep_execution(executor, address), quiet
+        player = out, None if run else sweep_execution(executor, address), quiet, executor is ExecutorName.RAY
         for path in files:
             try:
                 _show(_played(context, path, scale, changes or [], run, player), keep, folder)

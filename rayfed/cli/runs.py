@@ -45,7 +45,7 @@ def launch(
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug, resumable=True):
         loaded = load(scenario, changes)
         if loaded.sweep is not None:
-            sweeps.play(loaded, out, sweep_execution(executor, address), quiet)
+            sweeps.play(loaded, out, sweep_execution(executor, address), quiet, executor is ExecutorName.RAY)
             return
         from rayfed.engine import runs
 
@@ -69,7 +69,7 @@ def sweep(
         loaded = load(scenario, changes)
         if loaded.sweep is None:
             raise UserError(f"{scenario} has no `sweep`: say there which fields vary, as docs/sweeps.md shows")
-        sweeps.play(loaded, out, sweep_execution(executor, address), quiet)
+        sweeps.play(loaded, out, sweep_execution(executor, address), quiet, executor is ExecutorName.RAY)
 
 
 @commands.command()
@@ -126,7 +126,7 @@ def resume(
                     f"{run} is a sweep: --extend is for a run; a sweep goes on to more `samples` without it"
                 )
             search_where(run)
-            sweeps.resume(run, failed, sweep_execution(executor, address), quiet)
+            sweeps.resume(run, failed, sweep_execution(executor, address), quiet, executor is ExecutorName.RAY)
             return
         from rayfed.engine import runs
 

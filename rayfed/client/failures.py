@@ -37,10 +37,17 @@ class Failed:
 
     def error(self, arm: str, round: int) -> ClientError:
         """Return the error that ends a run which does not go on without such a client."""
-        error = ClientError(
-            f"client {self.client} {self.reason} in round {round} of arm '{arm}': {self.advice}, or do without such "
-            f"clients (federation.failures.then: drop); complete rounds are kept and `rayfed resume` goes on from there"
+        return self._error(
+            f"in round {round} of arm '{arm}': {self.advice}, or do without such clients (federation.failures.then: "
+            f"drop); complete rounds are kept and `rayfed resume` goes on from there"
         )
+
+    def error_under(self, attack: str, arm: str, round: int) -> ClientError:
+        """Return the error for a client that failed at what an attack observes, which is no part of the training."""
+        return self._error(f"under the attack '{attack}' in round {round} of arm '{arm}': {self.advice}")
+
+    def _error(self, where: str) -> ClientError:
+        error = ClientError(f"client {self.client} {self.reason} {where}")
         if self.trace:
             error.add_note(self.trace)
         return error
@@ -67,8 +74,15 @@ def attempt(client: int, work: Callable[[], Update]) -> Made:
     return made
 
 
-def checked(made: Made, task: Task) -> Made:
-    """Return the result of a client's work, or a failure where no server could add its update."""
+def made_or_raise(made: Made, arm: str, round: int) -> Update:
+    """Return a client's update; raises `ClientError` where it has failed."""
+    if isinstance(made, Failed):
+        raise made.error(arm, round)
+    return made
+
+
+def formed(made: Made, task: Task) -> Made:
+    """Return the result of a client's work, or a failure where its update has not the model's form."""
     if isinstance(made, Failed):
         return made
     expected = {"tensors": without(task.weights, task.private), "buffers": returned_buffers(task)}
@@ -76,6 +90,14 @@ def checked(made: Made, task: Task) -> Made:
         if flaw := _misfit(getattr(made, part), tensors):
             advice = f"mend the defence or the model that changes an update's {part}"
             return Failed(task.client, f"sent an update of the wrong form ({part}: {flaw})", advice)
+    return made
+
+
+def checked(made: Made, task: Task) -> Made:
+    """Return the result of a client's work, or a failure where no server could add its update."""
+    made = formed(made, task)
+    if isinstance(made, Failed):
+        return made
     finite = [t.isfinite().all() for t in [*made.tensors.values(), *made.buffers.values()]]
     if finite and not torch.stack(finite).all():  # asked once: a GPU would be waited for every time
         advice = "training has diverged: lower training.lr, or look at the arm's defences"

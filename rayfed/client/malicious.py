@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -47,15 +47,11 @@ class Malicious:
         generator = seeds.torch_generator(self.scenario.seed, "poisoning", client)
         return self.poisoning.poison_data(own, classes, generator)
 
-    def sent(self, updates: Iterable[Update], honest: Sequence[Update]) -> Iterator[Update]:
-        """Yield the updates of a cohort as they are sent, those of malicious clients poisoned.
+    def attempted(self, made: Made, honest: Sequence[Update]) -> Made:
+        """Return one client's result as it is sent; the client may have failed, or fail as it poisons.
 
         `honest` are the updates that all malicious clients of the round would send otherwise, where they collude.
         """
-        return (self._poisoned(update, honest) for update in updates)
-
-    def attempted(self, made: Made, honest: Sequence[Update]) -> Made:
-        """Return one client's result as it is sent; the client may have failed, or fail as it poisons."""
         if isinstance(made, Failed):
             return made
         return attempt(made.client, partial(self._poisoned, made, honest))

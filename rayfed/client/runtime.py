@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from time import perf_counter
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from rayfed.aggregation.server import TreeFold
 from rayfed.client import plan
 from rayfed.client.arm import Arm, build_arm, protected_aggregation
 from rayfed.client.cohort import CohortRecord, cohort_updates, works_together
-from rayfed.client.failures import Attempt, checked, until_none_fails
+from rayfed.client.failures import Attempt, attempt, checked, made_or_raise, until_none_fails
 from rayfed.client.local import PRIVATE, privately_trained, update_method
 from rayfed.client.malicious import Malicious
 from rayfed.client.sent import Sent, Split, State
@@ -259,9 +259,14 @@ class ClientRuntime:
         return self._made(arm, sent, members, states)
 
     def _made(self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]) -> list[Update]:
-        """Return updates made one by one, whatever the clients' cohorts, and without a trace in their states."""
+        """Return updates made one by one, whatever the clients' cohorts, and without a trace in their states.
+
+        Raises `ClientError` for a client that fails: there is nothing without it.
+        """
         update = update_method(self.specs[arm].training, self.arm(arm).defences)
-        return [update(self.task(arm, sent, c, self.parts[c], copy.deepcopy(states.get(c, {})))) for c in clients]
+        tasks = (self.task(arm, sent, c, self.parts[c], copy.deepcopy(states.get(c, {}))) for c in clients)
+        attempts = (checked(attempt(task.client, partial(update, task)), task) for task in tasks)
+        return [made_or_raise(made, arm, sent.round) for made in attempts]
 
     def mixtures(self, arm: str, sent: Sent, states: Mapping[int, State]) -> Mixtures | None:
         """Return what every client of a round is shown of all others' updates; `states` are those of all."""
@@ -269,8 +274,8 @@ class ClientRuntime:
         if not isinstance(rule, InteractiveAggregation):
             return None
         updates = self._made(arm, sent, plan.drawn_clients(self.scenario, sent.round), states)
-        poisoned = self.malicious[arm].sent(updates, self._honest(arm, sent, states))
-        return rule.mixtures(list(poisoned))
+        malicious, honest = self.malicious[arm], self._honest(arm, sent, states)
+        return rule.mixtures([made_or_raise(malicious.attempted(u, honest), arm, sent.round) for u in updates])
 
     def answer(
         self, arm: str, sent: Sent, payload: Any, client: int, state: State, transcript: Transcript

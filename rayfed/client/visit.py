@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from rayfed import seeds
 from rayfed.attacks.base import MaliciousServer
 from rayfed.client.arm import Arm
+from rayfed.client.failures import Failed, attempt, formed
 from rayfed.client.local import PRIVATE, training_method, update_method
 from rayfed.client.runtime import ClientRuntime
 from rayfed.client.sent import Sent, State
@@ -127,15 +128,22 @@ class ObservedClient:
     def answer(self) -> Update:
         """Return the client's answer: the mean of as many as the attack asks for, each with noise of its own.
 
-        Each is the work on a task of its own, for defences may write on theirs.
+        Each is the work on a task of its own, for defences may write on theirs. Raises `ClientError` for a client that
+        fails.
         """
-        method = update_method(self.training, self.arm.defences)
-        mean = method(self.asked())
+        mean = self._answered(self.asked())
         for again in range(1, self.attack.averages):
-            answer = method(self.asked().replace(generator=self.noise(self.attack.observes, again)))
+            answer = self._answered(self.asked().replace(generator=self.noise(self.attack.observes, again)))
             tensors = {n: t + (answer.tensors[n] - t) / (again + 1) for n, t in mean.tensors.items()}
             mean = replace(mean, tensors=tensors)
         return mean
+
+    def _answered(self, task: Task) -> Update:
+        work = partial(update_method(self.training, self.arm.defences), task)
+        made = formed(attempt(self.client, work), task)  # what is not finite is for the attacker to judge
+        if isinstance(made, Failed):
+            raise made.error_under(self.attack.title, self.visit.arm, self.round)
+        return made
 
     def undefended(self) -> Update:
         """Return what the client would answer without defences."""

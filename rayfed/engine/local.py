@@ -2,16 +2,17 @@
 
 Bits are those of any other executor. What goes to a client or an attacker, and what comes back, is pickled as it is
 where these are processes of their own: whoever writes on it writes on a copy, and what could not travel shows here.
+What goes to and from the server is not: a rule that writes on what it is given writes on the driver's own.
 """
 
 from __future__ import annotations
 
 import io
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import cloudpickle
 import torch
 from torch import Tensor
 
@@ -100,21 +101,29 @@ class LocalExecutor:
     def _run(self, worker: ClientWorker | Attacker, resources: Actors, calls: Sequence[Call]) -> Iterator[Done]:
         for call in calls:
             torch.set_num_threads(resources.threads)
-            result = _travelled(getattr(worker, call.method)(*_travelled(call.args)))
+            where = f"the call `{call.method}` of {type(worker).__name__}"
+            args = _travelled(call.args, f"to {where}")
+            result = _travelled(getattr(worker, call.method)(*args), f"from {where}")
             first, *rest = result if call.returns > 1 else (result,)
             yield Done(call, first, rest)
 
 
-class _Pickler(pickle.Pickler):
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles tensors as actors do: as memory on the CPU, without what they were computed from."""
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how a tensor is pickled; anything else as usual."""
-        return (torch.from_numpy, (obj.detach().cpu().numpy().copy(),)) if type(obj) is Tensor else NotImplemented
+        if type(obj) is Tensor:
+            return torch.from_numpy, (obj.detach().cpu().numpy().copy(),)
+        return super().reducer_override(obj)
 
 
-def _travelled(value: Any) -> Any:
-    """Return a value as it would arrive in another process."""
+def _travelled(value: Any, way: str = "elsewhere") -> Any:
+    """Return a value as it would arrive in another process; where it cannot travel, its error notes the `way`."""
     buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
-    return pickle.loads(buffer.getvalue())
+    try:
+        _Pickler(buffer).dump(value)
+        return cloudpickle.loads(buffer.getvalue())
+    except Exception as error:
+        error.add_note(f"as it was on its way {way}")
+        raise

@@ -15,6 +15,7 @@ from rayfed.engine.progress import Progress
 from rayfed.engine.sweeps import SweepRecorder, objectives_of, swept, trials_of
 from rayfed.errors import UserError
 from rayfed.scenario.trials import scenario_of
+from rayfed.store.exits import exit_of
 
 
 def local_sweep(recorder: SweepRecorder) -> None:
@@ -58,6 +59,8 @@ def _play_setting(recorder: SweepRecorder, setting: Mapping[str, Any]) -> dict[s
             runs.launch_in(run, scenario_of(recorder.scenario, one), local, Progress())
             played.append(outcomes.outcomes(run))
     except Exception as error:
+        if exit_of(error) != "failed":
+            raise  # whoever leaves the debugger leaves the sweep
         recorder.end(trials, f"{type(error).__name__}: {error}")
         return {}
     recorder.end(trials, None)

@@ -9,7 +9,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from io import StringIO
+from typing import Any, cast
 
+from rayfed.engine.progress import Progress
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import LeaseError, UserError, plain
 from rayfed.store import checkpoint, exits
@@ -31,6 +33,10 @@ class RunRecorder:
         """Add a line to the log."""
         self._text.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {plain(message)}\n")
         self._folder.write_text("log.txt", self._text.getvalue())
+
+    def logging(self, progress: Progress) -> Progress:
+        """Return a progress whose notes go to the log, too."""
+        return cast(Progress, _Logging(self, progress))
 
     def write(self, round: int, tables: RoundTables) -> list[str]:
         """Write a round's part of every table that has rows, and return their names."""
@@ -107,3 +113,17 @@ class RunRecorder:
         except Exception as error:
             with suppress(Exception):
                 self.line(f"after the run ended: {type(error).__name__}: {error}")
+
+
+class _Logging:
+    """Progress that passes everything on, and logs notes."""
+
+    def __init__(self, recorder: RunRecorder, progress: Progress) -> None:
+        self._recorder, self._progress = recorder, progress
+
+    def note(self, message: str) -> None:
+        self._recorder.line(message)
+        self._progress.note(message)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._progress, name)

@@ -142,13 +142,14 @@ def _attack(
     round = saved.round + 1 if saved else 0
     _describe(inputs, folder)
     recorder, source = RunRecorder(folder, "attack", 0), RunFolder.open(run) if run else folder
+    progress = recorder.logging(progress)
     with (
         recorder.recording(0),
         _federation(inputs, folder, execution, progress, saved, source) as (federation, joined),
     ):
         tables = until_played(federation, round, lambda: Round(federation, round, list(federation.arms)).attack_alone())
         recorder.write(round, tables)
-        _tell(recorder, progress, joined())
+        _tell(progress, joined())
         recorder.line(f"attacked the weights of round {round}" + (f" of {run}" if run else ", which are untrained"))
         progress.round_done([], tables.attacks, tables.inferences)
 
@@ -196,18 +197,19 @@ def _play(
     if secure:
         run_key.save(folder, inputs.scenario.run_key)
     recorder = RunRecorder(folder, "training", rounds)
+    progress = recorder.logging(progress)
     with (
         recorder.recording(first, reports),
         _federation(inputs, folder, execution, progress, saved, folder) as (federation, joined),
     ):
         _account(inputs, folder, recorder, progress)
-        _tell(recorder, progress, joined())
+        _tell(progress, joined())
         for round in range(first, rounds):
             tables = _play_round(federation, round, inputs.limits)
             recorder.finish_round(
                 tables, checkpoint.Checkpoint(round, federation.saved, federation.changed, scenario=counts)
             )
-            _tell(recorder, progress, *federation.aborted, joined())
+            _tell(progress, *federation.aborted, joined())
             progress.round_done(tables.rounds, tables.attacks, tables.inferences)
     if secure:
         run_key.remove(folder)
@@ -227,15 +229,11 @@ def _account(inputs: Inputs, folder: RunFolder, recorder: RunRecorder, progress:
     progress.accounted(inputs.privacy)
     for line in guarantee_lines(inputs.privacy):
         recorder.line(line)
-    for message in inputs.encryption:
-        recorder.line(message)
-    _tell(recorder, progress, inputs.randomness, *_early_ends(inputs))
+    _tell(progress, inputs.randomness, *_early_ends(inputs))
 
 
-def _tell(recorder: RunRecorder, progress: Progress, *messages: str | None) -> None:
-    """Write messages to the log and show them."""
+def _tell(progress: Progress, *messages: str | None) -> None:
     for message in filter(None, messages):
-        recorder.line(message)
         progress.note(message)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rayfed.errors import UserError, nearest
@@ -11,6 +11,8 @@ from rayfed.questions import Tables
 
 Row = dict[str, Any]
 Rows = list[Row]
+OF_RULES = ("weights", "scores", "secure_sums")
+"""Tables in which an aggregation rule may leave rows of its own (`rayfed.aggregation.base`)."""
 
 
 class Scored(NamedTuple):
@@ -43,9 +45,9 @@ class RoundTables:
     secure_sums: Rows = field(default_factory=list)
 
     def add(self, key: Row, tables: Tables) -> None:
-        """Add a rule's own rows, with the columns of `key`; raises `UserError` for a table that runs do not have."""
+        """Add a rule's own rows, with the columns of `key`; raises `UserError` for a table that is not `OF_RULES`."""
         for table, rows in tables.items():
-            if not hasattr(self, table):
-                known = nearest(table, [one.name for one in fields(self)])
-                raise UserError(f"the aggregation leaves rows in a table '{table}', which runs do not have: {known}")
+            if table not in OF_RULES:
+                known = nearest(table, OF_RULES)
+                raise UserError(f"the aggregation leaves rows in a table '{table}', which is not for rules: {known}")
             getattr(self, table).extend(key | row for row in rows)

@@ -25,8 +25,8 @@ _COLUMNS = ("test_accuracy", *(metric.name for metric in JUDGED if "sweep" in me
 class SweepView:
     """Terminal view of one sweep; implements `rayfed.engine.progress.SweepProgress`."""
 
-    def __init__(self, console: Console, quiet: bool = False) -> None:
-        """Make a view; `quiet` says nothing but errors."""
+    def __init__(self, console: Console, quiet: bool = False, bar: bool = True) -> None:
+        """Make a view; `quiet` says nothing but errors, `bar` shows progress on terminals."""
         self._console, self._quiet = console, quiet
         self._bar = Progress(
             TextColumn("trials"),
@@ -36,7 +36,7 @@ class SweepView:
             TextColumn("{task.fields[left]}"),
             console=console,
             transient=True,
-            disable=quiet or not console.is_terminal,
+            disable=quiet or not bar or not console.is_terminal,
         )
         self._task: TaskID | None = None
         self._began, self._ended, self._trials, self._failed = 0.0, 0, 0, 0

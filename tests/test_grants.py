@@ -27,17 +27,17 @@ from rayfed.client.grants.base import Grant
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime
 from rayfed.client.sent import Sent
-from rayfed.client.views import View
+from rayfed.client.views import Sight, View
 from rayfed.client.visit import ClientVisit, ObservedClient, Truth
 from rayfed.engine.inputs import prepare
 from rayfed.errors import ScenarioError, UserError
 from rayfed.registry import component
 from rayfed.scenario import AttackSpec
-from rayfed.update import Observation, Update
+from rayfed.update import Named, Observation, Update
 from tests.conftest import REPOSITORY
 
 GRANTS = sorted(registry.table("grants"))
-OF_PRIVATE = {"colluder", "key", "lock"}
+OF_PRIVATE = {name for name in GRANTS if registry.find("grants", name).of_private}
 """The grants that say what becomes of a private part; all others leave the protocol's fields alone."""
 TEXT = """
 name: t
@@ -197,6 +197,39 @@ def test_a_grant_of_ones_own_is_named_by_its_path(seen: Any) -> None:
 def test_what_a_grant_does_not_declare_is_refused(seen: Any) -> None:
     with pytest.raises(UserError, match=r"'tests\.test_grants:Chatty' gives loss, which its `fills` does not declare"):
         seen("tests.test_grants:Chatty")
+
+
+@component
+class Whisperer(Grant):
+    """Declares nothing, and gives the victim's own lock."""
+
+    describe: ClassVar[str] = "nothing"
+
+    def supposes(self, observed: ObservedClient) -> Named:
+        return observed.trained(observed.client)
+
+
+def test_who_gives_private_parts_says_so(seen: Any) -> None:
+    with pytest.raises(UserError, match=r"'tests\.test_grants:Whisperer' has a say in private parts.*`of_private`"):
+        seen("tests.test_grants:Whisperer")
+
+
+@component
+class Betrayer(View):
+    """Shows the victim's images beside its update."""
+
+    describe: ClassVar[str] = "too much"
+
+    def shows(self, observed: ObservedClient, answer: Update) -> Sight:
+        images = observed.asked().data.inputs
+        return Sight(replace(answer, tensors={**answer.tensors, "images": images}))
+
+
+def test_a_view_shows_tensors_of_the_clients_answer_alone(seen: Any) -> None:
+    with pytest.raises(
+        UserError, match=r"'tests\.test_grants:Betrayer' shows tensors .* other than the client's answer"
+    ):
+        seen(observes="tests.test_grants:Betrayer", batch_size=1)
 
 
 def test_no_grant_reaches_a_field_of_the_protocol(seen: Any) -> None:

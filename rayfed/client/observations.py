@@ -1,7 +1,9 @@
 """Observations of a client's work by attackers, the truth behind them, and how right inferences are.
 
 This is the simulator's, on the clients' side: only the `Observation` goes to an attacker. It is built in one place, of
-what the protocol shows and what the attack's grants give (`rayfed.client.grants`); nothing else can enter.
+what the attack's view shows of the client's answer (`rayfed.client.views`) and what its grants give
+(`rayfed.client.grants`): tensors of the answer's names and shapes, and what grants declare. Which values these are is
+up to views and grants, and those of a user's own are trusted with it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from rayfed.errors import UserError
 from rayfed.metrics.inference import auc, class_share, correct, nearest
 from rayfed.models.private import only, without
 from rayfed.scenario import AttackSpec
-from rayfed.update import Observation, Update
+from rayfed.update import Named, Observation, Update
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class ObservationBuilder:
         observed = ObservedClient(self.runtime, visit, attack, repeat)
         asked = observed.asked()
         supposed = observed.supposed() if asked.private else asked
-        sight: Sight = attack.view.shows(observed, observed.answer())
+        sight = _shown(observed, observed.answer())
         truth = _truth(observed, asked, sight)
         given = _given(observed, truth, sight.seen)
         for grant in attack.grants.values():
@@ -91,10 +93,29 @@ def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
     return Truth(asked.data.inputs[used], asked.data.labels[used], distortion)
 
 
+def _shown(observed: ObservedClient, answer: Update) -> Sight:
+    """Return what the attack's view lets through; raises `UserError` for tensors that are not of the answer's form."""
+    sight: Sight = observed.attack.view.shows(observed, answer)
+    mixed = (sight.mixtures.updates, sight.mixtures.buffers) if sight.mixtures else ({}, {})
+    parts = zip((sight.update.tensors, sight.update.buffers), mixed, (answer.tensors, answer.buffers), strict=True)
+    for alone, together, whole in parts:
+        if any(shown and _shapes(shown) != _shapes(whole) for shown in (alone, *together.values())):
+            raise UserError(
+                f"the view '{observed.attack.observes}' shows tensors of a form other than the client's answer"
+            )
+    return sight
+
+
+def _shapes(tensors: Named) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
 def _given(observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
     """Return what the attack's grants give, by name: the union; raises `UserError` for an undeclared name."""
     given: dict[str, Any] = {}
     for name, grant in observed.attack.grants.items():
+        if grant.overrides("sends", "knows", "supposes") and not grant.of_private:
+            raise UserError(f"the grant '{name}' has a say in private parts, which it does not declare (`of_private`)")
         part = grant.known_before(observed.runtime) | grant.grant(observed, truth, update)
         if undeclared := sorted(part.keys() - set(grant.fills)):
             raise UserError(f"the grant '{name}' gives {', '.join(undeclared)}, which its `fills` does not declare")

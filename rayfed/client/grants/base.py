@@ -25,10 +25,16 @@ class Grant:
     """Name of what is given, in words that follow `the update and`."""
     fills: ClassVar[tuple[str, ...]] = ()
     """Names that the grant adds to the observation: `labels`, or keys of its `extra`. Any others are refused."""
+    of_private: ClassVar[bool] = False
+    """Whether it has a say in private parts (`sends`, `knows`, `supposes`); one that does not declare it is refused."""
     averages: ClassVar[bool] = False
     """Whether an attacker with the grant may have the victim answer several times and take the mean (`averages`)."""
     involves_others: ClassVar[bool] = False
     """Whether the grant takes the work of other clients (`involves`)."""
+
+    def overrides(self, *hooks: str) -> bool:
+        """Return whether it changes anything at one of these hooks, by the methods' names."""
+        return any(getattr(type(self), hook) is not getattr(Grant, hook) for hook in hooks)
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[str]:
         """Yield reasons why the grant has no meaning in this scenario for this attack, in words."""

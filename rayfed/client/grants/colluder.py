@@ -23,6 +23,7 @@ class Colluder(Grant):
 
     describe: ClassVar[str] = "a colluder's private part"
     fills: ClassVar[tuple[str, ...]] = ("colluder",)
+    of_private: ClassVar[bool] = True
     involves_others: ClassVar[bool] = True
 
     def needs_private(self, attack: AttackSpec) -> bool:

@@ -17,6 +17,7 @@ class Key(Grant):
     """Tensors that the victim drew and never trains: keys, passports."""
 
     describe: ClassVar[str] = "the victim's key"
+    of_private: ClassVar[bool] = True
 
     def needs_private(self, attack: AttackSpec) -> bool:
         """Return True: without a private part there is no key."""

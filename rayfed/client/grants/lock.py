@@ -17,6 +17,7 @@ class Lock(Grant):
     """Parameters that the victim keeps private and trains: then sent, with their gradient, like any other layer's."""
 
     describe: ClassVar[str] = "the victim's lock"
+    of_private: ClassVar[bool] = True
 
     def needs_private(self, attack: AttackSpec) -> bool:
         """Return True: without a private part there is no lock."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 import torch
+from ray.exceptions import RayTaskError
 
 from actors import transport
 from actors.actor_pool import ActorPool
@@ -15,7 +16,7 @@ from actors.attacker import AttackerActor
 from actors.client import ClientActor
 from actors.cluster import Allotment, allot, connected
 from actors.process import ResourceShare
-from actors.ray_errors import telling_losses
+from actors.ray_errors import original, telling_losses
 from actors.server import ServerActor
 from actors.workers import Workers, wait_for
 from rayfed.data.partitions.base import Parts
@@ -160,7 +161,10 @@ class RayExecutor:
         with telling_losses():
             if limit is not None and len(ray.wait(list(refs), num_returns=len(refs), timeout=limit)[0]) < len(refs):
                 raise OverdueError("the server", limit)
-            return list(ray.get(list(refs)))
+            try:
+                return list(ray.get(list(refs)))
+            except RayTaskError as error:
+                raise original(error) from None
 
     def close(self, keep: bool = False) -> None:
         """End all actors, or with `keep` release them to the actor pool."""

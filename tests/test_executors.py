@@ -9,10 +9,12 @@ import threading
 import traceback
 from bdb import BdbQuit
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import ray
 import torch
 import typer
 from ray import cloudpickle
@@ -20,9 +22,8 @@ from ray.exceptions import RayTaskError
 from torch import nn
 from typer.testing import CliRunner
 
-from actors import transport
-from actors.executor import on_ray
-from actors.ray_errors import original
+from actors import transport, workers
+from actors.executor import RayExecutor, on_ray
 from benchmarks.faults import differences
 from rayfed import registry
 from rayfed import scenario as scenarios
@@ -393,11 +394,19 @@ def test_so_they_are_in_an_actor(
         names["bad"]()
     text = "".join(traceback.format_exception(caught.value))
     sent = cloudpickle.loads(cloudpickle.dumps(RayTaskError("observe", text, caught.value)))
-    with pytest.raises(typer.Exit) as ended, errors_for_people(debug=False):
-        raise original(sent.as_instanceof_cause()) from None
-    assert ended.value.exit_code == 2
-    told = " ".join(capsys.readouterr().err.split())
-    assert "error: ZeroDivisionError: division by zero (raised by own_rule.py, line 2;" in told
+
+    def arriving(*_: Any) -> None:
+        raise sent.as_instanceof_cause()
+
+    monkeypatch.setattr(ray, "get", arriving)
+    monkeypatch.setattr(ray, "wait", lambda *_, **__: ([], []))
+    server = partial(RayExecutor.get, object.__new__(RayExecutor), [])
+    for receive in (server, partial(workers.wait_for, [])):
+        with pytest.raises(typer.Exit) as ended, errors_for_people(debug=False):
+            receive()
+        assert ended.value.exit_code == 2
+        told = " ".join(capsys.readouterr().err.split())
+        assert "error: ZeroDivisionError: division by zero (raised by own_rule.py, line 2;" in told
 
 
 def test_a_round_that_is_not_applied_is_told_and_logged(tmp_path: Path) -> None:

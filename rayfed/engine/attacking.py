@@ -61,7 +61,7 @@ class Attacks:
             observe.append(Call("observe", args, i, returns=3))
         observed = {call.tag: refs for call, _, refs in run_clients(observe)}
         attack = [
-            Call("attack", (d.attack, d.arm.published(), observed[i][0], self._keys(d, round)), i, returns=2)
+            Call("attack", (d.attack, d.arm.to_attackers(), observed[i][0], self._keys(d, round)), i, returns=2)
             for i, d in enumerate(due)
         ]
         attacked = {}

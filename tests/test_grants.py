@@ -29,10 +29,14 @@ from rayfed.client.runtime import ClientRuntime
 from rayfed.client.sent import Sent
 from rayfed.client.views import Sight, View
 from rayfed.client.visit import ClientVisit, ObservedClient, Truth
+from rayfed.engine import runs
+from rayfed.engine.attacker import Attacker
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
 from rayfed.errors import ScenarioError, UserError
 from rayfed.registry import component
-from rayfed.scenario import AttackSpec
+from rayfed.scenario import AttackSpec, ResolvedArm
 from rayfed.update import Named, Observation, Update
 from tests.conftest import REPOSITORY
 
@@ -106,6 +110,29 @@ def test_an_attacker_receives_what_protocol_and_grants_declare_and_nothing_else(
         protocol = alone.get(private) or seen(*private, **own)
         for field in {f.name for f in fields(Observation)} - {"labels", "extra"}:
             assert same(getattr(observation, field), getattr(protocol, field)), (names, field)
+
+
+@pytest.mark.engine
+def test_an_attacker_is_told_of_the_defences_that_are_part_of_the_architecture_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, attack = dict[str, ResolvedArm](), Attacker.attack
+
+    def spied(self: Attacker, spec: AttackSpec, arm: ResolvedArm, *rest: Any) -> Any:
+        told[arm.name] = arm
+        return attack(self, spec, arm, *rest)
+
+    monkeypatch.setattr(Attacker, "attack", spied)
+    arms = (
+        "arms: {locked: [{name: key_lock, length: 8}, {name: prune, ratio: 0.5}], noisy: [{name: gaussian, sigma: 1}]}"
+    )
+    malicious = "federation.malicious={name: sign_flip, clients: [2]}"
+    scenario = scenarios.parse(
+        f"{TEXT.partition('arms:')[0]}{arms}\nattacks: [{{name: dlg, iterations: 1}}]\n", changes=[malicious]
+    )
+    runs.launch(scenario, str(tmp_path), local, Progress())
+    assert {name: [d.name for d in arm.defences] for name, arm in told.items()} == {"locked": ["key_lock"], "noisy": []}
+    assert {arm.malicious for arm in told.values()} == {None}
 
 
 def test_the_order_of_knowledge_does_not_matter(seen: Any) -> None:

@@ -78,7 +78,7 @@ class Attacks:
     def _call(self, tag: int, d: AttackCall, observations: Ref, round: int) -> Call:
         seconds = self.scenario.resources.timeout
         limit = None if seconds is None else seconds * len(d.victims)
-        args = d.attack, d.arm.published(), observations, self._keys(d, round)
+        args = d.attack, d.arm.to_attackers(), observations, self._keys(d, round)
         return Call("attack", args, tag, returns=2, limit=limit)
 
     def _unfinished(self, d: AttackCall) -> list[Guess]:

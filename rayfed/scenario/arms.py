@@ -26,8 +26,13 @@ class ResolvedArm:
     """Number of clients of a round, expected where they are drawn one by one."""
 
     def published(self) -> ResolvedArm:
-        """Return what the server and attackers are told of the arm: not who is malicious, which nobody is told."""
+        """Return what the server is told of the arm: not who is malicious, which nobody is told."""
         return replace(self, malicious=None)
+
+    def to_attackers(self) -> ResolvedArm:
+        """Return what attackers are told of the arm: of its defences those that are part of the architecture alone."""
+        adapting = [defence for defence in self.defences if defence.build().overrides("adapt_model")]
+        return replace(self.published(), defences=adapting)
 
     @property
     def update_scale(self) -> float:

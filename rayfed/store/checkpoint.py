@@ -17,7 +17,7 @@ from rayfed.errors import RunError
 from rayfed.store import client_states, history
 from rayfed.store.client_states import State, damaged, verified
 from rayfed.store.folder import RunFolder
-from rayfed.store.history import FOLDER, History
+from rayfed.store.history import FOLDER, History, pointer
 from rayfed.store.states import packed
 
 _FILE = re.compile(r"[\w.-]+\.pt", re.ASCII)
@@ -44,6 +44,7 @@ class Checkpoint:
 def begin(folder: RunFolder) -> None:
     """Let this driver alone say what counts from now on, and remove what does not, of saves that never ended."""
     found = history.begin(folder)
+    _tidy(folder, found)
     folder.tidy()
     client_states.tidy(folder, found)
 
@@ -67,10 +68,8 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     pair = {"file": file, "sha256": digest}
     parts = _parts(before, checkpoint)
     now = History(checkpoint.round, before.drivers, pair, clients, parts, checkpoint.scenario)
-    kept = {history.write(folder, now), file}
-    for name in folder.files(FOLDER):
-        if name not in kept:  # of a save that was killed, too
-            folder.remove(f"{FOLDER}/{name}")
+    history.write(folder, now)
+    _tidy(folder, now)
     client_states.remove(folder, replaced)
 
 
@@ -117,6 +116,14 @@ def _check_still(folder: RunFolder, before: int) -> None:
         raise RunError(f"the run {folder.url} has gone on meanwhile, and its clients' states with it: wait for its end")
     if round + 1 < before:
         raise RunError(f"{folder.url} has no clients' states of round {before - 1}: restore {FOLDER} from a copy")
+
+
+def _tidy(folder: RunFolder, history: History) -> None:
+    """Remove the server's states and pointers that do not count: of rounds before, and of saves that were killed."""
+    kept = {pointer(folder), history.server["file"] if history.server else None}
+    for name in folder.files(FOLDER):
+        if name not in kept:
+            folder.remove(f"{FOLDER}/{name}")
 
 
 def _parts(before: History, checkpoint: Checkpoint) -> Mapping[str, list[int]] | None:

@@ -173,9 +173,9 @@ class Files:
         self.write_bytes(name, text.encode())
 
     def remove(self, name: str) -> None:
-        """Delete a file; raises `RunError` where that fails."""
+        """Delete a file, unless it is gone already; raises `RunError` where that fails."""
         self.check()
-        with explained("remove", self._url(name), "may you write there?"):
+        with explained("remove", self._url(name), "may you write there?"), suppress(FileNotFoundError):
             self.fs.rm_file(self._path(name))
 
     def files(self, folder: str) -> list[str]:

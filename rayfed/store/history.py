@@ -85,14 +85,17 @@ def read(files: Files) -> History | None:
     return History(found["round"], drivers, found["server"], clients, found["parts"], found.get("scenario", {}))
 
 
-def write(files: Files, history: History) -> str:
-    """Let this count from now on, and return the name of the file that says so."""
+def pointer(files: Files) -> str:
+    """Return the name of the file by which a driver says what counts."""
+    return f"latest{files.tag}.json"
+
+
+def write(files: Files, history: History) -> None:
+    """Let this count from now on."""
     document = vars(history) | {
         "clients": {arm: {k: str(v) for k, v in of.items()} for arm, of in history.clients.items()}
     }
-    name = f"latest{files.tag}.json"
-    files.write_text(f"{FOLDER}/{name}", json.dumps(document))
-    return name
+    files.write_text(f"{FOLDER}/{pointer(files)}", json.dumps(document))
 
 
 def begin(files: Files) -> History:

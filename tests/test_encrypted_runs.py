@@ -101,7 +101,7 @@ def test_bits_do_not_depend_on_actors(victim: str, clients: int, undisturbed: Ru
 def test_a_resumed_run_ends_with_the_same_bits(undisturbed: RunFolder, tmp_path: Path) -> None:
     folder = runs.launch(parsed("federation.rounds=1"), str(tmp_path), local, Progress())
     folder.write_text("scenario.yaml", parsed().dump())
-    runs.resume(folder.url, local, Progress())
+    runs.resume(folder.url, local, Progress(), extend=True)
     assert_same_bits(weights(folder), weights(undisturbed))
 
 

@@ -133,10 +133,10 @@ class Pool(ActorPool):
 
     def __init__(self, cpus: list[float]) -> None:
         super().__init__()
-        self._asked = iter(cpus)
+        self._shares = iter(cpus)
 
     def acquire(self, *_: Any) -> Any:
-        return super().acquire(Worker, ResourceShare(next(self._asked), 0))
+        return super().acquire(Worker, ResourceShare(next(self._shares), 0))
 
 
 def test_actors_without_a_place_are_waited_for_no_longer_than_said(monkeypatch: pytest.MonkeyPatch) -> None:

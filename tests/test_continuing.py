@@ -116,6 +116,30 @@ def test_rounds_that_are_played_are_not_taken_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
+def test_a_run_does_not_become_shorter_than_it_was_begun(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    planned = scenarios.parse(folder.read_text("scenario.yaml")).federation.rounds
+    edit(folder, f"federation.rounds={planned - 1}")
+    with pytest.raises(RunError, match=r"a run can have more, not fewer|are played"):
+        runs.resume(folder.url, local, Progress(), extend=True)
+
+
+def test_a_run_whose_data_have_changed_is_not_resumed(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    folder.write_part("partition", 0, folder.read_table("partition").slice(1))
+    with pytest.raises(RunError, match="the clients have other data now"):
+        runs.resume(folder.url, local, Progress())
+
+
+def test_a_run_without_its_checkpoints_index_is_not_begun_anew(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    folder.remove("checkpoint/latest.json")
+    before = len(folder.files("rounds"))
+    with pytest.raises(RunError, match=r"latest\.json' is missing"):
+        runs.resume(folder.url, local, Progress())
+    assert len(folder.files("rounds")) == before
+
+
 def test_a_run_whose_scenario_was_edited_is_not_resumed(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     text = folder.read_text("scenario.yaml")

@@ -402,7 +402,7 @@ def test_a_full_disk_ends_a_run_that_goes_on_when_there_is_room(
     [path] = tmp_path.iterdir()
     assert not list(path.rglob("*.tmp"))
     if not after:
-        assert [file.name for file in path.iterdir()] == ["lease"]
+        assert [file.parent.name for file in path.rglob("*") if file.is_file()] == ["lease"] * 2
         return
     runs.resume(str(path), local, Progress())
     assert not faults.differences(path, Path(undisturbed.url))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from threading import Thread
@@ -21,7 +24,7 @@ from rayfed.engine import runs, sweeps
 from rayfed.engine.local import local
 from rayfed.engine.local_sweep import local_sweep
 from rayfed.engine.progress import Progress, SweepProgress
-from rayfed.errors import LeaseError
+from rayfed.errors import LeaseError, RunError
 from rayfed.scenario import Scenario
 from rayfed.store import lease
 from rayfed.store.folder import RunFolder
@@ -77,6 +80,70 @@ def only(folder: Path) -> Path:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("gone", ["checkpoint", "lease", "checkpoint lease"])
+def test_a_driver_whose_folder_is_changed_does_not_go_on(gone: str, tmp_path: Path) -> None:
+    def change() -> None:
+        for name in gone.split():
+            shutil.rmtree(only(tmp_path) / name)
+
+    with pytest.raises(RunError, match=r"was changed while it was played|the lease of this driver is gone"):
+        runs.launch(parsed(), str(tmp_path), local, Meanwhile(change))
+    if "lease" not in gone:
+        assert json.loads((only(tmp_path) / "status.json").read_text())["state"] == "failed"
+
+
+def test_an_older_copy_that_is_put_back_is_not_gone_on_from(tmp_path: Path) -> None:
+    class Restored(Noting):
+        def clients_done(self, round: int, done: int, total: int) -> None:
+            run = only(tmp_path / "runs")
+            if round == 1 and not (tmp_path / "copy").exists():
+                shutil.copytree(run / "checkpoint", tmp_path / "copy")
+            if round == 2:
+                shutil.rmtree(run / "checkpoint")
+                shutil.copytree(tmp_path / "copy", run / "checkpoint")
+
+    with pytest.raises(RunError, match="was changed while it was played"):
+        runs.launch(parsed(), str(tmp_path / "runs"), local, Restored())
+
+
+def test_two_drivers_of_one_number_do_not_play_one_folder(alone: RunFolder, tmp_path: Path) -> None:
+    """Whoever removes the lease like a lock file and resumes has the run; the driver before stops."""
+
+    def other() -> None:
+        shutil.rmtree(only(tmp_path) / "lease")
+        runs.resume(str(only(tmp_path)), local, Progress())
+
+    with pytest.raises(LeaseError):
+        runs.launch(parsed(), str(tmp_path), local, Meanwhile(other))
+    assert not differences(only(tmp_path), Path(alone.url))
+
+
+def test_numbers_go_on_where_leases_are_lost(alone: RunFolder, tmp_path: Path) -> None:
+    for _ in range(2):
+        with suppress(KeyboardInterrupt):
+            stop = Meanwhile(_interrupted, 2 if list(tmp_path.iterdir()) else 1)
+            if list(tmp_path.iterdir()):
+                runs.resume(str(only(tmp_path)), local, stop)
+            else:
+                runs.launch(parsed(), str(tmp_path), local, stop)
+        shutil.rmtree(only(tmp_path) / "lease")
+    runs.resume(str(only(tmp_path)), local, Progress())
+    assert not differences(only(tmp_path), Path(alone.url))
+
+
+def _interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_copy_of_the_drivers_process_writes_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with holding(folder, print) as held:
+        held.write_text("log.txt", "")
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "getpid", lambda: -1)
+            with pytest.raises(LeaseError, match="a copy of the driver's process"):
+                held.write_text("log.txt", "")
 
 
 def test_a_live_run_is_not_resumed(alone: RunFolder, tmp_path: Path) -> None:

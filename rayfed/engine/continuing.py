@@ -49,6 +49,11 @@ def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, 
         )
     if scenario.federation.rounds < played:
         raise RunError(f"{where}: it has {scenario.federation.rounds} rounds now, but {played} are played; put it back")
+    if scenario.federation.rounds < (planned := saved.scenario["federation"]["rounds"]):
+        raise RunError(
+            f"{where}: it has {scenario.federation.rounds} rounds now, and was begun with {planned}: a run can have "
+            f"more, not fewer, for its last round would not have been evaluated; put it back"
+        )
     if now != saved.scenario and not extend:
         raise RunError(
             f"{where}: {told(saved.scenario, now)}; put it back, or `rayfed resume {folder.url} --extend` goes on with "

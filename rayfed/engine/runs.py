@@ -46,6 +46,7 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
     _ = inputs.privacy  # what cannot be accounted, or kept to a budget, shows before there is a folder
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     with holding(folder, progress.note) as held:
+        checkpoint.begin(held)
         _describe(inputs, held)
         _play(inputs, held, execution, progress, None)
     return folder
@@ -74,6 +75,7 @@ def _launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, prog
     if over:
         run_key.remove(folder)  # its process may have died before it did
         return
+    _check_partition(folder, saved, inputs)
     checkpoint.begin(folder)
     _describe(inputs, folder)
     _play(inputs, folder, execution, progress, saved, reports=False)
@@ -109,6 +111,7 @@ def _resume(folder: RunFolder, execution: Execution, progress: Progress, extend:
             f"{folder.url}: all {rounds} rounds are played; nothing to resume. To play more, raise federation.rounds "
             f"in its {SCENARIO} and `rayfed resume {folder.url} --extend`"
         )
+    _check_partition(folder, saved, inputs)
     checkpoint.begin(folder)
     folder.write_part("partition", 0, _partition_table(inputs))
     _play(inputs, folder, execution, progress, saved)
@@ -274,6 +277,15 @@ def _federation(
             for message in scorer(scenario, inputs.data).unavailable():
                 progress.note(message)
         yield federation, lambda: record.add(executor.machines())
+
+
+def _check_partition(folder: RunFolder, saved: checkpoint.Checkpoint | None, inputs: Inputs) -> None:
+    """Raise `RunError` where clients have other data than in the rounds that are played: a file has changed since."""
+    if saved and not folder.read_table("partition").equals(_partition_table(inputs)):
+        raise RunError(
+            f"{folder.url}: the clients have other data now than in the rounds that are played, although the scenario "
+            f"is the same: put the data's files back, or launch its scenario anew"
+        )
 
 
 def _partition_table(inputs: Inputs) -> pa.Table:

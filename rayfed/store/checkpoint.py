@@ -57,7 +57,7 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     server = packed(checkpoint.server, "server")
     digest = sha256(server).hexdigest()
     file = f"round-{checkpoint.round:05d}{folder.tag}.server.{digest[:8]}.pt"
-    before = history.read(folder) or History(parts={})
+    before = _before(folder, checkpoint.round)
     clients, replaced = dict(before.clients), []
     for arm, states in checkpoint.clients.items():
         if states:
@@ -73,12 +73,30 @@ def save(folder: RunFolder, checkpoint: Checkpoint) -> None:
     client_states.remove(folder, replaced)
 
 
+def _before(folder: RunFolder, round: int) -> History:
+    """Return what counts before a round is saved; raises `RunError` for a driver that has left it otherwise."""
+    found = history.read(folder)
+    if folder.lease and (found is None or found.round + 1 != round):
+        folder.check()
+        last = "no round" if found is None else f"round {found.round} as the last one"
+        raise RunError(
+            f"{folder.url} was changed while it was played: round {round} is to be saved, and its checkpoint has "
+            f"{last}; restore it from a copy and `rayfed resume` it, or launch its scenario anew"
+        )
+    return found or History(parts={})
+
+
 def load(folder: RunFolder) -> Checkpoint | None:
     """Return the latest checkpoint, tensors on the CPU, or None where there is none; executes no code of the file.
 
     Raises `RunError` naming what is missing or damaged.
     """
     found = history.read(folder)
+    if found is None and folder.parts("rounds"):
+        raise RunError(
+            f"'{folder.url}/{FOLDER}/latest.json' is missing, and the run has rounds: restore it from a copy, or "
+            f"launch its scenario anew"
+        )
     if found is None or found.server is None:
         return None
     client_states.check(folder, found)

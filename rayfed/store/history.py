@@ -107,6 +107,16 @@ def begin(files: Files) -> History:
     return mine
 
 
+def newest_driver(files: Files) -> int:
+    """Return the number of the latest driver that has said what counts, 0 where nobody has."""
+    return max(_pointers(files), default=0)
+
+
 def _newest(files: Files) -> str | None:
-    found = {int(match[1] or 1): name for name in files.files(FOLDER) if (match := _LATEST.fullmatch(name))}
+    found = _pointers(files)
     return f"{FOLDER}/{found[max(found)]}" if found else None
+
+
+def _pointers(files: Files) -> dict[int, str]:
+    """Return the files by which drivers say what counts, by their numbers."""
+    return {int(match[1] or 1): name for name in files.files(FOLDER) if (match := _LATEST.fullmatch(name))}

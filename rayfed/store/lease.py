@@ -37,6 +37,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rayfed.errors import LeaseError, RunError
 from rayfed.store.files import Files
+from rayfed.store.history import newest_driver
 
 _FOLDER = "lease"
 CLAIM = f"{_FOLDER}/0"
@@ -87,19 +88,30 @@ class Lease:
     files: Files
     """The folder, with the lease of the folder around it where that has one."""
     token: int
+    holder: Holder
     taken_from: str = ""
     """The driver before, in words, where it had not ended; otherwise empty."""
 
     def check(self) -> None:
-        """Raise `LeaseError` where another driver has taken the folder over, or the folder around it."""
+        """Raise `LeaseError` where another driver has taken the folder over, or the folder around it.
+
+        So it is where the lease is gone, or another's of the same number (somebody has removed or restored files), and
+        in a process that is a copy of the driver's.
+        """
         self.files.check()
         newest = _newest(self.files)
-        if newest > self.token:
-            by = _holder(self.files, newest)
+        by = _holder(self.files, newest) if newest else None
+        if by and by.id == self.holder.id and newest == self.token and self.holder.pid == os.getpid():
+            return
+        if by is None or by.id == self.holder.id:
             raise LeaseError(
-                f"{self.files.url} was taken over by {by} at {by.since}: this driver stops, and has written nothing "
-                f"since; the run, or sweep, is the other's"
+                f"{self.files.url}: the lease of this driver is gone, or it is a copy of the driver's process: it "
+                f"stops, and writes nothing more; `rayfed resume` the run, or sweep, when nobody plays it"
             )
+        raise LeaseError(
+            f"{self.files.url} was taken over by {by} at {by.since}: this driver stops, and has written nothing since; "
+            f"the run, or sweep, is the other's"
+        )
 
 
 @contextmanager
@@ -115,7 +127,7 @@ def holding(folder: _F, note: Callable[[str], None], told: bool = False) -> Iter
     taken_from = f"{before} has died or is silent: this driver goes on in its place" if left else ""
     if taken_from:
         note(taken_from)
-    lease = Lease(folder, token, taken_from)
+    lease = Lease(folder, token, mine, taken_from)
     held = replace(folder, lease=lease)
     with _renewed(lease, mine):
         if before and not before.ended:
@@ -133,8 +145,9 @@ def _acquire(folder: Files, mine: Holder, note: Callable[[str], None], told: boo
                 f"{folder.url} is being played by {before}, since {before.since}: wait for its end, or end that "
                 f"process and try again"
             )
-        if folder.claim(_file(newest + 1), mine.document()):
-            return newest + 1, before
+        number = max(newest, newest_driver(folder)) + 1  # leases may have been lost, as where a folder was copied
+        if folder.claim(_file(number), mine.document()):
+            return number, before
 
 
 def has_died(folder: Files) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -144,6 +145,8 @@ def test_a_copy_of_the_drivers_process_writes_nothing(folder: RunFolder, monkeyp
             patched.setattr(os, "getpid", lambda: -1)
             with pytest.raises(LeaseError, match="a copy of the driver's process"):
                 held.write_text("log.txt", "")
+            pickle.loads(pickle.dumps(held)).write_text("log.txt", "trial")  # as it is sent to a trial
+    assert folder.read_text("log.txt") == "trial"
 
 
 def test_a_live_run_is_not_resumed(alone: RunFolder, tmp_path: Path) -> None:

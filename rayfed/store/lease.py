@@ -30,7 +30,7 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 from threading import Event, Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from pydantic import TypeAdapter, ValidationError
@@ -91,6 +91,12 @@ class Lease:
     holder: Holder
     taken_from: str = ""
     """The driver before, in words, where it had not ended; otherwise empty."""
+    process: int | None = field(default_factory=os.getpid)
+    """The process that may write; None where the driver has sent the lease to another, as to a sweep's trials."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for another process: a copy that was not sent, of a process that forks, is none."""
+        return vars(self) | {"process": None}
 
     def check(self) -> None:
         """Raise `LeaseError` where another driver has taken the folder over, or the folder around it.
@@ -101,7 +107,7 @@ class Lease:
         self.files.check()
         newest = _newest(self.files)
         by = _holder(self.files, newest) if newest else None
-        if by and by.id == self.holder.id and newest == self.token and self.holder.pid == os.getpid():
+        if by and by.id == self.holder.id and newest == self.token and self.process in (None, os.getpid()):
             return
         if by is None or by.id == self.holder.id:
             raise LeaseError(

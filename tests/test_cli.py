@@ -249,7 +249,7 @@ def _stopped_after(command: list[str], out: Path, rounds: int, how: signal.Signa
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     deadline = time.monotonic() + 120
-    while not list(out.glob(f"*/rounds/part-{rounds:05d}.parquet")):
+    while not list(out.glob(f"*/rounds/part-{rounds:05d}*.parquet")):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         time.sleep(0.05)

@@ -32,6 +32,16 @@ from rayfed.store.folder import RunFolder
 CPUS = 4
 """That the tests' Ray pretends to have."""
 
+BIG = """
+name: big
+data: {name: digits, size: 8, train_samples: 64, test_samples: 20}
+model: {name: mlp, hidden: [2000, 2000]}
+training: {batch_size: 8}
+federation: {rounds: 2, clients: 8, cohort_size: 1, aggregation: median}
+resources: {clients: {actors: 2}}
+"""
+"""A scenario whose rounds' updates are 8 x 17 MB."""
+
 
 class SharedActorPool(ActorPool):
     """Keeps the actors of a run for the next, and ends idle ones where another kind needs their CPUs."""

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
+import rayfed
 from rayfed import scenario as scenarios
 from rayfed.engine import continuing, runs, sweeps
 from rayfed.engine.local import local
 from rayfed.engine.local_sweep import local_sweep
 from rayfed.engine.progress import Progress, SweepProgress
 from rayfed.errors import RunError
+from rayfed.report.run import write_report
+from rayfed.report.share import sharing
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import RunFolder
 from tests.run_fixtures import assert_same_bits, weights
@@ -149,6 +152,22 @@ def test_a_run_whose_scenario_was_edited_is_not_resumed(tmp_path: Path) -> None:
     folder.write_text("scenario.yaml", "# a remark\n" + text.replace("actors: null", "actors: 2"))
     runs.resume(folder.url, local, Progress())
     assert folder.read_mapping("status.json")["state"] == "finished"
+
+
+def test_results_show_the_scenario_that_was_played(tmp_path: Path) -> None:
+    """Whatever is written into the file afterwards; what determines no result may change."""
+    folder = begun(tmp_path / "runs")
+    assert folder.scenario_text() == folder.read_text("scenario.yaml")
+    played = rayfed.load(folder.url).scenario
+    edit(folder, "training.lr=9", "arms.none=[{name: gaussian, sigma: 1}]", "metrics.success.psnr=21")
+    assert rayfed.load(folder.url).scenario == {**played, "metrics": {**played["metrics"], "success": {"psnr": 21}}}
+    assert not any("gaussian" in row["defences"] for row in rayfed.load(folder.url).outcomes().to_pylist())
+    write_report(folder)
+    page = folder.read_text("report.html")
+    assert "scenario.yaml was edited since: this is what was played" in page
+    assert "lr: 9" not in page
+    with sharing(rayfed.load(folder.url), str(tmp_path / "copy")) as copy:
+        assert copy.scenario() == folder.scenario()
 
 
 TABLES = ("rounds", "clients", "attacks", "images", "traces", "privacy", "partition")

@@ -150,6 +150,7 @@ SAMPLES: dict[pa.DataType, Any] = {
     pa.bool_(): True,
     pa.list_(pa.string()): ["a", "b"],
     pa.list_(pa.bool_()): [True, False],
+    TABLES["inferences"].field("scores").type: [{"kind": "member", "sample": 3, "score": 0.5, "control": 0.5}],
 }
 
 

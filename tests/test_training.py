@@ -20,7 +20,7 @@ from rayfed.client.cohort import cohort_updates, works_together
 from rayfed.client.local import batches, local_training, trained_samples, update_method
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.sent import Sent
-from rayfed.client.visit import ClientVisit
+from rayfed.client.visit import ClientVisit, ObservedClient
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task
 from rayfed.defences.gaussian import Gaussian
 from rayfed.engine.inputs import prepare
@@ -491,18 +491,23 @@ def test_noise_fades_in_the_mean_of_answers_that_an_informed_attacker_sees() -> 
     assert torch.equal(truth.inputs, same.inputs)
     rest = torch.cat([(noisy.update[n] - t).flatten() for n, t in plain.update.items()])
     assert float(rest.std()) == pytest.approx(0.05, rel=0.1)
+    exact, error = (ObservedClient(h, ClientVisit(arm, sent, 2), attack).error() for arm in ("none", "noisy"))
+    assert exact is not None
+    assert error is not None
+    assert not any(t.any() for t in exact.values())
+    assert torch.cat([t.flatten() for t in error.values()]).mean().item() == pytest.approx(0.05, rel=0.02)
 
 
-def test_an_informed_attacker_matches_only_what_pruning_kept() -> None:
+def test_attackers_match_only_what_pruning_kept() -> None:
     s = scenario("arms: {none: [], pruned: [{name: prune, ratio: 0.9}]}\n")
     h, sent = runtime(s)
     attack = AttackSpec(name="dlg", observes="gradient", knowledge=["defence", "labels"])
     seen, truth = ObservationBuilder(h).observe(ClientVisit("pruned", sent, 2), attack)
-    problem = Matching.of([seen], h.arm("pruned").model, None, squared_l2)
-    blind = Matching.of([replace(seen, extra={})], h.arm("pruned").model, None, squared_l2)
     point, victim = truth.inputs.reshape(1, -1), torch.tensor([0])
-    assert problem.values(point, victim).item() == pytest.approx(0, abs=1e-10)
-    assert blind.values(point, victim).item() > 1e-3
+    for attacker in (seen, replace(seen, extra={})):
+        problem = Matching.of([attacker], h.arm("pruned").model, None, squared_l2)
+        assert problem.values(point, victim).item() == pytest.approx(0, abs=1e-10)
+        assert problem.values(1 - point, victim).item() > 1e-3
 
 
 def test_the_gradient_estimate_of_one_local_step_is_exact() -> None:

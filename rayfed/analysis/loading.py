@@ -18,7 +18,7 @@ from rayfed.analysis.pictures import Picture
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
 from rayfed.errors import RunError, nearest
 from rayfed.store import exits
-from rayfed.store.folder import SCENARIO, RunFolder
+from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import TABLES, image_key
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Results(ABC):
     @property
     def scenario(self) -> dict[str, Any]:
         """Scenario that was played, every default written out; raises `RunError` where the file is damaged."""
-        return self.folder.read_mapping(SCENARIO)
+        return self.folder.scenario()
 
     @property
     def fields(self) -> list[str]:

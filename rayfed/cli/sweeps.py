@@ -5,28 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rayfed.cli.common import ExecutorName, sweep_execution
 
-def play(scenario: Any, out: str | None, execution: Any, quiet: bool, bar: bool) -> Any:
-    """Play a new sweep, show its progress, and return its folder; `bar`: unless a debugger may prompt there."""
+
+def play(scenario: Any, out: str | None, executor: ExecutorName, address: str | None, quiet: bool) -> Any:
+    """Play a new sweep, show its progress, and return its folder."""
     from rayfed.engine import sweeps
 
-    return _watched(quiet, bar, lambda view: sweeps.sweep(scenario, out, execution, view))
+    execution = sweep_execution(executor, address)
+    return _watched(quiet, executor, lambda view: sweeps.sweep(scenario, out, execution, view))
 
 
-def resume(path: str, failed: bool, execution: Any, quiet: bool, bar: bool) -> None:
+def resume(path: str, failed: bool, executor: ExecutorName, address: str | None, quiet: bool) -> None:
     """Play the missing trials of a sweep and show its progress, as `play` does."""
     from rayfed.engine import sweeps
 
-    _watched(quiet, bar, lambda view: sweeps.resume(path, failed, execution, view))
+    execution = sweep_execution(executor, address)
+    _watched(quiet, executor, lambda view: sweeps.resume(path, failed, execution, view))
 
 
-def _watched(quiet: bool, bar: bool, play: Callable[[Any], Any]) -> Any:
+def _watched(quiet: bool, executor: ExecutorName, play: Callable[[Any], Any]) -> Any:
     from rich.console import Console
 
     from rayfed.report.sweep import write_sweep_report
     from rayfed.report.terminal_sweep import SweepView
 
-    view = SweepView(Console(), quiet, bar)
+    view = SweepView(Console(), quiet, bar=executor is ExecutorName.RAY)  # in this process a debugger may prompt there
     try:
         folder = play(view)
         view.finished(folder.outcomes().to_pylist(), folder.fields, write_sweep_report(folder))

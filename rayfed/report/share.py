@@ -77,7 +77,7 @@ def _without_messages(source: RunFolder, name: str) -> bytes:
         return _rewritten(source, name, "error", lambda said: LEFT_OUT)
     if name.startswith("clients/"):
         return _rewritten(source, name, "status", _without_message)
-    return source.read_bytes(name)
+    return source.scenario_text().encode() if name == SCENARIO else source.read_bytes(name)
 
 
 def _without_message(status: str) -> str:

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
@@ -72,6 +73,26 @@ class RunFolder(Files):
         """Return the folder at a local path or fsspec URL, whether or not there is a run in it yet."""
         fs, root = located(path)
         return cls(fs, root.rstrip("/") or "/")
+
+    def scenario(self) -> dict[str, Any]:
+        """Return the scenario that was played, every default written out.
+
+        It is that of the folder's file, but what determines results is as the finished rounds have followed it, which
+        the checkpoint keeps, whatever became of the file. Raises `RunError` where the file is damaged.
+        """
+        written, finished = self.read_mapping(SCENARIO), history.read(self)
+        followed = {} if finished is None else {k: v for k, v in finished.scenario.items() if k != "resources"}
+        partly: dict[str, Any] = {
+            k: {**(written.get(k) or {}), **followed[k]} for k in ("federation", "metrics") if k in followed
+        }
+        return {**written, **followed, **partly}
+
+    def scenario_text(self) -> str:
+        """Return `scenario` as text: that of the file, unless it was edited since."""
+        played = self.scenario()
+        if played == self.read_mapping(SCENARIO):
+            return self.read_text(SCENARIO)
+        return f"# {SCENARIO} was edited since: this is what was played\n{yaml.safe_dump(played, sort_keys=False)}"
 
     def write_part(self, table: str, round: int, rows: Sequence[Mapping[str, Any]] | pa.Table) -> None:
         """Write all rows of one round as `<table>/part-<round>.parquet`, replacing that part where it exists.

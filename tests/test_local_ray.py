@@ -163,18 +163,12 @@ from rayfed.engine import runs
 from rayfed.engine.progress import Progress
 from rayfed import scenario as scenarios
 from actors.executor import on_ray
+from tests.run_fixtures import BIG
 from rayfed.errors import ResourceError
 
 ray.init(address="local", num_cpus=2, object_store_memory=80_000_000, object_spilling_directory=sys.argv[2],
          include_dashboard=False, log_to_driver=False)
-s = scenarios.parse('''
-name: big
-data: {name: digits, size: 8, train_samples: 64, test_samples: 20}
-model: {name: mlp, hidden: [2000, 2000]}
-training: {batch_size: 8}
-federation: {rounds: 2, clients: 8, cohort_size: 1, aggregation: median}
-resources: {clients: {actors: 2}}
-''')
+s = scenarios.parse(BIG)
 try:
     runs.launch(s, sys.argv[1], on_ray(), Progress())
 except ResourceError as error:

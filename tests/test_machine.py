@@ -47,22 +47,25 @@ def needs_avx2() -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("deterministic", ["machine", "portable"])
-def test_portable_bits_are_those_of_every_processor(deterministic: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("deterministic", "executor"),
+    [("machine", "local"), ("portable", "local"), pytest.param("portable", "ray", marks=pytest.mark.slow)],
+)
+def test_portable_bits_are_those_of_every_processor(deterministic: str, executor: str, tmp_path: Path) -> None:
     needs_avx2()
     written = document(model="lenet", resources={"deterministic": deterministic}, seed=3)
     (tmp_path / "s.yaml").write_text(written)
     states = []
     for index, processor in enumerate(PROCESSORS):
         out = tmp_path / str(index)
-        command = ("launch", "s.yaml", "--executor", "local", "--out", str(out))
+        command = ("launch", "s.yaml", "--executor", executor, "--out", str(out))
         done = rayfed(*command, cwd=tmp_path, env=plain_environment(**processor))
         assert done.returncode == 0, done.stderr
         states.append(weights(finished(out)))
         said = finished(out).read_mapping("environment.json")
         assert said["deterministic"] == deterministic
         used = "AVX2" if deterministic == "portable" else ("DEFAULT", "AVX2")[index]
-        assert said["processors"]["client"][0].endswith(f", {used})")
+        assert all(kind.endswith(f", {used})") for kinds in said["processors"].values() for kind in kinds)
     if deterministic == "portable":
         assert_same_bits(*states)
     else:

@@ -8,8 +8,9 @@ in training mode does).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,8 @@ from torch.func import functional_call, grad, vmap
 
 from rayfed import objective
 from rayfed.update import Named
+
+Result = TypeVar("Result")
 
 
 def weights_of(model: nn.Module) -> Named:
@@ -46,8 +49,32 @@ def batch_loss(
     `inputs` is (N, *shape), such as images (N, C, H, W) in [0, 1]; `labels` is (N,) int64, or (N, K) probabilities, or
     words (N, L) int64; `mask` is (N,) weights of the samples, 0 for padding.
     """
+    return within(model, {**weights, **buffers}, lambda module: loss_of(module, inputs, labels, mask))
+
+
+def within(model: nn.Module, state: Named, act: Callable[[nn.Module], Result]) -> Result:
+    """Return what `act` makes of the model with the tensors of `state` in the place of its own.
+
+    `functional_call` for more than a forward pass: what a backward pass computes again (`torch.utils.checkpoint`) reads
+    the tensors that the model has then.
+    """
+    found: Result = functional_call(_Within(model), {f"model.{name}": t for name, t in state.items()}, (act,))
+    return found
+
+
+class _Within(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, act: Callable[[nn.Module], Result]) -> Result:
+        return act(self.model)
+
+
+def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return `batch_loss` at the model's own tensors."""
     with _penalties(model) as penalties:
-        logits = functional_call(model, {**weights, **buffers}, (inputs,))
+        logits = model(inputs)
     if mask is None:
         return objective.loss(logits, labels) + sum(penalty.mean() for penalty in penalties)
     losses = objective.loss(logits, labels, "none") + sum(penalties)
@@ -78,12 +105,23 @@ def gradient(
 ) -> tuple[Named, Tensor]:
     """Return the gradient of `batch_loss` in the weights, by name, and the loss (a detached scalar).
 
-    With `create_graph` the gradient can be differentiated again in `inputs` and `labels`.
+    With `create_graph` the gradient can be differentiated again in `inputs` and `labels`, and in weights that have a
+    graph.
     """
-    leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
-    loss = batch_loss(model, leaves, buffers, inputs, labels, mask)
-    grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph, materialize_grads=True)
-    return dict(zip(leaves, grads, strict=True)), loss.detach()
+    leaves = {
+        name: w if create_graph and w.requires_grad else w.detach().requires_grad_() for name, w in weights.items()
+    }
+
+    def backward(module: nn.Module) -> tuple[Named, Tensor]:
+        if create_graph:
+            loss = loss_of(module, inputs, labels, mask)
+            grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=True, materialize_grads=True)
+            return dict(zip(leaves, grads, strict=True)), loss.detach()
+        loss = loss_of(module, inputs.detach(), labels.detach(), mask)
+        loss.backward()  # reentrant checkpoints know no other way
+        return {n: torch.zeros_like(w) if w.grad is None else w.grad for n, w in leaves.items()}, loss.detach()
+
+    return within(model, {**leaves, **buffers}, backward)
 
 
 def many_gradients(

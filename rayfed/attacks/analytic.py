@@ -1,7 +1,11 @@
-"""The input of a fully connected first layer, in closed form.
+"""The input of a linear layer, in closed form, and the sample behind it.
 
-For a layer `W x + b`, the gradient of row j is `dL/dW_j = (dL/db_j) x`: divide. In a batch, a row gives one image
-where a single sample activates its neuron, and a weighted mean of images elsewhere.
+For a layer `W h + b` that sees one vector of each sample, the gradient of row j is `dL/dW_j = (dL/db_j) h`: divide.
+Without a bias the gradient of one sample still has rank one, so h is known but for its scale. In a batch, a row gives
+one input where a single sample activates its neuron, and a weighted mean of inputs elsewhere.
+
+What lies in front of the layer is undone: exactly where it is affine (a normalisation, frozen linear layers), else by
+Gauss-Newton where h has as many numbers as the sample.
 
 Sources: Phong et al. 2018, "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption", section 3;
 Boenisch et al. 2023, "When the Curious Abandon Honesty", section 4.
@@ -16,53 +20,104 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.forward_probe import run
+from rayfed.attacks.closed_form.answer import answer, distance, diverged, labelled
+from rayfed.attacks.closed_form.equations import solve
+from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
+from rayfed.attacks.closed_form.lines import best_points
+from rayfed.attacks.closed_form.probe import Probe, probe
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import needs_labels
 from rayfed.registry import component
-from rayfed.update import Named, Observation
+from rayfed.update import Observation
 
-_NO_LAYER = "the model's first layer is not a linear layer with bias on the pixels"
+NO_LAYER = "no linear layer whose gradient is sent sees each sample as one vector that determines the sample"
 _SAME = 1e-3
 """Root mean square difference, on [0, 1], below which two rows show the same image."""
 
 
 @component
 class Analytic:
-    """Rows of the first linear layer's weight gradient divided by its bias gradient.
+    """Rows of a linear layer's weight gradient divided by its bias gradient, and what lies in front of it undone.
 
-    One sample: the row with the largest bias gradient, exact. More: those rows whose image another row repeats (two
-    mixtures would differ, so one sample stands behind both), then those nearest to another row's; rows inside
-    [0, 1] before the others; no image twice.
+    One sample: all rows in least squares, exact; without a bias, at the scale at which the model's gradient fits best.
+    More: those rows whose image another row repeats (two mixtures would differ, so one sample stands behind both),
+    then those nearest to another row's; rows inside [0, 1] before the others; no image twice.
     """
 
-    @needs_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`)."""
-        layer = _first_linear(observations[0])
-        affine = None if layer is None else _affine(model, observations[0], layer)
-        if layer is None or affine is None:
-            return [not_applicable(observation, _NO_LAYER) for observation in observations]
-        return in_groups(lambda group, _: [_reconstruction(o, layer, *affine) for o in group], observations, generators)
+
+        def attack(group: Sequence[Observation], _: Sequence[torch.Generator]) -> list[Reconstruction]:
+            probed = probe(model, group[0])
+            if isinstance(probed, str):
+                return [not_applicable(observation, probed) for observation in group]
+            return [_reconstruction(probed, observation) for observation in group]
+
+        return in_groups(attack, labelled(observations, model), generators)
 
 
-def _reconstruction(observation: Observation, layer: str, black: Tensor, white: Tensor) -> Reconstruction:
-    rows = (_rows(observation.gradient, layer) - black) / (white - black)
-    assert observation.labels is not None
-    labels = observation.labels.cpu()
-    shape = (observation.batch_size, *observation.sample.shape)
+def _reconstruction(probed: Probe, observation: Observation) -> Reconstruction:
+    reason = NO_LAYER
+    for layer in linear_layers(probed, observation.update):
+        affine, size = front(probed, layer)
+        if not affine and size < prod(observation.sample.shape):
+            continue
+        if observation.batch_size == 1 and (affine or layer.bias):
+            return _single(probed, observation, layer, affine)
+        if affine and layer.bias:
+            return _batch(probed, observation, layer)
+        reason = f"the linear layer '{layer.weight}' has no bias, so nothing tells the samples of a batch apart"
+    return not_applicable(observation, reason)
+
+
+def _single(probed: Probe, observation: Observation, layer: Layer, affine: bool) -> Reconstruction:
+    features = _features(layer, observation)
+    if not features.isfinite().all() or not features.any():
+        return diverged(observation, f"no entry of the gradient of '{layer.bias or layer.weight}' is finite and not 0")
+    shape = (1, *observation.sample.shape)
+    solution = solve(lambda x: layer.features(probed, x), features.to(probed.dtype)[None], shape, affine)
+    if layer.bias is None:
+        origin = solve(lambda x: layer.features(probed, x), torch.zeros_like(features)[None], shape, affine).samples
+        return answer(probed, observation, _scaled(probed, observation, origin, solution.samples - origin), True)
+    return answer(probed, observation, solution.samples, aligned=True)
+
+
+def _features(layer: Layer, observation: Observation) -> Tensor:
+    """Return what entered the layer for a single sample, (F,), without a bias up to its scale and sign.
+
+    Entries that are 0 were left out by a defence, or are 0 in all rows.
+    """
+    weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
+    if bias is None:
+        return torch.linalg.svd(weight, full_matrices=False)[2][0] if weight.isfinite().all() else weight[0] * torch.nan
+    sent = (weight != 0) * bias[:, None]
+    return (weight * sent).sum(0) / sent.square().sum(0).clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def _scaled(probed: Probe, observation: Observation, origin: Tensor, direction: Tensor) -> Tensor:
+    """Return the image on a line, inside [0, 1], at which the model's gradient is nearest to the observed one."""
+    labels = torch.zeros(1, dtype=torch.int64) if observation.labels is None else observation.labels
+
+    def miss(images: Tensor, _: Tensor) -> Tensor:
+        return images.new_tensor([distance(probed, observation, images, labels)])
+
+    return best_points(origin, direction, miss)[0]
+
+
+def _batch(probed: Probe, observation: Observation, layer: Layer) -> Reconstruction:
+    rows = _rows(layer, observation)
     if len(rows) == 0:
-        message = f"no entry of the gradient of '{layer}.bias' is finite and not 0"
-        return Reconstruction(images=torch.full(shape, 0.5), labels=labels, status="diverged", message=message)
-    chosen = rows[:1] if observation.batch_size == 1 else rows[_isolated(rows, observation.batch_size)]
-    return Reconstruction(images=chosen.reshape(shape).clamp(0, 1).cpu(), labels=labels)
+        return diverged(observation, f"no entry of the gradient of '{layer.bias}' is finite and not 0")
+    shape = (len(rows), *observation.sample.shape)
+    images = solve(lambda x: layer.features(probed, x), rows.to(probed.dtype), shape, affine=True).samples
+    return answer(probed, observation, images[_isolated(images.flatten(1), observation.batch_size)], aligned=False)
 
 
-def _rows(gradient: Named, layer: str) -> Tensor:
-    """Weight gradient over bias gradient of all rows where that is finite, largest bias gradient first: (R, D)."""
-    weight, bias = gradient[f"{layer}.weight"], gradient[f"{layer}.bias"]
+def _rows(layer: Layer, observation: Observation) -> Tensor:
+    """Weight gradient over bias gradient of all rows where that is finite, largest bias gradient first: (R, F)."""
+    weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
+    assert bias is not None
     ratios = (weight / bias[:, None])[bias.abs().argsort(descending=True)]
     return ratios[ratios.isfinite().all(1)]
 
@@ -78,24 +133,3 @@ def _isolated(rows: Tensor, size: int) -> list[int]:
         if all(apart[row, other] > _SAME for other in chosen):
             chosen.append(row)
     return [chosen[i % len(chosen)] for i in range(size)]
-
-
-def _first_linear(observation: Observation) -> str | None:
-    """Return the module of the first parameter, if that is a matrix over all pixels and has a bias."""
-    name, tensor = next(iter(observation.update.items()))
-    layer = name.rpartition(".")[0]
-    fits = tensor.ndim == 2 and tensor.shape[1] == prod(observation.sample.shape)
-    return layer if fits and f"{layer}.bias" in observation.update else None
-
-
-def _affine(model: nn.Module, observation: Observation, layer: str) -> tuple[Tensor, Tensor] | None:
-    """The layer's input for a black and for a white image, (D,) each; None unless each entry is its pixel in between.
-
-    This undoes a normalisation that the model applies before its first layer.
-    """
-    grey = torch.linspace(0, 1, prod(observation.sample.shape)).reshape(observation.sample.shape)
-    probes = torch.stack([torch.zeros_like(grey), torch.ones_like(grey), grey])
-    seen, _ = run(model, observation, layer, probes)
-    black, white, between = seen.flatten(1)
-    expected = black + grey.flatten().to(black.device) * (white - black)
-    return (black, white) if torch.allclose(between, expected, atol=1e-5) and (white != black).all() else None

@@ -23,7 +23,8 @@ class Reconstruction:
     labels: Tensor
     """(N,) int64, the attack's own estimate (equal to the observation's where those were given)."""
     loss: float = float("nan")
-    """The attack's own final objective, by which restarts are compared; NaN for closed forms."""
+    """The attack's own final objective, by which restarts are compared; of closed forms the sine of the angle between
+    the gradient at what was found and the observed one, NaN where labels and images are not matched."""
     trace: list[tuple[int, float]] = field(default_factory=list)
     """(iteration, objective) pairs along the way."""
     snapshots: tuple[tuple[int, Tensor], ...] = ()
@@ -34,7 +35,7 @@ class Reconstruction:
     """Wall time of the batched call divided by its observations."""
     status: Literal["ok", "diverged", "not applicable", "failed"] = "ok"
     message: str = ""
-    """Why the status is not ok, in words for the report."""
+    """Why the status is not ok, or what the attacker had to do without, in words for the report."""
 
 
 @runtime_checkable
@@ -77,6 +78,8 @@ class Inference:
     batch, share of `images` that look like class `label` to a classifier of the test data."""
     scores: Tensor = field(default_factory=lambda: torch.empty(0))
     """`auc`: (M,) one for each candidate, higher for members. `accuracy`: (1,) the probability of yes."""
+    control: Tensor | None = None
+    """`auc`: (M,) scores of the same candidates on an update behind which none of them is; None without a control."""
     images: Tensor = field(default_factory=lambda: torch.empty(0))
     """`class_share`: (G, C, H, W) in [0, 1]."""
     label: int = -1
@@ -86,7 +89,7 @@ class Inference:
     seconds: float = 0.0
     status: Literal["ok", "diverged", "not applicable", "failed"] = "ok"
     message: str = ""
-    """Why the status is not ok, in words for the report."""
+    """Why the status is not ok, or what the attacker had to do without, in words for the report."""
 
 
 Guess = Reconstruction | Inference
@@ -126,6 +129,10 @@ class MaliciousServer(Protocol):
         the tampered weights and buffers are those of the observation, so `reconstruct` can read what was done.
         """
         ...
+
+
+class NotApplicable(Exception):
+    """What an attack raises that does not fit a model or an observation, and finds out late; its message says why."""
 
 
 def not_applicable(observation: Observation, message: str) -> Reconstruction:

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import torch
 
-from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.base import NotApplicable, Reconstruction, not_applicable
 from rayfed.update import LocalTraining, Named, Observation
 
 Group = Callable[[Sequence[Observation], Sequence[torch.Generator]], list[Reconstruction]]
@@ -19,7 +19,10 @@ Group = Callable[[Sequence[Observation], Sequence[torch.Generator]], list[Recons
 def in_groups(
     attack: Group, observations: Sequence[Observation], generators: Sequence[torch.Generator]
 ) -> list[Reconstruction]:
-    """Attack observations that make one batched problem together; return the results in the observations' order."""
+    """Attack observations that make one batched problem together; return the results in the observations' order.
+
+    Where the attack raises `NotApplicable`, its message stands in the group's results.
+    """
     members: dict[tuple[int, LocalTraining, bool, int], list[int]] = defaultdict(list)
     kinds: list[Named] = []
     for index, observation in enumerate(observations):
@@ -28,7 +31,10 @@ def in_groups(
     found: dict[int, Reconstruction] = {}
     for group in members.values():
         began = perf_counter()
-        results = attack([observations[i] for i in group], [generators[i] for i in group])
+        try:
+            results = attack([observations[i] for i in group], [generators[i] for i in group])
+        except NotApplicable as reason:
+            results = [not_applicable(observations[i], str(reason)) for i in group]
         seconds = (perf_counter() - began) / len(group)
         found |= {i: replace(result, seconds=seconds) for i, result in zip(group, results, strict=True)}
     return [found[index] for index in range(len(observations))]

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import NO_HEAD, with_labels
+from rayfed.attacks.labels import with_labels
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 
@@ -59,7 +59,7 @@ class Imprint:
     """Active attack: the victims are sent a model with an imprint block in front, and its gradient holds images.
 
     The bins' thresholds follow a normal distribution of brightness. Bins whose content has the bin's own brightness
-    come first, those with the largest bias gradient before the others; labels are read from the last layer.
+    come first, those with the largest bias gradient before the others; labels are read from the gradient.
     """
 
     bins: Annotated[int, Field(ge=2)] = 128
@@ -95,9 +95,7 @@ class Imprint:
         if "imprint.encode.weight" not in observations[0].weights:
             return [not_applicable(observation, _NO_BLOCK) for observation in observations]
         tampered = self._in_front_of(model, observations[0].sample.shape)
-        labelled = with_labels(observations, tampered, generators)
-        if labelled is None:
-            return [not_applicable(observation, NO_HEAD) for observation in observations]
+        labelled = with_labels(observations, tampered)
         return in_groups(lambda group, _: [self._reconstruction(o) for o in group], labelled, generators)
 
     def _in_front_of(self, model: nn.Module, image_shape: tuple[int, ...]) -> nn.Module:

@@ -1,0 +1,133 @@
+"""One sample of a transformer with learned positions, in closed form.
+
+A parameter p that is added to a tensor u of a sample, entry by entry, has the gradient dL/dp = dL/du = D: what is sent
+tells the slope of the loss in u. Every weight W through which u is made has the gradient d<u(x), D>/dW: the left side
+is sent, the right side is a function of the sample x alone, and linear where u is. So x solves a linear system. With
+position embeddings p, patches X and the patch embedding's W it is dL/dW = D^T X, so X = pinv(D^T) dL/dW, exact for
+no more patches than W has rows; with more, what the system says nothing of stays grey.
+
+Source: Lu et al. 2022, "APRIL: Finding the Achilles' Heel on Privacy for Vision Transformers", section 3 (there with
+the gradients of the first attention; here with those of all that lies before the positions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.closed_form.answer import answer, diverged, labelled
+from rayfed.attacks.closed_form.equations import is_affine, solve
+from rayfed.attacks.closed_form.probe import Probe, probe
+from rayfed.attacks.groups import in_groups
+from rayfed.registry import component
+from rayfed.update import Named, Observation
+
+_SEVERAL = "the gradient of the positions is a sum over the samples of a batch: this takes a batch of one"
+_NOTHING_ADDED = (
+    "no parameter whose gradient is sent is added to the tokens (learned positions) behind a map that is affine in them"
+)
+_RESIDUAL = 0.99
+"""Part of the distance to a grey sample that is left where the equations say nothing."""
+
+
+class _Sum(NamedTuple):
+    """A tensor of the forward pass to which a parameter is added."""
+
+    parameter: str
+    use: int
+    order: Tensor
+    """The place in the parameter of each entry of the tensor, (numel,)."""
+    weights: tuple[str, ...]
+    """The parameters through which the tensor is made, and nothing else is."""
+
+
+@component
+class April:
+    """Solves the gradients of all that lies before a learned position embedding for the sample.
+
+    The gradient of the positions is the slope of the loss in the tokens. Which parameter that is, and which weights lie
+    before it, is found by trying: their gradients at a random sample have to obey the equations.
+    """
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`)."""
+
+        def attack(group: Sequence[Observation], _: Sequence[torch.Generator]) -> list[Reconstruction]:
+            if group[0].batch_size > 1:
+                return [not_applicable(observation, _SEVERAL) for observation in group]
+            probed = probe(model, group[0])
+            if isinstance(probed, str):
+                return [not_applicable(observation, probed) for observation in group]
+            return [_reconstruction(probed, observation) for observation in group]
+
+        return in_groups(attack, labelled(observations, model), generators)
+
+
+def _reconstruction(probed: Probe, observation: Observation) -> Reconstruction:
+    gradient = {name: tensor.to(probed.dtype) for name, tensor in observation.gradient.items()}
+    if not all(tensor.isfinite().all() for tensor in gradient.values()):
+        return diverged(observation, "the gradient is not finite")
+    for added in _sums(probed, gradient):
+        function = _equations(probed, added, gradient)
+        if is_affine(function, probed.samples(1, seed=1)):
+            target = torch.cat([gradient[name].flatten() for name in added.weights])
+            solution = solve(function, target, (1, *probed.shape), affine=True)
+            if solution.residual < _RESIDUAL:
+                return answer(probed, observation, solution.samples, aligned=True)
+            return diverged(observation, f"the gradients of {', '.join(added.weights)} fit no sample")
+    return not_applicable(observation, _NOTHING_ADDED)
+
+
+def _equations(probed: Probe, added: _Sum, gradient: Named) -> Callable[[Tensor], Tensor]:
+    """Return the map from a sample to the gradients of the weights before the sum, in one vector."""
+
+    def function(inputs: Tensor) -> Tensor:
+        uses, leaves, _ = probed.run(inputs)
+        slope = gradient[added.parameter].flatten()[added.order].view_as(uses[added.use].output)
+        return torch.cat([part.flatten() for part in _before(uses[added.use].output, leaves, added.weights, slope)])
+
+    return function
+
+
+def _before(output: Tensor, leaves: Named, names: Sequence[str], slope: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradients of <output, slope> in some parameters, with their graph."""
+    wanted = [leaves[name] for name in names]
+    return torch.autograd.grad(output, wanted, slope, create_graph=True, materialize_grads=True)
+
+
+def _sums(probed: Probe, sent: Named) -> Iterator[_Sum]:
+    """Yield the tensors to which a parameter is added and before which weights lie, in the forward pass's order."""
+    inputs = probed.samples(1)
+    gradient = probed.gradient(inputs, torch.zeros(1, dtype=torch.int64))
+    uses, leaves, _ = probed.run(inputs)
+    names = list(sent)
+    for place, use in enumerate(uses):
+        for parameter in sorted(use.names & sent.keys()):
+            order = _order(use.output, leaves[parameter])
+            if order is None:
+                continue
+            slope = gradient[parameter].flatten()[order].view_as(use.output)
+            parts = zip(names, _before(use.output, leaves, names, slope), strict=True)
+            weights = tuple(n for n, part in parts if n != parameter and part.any() and _same(part, gradient[n]))
+            if weights:
+                yield _Sum(parameter, place, order, weights)
+
+
+def _order(output: Tensor, parameter: Tensor) -> Tensor | None:
+    """Return the place in a parameter of each entry of a tensor to which it is added, None if it is not."""
+    if output.numel() != parameter.numel():
+        return None
+    drawn = torch.rand(output.numel(), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(output)
+    (moved,) = torch.autograd.grad(output, parameter, drawn.view_as(output), retain_graph=True, materialize_grads=True)
+    (values, places), (expected, wanted) = moved.flatten().sort(), drawn.sort()
+    return places[wanted.argsort()] if torch.equal(values, expected) else None
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).norm() <= 1e-5 * other.norm())

@@ -1,0 +1,66 @@
+"""What a closed form hands back: images in their box, labels, and whether the model gives the same gradient there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.closed_form.probe import Probe
+from rayfed.attacks.labels import with_labels
+from rayfed.gradients import flatten
+from rayfed.update import Named, Observation
+
+_MOST_CLASSES = 100
+"""Number of classes up to which the label of a single sample is found by trying them all."""
+
+
+def labelled(observations: Sequence[Observation], model: nn.Module) -> Sequence[Observation]:
+    """Return the observations with labels where they are given or can be read from the last layer."""
+    try:
+        return with_labels(observations, model)
+    except Exception:  # whatever a user's own model raises
+        return observations
+
+
+def distance(probe: Probe, observation: Observation, images: Tensor, labels: Tensor, scaled: bool = True) -> float:
+    """Return how far the gradient at some samples is from the observed one, relatively: 0 for the true samples.
+
+    Not `scaled`, both count by their direction alone, as of a loss that may be a sum or a mean: the sine of the angle.
+    """
+    found = probe.gradient(images, labels)
+    sent: Named = {name: tensor.to(probe.dtype) for name, tensor in observation.gradient.items()}
+    own, observed = flatten({name: found[name] for name in sent}), flatten(sent)
+    factor = torch.ones_like(own[0]) if scaled else ((own @ observed) / (own @ own)).clamp(min=0)
+    return float((factor * own - observed).norm() / observed.norm())
+
+
+def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool) -> Reconstruction:
+    """Return images (N, *shape) as a reconstruction, whose `loss` is the `distance` of its gradient, not scaled.
+
+    Unless the labels are `aligned` with the images, as that of a single sample is, the loss stays NaN.
+    """
+    images = images.reshape(observation.batch_size, *observation.sample.shape).clamp(0, 1)
+    if observation.labels is None and observation.batch_size == 1 and observation.classes <= _MOST_CLASSES:
+        classes = torch.arange(observation.classes)
+        nearest = min(classes, key=lambda c: distance(probe, observation, images, c.reshape(1), scaled=False))
+        observation = replace(observation, labels=nearest.reshape(1))
+    labels = observation.labels
+    if labels is None:
+        labels, aligned = torch.zeros(observation.batch_size, dtype=torch.int64), False
+    loss = distance(probe, observation, images, labels, scaled=False) if aligned else float("nan")
+    return Reconstruction(images=images.float().cpu(), labels=labels.cpu(), loss=loss)
+
+
+def diverged(observation: Observation, message: str) -> Reconstruction:
+    """Return grey samples, for a closed form that applies but finds nothing in this observation."""
+    labels = observation.labels
+    return Reconstruction(
+        images=observation.sample.blank(observation.batch_size) + 0.5,
+        labels=torch.zeros(observation.batch_size, dtype=torch.int64) if labels is None else labels.cpu(),
+        status="diverged",
+        message=message,
+    )

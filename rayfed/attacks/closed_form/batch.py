@@ -1,0 +1,73 @@
+"""The samples of a batch, and their labels, from what entered a linear layer and the slopes of the loss behind it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.closed_form.answer import answer
+from rayfed.attacks.closed_form.equations import solve
+from rayfed.attacks.closed_form.layers import Layer, front
+from rayfed.attacks.closed_form.lines import best_points
+from rayfed.attacks.closed_form.probe import Probe
+from rayfed.update import Observation
+
+
+def samples_behind(
+    probe: Probe, observation: Observation, layer: Layer, inputs: Tensor, slopes: Tensor
+) -> Reconstruction:
+    """Return the samples behind a layer's inputs (n, F [+ 1]) and slopes (n, O), both known but for a scale each.
+
+    The scale is that of the last entry, which is 1, and without a bias the one at which the model has such slopes. Each
+    sample has the class that its slopes fit. Samples are repeated where there are fewer than the batch has.
+    """
+    shape = (len(inputs), *probe.shape)
+    affine, _ = front(probe, layer)
+
+    def solved(target: Tensor) -> Tensor:
+        samples: Tensor = solve(lambda x: layer.features(probe, x), target.to(probe.dtype), shape, affine).samples
+        return samples
+
+    if layer.bias is not None:
+        scales = inputs[:, -1:]
+        images = solved(inputs[:, :-1] / scales)
+        return _labelled(probe, observation, layer, images, slopes * scales)
+    lengths = inputs.norm(dim=1, keepdim=True)
+    inputs, slopes = inputs / lengths, slopes * lengths
+    origins = solved(torch.zeros_like(inputs))
+
+    def miss(images: Tensor, scales: Tensor) -> Tensor:
+        return _misses(probe, observation, layer, images, slopes / scales[:, None]).amin(1)
+
+    images, found = best_points(origins, solved(inputs) - origins, miss)
+    return _labelled(probe, observation, layer, images, slopes / found[:, None])
+
+
+def _misses(probe: Probe, observation: Observation, layer: Layer, images: Tensor, slopes: Tensor) -> Tensor:
+    """Return the relative distance of each sample's slopes (n, O) from the model's own for each class, (n, K)."""
+    with torch.no_grad():
+        outputs = probe.run(images.to(probe.dtype))[0][layer.use].output.flatten(1)
+    labels = torch.arange(observation.classes)[:, None].expand(-1, len(images))
+    own = probe.slopes(layer.use, outputs, labels).double() / observation.batch_size
+    if layer.bias is not None:  # whose scale counts nothing, as the loss may be a sum
+        along = (own * slopes[:, None]).sum(2, keepdim=True) / own.square().sum(2, keepdim=True)
+        own = along.clamp(min=0) * own
+    misses: Tensor = (own - slopes[:, None]).norm(dim=2) / slopes.norm(dim=1, keepdim=True)
+    return misses
+
+
+def _labelled(probe: Probe, observation: Observation, layer: Layer, images: Tensor, slopes: Tensor) -> Reconstruction:
+    """Return the reconstruction of images (n, *shape), each with the class that its slopes fit, or its given label."""
+    misses = _misses(probe, observation, layer, images.clamp(0, 1), slopes).nan_to_num(torch.inf).cpu()
+    order = torch.arange(observation.batch_size) % len(images)
+    if observation.labels is None:
+        observation = replace(observation, labels=misses.argmin(1)[order])
+    else:
+        costs = misses[order][:, observation.labels.cpu()].clamp(max=1e9)
+        rows, columns = linear_sum_assignment(costs.numpy())
+        order = order[torch.from_numpy(rows[columns.argsort()])]
+    return answer(probe, observation, images[order.to(images.device)], aligned=True)

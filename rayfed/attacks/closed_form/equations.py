@@ -1,0 +1,101 @@
+"""Equations for samples: f(x) = b, solved exactly where f is affine and by Gauss-Newton elsewhere.
+
+Source: Paige and Saunders 1982, "LSQR: An Algorithm for Sparse Linear Equations and Sparse Least Squares".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import LinearOperator, lsqr
+from torch import Tensor
+
+Map = Callable[[Tensor], Tensor]
+"""From samples (N, *shape) to any shape, differentiable."""
+
+_LSQR_STEPS = 1000
+_NEWTON_STEPS = 20
+_EXACT = 1e-6
+"""Relative error up to which double precision takes two values for the same."""
+
+
+class Solution(NamedTuple):
+    """Samples that solve f(x) = b as far as it can be solved."""
+
+    samples: Tensor
+    """(N, *shape), not clamped; what f says nothing of is grey, as where the search began."""
+    residual: float
+    """|f(x) - b| / |b - f(grey)|: 0 for a solution, 1 for a grey sample."""
+
+
+def is_affine(function: Map, samples: Tensor) -> bool:
+    """Return whether f is affine in between random samples (N, *shape), by three of its values."""
+    with torch.no_grad():
+        low, high = function(samples), function(1 - samples)
+        between = function(0.25 * samples + 0.75 * (1 - samples))
+    gap = (0.25 * low + 0.75 * high - between).norm()
+    return bool(gap <= _tolerance(samples) * (high - low).norm()) and bool((high - low).norm() > 0)
+
+
+def solve(function: Map, target: Tensor, shape: tuple[int, ...], affine: bool) -> Solution:
+    """Solve f(x) = target for samples of a shape (N, *shape) from grey on, in least squares.
+
+    An affine f takes one step, which is exact where f determines the samples; another f at most twenty.
+    """
+    samples = torch.full(shape, 0.5, device=target.device, dtype=target.dtype)
+    first = best = float(_values(function, samples, target).norm())
+    for _ in range(1 if affine else _NEWTON_STEPS):
+        step = _step(function, samples, target, affine)
+        for size in (1.0, 0.5, 0.1, 0.01):
+            moved = samples + size * step
+            distance = float(_values(function, moved, target).norm())
+            if distance < best:
+                samples, done, best = moved, distance > 0.999 * best, distance
+                break
+        else:
+            break
+        if done or best <= 1e-10 * first:
+            break
+    return Solution(samples, best / first if first > 0 else 0.0)
+
+
+def _values(function: Map, samples: Tensor, target: Tensor) -> Tensor:
+    with torch.no_grad():
+        return function(samples) - target
+
+
+def _step(function: Map, samples: Tensor, target: Tensor, affine: bool) -> Tensor:
+    """Return the least-squares solution of J d = target - f(x), J being the slope of f at x."""
+    inputs = samples.clone().requires_grad_()
+    with torch.enable_grad():
+        values = function(inputs)
+    here = values.detach()
+    small = 1.0 if affine else _EXACT
+
+    def forward(vector: np.ndarray) -> np.ndarray:
+        direction = torch.from_numpy(vector.reshape(samples.shape)).to(samples)
+        size = small / max(float(direction.abs().max()), 1e-30)
+        with torch.no_grad():
+            return _array((function(samples + size * direction) - here) / size)
+
+    def backward(vector: np.ndarray) -> np.ndarray:
+        cotangent = torch.from_numpy(vector.reshape(values.shape)).to(samples)
+        (slope,) = torch.autograd.grad(values, inputs, cotangent, retain_graph=True, materialize_grads=True)
+        return _array(slope)
+
+    operator = LinearOperator((here.numel(), samples.numel()), matvec=forward, rmatvec=backward, dtype=np.float64)
+    tolerance = 1e-14 if affine else 1e-8
+    found = lsqr(operator, _array(target - here), atol=tolerance, btol=tolerance, iter_lim=_LSQR_STEPS)[0]
+    return torch.from_numpy(found.reshape(samples.shape)).to(samples)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    array: np.ndarray = tensor.detach().reshape(-1).double().cpu().numpy()
+    return array
+
+
+def _tolerance(samples: Tensor) -> float:
+    return _EXACT if samples.dtype == torch.float64 else 1e-3

@@ -1,0 +1,91 @@
+"""Linear layers that see one vector of each sample, found by their gradients.
+
+For z = W h + b the gradients of one sample are dL/dW = d h^T and dL/db = d, with d the slope of the loss in z. A
+parameter is such a W, and another its b, where that holds at a random sample of the attacker's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rayfed.attacks.closed_form.equations import is_affine
+from rayfed.attacks.closed_form.probe import Probe
+from rayfed.update import Named
+
+_SAME = 1e-5
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer of a model, and its place in the forward pass."""
+
+    weight: str
+    bias: str | None
+    transposed: bool
+    """Whether the weight is (F, O), not (O, F)."""
+    use: int
+    """Which of the probe's uses it is."""
+    operand: int
+    """Which of that use's inputs it sees."""
+
+    def features(self, probe: Probe, inputs: Tensor) -> Tensor:
+        """Return what enters the layer, (N, F), with its graph to inputs (N, *shape)."""
+        return probe.run(inputs)[0][self.use].inputs[self.operand].reshape(len(inputs), -1)
+
+    def matrix(self, gradient: Named) -> Tensor:
+        """Return the layer's part of a gradient as (O, F)."""
+        weight = gradient[self.weight].double()
+        return weight.flatten(1).T if self.transposed else weight.flatten(1)
+
+    def vector(self, gradient: Named) -> Tensor | None:
+        """Return the bias's part of a gradient, (O,), None where there is no bias."""
+        return None if self.bias is None else gradient[self.bias].double().flatten()
+
+
+def linear_layers(probe: Probe, sent: Named) -> Iterator[Layer]:
+    """Yield the linear layers whose gradients are sent, in the order of the forward pass.
+
+    A weight that is read at several places of a sample, as a convolution's or a recurrent layer's is, is none.
+    """
+    sample = probe.samples(1)
+    try:
+        gradient = probe.gradient(sample, torch.zeros(1, dtype=torch.int64))
+        uses, _, _ = probe.run(sample)
+    except Exception:  # batch norm in training mode takes no single sample
+        return
+    for place, use in enumerate(uses):
+        for name in sorted(use.names & sent.keys()):
+            for operand, entering in enumerate(use.inputs):
+                yield from _fitting(name, place, operand, entering.detach().flatten().double(), gradient, sent)
+
+
+def _fitting(name: str, place: int, operand: int, features: Tensor, gradient: Named, sent: Named) -> Iterator[Layer]:
+    weight = gradient[name]
+    if weight.ndim < 2 or weight.numel() % features.numel() or not weight.any():
+        return
+    for transposed in (False, True):
+        layer = Layer(name, None, transposed, place, operand)
+        matrix = layer.matrix(gradient)
+        if matrix.shape[1] != features.numel():
+            continue
+        slope = matrix @ features / features.square().sum()
+        if _same(matrix, slope[:, None] * features):
+            biases = [b for b in sent if gradient[b].numel() == len(slope) and _same(gradient[b].flatten(), slope)]
+            yield Layer(name, biases[0] if biases else None, transposed, place, operand)
+            return
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).norm() <= _SAME * other.norm())
+
+
+def front(probe: Probe, layer: Layer) -> tuple[bool, int]:
+    """Return whether a layer's input is affine in the sample, and how many numbers it has."""
+    samples = probe.samples(2, seed=1)
+    with torch.no_grad():
+        size = layer.features(probe, samples).shape[1]
+    return is_affine(lambda x: layer.features(probe, x), samples), size

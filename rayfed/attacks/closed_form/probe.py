@@ -1,0 +1,142 @@
+"""A model under study: which operations read its parameters, and what its gradient is at samples of the attacker's.
+
+Closed forms find what they need by mathematics: a relation between gradients that holds at a random sample holds, in
+exact arithmetic, at all of them. So no module's name or type is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
+
+from rayfed import gradients, objective
+from rayfed.attacks.forward_probe import buffers_for, without_tracking
+from rayfed.update import Named, Observation
+
+
+class Use(NamedTuple):
+    """One operation of a forward pass that reads parameters."""
+
+    names: frozenset[str]
+    """The parameters that it reads, also those of which something else was made first."""
+    inputs: tuple[Tensor, ...]
+    """The tensors that it reads beside them, with their graph."""
+    output: Tensor
+
+
+class Probe:
+    """A copy of a model at the weights that a client was sent, in double precision where the model allows it."""
+
+    def __init__(self, model: nn.Module, observation: Observation, dtype: torch.dtype) -> None:
+        self.device = next(iter(observation.weights.values())).device
+        self.dtype = dtype
+        self._model = without_tracking(model).to(self.device, dtype)
+        self.weights = self._converted(observation.weights)
+        self._buffers = self._converted(buffers_for(self._model, observation))
+        self.shape = observation.sample.shape
+
+    def _converted(self, tensors: Named) -> Named:
+        return {n: t.to(self.dtype) if t.is_floating_point() else t for n, t in tensors.items()}
+
+    def samples(self, count: int, seed: int = 0) -> Tensor:
+        """Draw random samples (count, *shape) in [0, 1]; a seed always gives the same."""
+        drawn = torch.rand(count, *self.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return drawn.to(self.device, self.dtype)
+
+    def gradient(self, inputs: Tensor, labels: Tensor) -> Named:
+        """Return the gradient of the mean loss of a batch (N, *shape), by parameter; without a graph."""
+        inputs, labels = inputs.to(self.device, self.dtype), labels.to(self.device)
+        return gradients.gradient(self._model, self.weights, self._buffers, inputs, labels)[0]
+
+    def run(self, inputs: Tensor, outputs: Mapping[int, Tensor] | None = None) -> tuple[list[Use], Named, Tensor]:
+        """Return the operations that read parameters, in order, the parameters as leaves of the graph, and the logits.
+
+        `inputs` is (N, *shape); the graph leads back to it where it requires a gradient. Operations whose numbers are
+        in `outputs` give these instead of their own.
+        """
+        leaves = {name: w.clone().requires_grad_() for name, w in self.weights.items()}
+        recorder = _Recorder(leaves, outputs or {})
+        with torch.enable_grad(), recorder:
+            logits = functional_call(self._model, {**leaves, **self._buffers}, (inputs,))
+        return recorder.uses, leaves, logits
+
+    def slopes(self, use: int, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the slopes of each sample's loss in the outputs (N, O) of an operation, (N, R, O).
+
+        `labels` is (R, N): R classes for each sample. Samples have to be independent of each other.
+        """
+        outputs = outputs.detach().to(self.dtype).requires_grad_()
+        _, _, logits = self.run(torch.full((len(outputs), *self.shape), 0.5).to(outputs), {use: outputs})
+        found = []
+        for row in labels.to(self.device):
+            loss = objective.loss(logits, row, "sum")
+            found.append(torch.autograd.grad(loss, outputs, retain_graph=True, materialize_grads=True)[0].detach())
+        return torch.stack(found, 1)
+
+
+def probe(model: nn.Module, observation: Observation) -> Probe | str:
+    """Return a model's probe that has run once, or why the model cannot be run."""
+    reason = "the update is empty"
+    for dtype in (torch.float64, torch.float32) if observation.update else ():
+        try:
+            probed = Probe(model, observation, dtype)
+            samples = probed.samples(observation.batch_size)
+            probed.run(samples)
+            probed.gradient(samples, torch.zeros(len(samples), dtype=torch.int64))
+            return probed
+        except Exception as error:  # whatever a user's own model raises
+            reason = f"the model cannot be studied: {type(error).__name__}: {error}"
+    return reason
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes the operations that read parameters."""
+
+    def __init__(self, leaves: Named, outputs: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self.uses: list[Use] = []
+        self._storages = {leaf.untyped_storage().data_ptr(): name for name, leaf in leaves.items()}
+        self._made: dict[int, tuple[Tensor, frozenset[str]]] = {}  # of parameters alone; kept, so that ids stay theirs
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation; what it gives to the model is a copy, which in-place operations may change."""
+        output = func(*args, **(kwargs or {}))
+        if not isinstance(output, Tensor) or not output.requires_grad:
+            return output
+        read = list(_tensors([args, kwargs or {}]))
+        names = frozenset().union(*map(self._names, read))
+        others = tuple(t for t in read if not self._names(t) and t.is_floating_point())
+        if not names or self._names(output):
+            return output
+        if not others:
+            self._made[id(output)] = (output, names)
+            return output
+        if len(self.uses) in self._outputs:
+            output = self._outputs[len(self.uses)].view_as(output)
+        self.uses.append(Use(names, others, output))
+        return output.clone()
+
+    def _names(self, tensor: Tensor) -> frozenset[str]:
+        """Return the parameters of which a tensor is a view, or was made of alone."""
+        if id(tensor) in self._made:
+            return self._made[id(tensor)][1]
+        name = self._storages.get(tensor.untyped_storage().data_ptr())
+        return frozenset() if name is None else frozenset({name})
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))

@@ -1,0 +1,213 @@
+"""A whole batch behind a linear layer, one sample after the other, whatever the activation.
+
+The gradient of z_i = W h_i + b over N samples is M = D^T [H 1], of rank N. So every input h_i lies in the span of its
+rows, and the slopes of the loss at h_i lie in the span of its columns. That is a test of a single sample, which a
+random h fails: O - N equations for N unknowns, the coordinates of h. They are solved by Levenberg-Marquardt from
+mixtures of the gradient's rows, for every class. Samples that are found are taken out of M, which lowers its rank:
+M - U (V^T M+ U)^-1 V^T for their slopes U and inputs V. Solutions for the others are all that is left.
+
+Sources: the test of spans is that of Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models",
+section 4, there for tokens; taking out is Wedderburn 1934, "Lectures on Matrices", section 5.06; the search over the
+slopes' span is our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.closed_form.answer import diverged
+from rayfed.attacks.closed_form.batch import samples_behind
+from rayfed.attacks.closed_form.factors import Factors, factorise, outputs_of
+from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
+from rayfed.attacks.closed_form.probe import Probe, probe
+from rayfed.attacks.groups import in_groups
+from rayfed.registry import component
+from rayfed.update import Observation
+
+_NO_LAYER = "no linear layer whose gradient is sent sees each sample as one vector that determines the sample"
+_NONE = "the gradient of '{}' holds no sample at which the model's slopes are in its span"
+_STARTS = 192
+_STEPS = 40
+_IDLE_ROUNDS = 4
+"""Rounds without a new sample after which the search ends."""
+_FOUND = 1e-5
+"""Relative distance of slopes from the span below which float32 explains it."""
+_APART = 1e-2
+"""Relative distance below which two descents have ended at the same sample."""
+
+Residual = Callable[[Tensor], Tensor]
+"""From coordinates (S, n) to how far the slopes there are from the span, (S, O), relatively."""
+
+
+@component
+class Peel:
+    """Finds samples whose input and slopes are in the spans of a layer's gradient, and takes them out.
+
+    Exact for batches smaller than the layer's inputs and outputs, behind smooth activations (sigmoid, tanh, GELU, ...);
+    behind those that are flat in places `spear` finds more. Labels are found with the samples.
+    """
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`)."""
+
+        def attack(group: Sequence[Observation], own: Sequence[torch.Generator]) -> list[Reconstruction]:
+            probed = probe(model, group[0])
+            if isinstance(probed, str):
+                return [not_applicable(observation, probed) for observation in group]
+            return [_reconstruction(probed, o, g) for o, g in zip(group, own, strict=True)]
+
+        return in_groups(attack, observations, generators)
+
+
+def _reconstruction(probed: Probe, observation: Observation, generator: torch.Generator) -> Reconstruction:
+    for layer in linear_layers(probed, observation.update):
+        affine, size = front(probed, layer)
+        if affine or size >= prod(probed.shape):
+            factors = factorise(layer, observation)
+            if isinstance(factors, str):
+                return diverged(observation, factors)
+            outputs = outputs_of(probed, layer, factors)
+            if outputs is None:
+                continue
+            inputs = _Search(probed, layer, factors, outputs, observation.classes, generator).all() @ factors.right
+            if len(inputs) == 0:
+                return diverged(observation, _NONE.format(layer.weight))
+            slopes = factors.left @ (factors.values[:, None] * factors.right @ torch.linalg.pinv(inputs))
+            return samples_behind(probed, observation, layer, inputs, slopes.T)
+    return not_applicable(observation, _NO_LAYER)
+
+
+class _Search:
+    """The search for the samples of one batch."""
+
+    def __init__(
+        self,
+        probed: Probe,
+        layer: Layer,
+        factors: Factors,
+        outputs: Tensor,
+        classes: int,
+        generator: torch.Generator,
+    ) -> None:
+        self._probed, self._use, self._factors, self._outputs = probed, layer.use, factors, outputs
+        self._generator, self._biased = generator, layer.bias is not None
+        self._classes = torch.arange(classes)
+        samples = probed.samples(8, seed=4)
+        with torch.no_grad():
+            self._length = float(layer.features(probed, samples).norm(dim=1).mean())
+
+    def all(self) -> Tensor:
+        """Return the coordinates of all inputs that are found, (n, b)."""
+        full = self._factors
+        vectors, labels = full.right[:0] @ full.right.T, torch.empty(0, dtype=torch.int64)
+        idle = 0
+        while len(vectors) < len(full.values) and idle < _IDLE_ROUNDS:
+            basis, left = self._rest(vectors, labels)
+            starts, classes = self._started(basis, left)
+            ends, _ = self._descended(starts, classes, basis, left)
+            ends, misses = self._descended(ends, classes, torch.eye(len(full.values)).to(basis), full.left, steps=6)
+            before = len(vectors)
+            for place in misses.argsort(stable=True).tolist():
+                if misses[place] < _FOUND and len(vectors) < len(full.values):
+                    vectors, labels = _with(vectors, labels, ends[place], classes[place])
+            idle = idle + 1 if len(vectors) == before else 0
+        return vectors
+
+    def _slopes(self, vectors: Tensor, labels: Tensor) -> Tensor:
+        """Return the model's slopes (S, R, O) at inputs of coordinates (S, b), for R classes each (R, S)."""
+        slopes: Tensor = self._probed.slopes(self._use, vectors @ self._outputs.T, labels).double()
+        return slopes
+
+    def _rest(self, vectors: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return orthonormal bases of what the inputs (k, b) and slopes (O, k) of samples not yet found span."""
+        left, values, _, _ = self._factors
+        if len(vectors) == 0:
+            return torch.eye(len(values)).to(left), left
+        slopes = self._slopes(vectors, labels[None])[:, 0]
+        one, other = left.T @ slopes.T, vectors.T
+        core = torch.diag(values) - one @ torch.linalg.solve(other.T @ (one / values[:, None]), other.T)
+        columns, _, rows = torch.linalg.svd(core)
+        rank = len(values) - len(vectors)
+        return rows[:rank], left @ columns[:, :rank]
+
+    def _started(self, basis: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+        """Return vectors (S, b) of the rest's span between, and beyond, random guides, with a class each (S,)."""
+        guides, _ = self._factors.guides(self._biased)
+        pairs = torch.randint(len(guides), (2, _STARTS), generator=self._generator).to(guides.device)
+        share = 2 * torch.rand(_STARTS, 1, generator=self._generator).to(guides) - 0.5
+        vectors = share * guides[pairs[0]] + (1 - share) * guides[pairs[1]]
+        vectors = vectors + 0.1 * guides.std(0) * torch.randn(vectors.shape, generator=self._generator).to(guides)
+        if not self._biased:
+            signs = torch.tensor([1.0, -1.0]).to(guides).repeat(_STARTS // 2)[:, None]
+            vectors = vectors / vectors.norm(dim=1, keepdim=True) * signs * self._length
+        vectors = self._scaled(vectors @ basis.T @ basis)
+        slopes = self._slopes(vectors, self._classes[:, None].expand(-1, _STARTS))
+        best = _outside(slopes, left).norm(dim=2).argmin(1).cpu()
+        cycled = torch.arange(_STARTS) // 2 % len(self._classes)
+        return vectors, self._classes[torch.where(torch.arange(_STARTS) % 2 == 0, best, cycled)]
+
+    def _scaled(self, vectors: Tensor) -> Tensor:
+        """Return vectors on the plane on which inputs have a 1 for the bias; as they are where there is none."""
+        return vectors / (vectors @ self._factors.right[:, -1:]) if self._biased else vectors
+
+    def _descended(
+        self, vectors: Tensor, labels: Tensor, basis: Tensor, left: Tensor, steps: int = _STEPS
+    ) -> tuple[Tensor, Tensor]:
+        """Return the vectors (S, b) of a span at which descents end, and the residuals' lengths (S,)."""
+        ways = basis
+        if self._biased:  # ways along which the entry of the bias stays 1
+            one = basis @ self._factors.right[:, -1:]
+            ways = torch.linalg.svd(one, full_matrices=True)[0][:, 1:].T @ basis
+
+        def residual(moves: Tensor) -> Tensor:
+            return _outside(self._slopes(vectors + moves @ ways, labels[None])[:, 0], left)
+
+        moves = levenberg_marquardt(residual, vectors.new_zeros(len(vectors), len(ways)), steps)
+        return vectors + moves @ ways, residual(moves).norm(dim=1)
+
+
+def _outside(slopes: Tensor, left: Tensor) -> Tensor:
+    """Return the part of slopes (..., O) outside a span with the orthonormal basis `left` (O, b), over their length."""
+    length = slopes.norm(dim=-1, keepdim=True)
+    outside = (slopes - slopes @ left @ left.T) / length
+    nowhere = torch.full_like(outside, slopes.shape[-1] ** -0.5)  # no slope at all is in no span
+    return torch.where(length > 1e-12, outside, nowhere)
+
+
+def _with(vectors: Tensor, labels: Tensor, vector: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the vectors and labels with one more, unless it is one that is there, as far as descents are exact."""
+    if ((vectors - vector).norm(dim=1) < _APART * vector.norm()).any():
+        return vectors, labels
+    return torch.cat([vectors, vector[None]]), torch.cat([labels, label.reshape(1)])
+
+
+def levenberg_marquardt(residual: Residual, moves: Tensor, steps: int) -> Tensor:
+    """Return the coordinates (S, n) at which S independent sums of squares are smaller than at `moves`.
+
+    Slopes are differences of double-precision values.
+    """
+    values = residual(moves)
+    costs, damping = values.square().sum(1), torch.full_like(values[:, 0], 1e-3)
+    directions = torch.eye(moves.shape[1]).to(moves)
+    for _ in range(steps if moves.shape[1] else 0):
+        slopes = torch.stack([(residual(moves + 1e-6 * way) - values) / 1e-6 for way in directions], 2)
+        curves = slopes.transpose(1, 2) @ slopes
+        size = curves.diagonal(dim1=1, dim2=2).mean(1)
+        ridge = (damping * size + 1e-12 * size + 1e-14)[:, None, None] * directions
+        step = torch.linalg.solve(curves + ridge, slopes.transpose(1, 2) @ values[:, :, None])[..., 0]
+        moved = residual(moves - step)
+        better = moved.square().sum(1) < costs
+        moves = torch.where(better[:, None], moves - step, moves)
+        values = torch.where(better[:, None], moved, values)
+        costs = values.square().sum(1)
+        damping = torch.where(better, 0.3 * damping, 4 * damping).clamp(1e-10, 1e6)
+        if (costs < _FOUND**2 / 100).double().mean() > 0.5:
+            break
+    return moves

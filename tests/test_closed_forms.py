@@ -1,0 +1,304 @@
+"""Closed forms: what they read exactly, on models of sizes and seeds drawn at random, and what they say elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torchvision
+from scipy.optimize import linear_sum_assignment
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from rayfed.attacks.analytic import Analytic
+from rayfed.attacks.april import April
+from rayfed.attacks.base import Attack, Reconstruction
+from rayfed.attacks.closed_form.equations import is_affine, solve
+from rayfed.attacks.peel import Peel
+from rayfed.attacks.spear import Spear
+from rayfed.models.build import build_model
+from rayfed.update import Named, Observation
+from tests.attack_fixtures import digit, observe, photo, psnr, seeded
+
+
+def digits(count: int, seed: int, classes: int = 10) -> tuple[Tensor, Tensor]:
+    chosen = torch.randperm(1700, generator=seeded(seed)[0])[:count].tolist()
+    return torch.cat([digit(i) for i in chosen]), torch.tensor([int(load_digits().target[i]) % classes for i in chosen])
+
+
+def perceptron(
+    seed: int, activation: Callable[[], nn.Module], classes: int = 10, bias: bool = True, layers: int = 2
+) -> nn.Module:
+    """Layers of 100 to 300 units each."""
+    torch.manual_seed(seed)
+    parts: list[nn.Module] = [nn.Flatten()]
+    width = 64
+    for _ in range(layers):
+        units = int(torch.randint(100, 300, ()))
+        parts += [nn.Linear(width, units, bias=bias), activation()]
+        width = units
+    return nn.Sequential(*parts, nn.Linear(width, classes))
+
+
+def play(attack: Attack, model: nn.Module, images: Tensor, labels: Tensor, known: bool = False) -> Reconstruction:
+    classes = int(model(images).shape[1])
+    seen = replace(observe(model, images, labels, known), classes=classes)
+    (result,) = attack.reconstruct([seen], model, seeded(0))
+    return result
+
+
+def found(result: Reconstruction, images: Tensor, labels: Tensor) -> tuple[int, int]:
+    """How many images are found at 40 dB, and how many labels stand at them."""
+    errors = (result.images[:, None] - images).square().flatten(2).mean(2)
+    rows, columns = linear_sum_assignment(errors)
+    return int((errors[rows, columns] < 1e-4).sum()), int((result.labels[rows] == labels[columns]).sum())
+
+
+@pytest.mark.parametrize(
+    ("seed", "size", "classes", "bias", "activation"),
+    [
+        (11, 8, 10, True, nn.ReLU),
+        (12, 16, 10, True, nn.ReLU),
+        (13, 12, 2, True, nn.ReLU),
+        (14, 6, 10, False, nn.ReLU),
+        (15, 5, 2, False, nn.ReLU),
+        (16, 8, 10, True, nn.Hardtanh),
+        (17, 8, 3, True, nn.ReLU6),
+        (18, 1, 10, True, nn.ReLU),
+    ],
+)
+def test_spear_reads_whole_batches(
+    seed: int, size: int, classes: int, bias: bool, activation: Callable[[], nn.Module]
+) -> None:
+    images, labels = digits(size, seed, classes)
+    # hardtanh is flat in too few places for images in [0, 1], unless it is steep
+    model = perceptron(
+        seed, (lambda: nn.Hardtanh(-0.2, 0.2)) if activation is nn.Hardtanh else activation, classes, bias
+    )
+    result = play(Spear(), model, images, labels)
+    assert result.status == "ok", result.message
+    assert found(result, images, labels) == (size, size)
+    assert result.loss < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("seed", "size", "classes", "bias", "activation"),
+    [
+        (21, 8, 10, True, nn.Sigmoid),
+        (22, 12, 10, True, nn.GELU),
+        (23, 6, 2, True, nn.Sigmoid),
+        (24, 6, 10, False, nn.Tanh),
+        (25, 1, 10, True, nn.SiLU),
+    ],
+)
+def test_peel_reads_whole_batches_behind_smooth_activations(
+    seed: int, size: int, classes: int, bias: bool, activation: Callable[[], nn.Module]
+) -> None:
+    images, labels = digits(size, seed, classes)
+    result = play(Peel(), perceptron(seed, activation, classes, bias), images, labels)
+    assert found(result, images, labels) == (size, size)
+    assert result.loss < 1e-3
+
+
+@pytest.mark.parametrize("attack", [Spear(), Peel()], ids=["spear", "peel"])
+def test_a_batch_is_normalised_summed_and_its_labels_granted(attack: Attack) -> None:
+    images, labels = digits(5, 31)
+    labels = labels.sort().values
+    model = perceptron(31, nn.ReLU if isinstance(attack, Spear) else nn.Sigmoid)
+    model.register_forward_pre_hook(lambda _, inputs: ((inputs[0] - 0.4) / 0.25,))
+    seen = observe(model, images, labels)
+    summed: Named = {name: 5 * tensor for name, tensor in seen.update.items()}
+    (result,) = attack.reconstruct([replace(seen, update=summed)], model, seeded(0))
+    assert found(result, images, labels) == (5, 5)
+    assert result.labels.tolist() == labels.tolist()
+    assert result.loss < 1e-3
+
+
+def test_a_batch_under_noise_is_refused_by_spear() -> None:
+    images, labels = digits(8, 32)
+    model = perceptron(32, nn.ReLU)
+    seen = observe(model, images, labels)
+    noisy = {n: t + 0.01 * torch.randn(t.shape, generator=seeded(5)[0]) for n, t in seen.update.items()}
+    (result,) = Spear().reconstruct([replace(seen, update=noisy)], model, seeded(0))
+    assert result.status == "diverged"
+    assert "above noise" in result.message
+
+
+def test_spear_reads_several_local_steps_on_the_whole_batch() -> None:
+    images, labels = digits(6, 33)
+    model = perceptron(33, nn.ReLU)
+    seen = observe(model, images, labels)
+    total = {name: torch.zeros_like(tensor) for name, tensor in seen.update.items()}
+    for _ in range(3):  # whose slopes add up, over the same inputs
+        step = observe(model, images, labels).update
+        for name, weight in model.named_parameters():
+            total[name] += 1e-3 * step[name]
+            weight.data -= 1e-3 * step[name]
+    update = replace(seen, update=total, scale=3e-3)
+    (result,) = Spear().reconstruct([update], model, seeded(0))
+    assert found(result, images, labels)[0] == 6
+
+
+class Patches(nn.Module):
+    """A transformer of our own: patches by convolution or by a linear layer, positions as a parameter or a table."""
+
+    def __init__(self, width: int = 96, convolution: bool = True, token: bool = True, table: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, width, 4, 4) if convolution else nn.Linear(48, width)
+        self.token = nn.Parameter(torch.randn(1, 1, width)) if token else None
+        self.table = nn.Embedding(64 + token, width) if table else None
+        self.places = None if table else nn.Parameter(torch.randn(1, 64 + token, width))
+        layer = nn.TransformerEncoderLayer(width, 4, width, 0.0, batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if isinstance(self.embed, nn.Conv2d):
+            tokens = self.embed(images).flatten(2).transpose(1, 2)
+        else:
+            tokens = self.embed(nn.functional.unfold(images, 4, stride=4).transpose(1, 2))
+        if self.token is not None:
+            tokens = torch.cat([self.token.expand(len(tokens), -1, -1), tokens], 1)
+        tokens = tokens + (self.places if self.table is None else self.table(torch.arange(tokens.shape[1])))
+        logits: Tensor = self.head(self.encoder(tokens)[:, 0])
+        return logits
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Patches(),
+        lambda: Patches(token=False, table=True, convolution=False),
+        lambda: Patches(width=80, table=True),
+    ],
+)
+def test_april_reads_an_image_off_learned_positions(build: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(41)
+    model = build()
+    model.register_forward_pre_hook(lambda _, inputs: ((inputs[0] - 0.4) / 0.25,))
+    image = photo(60, 120)
+    result = play(April(), model, image, torch.tensor([7]))
+    assert psnr(result.images, image) > 50
+    assert result.labels.tolist() == [7]
+    assert result.loss < 1e-2
+
+
+def test_april_reads_torchvisions_transformer() -> None:
+    torch.manual_seed(42)
+    model = torchvision.models.VisionTransformer(32, 8, 1, 4, 64, 64, num_classes=10)
+    nn.init.normal_(model.heads.head.weight)  # which torchvision makes 0
+    image = photo(60, 120)
+    assert psnr(play(April(), model, image, torch.tensor([7])).images, image) > 50
+
+
+def test_april_says_where_it_does_not_apply() -> None:
+    torch.manual_seed(43)
+    model = Patches()
+    images = torch.cat([photo(60, 120), photo(10, 30)])
+    several = play(April(), model, images, torch.tensor([7, 3]))
+    assert (several.status, "a batch of one" in several.message) == ("not applicable", True)
+    assert model.places is not None
+    model.places.requires_grad_(False)
+    frozen = play(April(), model, images[:1], torch.tensor([7]))
+    assert (frozen.status, "learned positions" in frozen.message) == ("not applicable", True)
+
+
+def _with_front(front: nn.Module, features: int, frozen: bool = True) -> nn.Module:
+    for parameter in front.parameters():
+        parameter.requires_grad_(not frozen)
+    return nn.Sequential(front, nn.Flatten(), nn.Linear(features, 50), nn.ReLU(), nn.Linear(50, 10))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 40, bias=False), nn.Sigmoid(), nn.Linear(40, 10)),
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 40, bias=False), nn.ReLU(), nn.Linear(40, 10, bias=False)),
+        lambda: _with_front(nn.Sequential(nn.Flatten(), nn.Linear(64, 90), nn.Linear(90, 80)), 80),
+        lambda: _with_front(nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(inplace=True)), 512),
+        lambda: _with_front(nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()), 512, frozen=False),
+        lambda: nn.Sequential(nn.Sigmoid(), nn.Flatten(), nn.Linear(64, 10)),
+        lambda: nn.Sequential(nn.Conv2d(1, 20, 8), nn.Flatten(), nn.ReLU(), nn.Linear(20, 10)),
+    ],
+    ids=["no bias", "no bias at all", "frozen layers", "frozen convolution", "convolution", "sigmoid", "one place"],
+)
+@pytest.mark.parametrize("normalised", [False, True])
+def test_analytic_undoes_what_lies_in_front(build: Callable[[], nn.Module], normalised: bool) -> None:
+    torch.manual_seed(51)
+    model = build()
+    if normalised:
+        model.register_forward_pre_hook(lambda _, inputs: ((inputs[0] - 0.4) / 0.25,))
+    result = play(Analytic(), model, digit(3), torch.tensor([3]))
+    assert psnr(result.images, digit(3)) > 50
+    assert result.labels.tolist() == [3]
+    assert result.loss < 1e-2
+
+
+def test_analytic_needs_no_last_linear_layer() -> None:
+    torch.manual_seed(52)
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Unflatten(1, (32, 1, 1)), nn.Conv2d(32, 10, 1), nn.Flatten()
+    )
+    result = play(Analytic(), model, digit(3), torch.tensor([3]))
+    assert psnr(result.images, digit(3)) > 50
+    assert result.labels.tolist() == [3]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRU(8, 16, batch_first=True), nn.Linear(16, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.cell(images[:, 0])[0][:, -1])
+        return logits
+
+
+class Broken(nn.Module):
+    """A model that refuses double precision, and single samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.dtype == torch.float64 or len(images) == 1:
+            raise ValueError("not these")
+        logits: Tensor = self.head(images.flatten(1))
+        return logits
+
+
+def _models() -> list[tuple[str, nn.Module]]:
+    named = {"lenet": {}, "mlp": {"hidden": [20]}, "mlp linear": {"hidden": []}, "cryptonet": {}}
+    built = [(name, build_model(name.split()[0], p, (1, 8, 8), 10, 0)) for name, p in named.items()]
+    torch.manual_seed(61)
+    norm = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 10))
+    drop = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.Dropout(0.5), nn.ReLU(), nn.Linear(30, 10))
+    return [*built, ("recurrent", Recurrent()), ("norm", norm), ("dropout", drop), ("broken", Broken())]
+
+
+@pytest.mark.parametrize("attack", [Analytic(), Spear(), Peel(), April()], ids=lambda a: type(a).__name__)
+@pytest.mark.parametrize(("name", "model"), _models(), ids=lambda value: value if isinstance(value, str) else "")
+def test_closed_forms_never_raise(attack: Attack, name: str, model: nn.Module) -> None:
+    images, labels = digits(3, 62)
+    seen: list[Observation] = [observe(model, images, labels, known=False)]
+    if name not in ("norm", "broken"):
+        seen.append(observe(model, images[:1], labels[:1], known=False))
+    seen.append(replace(seen[0], update={n: t * torch.nan for n, t in seen[0].update.items()}))
+    seen.append(replace(seen[0], update={n: t * 0 for n, t in seen[0].update.items()}))
+    for result, one in zip(attack.reconstruct(seen, model, seeded(*range(len(seen)))), seen, strict=True):
+        assert result.images.shape == (one.batch_size, 1, 8, 8)
+        assert result.images.isfinite().all()
+        assert result.status == "ok" or result.message
+
+
+def test_equations_are_solved_where_they_determine_a_sample() -> None:
+    generator = seeded(71)[0]
+    matrix = torch.randn(30, 12, generator=generator, dtype=torch.float64)
+    sample = torch.rand(1, 12, generator=generator, dtype=torch.float64)
+    for function, affine in ((lambda x: x @ matrix.T + 1, True), (lambda x: (x @ matrix.T).tanh(), False)):
+        assert is_affine(function, torch.rand(2, 12, generator=generator, dtype=torch.float64)) is affine
+        solution = solve(function, function(sample), (1, 12), affine)
+        torch.testing.assert_close(solution.samples, sample, atol=1e-6, rtol=0)
+        assert solution.residual < 1e-6

@@ -1,29 +1,38 @@
-"""Labels from the gradient of the last linear layer.
+"""Labels from a gradient: how often each class occurs in a batch.
 
-With mean cross entropy over N samples, the bias gradient of class k is g_k = mean_i(p_ik) - n_k / N: p_ik is what the
-model gives sample i for class k, n_k how often the class occurs. The sum of row k of the weight gradient is the same
-with every sample weighted by the sum of its features.
+With mean cross entropy over N samples the gradient shows the mean residual of class k (`rayfed.attacks.head`),
+g_k = mean_i(p_ik) - n_k / N: p_ik is what the model gives sample i for class k, n_k how often the class occurs. Of one
+sample the class follows. Of more, p has to be supposed, and a trained model gives p = y nearly everywhere: the gradient
+is that of the few samples which it gets wrong. So the counts are the best linear estimate from what a gradient shows
+(`label_shares`), learnt on samples of the attacker's own (`own_samples`): where these say nothing of the labels,
+neither does it, and all classes come out as often.
 
-Sources: Zhao et al. 2020, "iDLG" (sign rule); Yin et al. 2021, "See through Gradients", equation 8 (column minima);
-Wainakh et al. 2022, "User-Level Label Leakage from Gradients in Federated Learning" (LLG, counts).
+Sources: Zhao et al. 2020, "iDLG" (one sample); Yin et al. 2021, "See through Gradients", equation 8 (column minima);
+Wainakh et al. 2022, "User-Level Label Leakage from Gradients in Federated Learning" (LLG, counts); Ma et al. 2023,
+"Instance-wise Batch Label Restoration via Gradients in Federated Learning" (weight rows beside biases).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import wraps
+from dataclasses import dataclass, replace
+from functools import cached_property, wraps
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from rayfed.attacks.base import Attack, Reconstruction, not_applicable
-from rayfed.attacks.forward_probe import run
+from rayfed.attacks.base import Attack, Reconstruction
+from rayfed.attacks.head import Head
+from rayfed.attacks.label_shares import estimated_shares, likelihood
+from rayfed.attacks.own_samples import own_samples
 from rayfed.update import Named, Observation
 
-NO_HEAD = "the update has no last linear layer to read labels from; grant them with `knowledge: [labels]`"
-_DUMMIES = 64
+_SHOWN = 400
+"""Numbers that are read of a gradient: residuals times features, of all classes together."""
+_PROVEN = 3
+"""Deviations of the noise by which a residual has to be negative to prove that its class occurs."""
 
 Reconstruct = TypeVar("Reconstruct", bound=Callable[..., list[Reconstruction]])
 
@@ -36,12 +45,16 @@ def last_linear(tensors: Named, classes: int) -> str | None:
     return names[-1].rpartition(".")[0] if names else None
 
 
-def sign_rule(rows: Tensor) -> Tensor:
-    """Return the label of a single sample, (1,) int64: only its class has a negative entry.
+def one_label(cross: Tensor | None, residual: Tensor | None) -> Tensor:
+    """Return the label of a single sample, (1,) int64, from r (K,), or from r h^T (K, F), h unknown.
 
-    `rows` (K,) is the bias gradient, or the row sums of the weight gradient where the features are not negative.
+    Only its class has a negative entry in r, as large as all others together.
     """
-    return rows.argmin().reshape(1)
+    if residual is not None:
+        return residual.argmin().reshape(1)
+    assert cross is not None
+    label: Tensor = torch.linalg.svd(cross.nan_to_num(), full_matrices=False).U[:, 0].abs().argmax().reshape(1)
+    return label
 
 
 def column_minima(weight_gradient: Tensor, size: int) -> Tensor:
@@ -52,15 +65,12 @@ def column_minima(weight_gradient: Tensor, size: int) -> Tensor:
     return weight_gradient.amin(1).topk(size, largest=False).indices.sort().values
 
 
-def counted_labels(rows: Tensor, probabilities: Tensor, size: int) -> Tensor:
-    """Return the labels behind estimated counts n_k = N (p_k - g_k), sorted, (N,) int64; labels may repeat.
+def counted_labels(expected: Tensor, proven: Tensor, size: int) -> Tensor:
+    """Return the labels behind expected counts (K,) of N = `size` samples, sorted, (N,) int64; labels may repeat.
 
-    `rows` (K,) is g, `probabilities` (K,) the attacker's estimate of p, `size` is N. Rounding: one sample after the
-    other goes to the class with the largest remainder. A negative g_k proves that class k occurs: it goes first.
+    One sample after the other goes to the class with the largest remainder, the `proven` classes (K,) bool first.
     """
-    remainders = size * (probabilities - rows)
-    proven = rows < 0
-    counts = torch.zeros_like(remainders, dtype=torch.int64)
+    remainders, counts = expected.clone(), torch.zeros_like(expected, dtype=torch.int64)
     for _ in range(size):
         missing = proven & (counts == 0)
         open_ = missing if missing.any() else torch.ones_like(proven)
@@ -70,47 +80,94 @@ def counted_labels(rows: Tensor, probabilities: Tensor, size: int) -> Tensor:
     return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
 
 
-def infer(observation: Observation, model: nn.Module, head: str, generator: torch.Generator) -> Tensor:
-    """Return the labels of an observation whose last linear module is `head`, (N,) int64.
+@dataclass(frozen=True)
+class OwnProducts:
+    """What gradients of the attacker's own samples show, each alone: residuals times features."""
 
-    One sample: the sign rule. More: counts, with the probabilities (and without a bias the features) of noise.
-    """
-    gradient = observation.gradient
-    bias = gradient.get(f"{head}.bias")
-    sums = gradient[f"{head}.weight"].sum(1)
-    if observation.batch_size == 1:
-        return sign_rule(sums if bias is None else bias)
-    noise = observation.sample.noise(_DUMMIES, generator)
-    features, logits = run(model, observation, head, noise)
-    rows = sums / features.sum(1).mean() if bias is None else bias
-    return counted_labels(rows, logits.softmax(1).mean(0), observation.batch_size)
+    basis: Tensor
+    """(F, m) directions of the features, with orthonormal columns."""
+    unit: float
+    """The typical length of the features: the weight of residuals beside products with them."""
+    shown: Tensor
+    """(S, M, K, m + 1) by stage, the last of the residuals themselves."""
+    labels: Tensor
+    """(M, K), the samples' labels as 0 and 1."""
+
+    @classmethod
+    def of(cls, head: Head, observation: Observation) -> OwnProducts:
+        """Measure the samples that the attacker has, or makes."""
+        stages, numbers = own_samples(head, observation)
+        features, logits = head.forward(stages.flatten(0, 1))
+        labels = F.one_hot(numbers, observation.classes).double()
+        residuals = logits.double().softmax(1).nan_to_num() - labels.repeat(len(stages), 1)
+        features = residuals[:, :0] if features is None else features.double().nan_to_num(0, 0, 0)
+        basis = torch.linalg.svd(features, full_matrices=False).Vh[: _SHOWN // observation.classes].T
+        unit = float(features.norm(dim=1).mean()) or 1.0
+        directions = torch.cat([features @ basis, residuals.new_full((len(residuals), 1), unit)], 1)
+        shown = (residuals[:, :, None] * directions[:, None]).unflatten(0, stages.shape[:2])
+        return cls(basis, unit, shown, labels)
 
 
-def with_labels(
-    observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
-) -> list[Observation] | None:
-    """Return the observations with labels, inferred where not given; None where they cannot be (see `NO_HEAD`)."""
+@dataclass(frozen=True)
+class LabelReader:
+    """Reads labels from gradients at the weights that clients were sent."""
+
+    head: Head
+    given: Observation
+    """Some observation at these weights."""
+
+    @cached_property
+    def _own(self) -> OwnProducts:
+        return OwnProducts.of(self.head, self.given)
+
+    def read(self, observation: Observation) -> Tensor:
+        """Return the labels of an observation, (N,) int64."""
+        cross, residual = self.head.products(observation.gradient)
+        size = observation.batch_size
+        if size == 1:
+            return one_label(cross, residual)
+        own = self._own
+        width = own.basis.shape[1]
+        parts = [] if cross is None else [cross.double() @ own.basis]
+        parts += [] if residual is None else [own.unit * residual.double()[:, None]]
+        seen = torch.cat(parts, 1).nan_to_num(0, 0, 0)
+        shown = own.shown[..., 0 if cross is not None else width : width if residual is None else width + 1]
+        # residuals sum to nothing over the classes: what is left of their sum is the noise of a defence
+        noise = float(seen.sum(0).square().mean()) / len(seen)
+        # an untrained model gives real samples what it gives noise, the first stage; of a trained one nobody knows
+        column = 0 if residual is None else -1
+        likelier = max(
+            (shown[:1], shown),
+            key=lambda stages: likelihood(stages[..., column], own.labels, seen[:, column], size, noise),
+        )
+        shares = estimated_shares(likelier, own.labels, seen, size, noise)
+        proven = torch.zeros_like(shares, dtype=torch.bool)
+        if residual is not None:
+            proven = residual < -_PROVEN * noise**0.5 / own.unit
+        return counted_labels(size * shares, proven, size)
+
+
+def with_labels(observations: Sequence[Observation], model: nn.Module) -> list[Observation]:
+    """Return the observations, all sent the same weights, with labels: inferred where not given."""
+    readers: list[tuple[Named, LabelReader]] = []
     labelled = []
-    for observation, generator in zip(observations, generators, strict=True):
+    for observation in observations:
         if observation.labels is None:
-            head = last_linear(observation.update, observation.classes)
-            if head is None:
-                return None
-            observation = replace(observation, labels=infer(observation, model, head, generator))
+            same = (r for known, r in readers if all(torch.equal(t, known[n]) for n, t in observation.buffers.items()))
+            reader = next(same, None) or LabelReader(Head.of(model, observation), observation)
+            readers.append((observation.buffers, reader))
+            observation = replace(observation, labels=reader.read(observation))
         labelled.append(observation)
     return labelled
 
 
 def needs_labels(reconstruct: Reconstruct) -> Reconstruct:
-    """Wrap an attack that needs labels: they are inferred, or the attack is not applicable where they cannot be."""
+    """Wrap an attack that needs labels: they are inferred where they are not given."""
 
     @wraps(reconstruct)
     def inferring(
         attack: Attack, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        labelled = with_labels(observations, model, generators)
-        if labelled is None:
-            return [not_applicable(observation, NO_HEAD) for observation in observations]
-        return reconstruct(attack, labelled, model, generators)
+        return reconstruct(attack, with_labels(observations, model), model, generators)
 
     return cast(Reconstruct, inferring)

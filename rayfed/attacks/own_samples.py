@@ -1,0 +1,81 @@
+"""Samples of an attacker's own: public ones where they are granted, otherwise made from the model alone.
+
+What is made follows the model from noise to what it takes for each class, and is kept at several stages on the way.
+Which of them real samples are most like, nobody knows: how much they differ says how far a sample of one's own may be
+from a real one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rayfed.attacks.head import Head
+from rayfed.update import Observation
+
+_PUBLIC = 1000
+"""Public samples that are looked at."""
+_MADE = 60
+"""Samples that are made, or one for each class where there are more classes."""
+_MOST = 250
+"""Classes for which samples are made; beyond, noise has to do."""
+_AT_ONCE = 20
+"""Inputs of one pass with its graph."""
+_KEPT = (0, 1, 3, 6, 12)
+"""Steps after which the samples are kept."""
+_STEP = 0.025
+"""Root mean square of a step, in units of the range of a pixel."""
+_DRAWN = 20
+"""Random inputs, for each that is made, among which those are chosen that cannot be followed."""
+
+
+def own_samples(head: Head, observation: Observation) -> tuple[Tensor, Tensor]:
+    """Return inputs in stages (S, n, *shape) and their labels (n,) int64.
+
+    They depend on the weights and on what is granted alone.
+    """
+    generator = torch.Generator().manual_seed(0)
+    if "public" in observation.extra:
+        inputs, labels = observation.extra["public"]
+        chosen = torch.randperm(len(labels), generator=generator)[:_PUBLIC]
+        return inputs[chosen][None].to(head.device), labels[chosen].to(head.device)
+    labels = torch.arange(max(_MADE, observation.classes), device=head.device) % observation.classes
+    noise = observation.sample.noise(len(labels), generator)
+    if not noise.is_floating_point():
+        noise = observation.sample.noise(_DRAWN * len(labels), generator).to(head.device)
+        return torch.stack([noise[: len(labels)], _chosen(head, noise, labels)]), labels
+    if noise.ndim == 4 and min(noise.shape[2:]) > 1:  # images are smooth
+        coarse = torch.randn(*noise.shape[:2], *(-(-side // 4) for side in noise.shape[2:]), generator=generator)
+        noise = (0.5 + 0.3 * F.interpolate(coarse, noise.shape[2:], mode="bilinear")).clamp(0, 1)
+    noise = noise.to(head.device)
+    return (noise[None] if observation.classes > _MOST else _followed(head, noise, labels)), labels
+
+
+def _followed(head: Head, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Descend from inputs towards labels; return the inputs of all stages (S, n, *shape)."""
+    kept = []
+    for step in range(_KEPT[-1] + 1):
+        if step in _KEPT:
+            kept.append(inputs)
+        parts = zip(inputs.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True)
+        slope = torch.cat([_slope(head, *part) for part in parts])
+        length = slope.flatten(1).norm(dim=1).clamp(min=torch.finfo(slope.dtype).tiny)
+        size = _STEP * inputs[0].numel() ** 0.5
+        inputs = (inputs - size * slope / length.reshape(-1, *[1] * (slope.ndim - 1))).clamp(0, 1)
+    return torch.stack(kept)
+
+
+def _slope(head: Head, inputs: Tensor, labels: Tensor) -> Tensor:
+    moving = inputs.detach().requires_grad_()
+    slope: Tensor = torch.autograd.grad(F.cross_entropy(head.logits(moving), labels, reduction="sum"), moving)[0]
+    return slope
+
+
+def _chosen(head: Head, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Return for each label an input that the model gives it before others."""
+    with torch.no_grad():
+        shares = torch.cat([head.logits(part).log_softmax(1) for part in inputs.split(_AT_ONCE)])
+    best = (shares - shares.mean(0)).argsort(0, descending=True)
+    rank = [int((labels[:i] == label).sum()) for i, label in enumerate(labels)]
+    return inputs[best[rank, labels]]

@@ -45,6 +45,8 @@ TERMS: dict[str, dict[str, float]] = {
     "MSE + CD + TV": {"mse": 1, "wd": 0, "cd": 1},
     "MSE + WD + TV": {},
 }
+"""Objectives by weights. MSE is a sum over the entries of the gradient and WD their mean, so that those with WD are
+played a second time with a sum of it."""
 THRESHOLDS = {"mse": (0.001, 0.003, 0.01, 0.03, 0.1), "psnr": (10, 15, 20, 25, 30), "ssim": (0.1, 0.3, 0.5, 0.7, 0.9)}
 
 Rows = list[dict[str, Any]]
@@ -160,8 +162,14 @@ def draw(by_size: dict[int, Rows], path: str) -> None:
 
 def terms(seed: int) -> None:
     head("MNIST, objective")
+    images, _ = test_split("mnist", None)
+    model = build_model("lenet", {"activation": "sigmoid", "init": "uniform"}, tuple(images.shape[1:]), CLASSES, seed)
+    entries = sum(weight.numel() for weight in model.parameters())
     for name, weights in TERMS.items():
         line(name, attacked(Grnn(**weights), "mnist", 3, 1, seed))
+        if weights.get("wd", 1):
+            summed = name.replace("WD", "WD summed")
+            line(summed, attacked(Grnn(**{**weights, "wd": entries}), "mnist", 3, 1, seed))
 
 
 def resolutions(seed: int) -> None:

@@ -319,17 +319,11 @@ def test_dlg_finds_a_photo_and_its_label() -> None:
     assert result.labels.tolist() == [7]
 
 
-def test_dlg_fails_under_noise_and_pruning() -> None:
+def test_dlg_fails_under_noise() -> None:
     model, (clean, _) = two_digits()
     noise = {n: t + 0.1 * torch.randn(t.shape, generator=seeded(5)[0]) for n, t in clean.update.items()}
-    cut = torch.cat([t.abs().flatten() for t in clean.update.values()]).quantile(0.9)
-    pruned = {n: t * (t.abs() > cut) for n, t in clean.update.items()}
-    observations = [clean, replace(clean, update=noise), replace(clean, update=pruned)]
-    open_, noisy, sparse = (
-        psnr(r.images, digit(3)) for r in Dlg(restarts=1).reconstruct(observations, model, seeded(0, 0, 0))
-    )
-    assert noisy < 12
-    assert sparse < open_ - 20
+    [noisy] = Dlg(restarts=1).reconstruct([replace(clean, update=noise)], model, seeded(0))
+    assert psnr(noisy.images, digit(3)) < 12
 
 
 def test_inverting_gradients_improves_with_its_budget() -> None:
@@ -377,13 +371,11 @@ def test_analytic_finds_isolated_samples_of_a_batch() -> None:
 
 
 def test_analytic_says_where_it_does_not_apply() -> None:
-    model, observations = two_digits()
-    grid = nn.Sequential(nn.Sigmoid(), nn.Flatten(), nn.Linear(64, 10))  # the pixels are bent before the linear layer
-    for network, seen in ((model, observations), (grid, [observe(grid, digit(3), torch.tensor([3]))])):
-        for result in Analytic().reconstruct(seen, network, seeded(0, 1)[: len(seen)]):
-            assert result.status == "not applicable"
-            assert "linear layer" in result.message
-            assert result.images.shape == (1, 1, 8, 8)
+    model, observations = two_digits()  # 48 numbers enter the linear layer, of 64 pixels
+    for result in Analytic().reconstruct(observations, model, seeded(0, 1)):
+        assert result.status == "not applicable"
+        assert "linear layer" in result.message
+        assert result.images.shape == (1, 1, 8, 8)
 
 
 def test_analytic_reports_a_broken_update() -> None:

@@ -203,6 +203,19 @@ def test_small_values_go_and_large_ones_get_noise_by_the_variance_of_the_weights
     assert torch.equal(sent["b"], clean["b"])  # equal values are none the smallest, and these are small
 
 
+def test_in_the_mean_of_many_answers_what_was_pruned_before_its_noise_is_told_from_what_was_kept() -> None:
+    asked, clean = task(4), {"a": torch.linspace(-1, 1, 10_000)}
+    weights = {"a": torch.randn(10_000, generator=torch.Generator().manual_seed(0)) / 2}
+    method = Outpost(noise=0.8, noised=0.4, pruned=0.8).wrap_gradient(lambda *_: (clean, torch.tensor(0.0)))
+    answers = torch.stack([method(asked, weights, asked.data)[0]["a"] for _ in range(50)])
+    mean, error = {"a": answers.mean(0)}, {"a": answers.std(0) / 50**0.5}
+    mask = Outpost().exposed_in_mean(Update(0, 0, mean, {}, 1, 0.0), error)["a"]
+    kept = clean["a"].abs() > 0.801
+    assert mask[kept].all()
+    assert mask[~kept].float().mean() < 0.005
+    assert (Outpost().exposed(Update(0, 0, mean, {}, 1, 0.0))["a"] & ~kept).float().mean() > 0.15
+
+
 def test_local_steps_are_counted() -> None:
     seen: list[int] = []
 

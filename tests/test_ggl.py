@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -155,14 +156,15 @@ def test_batches_and_layers(file: str) -> None:
 
 
 @pytest.mark.engine
-def test_it_stands_noise_and_pruning_that_take_a_prior_on_pixels_down(file: str) -> None:
-    for defence in (Gaussian(sigma=0.1), Prune(ratio=0.9)):
+def test_it_stands_noise_that_takes_a_prior_on_pixels_down(file: str) -> None:
+    """Pruning takes neither down: what is left is seen by both."""
+    for defence, ahead in ((Gaussian(sigma=0.1), 5.0), (Prune(ratio=0.9), -inf)):
         model, images, seen = victims(file, 3, [defence])
         latent = Ggl(generator=file, population=12, iterations=60).reconstruct(seen, model, generators(3))
         pixels = InvertingGradients(iterations=300).reconstruct(seen, model, generators(3))
         assert [f.labels.item() for f in latent] == [0, 1, 2]
         generative, pixelwise = (psnr(images, torch.cat([f.images for f in found])) for found in (latent, pixels))
-        assert generative.mean() > pixelwise.mean() + 5
+        assert generative.mean() > max(20.0, float(pixelwise.mean()) + ahead)
 
 
 def test_generators_that_do_not_fit_are_refused(file: str, tmp_path: Path) -> None:
@@ -181,12 +183,12 @@ attacks: [{{name: ggl, generator: '{file}'}}]
         prepare(parse(scenario))
 
 
-def test_a_model_without_a_head_is_not_for_it(file: str) -> None:
-    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
-    [found] = Ggl(generator=file).reconstruct(
-        [observed(body, torch.rand(1, *SHAPE), torch.tensor([1]))], body, generators(1)
-    )
-    assert found.status == "not applicable"
+def test_a_model_whose_head_is_a_convolution_shows_its_label(file: str) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten())
+    seen = observed(model, torch.rand(1, *SHAPE), torch.tensor([1]))
+    [found] = Ggl(generator=file, iterations=1).reconstruct([seen], model, generators(1))
+    assert found.status == "ok"
+    assert found.labels.tolist() == [1]
 
 
 @pytest.mark.slow

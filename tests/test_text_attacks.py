@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 import scipy.linalg
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.text.dager import Dager, Span
 from rayfed.attacks.text.embedding_rows import EmbeddingRows
+from rayfed.attacks.text.products import entrances
 from rayfed.attacks.text.tag import Tag
 from rayfed.attacks.text.tokens import tokens_in
 from rayfed.defences.gaussian import Gaussian
@@ -23,6 +24,7 @@ from tests.attack_fixtures import generators, observed
 from tests.text_fixtures import authors, in_place, reader, windows
 
 ATTENTION = ["block1.attention.query", "block1.attention.key", "block1.attention.value"]
+REPEATED = torch.tensor([[5, 9, 5, 7, 9, 11, 5, 2, 3, 4, 2, 30, 31, 5, 33, 9]])
 
 
 def struck(attack: Dager | EmbeddingRows | Tag, model, *observations: Observation) -> list[Reconstruction]:  # type: ignore[no-untyped-def]
@@ -66,12 +68,138 @@ def test_the_distance_is_that_from_the_span_of_the_true_inputs() -> None:
     hook.remove()
     basis = scipy.linalg.orth(entered[0].detach().double().numpy().T)
     assert basis.shape == (64, 16)
-    span = Span.of(observation, model, ATTENTION)
+    first, *_ = entrances(observation, model)
+    assert [factor.name for factor in first.factors] == [f"{layer}.weight" for layer in ATTENTION]
+    torch.testing.assert_close(first.inputs(images)[0], entered[0].detach())
+    span = Span.of(observation, first)
     vectors = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
     outside = vectors.double().numpy() - vectors.double().numpy() @ basis @ basis.T
     expected = torch.from_numpy(scipy.linalg.norm(outside, axis=1)) / vectors.double().norm(dim=1)
     torch.testing.assert_close(span.distance(vectors), expected, rtol=1e-4, atol=1e-6)
     assert span.distance(entered[0]).max() < 1e-4
+
+
+class Packed(nn.Module):
+    """PyTorch's own encoder, places before texts: query, key and value are one parameter."""
+
+    def __init__(self, norm_first: bool = False, batch_first: bool = False) -> None:
+        super().__init__()
+        self.words, self.at = nn.Embedding(1024, 64), nn.Parameter(torch.randn(16, 64))
+        layer = nn.TransformerEncoderLayer(64, 4, 96, 0.0, norm_first=norm_first, batch_first=batch_first)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(64, 3)
+        self.swap = not batch_first
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        hidden = self.words(numbers) + self.at
+        if self.swap:
+            return self.head(self.encoder(hidden.transpose(0, 1)).mean(0))
+        return self.head(self.encoder(hidden).mean(1))
+
+
+class Transposed(nn.Module):
+    """A layer that keeps its weight as (in, out), as those of GPT-2 do."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.w, self.b = nn.Parameter(0.1 * torch.randn(width, out)), nn.Parameter(torch.zeros(out))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.addmm(self.b, hidden.reshape(-1, hidden.shape[-1]), self.w).unflatten(0, hidden.shape[:-1])
+
+
+class Causal(nn.Module):
+    """A language model's body, causal, packed and transposed, with a tied head beside that of the classes."""
+
+    def __init__(self, rotary: bool = False) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(1024, 64), None if rotary else nn.Embedding(16, 64)
+        self.blocks = nn.ModuleList(
+            nn.ModuleDict({"a": nn.LayerNorm(64), "b": Transposed(64, 192), "c": Transposed(64, 64),
+                           "d": nn.LayerNorm(64), "e": Transposed(64, 96), "f": Transposed(96, 64)})
+            for _ in range(2)
+        )  # fmt: skip
+        self.last, self.classes = nn.LayerNorm(64), nn.Linear(64, 3)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        hidden, length = self.wte(numbers), numbers.shape[1]
+        if self.wpe is not None:
+            hidden = hidden + self.wpe(torch.arange(length))
+        mask = torch.full((length, length), -torch.inf).triu(1)
+        for block in self.blocks:
+            query, key, value = (
+                t.unflatten(2, (4, 16)).transpose(1, 2) for t in block["b"](block["a"](hidden)).split(64, 2)
+            )
+            if self.wpe is None:
+                query, key = rotated(query), rotated(key)
+            shares = (query @ key.transpose(-1, -2) / 4 + mask).softmax(-1)
+            hidden = hidden + block["c"]((shares @ value).transpose(1, 2).flatten(2))
+            hidden = hidden + block["f"](nn.functional.gelu(block["e"](block["d"](hidden))))
+        hidden = self.last(hidden)
+        spoken = nn.functional.linear(hidden, self.wte.weight).logsumexp(-1).mean(1, keepdim=True)  # tied
+        return self.classes(hidden[:, -1]) + 0.01 * spoken * torch.arange(3.0)
+
+
+def rotated(vectors: Tensor) -> Tensor:
+    """Rotary places: pairs of numbers turned by angles that go with the place."""
+    one, other = vectors.chunk(2, -1)
+    angles = torch.arange(vectors.shape[-2])[:, None] * torch.logspace(0, -2, one.shape[-1])
+    return torch.cat([one * angles.cos() - other * angles.sin(), one * angles.sin() + other * angles.cos()], -1)
+
+
+class Bert(nn.Module):
+    """Norm after the embeddings, class by the first place, all weights in one parameter that nothing is named after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.at, self.norm = nn.Embedding(1024, 64), nn.Embedding(16, 64), nn.LayerNorm(64)
+        self.everything = nn.Parameter(0.1 * torch.randn(2, 6, 64, 64))
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        hidden = self.norm(self.words(numbers) + self.at(torch.arange(16)))
+        for query, key, value, out, up, down in (block.unbind() for block in self.everything):
+            shares = ((hidden @ query) @ (hidden @ key).transpose(-1, -2) / 8).softmax(-1)
+            hidden = nn.functional.layer_norm(hidden + (shares @ (hidden @ value)) @ out.T, (64,))
+            hidden = nn.functional.layer_norm(hidden + nn.functional.gelu(hidden @ up) @ down, (64,))
+        return self.head(hidden[:, 0])
+
+
+MODELS = {
+    "packed": Packed,
+    "packed, norm first": lambda: Packed(norm_first=True, batch_first=True),
+    "causal": Causal,
+    "bert": Bert,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_dager_finds_what_spans_the_inputs_whatever_it_is_called(name: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    for images, labels in (
+        windows(1),
+        (torch.tensor([[5, 9, 5, 7, 9, 11, 5, 2, 3, 4, 2, 30, 31, 5, 33, 9]]), windows(1)[1]),
+    ):
+        [found] = struck(Dager(), model, seen(model, images, labels))
+        assert found.status == "ok", found.message
+        assert in_place(images, found.images) == 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_dager_puts_texts_together_on_other_models(name: str) -> None:
+    torch.manual_seed(0)
+    model, (images, labels) = MODELS[name](), windows(2, seed=1)
+    [found] = struck(Dager(starts=16), model, seen(model, images, labels))
+    assert found.status == "ok", found.message
+    assert in_place(images, found.images) == 1
+
+
+def test_tokens_whose_vectors_have_no_place_are_put_in_order_further_on() -> None:
+    torch.manual_seed(0)
+    model = Causal(rotary=True)
+    [found] = struck(Dager(), model, seen(model, REPEATED, torch.tensor([1])))
+    assert found.status == "ok", found.message
+    assert in_place(REPEATED, found.images) == 1
 
 
 def test_dager_falls_with_noise() -> None:
@@ -115,11 +243,12 @@ def test_dager_says_where_it_does_not_apply() -> None:
     full = reader(width=32, layers=1)
     [found] = struck(Dager(), full, seen(full, images, labels))
     assert found.status == "not applicable"
-    assert "the batch has 32 tokens, and what enters the first attention 31 dimensions" in found.message
-    single = reader(width=64, layers=1)
-    assert "one attention" in struck(Dager(), single, seen(single, images, labels))[0].message
+    assert "the batch has 32 tokens, and what enters the first weights 31 dimensions" in found.message
     recurrent = reader("text_rnn")
-    assert "no gradients of attention" in struck(Dager(), recurrent, seen(recurrent, images, labels))[0].message
+    observation = seen(recurrent, images[:1], labels[:1])
+    assert "in which order" in struck(Dager(), recurrent, observation)[0].message
+    only = replace(observation, update={name: t for name, t in observation.update.items() if "fc" in name})
+    assert "no gradients of weights by which" in struck(Dager(), recurrent, only)[0].message
 
 
 # ---- embedding rows ----
@@ -160,9 +289,8 @@ def test_weights_with_the_shape_of_places_are_not_taken_for_them() -> None:
 
 def test_learnt_places_give_the_order_away_even_of_repeated_tokens() -> None:
     model = reader()
-    numbers = torch.tensor([[5, 9, 5, 7, 9, 11, 5, 2, 3, 4, 2, 30, 31, 5, 33, 9]])
-    [found] = struck(EmbeddingRows(), model, seen(model, numbers, torch.tensor([1])))
-    assert torch.equal(found.images, numbers)
+    [found] = struck(EmbeddingRows(), model, seen(model, REPEATED, torch.tensor([1])))
+    assert torch.equal(found.images, REPEATED)
 
 
 def test_without_a_table_there_is_nothing_to_read() -> None:

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.labels import NO_HEAD, column_minima, last_linear
+from rayfed.attacks.labels import column_minima, last_linear, with_labels
 from rayfed.attacks.matching.adam import adam, best_restarts
 from rayfed.attacks.matching.batch_norm import batch_norm_prior
 from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
@@ -30,15 +30,15 @@ from rayfed.update import Named, Observation
 
 _WARM_UP = 50 / 20_000
 """Share of the iterations in which the step size rises."""
-_REPEATS = "{} samples of {} classes repeat labels, which column minima cannot count; grant `knowledge: [labels]`"
 
 
 @component
 class GradInversion(MixedPrecision, GradientMatching):
     """Fits images in [0, 1] from several seeds that are drawn to their mean; labels given or by column minima.
 
-    Of a model without batch norm the prior on its statistics is absent. The seed with the smallest objective
-    counts; the group's term is not part of that.
+    Labels that have to repeat, or that no matrix of the head shows, are counted as the other attacks do. The prior on
+    the statistics of batch norms is absent where these were never tracked. The seed with the smallest objective counts;
+    the group's term is not part of that.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
@@ -66,15 +66,8 @@ class GradInversion(MixedPrecision, GradientMatching):
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
-        labelled = [_labelled(observation) for observation in observations]
+        labelled = with_labels([_labelled(observation) for observation in observations], model)
         return self._where_it_can_start(lambda o, g: self._group(o, model, g), labelled, generators)
-
-    def _obstacle(self, observation: Observation) -> str | None:
-        if observation.labels is not None:
-            return super()._obstacle(observation)
-        if last_linear(observation.update, observation.classes) is None:
-            return NO_HEAD
-        return _REPEATS.format(observation.batch_size, observation.classes)
 
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
@@ -115,7 +108,7 @@ class GradInversion(MixedPrecision, GradientMatching):
 
 
 def _labelled(observation: Observation) -> Observation:
-    """Return the observation with the labels that column minima find, where they can."""
+    """Return the observation with the labels that column minima find, where there are minima and no label repeats."""
     head = last_linear(observation.update, observation.classes)
     if observation.labels is not None or head is None or observation.batch_size > observation.classes:
         return observation

@@ -12,6 +12,6 @@ from rayfed.registry import component
 
 @component
 class Idlg(Dlg):
-    """DLG with the labels read from the last layer's gradient; batches by the estimate of label counts."""
+    """DLG with the labels read from the gradient first; batches by an estimate of label counts."""
 
     reconstruct = needs_labels(Dlg.reconstruct)

@@ -9,6 +9,7 @@ and section 5; its supplement for the schedule of the step size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -21,6 +22,7 @@ from rayfed.attacks.matching.adam import adam, best_restarts
 from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import Matching, one_minus_cosine
+from rayfed.attacks.matching.relative import RelativeVariation
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.models.pretrained import load_evaluator
 from rayfed.registry import component
@@ -40,8 +42,9 @@ class InvertingGradients(MixedPrecision, GradientMatching):
     """Number of random starts; the one with the smallest objective counts."""
     lr: Annotated[float, Field(gt=0)] = 0.1
     """The first step size, in units of the range of a pixel."""
-    tv: Annotated[float, Field(ge=0)] = 1e-3
-    """Weight of the total variation."""
+    tv: Annotated[float, Field(ge=0)] | None = None
+    """Weight of the total variation; null: in proportion to the distance of the gradients, wherever the search is, by a
+    large and a small factor in turn, which takes twice the steps."""
     noise: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the share of noise that an evaluation network sees in the images, for attackers who know `refiner`."""
     evaluator: str | None = None
@@ -62,7 +65,14 @@ class InvertingGradients(MixedPrecision, GradientMatching):
     def _matching(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> Matching:
-        return self._problem(observations, model, one_minus_cosine, self._prior, model_dtype=self._model_dtype)
+        problem = self._problem(observations, model, one_minus_cosine, self._prior, model_dtype=self._model_dtype)
+        return self._weighted(problem, observations)
+
+    def _weighted(self, problem: Matching, observations: Sequence[Observation]) -> Matching:
+        """Return the problem with the total variation, where its weight is to be chosen."""
+        if self.tv is not None:
+            return problem
+        return replace(problem, relative=RelativeVariation.of(observations, problem.sent))
 
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
@@ -75,6 +85,17 @@ class InvertingGradients(MixedPrecision, GradientMatching):
             ]
         )
         victims = torch.arange(len(observations), device=problem.device).repeat_interleave(self.restarts)
+        if problem.relative is None:
+            return self._found(problem, start, victims)
+        judge = replace(problem, relative=problem.relative.judge)
+        ways = (replace(problem, relative=way) for way in problem.relative.ways)
+        ends = [self._found(one, start, victims, judge) for one in ways]
+        return [min(of_one, key=lambda end: end.loss) for of_one in zip(*ends, strict=True)]
+
+    def _found(
+        self, problem: Matching, start: Tensor, victims: Tensor, judge: Matching | None = None
+    ) -> list[Reconstruction]:
+        """Return each victim's best restart from starts (Q, D) of victims (Q,), by the objective of `judge`."""
         snapshots = Snapshots(problem.images)
         descent = adam(
             lambda points: problem.value_and_gradient(points, victims),
@@ -83,11 +104,14 @@ class InvertingGradients(MixedPrecision, GradientMatching):
             signed=True,
             watch=snapshots.note,
         )
+        if judge is not None:
+            values = judge.values(descent.best, victims).nan_to_num(torch.inf)
+            descent = replace(descent, best_values=torch.where(descent.best_values.isfinite(), values, torch.inf))
         return best_restarts(problem, descent, victims, snapshots)
 
     def _prior(self, images: Tensor) -> Tensor:
         """Return the weighted priors of images (Q, N, C, H, W), (Q,)."""
-        prior = self.tv * total_variation(images).mean(1)
+        prior = images.new_zeros(len(images)) if self.tv is None else self.tv * total_variation(images).mean(1)
         if not self.noise:
             return prior
         evaluator = load_evaluator(self.evaluator, images.device)

@@ -12,6 +12,7 @@ from torch import nn
 
 from rayfed.attacks.base import Attack, Guess, Inference, InferenceAttack, not_applicable
 from rayfed.attacks.mixed import unmixed
+from rayfed.attacks.undone import noted, undone
 from rayfed.update import Encrypted, Observation, Update
 
 _UNBROKEN = ", and its key cannot be found by factoring in any reasonable time"
@@ -29,11 +30,10 @@ def attempt(
 
     It does find something where it reads no update, or breaks the key first (`factor`).
     """
-    act = method.infer if isinstance(method, InferenceAttack) else method.reconstruct
-    observations = [unmixed(observation) for observation in observations]
+    observations = [undone(unmixed(observation)) for observation in observations]
     sealed = observations[0].sealed
     if observations[0].update or not getattr(method, "reads_update", True):
-        return act(observations, model, generators)
+        return _played(method, observations, model, generators)
     if sealed is None:
         return [_nothing(method, observation, _NOT_SHOWN) for observation in observations]
     began = perf_counter()
@@ -42,9 +42,23 @@ def attempt(
     if pair is None:
         message = sealed.unreadable + (_UNBROKEN if encrypted else "")
         return [_nothing(method, observation, message) for observation in observations]
-    opened = [_opened(o, o.sealed, pair) for o in observations if isinstance(o.sealed, Encrypted)]
+    opened = [undone(_opened(o, o.sealed, pair)) for o in observations if isinstance(o.sealed, Encrypted)]
     spent = (perf_counter() - began) / len(opened)
-    return [replace(guess, seconds=guess.seconds + spent) for guess in act(opened, model, generators)]
+    return [replace(g, seconds=g.seconds + spent) for g in _played(method, opened, model, generators)]
+
+
+def _played(
+    method: Attack | InferenceAttack,
+    observations: Sequence[Observation],
+    model: nn.Module,
+    generators: Sequence[torch.Generator],
+) -> list[Guess]:
+    """Return what the attack finds, with what it had to do without."""
+    if isinstance(method, InferenceAttack):
+        guesses: Sequence[Guess] = method.infer(observations, model, generators)
+    else:
+        guesses = method.reconstruct(observations, model, generators)
+    return [noted(guess, observation) for guess, observation in zip(guesses, observations, strict=True)]
 
 
 def _opened(observation: Observation, sealed: Encrypted, pair: bytes) -> Observation:

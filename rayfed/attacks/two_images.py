@@ -80,7 +80,7 @@ class TwoImages(InvertingGradients):
             self.local_steps,
             model_dtype=self._model_dtype,
         )
-        return replace(problem, width=self.width)
+        return self._weighted(replace(problem, width=self.width), observations)
 
     def _paired(self, seen: Observation, model: nn.Module, generator: torch.Generator) -> Observation:
         """Return the observation as one of twice the samples, its labels (2N, K) probabilities."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ def batch_norm_prior(model: nn.Module, observation: Observation) -> Prior | None
     None for a model without running statistics, whose statistics are still those that it began with, or whose client
     returned its batch's own. All victims of the problem were sent the observation's weights.
     """
-    names = [name for name, _ in _tracking(model) if _steps_before(observation, name) != 0]
+    names = [name for name, _ in _tracking(model) if _has_moved(observation, name)]
     if not names or returned_moments(model, observation):
         return None
     network = without_tracking(model).to(next(iter(observation.weights.values())).device)
@@ -81,12 +82,14 @@ class MovedStatistics:
     """Name of a batch norm -> means and variances (V, C)."""
     probe: _Probe
     state: Named
+    each: Callable[..., Callable[..., Moments]]
+    """Maps a function of one batch over many (`Way.each`)."""
     shares: tuple[tuple[slice, float], ...]
     """Samples of every step's batch, and the share of its moments in their mean."""
 
     @classmethod
     def of(
-        cls, observations: Sequence[Observation], model: nn.Module, network: nn.Module, state: Named
+        cls, observations: Sequence[Observation], model: nn.Module, network: nn.Module, state: Named, each: Any = vmap
     ) -> MovedStatistics | None:
         """Return the distance of observations that `in_groups` puts together; None where no statistics moved.
 
@@ -107,7 +110,7 @@ class MovedStatistics:
         first = observations[0]
         momentum = next(module.momentum for name, module in _tracking(model) if name == names[0])
         shares = tuple(_shares(first.batch_size, first.local, momentum))
-        return cls(targets, _Probe(network, names, correction=1), state, shares)
+        return cls(targets, _Probe(network, names, correction=1), state, each, shares)
 
     def __call__(self, images: Tensor, victims: Tensor) -> Tensor:
         """Return how far images (Q, N, C, H, W) of victims (Q,) are from what these returned, (Q,), with its graph.
@@ -115,7 +118,7 @@ class MovedStatistics:
         Squared differences of means and deviations, in units of the returned deviation, are averaged over channels and
         batch norms.
         """
-        parts = [(vmap(lambda x: self.probe(self.state, x))(images[:, at]), share) for at, share in self.shares]
+        parts = [(self.each(lambda x: self.probe(self.state, x))(images[:, at]), share) for at, share in self.shares]
         distances = []
         for name, (mean, variance) in self.targets.items():
             own_mean = torch.stack([share * of[name][0] for of, share in parts]).sum(0)
@@ -163,6 +166,15 @@ def _tracking(model: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.running_mean is not None:
             yield name, module
+
+
+def _has_moved(observation: Observation, name: str) -> bool:
+    """Return whether a batch norm's statistics are others than 0 and 1, with which all begin.
+
+    Federated averaging leaves out what counts them, so that only the values tell.
+    """
+    mean, variance = (observation.buffers[f"{name}.{part}"] for part in ("running_mean", "running_var"))
+    return not (bool((mean == 0).all()) and bool((variance == 1).all()))
 
 
 def _steps_before(observation: Observation, name: str) -> int | None:

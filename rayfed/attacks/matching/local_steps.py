@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import Tensor, nn
-from torch.func import grad, vmap
 
-from rayfed.gradients import batch_loss
+from rayfed.attacks.matching.second_derivatives import TOGETHER, Way
 from rayfed.update import LocalTraining, Named
 
 
 def local_update(
-    model: nn.Module, weights: Named, buffers: Named, images: Tensor, labels: Tensor, local: LocalTraining
+    model: nn.Module,
+    weights: Named,
+    buffers: Named,
+    images: Tensor,
+    labels: Tensor,
+    local: LocalTraining,
+    way: Way = TOGETHER,
 ) -> Named:
     """Return the weights before minus those after `local`, SGD on one client's images, with the graph to them.
 
@@ -24,10 +29,11 @@ def local_update(
     order: which permutation the client drew nobody else knows.
     """
     dtype = images.dtype  # the passes may be coarser than the sum of many small steps
-    slope = grad(lambda w, x, y: batch_loss(model, {name: t.to(dtype) for name, t in w.items()}, buffers, x, y))
     now, velocity = weights, Named()
     for part in batches(len(images), local):
-        step = slope(now, images[part], labels[part])
+        coarse = {name: t.to(dtype) for name, t in now.items()}
+        found = way.gradient(model, coarse, buffers, images[part], labels[part])
+        step = {name: g.to(weights[name].dtype) for name, g in found.items()}
         if local.momentum:
             step = velocity = {n: local.momentum * velocity[n] + g if velocity else g for n, g in step.items()}
         now = {name: w - local.lr * step[name] for name, w in now.items()}
@@ -42,13 +48,15 @@ def many_local_updates(
     labels: Tensor,
     local: LocalTraining,
     own: Named | None = None,
+    way: Way = TOGETHER,
 ) -> Named:
-    """Return the local updates of Q clients with images (Q, N, C, H, W), in one vectorised call; see `local_update`.
+    """Return the local updates of Q clients with images (Q, N, C, H, W), by the way that fits; see `local_update`.
 
     Each tensor has a leading dimension Q, as the tensors of `own` have: buffers of each client's own.
     """
-    one = vmap(lambda b, x, y: local_update(model, weights, buffers | b, x, y, local))
-    return one(own or {}, images, labels)
+    one = way.each(lambda b, x, y: local_update(model, weights, buffers | b, x, y, local, way))
+    updates: Named = one(own or {}, images, labels)
+    return updates
 
 
 def batches(samples: int, local: LocalTraining) -> Iterator[slice]:

@@ -20,8 +20,11 @@ from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.matching.batch_norm import MovedStatistics
 from rayfed.attacks.matching.local_steps import many_local_updates
 from rayfed.attacks.matching.priors import Prior
+from rayfed.attacks.matching.relative import RelativeVariation
+from rayfed.attacks.matching.second_derivatives import TOGETHER, Way, fitting_way
+from rayfed.attacks.matching.sent import Sent, wrong_signs
 from rayfed.errors import UserError, nearest
-from rayfed.gradients import gradient, many_gradients, unflatten
+from rayfed.gradients import unflatten
 from rayfed.update import LocalTraining, Named, Observation
 
 Distance = Callable[[Named, Named], Tensor]
@@ -78,16 +81,6 @@ def _fitting(known: list[str], patterns: Iterable[str]) -> set[str]:
     return found
 
 
-def _masks(
-    observations: Sequence[Observation], names: Sequence[str], device: torch.device, dtype: torch.dtype
-) -> Named | None:
-    """Return masks of what each victim's defence has left to match, where the attacker knows the defence."""
-    known = [observation.extra.get("defence") for observation in observations]
-    if any(masks is None for masks in known):
-        return None
-    return {name: torch.stack([masks[name] for masks in known if masks]).to(device, dtype) for name in names}
-
-
 def _cast(tensors: Named, dtype: torch.dtype) -> Named:
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
 
@@ -118,12 +111,16 @@ class Matching:
     """The local steps to simulate; None: a gradient at the weights is matched."""
     model_dtype: torch.dtype
     """The precision of the model's passes; the sums that local steps make keep that of the weights."""
-    masks: Named | None = None
-    """Masks of the values of the targets that are matched, (V, ...) of 0 and 1; None: all."""
+    sent: Sent | None = None
+    """What was sent of the targets; None: all, as it was."""
+    relative: RelativeVariation | None = None
+    """Variation of the images by which the distance is multiplied, where its weight is to be chosen."""
     sought: Named = field(default_factory=dict)
     """Tensors in the place of `buffers` that are fitted with the images, as the attacker supposes them."""
     statistics: MovedStatistics | None = None
     """Distance from the batch-norm statistics that the clients returned; None where none moved."""
+    way: Way = TOGETHER
+    """How the model's gradients are computed so that they can be differentiated again."""
 
     @classmethod
     def of(
@@ -140,7 +137,8 @@ class Matching:
         """Return the problem of observations that `in_groups` puts together.
 
         It is solved in the precision `dtype`; that of the model's gradients is `model_dtype`, where it is another.
-        Raises `UserError` for a pattern in `layers` that no parameter fits.
+        Raises `UserError` for a pattern in `layers` that no parameter fits, and `NotApplicable` for a model whose
+        gradient no way can follow.
         """
         first = observations[0]
         names = matched_layers(first.update, layers)
@@ -149,24 +147,31 @@ class Matching:
         inner = model_dtype or dtype
         network = without_tracking(model).to(device, inner)
         weights, buffers = _cast(first.weights, dtype), _cast(buffers_for(network, first), inner)
-        masks = _masks(observations, names, device, dtype)
         targets = _cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype)
+        shape = (first.batch_size, *first.sample.shape)
+        labels = (
+            None
+            if first.labels is None
+            else torch.stack([o.labels for o in observations if o.labels is not None]).to(device)
+        )
+        tried = torch.eye(first.classes, dtype=dtype, device=device)[:1] if labels is None else labels[0]
+        way = fitting_way(network, weights, _cast(buffers, dtype), shape, tried)
+        sent = Sent.of(observations, names, dtype, model)
         return cls(
             model=network,
             weights=weights,
             buffers=buffers,
-            targets=targets if masks is None else {name: t * masks[name] for name, t in targets.items()},
-            labels=None
-            if first.labels is None
-            else torch.stack([o.labels for o in observations if o.labels is not None]).to(device),
-            images_shape=(first.batch_size, *first.sample.shape),
+            targets=targets if sent is None else sent.matched(targets),
+            labels=labels,
+            images_shape=shape,
             classes=first.classes,
             distance=distance,
             prior=prior,
             local=first.local if local_steps == "simulated" else None,
             model_dtype=inner,
-            masks=masks,
-            statistics=MovedStatistics.of(observations, model, network, _cast(weights, inner) | buffers),
+            sent=sent,
+            statistics=MovedStatistics.of(observations, model, network, _cast(weights, inner) | buffers, way.each),
+            way=way,
         )
 
     @property
@@ -217,14 +222,22 @@ class Matching:
         labels = self.labels[victims] if self.labels is not None else self._logits(points).softmax(-1)
         targets = {name: target[victims] for name, target in self.targets.items()}
         gradients = self._gradients(images, labels, self._found(points))
-        if self.masks is not None:
-            gradients = {name: g * self.masks[name][victims] for name, g in gradients.items()}
+        if self.sent is not None:
+            gradients = self.sent.like(gradients, targets, victims)
         loss = self.distance(gradients, targets)
+        if self.sent is not None and self.sent.signs is not None:
+            wrong = self._unit(targets) * wrong_signs(gradients, targets)
+            loss = torch.where(self.sent.signs[victims], wrong, loss)
         if self.statistics is not None:
-            # half the distance of the opposite gradient gives the term the units of the distance, whichever that is
-            unit = self.distance({name: -target for name, target in targets.items()}, targets) / 2
-            loss = loss + unit * self.statistics(images.to(self.model_dtype), victims).to(images.dtype)
+            apart = self.statistics(images.to(self.model_dtype), victims).to(images.dtype)
+            loss = loss + self._unit(targets) * apart
+        if self.relative is not None:
+            loss = self.relative(loss, images, victims)
         return loss if self.prior is None else loss + self.prior(images)
+
+    def _unit(self, targets: Named) -> Tensor:
+        """Return half the distance of the opposite gradients, (Q,): a share of it has the distance's units."""
+        return self.distance({name: -target for name, target in targets.items()}, targets) / 2
 
     def values(self, points: Tensor, victims: Tensor) -> Tensor:
         """Return `losses` (Q,), detached; a third of the work where no slope is needed."""
@@ -237,7 +250,9 @@ class Matching:
         for chunk, owners in self._chunks(points, victims):
             chunk.requires_grad_()
             losses = self.losses(chunk, owners)
-            slopes.append(torch.autograd.grad(losses.sum(), chunk)[0])
+            losses.sum().backward()  # reentrant checkpoints know no other way
+            assert chunk.grad is not None
+            slopes.append(chunk.grad)
             values.append(losses.detach())
         return torch.cat(values), torch.cat(slopes)
 
@@ -263,17 +278,14 @@ class Matching:
     def _own_gradients(self, images: Tensor, labels: Tensor, found: Named) -> Named:
         """Return the gradients of images in the model's precision."""
         if self.local is not None:
-            updates = many_local_updates(self.model, self.weights, self.buffers, images, labels, self.local, found)
+            updates = many_local_updates(
+                self.model, self.weights, self.buffers, images, labels, self.local, found, self.way
+            )
             return {name: updates[name] / self.local.scale for name in self.targets}
         weights = _cast(self.weights, self.model_dtype)
         matched = {name: weights[name] for name in self.targets}
         fixed = self.buffers | {name: w for name, w in weights.items() if name not in matched}
-        if len(images) > 1:
-            return many_gradients(self.model, matched, fixed, images, labels, found)
-        # One problem alone is up to 1.6 times as fast without vmap.
-        fixed |= {name: tensor[0] for name, tensor in found.items()}
-        one, _ = gradient(self.model, matched, fixed, images[0], labels[0], create_graph=True)
-        return {name: g[None] for name, g in one.items()}
+        return self.way.gradients(self.model, matched, fixed, images, labels, found)
 
 
 def _deviation(supposed: Tensor) -> Tensor:

@@ -1,13 +1,16 @@
-"""DAGER: texts read off the low rank of attention's gradients, exactly.
+"""DAGER: texts read off the low rank of gradients, exactly.
 
-The gradient of a linear layer's weight is a sum of outer products, one for each token of the batch, so that its rows
-lie in the span of the layer's inputs. The inputs of the first attention are known functions of token and place: those
-in the span are the batch's. A text of a batch of several is one whose inputs of the second attention, which depend on
-all of its tokens, lie in the span there.
+The gradient of a weight that multiplies a vector of each token is a sum of outer products, one for each token of the
+batch, so that it lies in the span of these vectors (`products`). Where a vector is a known function of token and place,
+as what enters the first attention mostly is, those in the span are the batch's. A text of a batch of several is one
+whose vectors further on, which depend on all of its tokens, lie in the span there; where the first vectors do not
+depend on the place, the order of a text is found in the same way.
 
 Source: Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", sections 3 and 4. Ours: the
-gradients of query, key and value are taken together, as the key's alone lack one direction for each text (the rows of
-the softmax's gradient sum to zero); under noise, where no rank can be seen, the span is that of as many leading
+weights are found by what they multiply, whatever they are called, and of several places in a model that one is taken
+whose gradient has the highest rank and whose vectors have most dimensions; the gradients of all weights that multiply
+the same vectors (query, key and value) are taken together, as the key's alone lack one direction for each text (the
+rows of the softmax's gradient sum to zero); under noise, where no rank can be seen, the span is that of as many leading
 directions as the batch has tokens, and the nearest token counts; texts are put together by coordinate descent in place
 of a search over all of them.
 """
@@ -24,37 +27,35 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
-from rayfed.attacks.text.tokens import is_finite, table_of, texts
-from rayfed.models.front import Front
+from rayfed.attacks.text.products import Entrance, entrances
+from rayfed.attacks.text.tokens import is_finite, texts
 from rayfed.registry import component
 from rayfed.samples import Modality
-from rayfed.update import Named, Observation
+from rayfed.update import Observation
 
-_PARTS = ("query", "key", "value", "q_proj", "k_proj", "v_proj")
 _TOKENS_AT_ONCE = 2048
 _SWEEPS = 8
 _MOST_OPTIONS = 24
 """Most tokens tried at a place: where the span is nearly everything, all tokens are near it."""
-_NO_ATTENTION = (
-    f"the update has no gradients of attention's linear layers (modules called {', '.join(_PARTS[:3])}, or q_proj, ...)"
-)
+_FURTHER = 6
+"""Most entrances looked at whose vectors depend on several tokens: those of about two blocks."""
+_NO_PRODUCT = "the update has no gradients of weights by which the vector of each token is multiplied alone"
 _STEPS = "an update of several local steps mixes the spans of several weights: observe the gradient, or a single step"
 _FULL = (
-    "the batch has {tokens} tokens, and what enters the first attention {room} dimensions: from as many tokens on all "
-    "vectors lie in their span"
+    "the batch has {tokens} tokens, and what enters the first weights {room} dimensions: from as many on all vectors "
+    "lie in their span"
 )
-_MIXED = "what enters the first attention at a place depends on the tokens at other places"
+_NO_ORDER = "no weights tell which tokens are of one text, or in which order"
 
 
 @component
 class Dager:
-    """Search for tokens and places whose vectors are nearest to the span of the first attention's gradients.
+    """Search for tokens and places whose vectors are nearest to the span of the gradients of what multiplies them.
 
-    Exact for as many tokens as fit: fewer in the whole batch than what enters the attention has dimensions, which
-    are its inputs, without one behind a norm.
+    Exact for as many different vectors as fit: fewer in the whole batch than what enters the first attention has
+    dimensions, which are its inputs, without one behind a norm.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
@@ -79,35 +80,38 @@ class Dager:
     def _one(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Reconstruction:
         assert observation.labels is not None
         labels = observation.labels.cpu()
-        obstacle, table, blocks = _obstacle(observation, model), table_of(model), _attentions(observation)
-        if obstacle is not None or table is None:
-            return not_applicable(observation, obstacle or _NO_ATTENTION)
+        if observation.local.steps > 1:
+            return not_applicable(observation, _STEPS)
         if not is_finite(observation):
             images = observation.sample.blank(observation.batch_size)
             return Reconstruction(images=images, labels=labels, status="diverged", message="the update is not finite")
-        first = Span.of(observation, model, blocks[0])
-        if not first.is_by_place(observation.sample.shape[0], table[1].num_embeddings):
-            return not_applicable(observation, _MIXED)
-        length, vocabulary = observation.sample.shape[0], table[1].num_embeddings
-        tokens, room = observation.batch_size * length, first.dimensions(length, vocabulary)
-        if tokens >= room:
-            return not_applicable(observation, _FULL.format(tokens=tokens, room=room))
-        apart = first.of_tokens(table[1].num_embeddings, observation.sample.shape[0])
-        if observation.batch_size == 1:
+        at_places, further = _sorted(entrances(observation, model), observation)
+        first = _roomiest([Span.of(observation, entrance) for entrance in at_places])
+        if first is None:
+            return not_applicable(observation, _NO_PRODUCT)
+        if first.rank >= first.room:
+            tokens = observation.batch_size * first.length
+            return not_applicable(observation, _FULL.format(tokens=tokens, room=first.room))
+        apart = first.of_tokens(observation.sample.largest + 1)
+        anywhere = torch.allclose(apart, apart[:, :1].expand_as(apart), rtol=1e-3, atol=1e-6)
+        if observation.batch_size == 1 and not anywhere:
             found = apart.argmin(0)
             return Reconstruction(images=texts(found, observation), labels=labels, loss=float(apart.amin(0).mean()))
-        if len(blocks) == 1:
-            return not_applicable(observation, "a model with one attention does not tell the texts of a batch apart")
-        second = Span.of(observation, model, blocks[1])
-        found, loss = self._assembled(apart, second, observation.batch_size, generator)
+        second = _roomiest([Span.of(observation, entrance) for entrance in further])
+        if second is None or second.rank < first.rank or second.rank >= second.room:
+            return not_applicable(observation, _NO_ORDER)
+        least = first.rank if anywhere else observation.batch_size
+        found, loss = self._assembled(apart, second, observation.batch_size, least, generator)
         return Reconstruction(images=texts(found, observation), labels=labels, loss=loss)
 
-    def _assembled(self, apart: Tensor, second: Span, count: int, generator: torch.Generator) -> tuple[Tensor, float]:
+    def _assembled(
+        self, apart: Tensor, second: Span, count: int, least: int, generator: torch.Generator
+    ) -> tuple[Tensor, float]:
         """Return texts (count, L) that the second span knows best, and their mean distance from it.
 
-        `apart` (V, L) are the tokens' distances from the first span at each place.
+        `apart` (V, L) are the tokens' distances from the first span at each place, of which `least` may stand there.
         """
-        options = [_options(column, count, self.threshold) for column in apart.unbind(1)]
+        options = [_options(column, least, self.threshold) for column in apart.unbind(1)]
         drawn = [o[torch.randint(len(o), (self.starts,), generator=generator).to(o.device)] for o in options]
         found = descended(torch.stack(drawn, dim=1), options, lambda numbers: second.of_texts(numbers))
         distances = second.of_texts(found)
@@ -122,45 +126,37 @@ class Dager:
 
 @dataclass(frozen=True)
 class Span:
-    """Span of the inputs of an attention, as its gradients have it."""
+    """Span of what entered a product for the batch, as the gradient has it."""
 
     inputs: Callable[[Tensor], Tensor]
-    """Function from token numbers (n, L) to the attention's inputs (n, L, width)."""
+    """Function from token numbers (n, L) to what enters for them, (n, L, width)."""
     basis: Tensor
-    """Basis (tokens of the batch, width) float64, orthonormal rows."""
+    """Basis (r, width) float64, orthonormal rows."""
+    length: int
+    room: int
+    """Number of dimensions of the space in which all possible inputs lie."""
+    rank: int
+    """Rank of the gradient, or the number of tokens of the batch where that is less: it is, under noise."""
 
     @classmethod
-    def of(cls, observation: Observation, model: nn.Module, layers: Sequence[str]) -> Span:
-        """Return the span of the layers of one attention."""
-        device = next(iter(observation.weights.values())).device
-        model = without_tracking(model).to(device)
-        front = Front(model, layers[0], before=True)
-        state = {**observation.weights, **buffers_for(model, observation)}
-        gradient = observation.gradient
-        stacked = torch.cat([gradient[f"{layer}.weight"] for layer in layers]).double()
-        directions = torch.linalg.svd(stacked, full_matrices=False).Vh
-        tokens = observation.batch_size * observation.sample.shape[0]
-        return cls(lambda numbers: front(state, numbers.to(device)), directions[:tokens])
+    def of(cls, observation: Observation, entrance: Entrance) -> Span:
+        """Return the span at an entrance.
+
+        The basis is of as many directions as the batch has tokens; where all vectors lay in the span of so many, of as
+        many as the rank: tokens that stand in the batch twice may enter alike.
+        """
+        length, gradient = observation.sample.shape[0], entrance.gradient(observation.gradient)
+        room = _dimensions(entrance.inputs, observation)
+        tokens = observation.batch_size * length
+        rank = min(tokens, int(torch.linalg.matrix_rank(gradient)))
+        directions = torch.linalg.svd(gradient.double(), full_matrices=False).U.T
+        return cls(entrance.inputs, directions[: tokens if tokens < room else rank], length, room, rank)
 
     @torch.no_grad()
-    def is_by_place(self, length: int, vocabulary: int) -> bool:
-        """Return whether the input at a place depends on the token there alone."""
-        mixed = torch.arange(length) % vocabulary
-        alone = torch.stack([self.inputs(token.expand(1, length))[0, place] for place, token in enumerate(mixed)])
-        return torch.allclose(self.inputs(mixed[None])[0], alone, rtol=1e-4, atol=1e-5)
-
-    @torch.no_grad()
-    def dimensions(self, length: int, vocabulary: int) -> int:
-        """Return the number of dimensions of the space in which all possible inputs lie."""
-        shape = ceil(2 * self.basis.shape[1] / length), length
-        drawn = torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0))
-        return int(torch.linalg.matrix_rank(self.inputs(drawn).flatten(0, 1).double(), rtol=1e-5))
-
-    @torch.no_grad()
-    def of_tokens(self, vocabulary: int, length: int) -> Tensor:
+    def of_tokens(self, vocabulary: int) -> Tensor:
         """Return the distance of every token at every place from the span, over its own norm: (vocabulary, L)."""
         tokens = torch.arange(vocabulary).split(_TOKENS_AT_ONCE)
-        return torch.cat([self.distance(self.inputs(some[:, None].expand(-1, length))) for some in tokens])
+        return torch.cat([self.distance(self.inputs(some[:, None].expand(-1, self.length))) for some in tokens])
 
     @torch.no_grad()
     def of_texts(self, numbers: Tensor) -> Tensor:
@@ -195,21 +191,27 @@ def _options(distances: Tensor, least: int, threshold: float) -> Tensor:
     return distances.topk(min(count, len(distances)), largest=False).indices
 
 
-def _obstacle(observation: Observation, model: nn.Module) -> str | None:
-    if table_of(model) is None or not _attentions(observation):
-        return _NO_ATTENTION
-    if observation.local.steps > 1:
-        return _STEPS
-    return None
+def _sorted(found: Sequence[Entrance], observation: Observation) -> tuple[list[Entrance], list[Entrance]]:
+    """Return the entrances of vectors that depend on the token at their place alone, and the first others."""
+    mixed = torch.arange(observation.sample.shape[0]) % (observation.sample.largest + 1)
+    at_places, further = list[Entrance](), list[Entrance]()
+    for entrance in found:
+        (at_places if entrance.is_by_place(mixed) else further).append(entrance)
+        if len(further) == _FURTHER:
+            break
+    return at_places, further
 
 
-def _attentions(observation: Observation) -> list[list[str]]:
-    """Return the linear layers that read the input of each attention, in the order of the model."""
-    found: Named = {n: t for n, t in observation.update.items() if n.endswith(".weight") and t.ndim == 2}
-    blocks: dict[str, list[str]] = {}
-    for name in found:
-        layer = name.removesuffix(".weight")
-        parent, _, part = layer.rpartition(".")
-        if part in _PARTS:
-            blocks.setdefault(parent, []).append(layer)
-    return list(blocks.values())
+@torch.no_grad()
+def _dimensions(inputs: Callable[[Tensor], Tensor], observation: Observation) -> int:
+    """Return the number of dimensions of the space in which all possible inputs lie."""
+    generator, length = torch.Generator().manual_seed(0), observation.sample.shape[0]
+    vectors = inputs(observation.sample.noise(1, generator)).flatten(0, 1)
+    shape = ceil(2 * vectors.shape[1] / length), length
+    drawn = torch.randint(observation.sample.largest + 1, shape, generator=generator)
+    return int(torch.linalg.matrix_rank(inputs(drawn).flatten(0, 1).double(), rtol=1e-5))
+
+
+def _roomiest(spans: Sequence[Span]) -> Span | None:
+    """Return the span with the most dimensions to spare of those of the highest rank, the first of equals."""
+    return max(spans, key=lambda span: (span.rank, span.room), default=None)

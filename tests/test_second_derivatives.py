@@ -1,0 +1,195 @@
+"""Second derivatives of models that lack them, hide that they lack them, or are not taken by vmap."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from rayfed.attacks.idlg import Idlg
+from rayfed.attacks.matching.problem import Matching, squared_l2
+from rayfed.attacks.matching.second_derivatives import DIFFERENCED, IN_TURN, TOGETHER, Way
+from rayfed.engine import runs
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
+from rayfed.gradients import buffers_of, gradient, weights_of
+from rayfed.scenario import parse
+from tests.attack_fixtures import digit, observe, seeded
+
+
+class Rows(nn.Module):
+    """A network on the rows of an image 8x8, each a vector."""
+
+    def __init__(self, core: nn.Module) -> None:
+        super().__init__()
+        self.first, self.core, self.fc = nn.Linear(8, 8), core, nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = self.core(self.first(images[:, 0]))
+        return self.fc((found[0] if isinstance(found, tuple) else found).flatten(1))
+
+
+class Own(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.reentrant = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+
+
+class Once(torch.autograd.Function):
+    """x^2 with a backward pass of its own that autograd cannot see through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * slope
+
+
+class Hiding(Once):
+    """The same, whose second derivative is a wrong one and no error."""
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0].detach() * slope
+
+
+class Steps(torch.autograd.Function):
+    """Signs, with the slope of the identity: its gradient has no slope that could be followed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope
+
+
+def attention(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x, x)
+
+
+def branching(x: Tensor) -> Tensor:
+    return 2 * x.tanh() if x.sum().item() > 0 else x.tanh()
+
+
+def in_place(x: Tensor) -> Tensor:
+    return F.relu_(torch.zeros(x.shape, dtype=x.dtype).add_(x))
+
+
+MODELS: dict[str, tuple[nn.Module, Way]] = {
+    "attention": (Own(attention), TOGETHER),
+    "multihead": (nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), IN_TURN),
+    "layer norm": (nn.LayerNorm(8), IN_TURN),
+    "gru": (nn.GRU(8, 8, batch_first=True), IN_TURN),
+    "lstm": (nn.LSTM(8, 8, batch_first=True), IN_TURN),
+    "branch": (Own(branching), IN_TURN),
+    "in place": (Own(in_place), IN_TURN),
+    "once": (Own(Once.apply), DIFFERENCED),
+    "hiding": (Own(Hiding.apply), DIFFERENCED),
+    "checkpoint": (Checkpointed(False), DIFFERENCED),
+    "reentrant": (Checkpointed(True), DIFFERENCED),
+}
+
+
+def problem(model: nn.Module) -> Matching:
+    """Two victims of a model whose own weights are other ones than those that they were sent."""
+    model = model.eval()
+    seen = [observe(model, digit(i), torch.tensor([i])) for i in (3, 5)]
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(0.5)
+    return Matching.of(seen, other, None, squared_l2, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_slopes_of_the_objective_are_its_differences(name: str) -> None:
+    torch.manual_seed(0)
+    core, way = MODELS[name]
+    matching = problem(Rows(core))
+    assert matching.way is way
+    generator = torch.Generator().manual_seed(1)
+    points = torch.rand(2, matching.dimension, generator=generator, dtype=torch.float64)
+    ahead = torch.randn(points.shape, generator=generator, dtype=torch.float64)
+    victims, step = torch.arange(2), 1e-6
+    _, slopes = matching.value_and_gradient(points, victims)
+    there, back = (matching.values(points + s * ahead, victims) for s in (step, -step))
+    torch.testing.assert_close((slopes * ahead).sum(1), (there - back) / (2 * step), rtol=1e-4, atol=1e-9)
+
+
+def test_what_vmap_takes_is_still_computed_together() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10))
+    assert problem(model).way is TOGETHER
+
+
+def test_a_gradient_in_steps_is_refused() -> None:
+    torch.manual_seed(0)
+    model = Rows(Own(Steps.apply))
+    seen = observe(model, digit(3), torch.tensor([3]))
+    [found] = Idlg(iterations=1).reconstruct([seen], model, seeded(0))
+    assert found.status == "not applicable"
+    assert "cannot be differentiated in its inputs" in found.message
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_compute_again_at_the_weights_that_were_sent(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    model, plain = (nn.Sequential(nn.Flatten(), nn.Linear(64, 8), c, nn.Linear(8, 10)) for c in (
+        Checkpointed(reentrant), Checkpointed(reentrant).inner
+    ))  # fmt: skip
+    weights = weights_of(plain)
+    named = dict(zip(weights_of(model), weights.values(), strict=True))
+    found, _ = gradient(model, named, buffers_of(model), digit(3), torch.tensor([3]))
+    true, _ = gradient(plain, weights, buffers_of(plain), digit(3), torch.tensor([3]))
+    for one, other in zip(found.values(), true.values(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def network(core: str) -> nn.Module:
+    """What the whole runs train; `core` names it in `MODELS`."""
+    return Rows(copy.deepcopy(MODELS[core][0]))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("core", ["multihead", "gru", "once", "checkpoint", "reentrant"])
+def test_whole_runs_train_and_attack_such_models(core: str, tmp_path: Path) -> None:
+    scenario = {
+        "name": "second",
+        "data": {"name": "digits", "size": 8, "train_samples": 100, "test_samples": 20},
+        "model": {"name": "tests.test_second_derivatives:network", "core": core},
+        "federation": {"rounds": 2, "clients": 4},
+        "training": {"epochs": 1, "batch_size": 10, "lr": 0.1},
+        "attacks": [{"name": "idlg", "iterations": 8, "restarts": 1, "observes": "gradient", "batch_size": 1}],
+    }
+    run = runs.launch(parse(yaml.safe_dump(scenario)), str(tmp_path), local, Progress())
+    rounds, attacks = (run.read_table(table).to_pylist() for table in ("rounds", "attacks"))
+    assert rounds[1]["test_loss"] != rounds[0]["test_loss"]
+    assert attacks
+    assert all(row["status"] == "ok" for row in attacks)

@@ -88,28 +88,53 @@ def same(one: Any, other: Any) -> bool:
 
 
 SOME = [names for size in (0, 1, 2, len(GRANTS)) for names in combinations(GRANTS, size)]
+FEW = [names for names in SOME if len(names) != 2]
+
+
+KEYS = {"norm1.lock.key"}
+LOCK = {f"norm1.lock.{layer}.{name}" for layer in ("gamma", "beta") for name in ("weight", "bias")}
+PRIVATE = {"key": KEYS, "lock": LOCK, "colluder": KEYS | LOCK}
+"""Tensors of the arm `locked` on which a grant has a say; on all others none has."""
+
+
+def differing(one: Any, other: Any) -> set[str]:
+    """Names of the tensors in which two fields of observations differ; of other fields `whole`."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return set() if same(one, other) else {"whole"}
+    return {name for name in {**one, **other} if not same(one.get(name), other.get(name))}
+
+
+def protocol(observation: Observation) -> dict[str, Any]:
+    """What the protocol shows; of a sealed update, whose seal is drawn anew each time, what is to be read."""
+    shown = {f.name: getattr(observation, f.name) for f in fields(Observation) if f.name not in ("labels", "extra")}
+    sealed: Any = observation.sealed
+    return {**shown, "sealed": sealed and (type(sealed), sealed.tensors, sealed.buffers, sealed.round)}
 
 
 @pytest.mark.parametrize("observes", registry.table("views"))
+@pytest.mark.parametrize("arm", ["locked", "boosted", "averaged", *SEALED])
 @pytest.mark.engine
-def test_an_attacker_receives_what_protocol_and_grants_declare_and_nothing_else(observes: str, seen: Any) -> None:
+def test_an_attacker_receives_what_protocol_and_grants_declare_and_nothing_else(
+    arm: str, observes: str, seen: Any
+) -> None:
     """Whatever it is given, `labels` and `extra` hold what its grants declare, each as if it were given alone; of the
-    protocol's fields it sees what it sees without, unless a grant is of the private part.
+    protocol's fields it sees what it sees without, but for the private tensors on which its grants have a say.
     """
-    own = {"observes": observes, "batch_size": 3 if observes == "gradient" else 1}
-    alone = {names: seen(*names, **own) for names in SOME if len(names) <= 1 or OF_PRIVATE.issuperset(names)}
-    for names in SOME:
+    own = {"arm": arm, "observes": observes, "batch_size": 3 if observes == "gradient" else 1}
+    plain, alone = seen(**own), {name: seen(name, **own) for name in GRANTS}
+    assert plain.labels is None
+    assert not plain.extra
+    for names in SOME if arm == "locked" else FEW:
         observation = seen(*names, **own)
         declared = {filled for name in names for filled in registry.find("grants", name).fills}
         assert (observation.labels is not None) == ("labels" in declared)
         assert set(observation.extra) == declared - {"labels"}
         for name in names:
             for filled in set(registry.find("grants", name).fills) - {"labels"}:
-                assert same(observation.extra[filled], alone[(name,)].extra[filled]) or "lock" in names, filled
-        private = tuple(name for name in names if name in OF_PRIVATE)
-        protocol = alone.get(private) or seen(*private, **own)
-        for field in {f.name for f in fields(Observation)} - {"labels", "extra"}:
-            assert same(getattr(observation, field), getattr(protocol, field)), (names, field)
+                assert same(observation.extra[filled], alone[name].extra[filled]) or "lock" in names, filled
+        private = set[str]().union(*(PRIVATE[name] for name in names if name in PRIVATE and arm == "locked"))
+        for field, shown in protocol(observation).items():
+            assert differing(shown, protocol(plain)[field]) <= private, (names, field)
 
 
 @pytest.mark.engine
@@ -175,7 +200,7 @@ def test_who_opens_an_update_sees_then_what_defences_left_alone(seen: Any) -> No
     [found] = attempt(method, [sealed], torch.nn.Identity(), [torch.Generator()], factor=True)
     [opened] = method.shown
     assert found.status == "ok"
-    assert same(dict(opened.extra), {"defence": {name: t != 0 for name, t in opened.update.items()}})
+    assert same(opened.extra["defence"], {name: t != 0 for name, t in opened.update.items()})
     kept = sum(int(mask.sum()) for mask in opened.extra["defence"].values())
     assert 0 < kept <= 0.6 * sum(t.numel() for t in opened.update.values())
 

@@ -1,43 +1,49 @@
-"""Membership inference: right about an overfitted client, a coin about samples that nobody trained on."""
+"""Membership inference: right about a client's own samples, a coin about samples that nobody trained on."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import Ridge
 from torch.nn import functional as F
 
 from rayfed import scenario as scenarios
-from rayfed.attacks.inference.membership import Membership
+from rayfed.attacks.inference.membership import Membership, log_ratios, ridge
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.runtime import ClientRuntime, Sent
 from rayfed.client.visit import ClientVisit, Truth
 from rayfed.engine.inputs import prepare
 from rayfed.gradients import buffers_of, gradient, weights_of
-from rayfed.metrics.inference import auc
 from rayfed.scenario import AttackSpec
 from rayfed.store.schemas import TABLES
 from rayfed.update import Observation
 
-SCORES = ["loss", "norm", "cosine"]
+SCORES = ["loss", "norm", "cosine", "regression", "lira"]
 VICTIMS = (2, 5, 7, 11)
+SKEWED = "{name: shards, shards_per_client: 2}"
 
 
-def runtime(epochs: int) -> ClientRuntime:
+def runtime(epochs: int, partition: str = "iid", validation: float = 0.5, seed: int = 8) -> ClientRuntime:
     scenario = scenarios.parse(
-        "{name: t, seed: 8, data: {name: digits, train_samples: 400}, model: mlp, federation: {rounds: 1, clients: 20},"
+        f"{{name: t, seed: {seed}, "
+        "data: {name: digits, size: 8, train_samples: 900, public: 0.1}, model: {name: mlp,"
+        f" hidden: [32]}}, partition: {partition}, federation: {{rounds: 1, clients: 20, validation: {validation}}},"
         f" training: {{epochs: {epochs}, batch_size: 10, lr: 0.1}}}}"
     )
     inputs = prepare(scenario)
-    return ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"))
+    return ClientRuntime(scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
 
 
-def observed(h: ClientRuntime, victim: int, score: str = "loss") -> tuple[Observation, Truth]:
+def observed(h: ClientRuntime, victim: int, **settings: object) -> tuple[Observation, Truth]:
     net = h.arm("none").model
-    spec = AttackSpec(name="membership", knowledge=["candidates"], score=score)  # type: ignore[call-arg]
-    return ObservationBuilder(h).observe(ClientVisit("none", Sent(0, weights_of(net), buffers_of(net)), victim), spec)
+    raw = {"name": "membership", "knowledge": ["candidates", "public"], **settings}
+    visit = ClientVisit("none", Sent(0, weights_of(net), buffers_of(net)), victim)
+    return ObservationBuilder(h).observe(visit, AttackSpec.model_validate(raw))
 
 
 @pytest.fixture(scope="module")
@@ -52,28 +58,149 @@ def scores_of(score: str, h: ClientRuntime, seen: Observation) -> torch.Tensor:
     return found.scores
 
 
+def judged(score: str, h: ClientRuntime, seen: Observation, truth: Truth) -> dict[str, float]:
+    attack = Membership(score=score)  # type: ignore[arg-type]
+    row, images = ObservationBuilder(h).judge(truth, attack.infer([seen], h.arm("none").model, [torch.Generator()])[0])
+    assert (row["metric"], images) == ("auc", [])
+    return row
+
+
 @pytest.mark.parametrize("score", SCORES)
-def test_members_of_an_overfitted_client_stand_out(score: str, overfitted) -> None:  # type: ignore[no-untyped-def]
+def test_members_of_an_overfitted_client_stand_out_and_controls_do_not(score: str, overfitted) -> None:  # type: ignore[no-untyped-def]
     h, clients = overfitted
+    rows = [judged(score, h, *client) for client in clients]
+    assert fmean(row["value"] for row in rows) > 0.6
+    assert fmean(row["control"] for row in rows) == pytest.approx(0.5, abs=4 * by_chance(rows))
+
+
+def by_chance(rows: list[dict[str, float]]) -> float:
+    """Return the deviation of the AUC of as many scores that say nothing."""
+    among = sum(row["candidates"] for row in rows) / 2
+    return ((2 * among + 1) / (12 * among**2)) ** 0.5
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_the_control_is_a_coin_where_members_differ_in_nothing_else(score: str) -> None:
+    rows = []
+    for seed in range(5):
+        h = runtime(1, seed=seed)
+        rows += [judged(score, h, *observed(h, victim, shadows=8)) for victim in VICTIMS]
+    assert fmean(row["control"] for row in rows) == pytest.approx(0.5, abs=4 * by_chance(rows))
+
+
+@pytest.mark.parametrize("of", ["all clients", "the victim"])
+def test_the_control_shows_a_bias_of_where_members_are_from(of: str) -> None:
+    """Training images are darker than those of the test split, and nothing of a member is in the update."""
+    h, rows = runtime(1, validation=0), []
+    bright, dark = h.data.train_images, (h.data.train_images * 0.6).astype(h.data.train_images.dtype)
+    for victim in VICTIMS:
+        images = dark if of == "all clients" else bright.copy()
+        images[h.parts[victim]] = dark[h.parts[victim]]
+        h.data = replace(h.data, train_images=images)
+        seen, truth = observed(h, victim)
+        silent = {name: torch.zeros_like(t) for name, t in seen.update.items()}
+        rows.append(judged("norm", h, replace(seen, update=silent), truth))
+    assert abs(fmean(row["control"] for row in rows) - 0.5) > 8 * by_chance(rows)
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.5])
+def test_label_skew_makes_no_members(validation: float) -> None:
+    """Clients hold one class or two: who knows labels alone tells nobody apart, whatever the update."""
+    h = runtime(1, SKEWED, validation)
+    for victim in VICTIMS:
+        seen, truth = observed(h, victim)
+        kinds = {kind: [] for kind in ("member", "non-member")}
+        for candidate, label in zip(truth.candidates, seen.extra["candidates"][1].tolist(), strict=True):
+            kinds[candidate.kind].append(label)
+        assert Counter(kinds["member"]) == Counter(kinds["non-member"]) == Counter(seen.extra["control"][1].tolist())
+        assert kinds["member"]
+        assert set(kinds["member"]) <= set(h.data.train_labels[h.parts[victim]].tolist())
+
+
+def test_non_members_and_the_controls_samples_are_the_clients_own_and_trained_nobody() -> None:
+    h = runtime(1, SKEWED)
+    seen, truth = observed(h, 3)
+    numbers = {kind: [c.sample for c in truth.candidates if c.kind == kind] for kind in ("member", "non-member")}
+    assert set(numbers["member"]) <= set(h.parts[3].tolist())
+    assert set(numbers["non-member"]) <= set(h.validation[3].tolist())
+    held, _ = h.samples("train", h.validation[3])
+    of_control = {tuple(image.flatten().tolist()) for image in seen.extra["control"][0]}
+    assert of_control <= {tuple(image.flatten().tolist()) for image in held}
+    assert not of_control & {tuple(image.flatten().tolist()) for image in seen.extra["candidates"][0]}
+    every, labels = h.samples("train", np.array([c.sample for c in truth.candidates]))
+    assert torch.equal(seen.extra["candidates"][0], every)
+    assert torch.equal(seen.extra["candidates"][1], labels)
+
+
+def test_without_held_out_samples_others_are_of_the_test_split() -> None:
+    h = runtime(1, validation=0)
+    seen, truth = observed(h, 3)
+    unseen = [(c.sample, i) for i, c in enumerate(truth.candidates) if c.kind != "member"]
+    images, _ = h.test_data(np.array([sample for sample, _ in unseen]))
+    assert torch.equal(seen.extra["candidates"][0][[i for _, i in unseen]], images)
+
+
+def test_a_held_out_sample_that_another_client_trains_on_is_no_candidate() -> None:
+    h = runtime(1)
+    _, before = observed(h, 3)
+    shared = next(c.sample for c in before.candidates if c.kind == "non-member")
+    h.parts = type(h.parts).of([*h.parts[:4], np.append(h.parts[4], shared), *h.parts[5:]])
+    _, after = observed(h, 3)
+    assert shared not in [c.sample for c in after.candidates]
+
+
+def test_a_run_without_such_an_attack_trains_on_the_same_samples() -> None:
+    text = (
+        "{name: t, data: {name: digits, size: 8, train_samples: 200}, federation: {rounds: 1, clients: 4}, attacks: %s}"
+    )
+    parts = [prepare(scenarios.parse(text % a)).parts for a in ("[]", "[{name: membership, knowledge: [candidates]}]")]
+    assert all(np.array_equal(one, other) for one, other in zip(*parts, strict=True))
+
+
+def test_the_regression_reads_the_members_of_one_gradient() -> None:
+    """The update is the mean of eight gradients out of 16: nothing else is one."""
+    h = runtime(epochs=1)
     values = []
-    for seen, truth in clients:
-        row, images = ObservationBuilder(h).judge(
-            truth, Membership(score=score).infer([seen], h.arm("none").model, [torch.Generator()])[0]
-        )
-        assert row["metric"] == "auc"
-        assert row["candidates"] == 40
-        assert images == []
+    for victim in VICTIMS:
+        seen, truth = observed(h, victim, observes="gradient", batch_size=8)
+        row = judged("regression", h, seen, truth)
+        assert row["value"] > judged("cosine", h, seen, truth)["value"]
         values.append(row["value"])
-    assert np.mean(values) > 0.65
+    assert fmean(values) > 0.95
 
 
-@pytest.mark.parametrize("score", SCORES)
-def test_samples_that_nobody_trained_on_are_a_coin_toss(score: str, overfitted) -> None:  # type: ignore[no-untyped-def]
-    h, clients = overfitted
-    images, labels = h._tensors(h.data.test_images, h.data.test_labels, np.arange(340))
-    claimed = torch.arange(340) % 2 == 0
-    scores = scores_of(score, h, replace(clients[0][0], extra={"candidates": (images, labels)}))
-    assert auc(scores, claimed) == pytest.approx(0.5, abs=4 * (341 / (12 * 170 * 170)) ** 0.5)
+def test_ridge_is_scikit_learns_at_the_penalty_of_the_least_score() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, noise = (torch.randn(n, generator=generator, dtype=torch.float64) for n in ((12, 60), (60,)))
+    seen = rows[0] + rows[3] + 0.5 * noise
+    largest = torch.linalg.eigvalsh(rows @ rows.T)[-1]
+    scores = {}
+    for penalty in (largest * torch.logspace(-10, 1, 23, dtype=torch.float64)).tolist():
+        fitted = Ridge(alpha=penalty, fit_intercept=False).fit(rows.T.numpy(), seen.numpy())
+        hat = rows.T @ torch.linalg.inv(rows @ rows.T + penalty * torch.eye(12)) @ rows
+        left = np.square(seen.numpy() - fitted.predict(rows.T.numpy())).sum()
+        scores[left / (60 - float(hat.trace())) ** 2] = fitted.coef_
+    np.testing.assert_allclose(ridge(rows, seen).numpy(), scores[min(scores)], rtol=1e-6)
+
+
+def test_log_ratios_are_those_of_two_normals() -> None:
+    shadows = torch.tensor([[1.0, 5.0], [3.0, 7.0], [0.0, 1.0], [-2.0, 3.0]], dtype=torch.float64)
+    trained = torch.tensor([[True, True], [True, True], [False, False], [False, False]])
+    found = log_ratios(torch.tensor([2.0, 2.0], dtype=torch.float64), shadows, trained)
+    inside = torch.distributions.Normal(torch.tensor([2.0, 6.0]), 2**0.5)
+    outside = torch.distributions.Normal(torch.tensor([-1.0, 2.0]), 2**0.5)
+    two = torch.tensor([2.0, 2.0])
+    torch.testing.assert_close(found.float(), inside.log_prob(two) - outside.log_prob(two))
+
+
+def test_entries_that_a_defence_has_cut_off_do_not_hide_members() -> None:
+    h = runtime(epochs=1)
+    values = []
+    for victim in VICTIMS:
+        seen, truth = observed(h, victim, observes="gradient", batch_size=8)
+        kept = {n: t * (t.abs() >= t.abs().flatten().quantile(0.7)) for n, t in seen.update.items()}
+        values.append(judged("regression", h, replace(seen, update=kept), truth)["value"])
+    assert fmean(values) > 0.95
 
 
 def test_the_loss_is_that_of_the_local_model(overfitted) -> None:  # type: ignore[no-untyped-def]
@@ -91,43 +218,38 @@ def test_the_gradient_of_a_lone_sample_has_cosine_one() -> None:
     seen, _ = observed(h, 3)
     image, label = (t[:1] for t in seen.extra["candidates"])
     update, _ = gradient(h.arm("none").model, seen.weights, {}, image, label)
-    alone = replace(seen, update=update)
-    scores = scores_of("cosine", h, alone)
+    scores = scores_of("cosine", h, replace(seen, update=update))
     assert scores[0].item() == pytest.approx(1, abs=1e-5)
     assert (scores[1:] < 1 - 1e-4).all()
 
 
-def test_the_host_asks_about_as_many_members_as_others() -> None:
-    h = runtime(epochs=1)
-    seen, truth = observed(h, 3)
-    images, labels = seen.extra["candidates"]
-    assert truth.members is not None
-    assert truth.members.sum() * 2 == len(images) == len(labels)
-    own = {image.numpy().tobytes() for image in truth.inputs}
-    tests, _ = h.test_data()
-    others = {image.numpy().tobytes() for image in tests}
-    assert all(image.numpy().tobytes() in own for image in images[truth.members])
-    assert all(image.numpy().tobytes() in others for image in images[~truth.members])
-    again, _ = observed(h, 3)
-    assert torch.equal(again.extra["candidates"][0], images)
-    assert not truth.members[: len(images) // 2].all()
-
-
-def test_without_candidates_or_with_a_broken_update_it_says_so() -> None:
+def test_what_it_lacks_is_said() -> None:
     h = runtime(epochs=1)
     seen, truth = observed(h, 3)
     broken = replace(seen, update={name: t * torch.nan for name, t in seen.update.items()})
-    nobody, bad = Membership().infer([replace(seen, extra={}), broken], h.arm("none").model, [torch.Generator()] * 2)
-    assert (nobody.status, bad.status) == ("not applicable", "diverged")
-    assert "candidates" in nobody.message
-    assert ObservationBuilder(h).judge(truth, bad)[0]["value"] is None
+    nobody = replace(seen, extra={name: tuple(t[:0] for t in seen.extra[name]) for name in ("candidates", "control")})
+    cases = [replace(seen, extra={}), nobody, broken]
+    found = Membership().infer(cases, h.arm("none").model, [torch.Generator()] * 3)
+    assert [f.status for f in found] == ["not applicable", "not applicable", "diverged"]
+    assert "candidates" in found[0].message
+    assert "federation.validation" in found[1].message
+    row, _ = ObservationBuilder(h).judge(truth, found[2])
+    assert (row["value"], row["control"], row["scores"]) == (None, None, None)
+    alone = replace(seen, extra={"candidates": seen.extra["candidates"]})
+    [found] = Membership(score="lira").infer([alone], h.arm("none").model, [torch.Generator()])
+    assert (found.status, "public" in found.message) == ("not applicable", True)
 
 
-def test_auc_of_known_orders() -> None:
-    members = torch.tensor([True, True, False, False])
-    assert auc(torch.tensor([4.0, 3.0, 2.0, 1.0]), members) == 1
-    assert auc(torch.tensor([1.0, 1.0, 1.0, 1.0]), members) == 0.5
-    assert auc(torch.tensor([4.0, 1.0, 3.0, 2.0]), members) == 0.5
+def test_the_candidates_of_an_update_are_the_same_in_every_round() -> None:
+    h = runtime(epochs=1)
+    net = h.arm("none").model
+    spec = AttackSpec.model_validate({"name": "membership", "knowledge": ["candidates"]})
+    first, second = (
+        ObservationBuilder(h).observe(ClientVisit("none", Sent(r, weights_of(net), buffers_of(net)), 3), spec)[1]
+        for r in (0, 1)
+    )
+    assert first.candidates == second.candidates
+    assert [c.kind for c in first.candidates] != sorted(c.kind for c in first.candidates)
 
 
 def test_inferences_pass_through_the_workers_into_their_own_table() -> None:

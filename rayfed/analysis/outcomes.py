@@ -15,13 +15,13 @@ import yaml
 from rayfed.analysis import summary
 from rayfed.analysis.summary import Leak, Row
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
-from rayfed.store.folder import SCENARIO, RunFolder
+from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, VERSUS
 
 
 def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     """Return a row for every arm and attack of a run; `attack` is null for an arm that none has met."""
-    scenario = folder.read_mapping(SCENARIO)
+    scenario = folder.scenario()
     names = ("rounds", "attacks", "inferences", "privacy")
     rounds, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
     arms = summary.arm_names(scenario, rounds, attacks, inferences)

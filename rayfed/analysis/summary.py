@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed import registry
+from rayfed.analysis.membership import Roc, roc
 from rayfed.metrics.known import METRICS
 
 Row = Mapping[str, Any]
@@ -75,6 +76,10 @@ class Claim:
     value: Spread | None
     chance: Spread | None
     """Value that an attacker gets who has seen nothing."""
+    control: Spread | None
+    """Value of the same candidates on an update behind which none of them is; None without a control."""
+    roc: Roc | None
+    """What the candidates of all victims come to; None of what has no candidates."""
     candidates: int
     """Number of statements behind the value: candidates, questions or images."""
     failures: dict[tuple[str, str], int]
@@ -199,6 +204,8 @@ def _claim(rows: Sequence[Row]) -> Claim:
         metric=rows[0]["metric"],
         value=spread(row["value"] for row in answered),
         chance=spread(row["chance"] for row in answered),
+        control=spread(row.get("control") for row in answered),
+        roc=roc(answered),
         candidates=sum(row["candidates"] or 0 for row in answered),
         failures=dict(Counter((row["status"], row["message"] or "") for row in rows if row["status"] != "ok")),
     )

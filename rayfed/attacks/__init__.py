@@ -1,7 +1,7 @@
 """Attacks: one a file, each a component that turns what was observed into images and labels (see `base.py`).
 
-`matching/` holds what gradient-matching attacks share, `inference/` the attacks that rebuild nothing, `text/` those on
-texts; `labels.py`, `forward_probe.py` and `groups.py` serve all of them.
+`matching/` holds what gradient-matching attacks share, `closed_form/` what closed forms do, `inference/` the attacks
+that rebuild nothing, `text/` those on texts; `labels.py`, `forward_probe.py` and `groups.py` serve all of them.
 """
 
 TABLE: dict[str, str] = {
@@ -12,6 +12,9 @@ TABLE: dict[str, str] = {
     "two_images": "rayfed.attacks.two_images:TwoImages",
     "gradinversion": "rayfed.attacks.gradinversion:GradInversion",
     "analytic": "rayfed.attacks.analytic:Analytic",
+    "spear": "rayfed.attacks.spear:Spear",
+    "peel": "rayfed.attacks.peel:Peel",
+    "april": "rayfed.attacks.april:April",
     "grnn": "rayfed.attacks.grnn:Grnn",
     "ggl": "rayfed.attacks.ggl:Ggl",
     "model_inversion": "rayfed.attacks.model_inversion:ModelInversion",

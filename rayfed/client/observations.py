@@ -8,21 +8,27 @@ up to views and grants, and those of a user's own are trusted with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rayfed import gradients
 from rayfed.attacks.base import Inference
-from rayfed.client.local import batches, local_training
+from rayfed.client import plan
+from rayfed.client.grants.candidates import KINDS
+from rayfed.client.local import batches, local_training, trained_samples
 from rayfed.client.runtime import ClientRuntime
 from rayfed.client.views import Sight
-from rayfed.client.visit import ClientVisit, ObservedClient, Truth
+from rayfed.client.visit import Candidate, ClientVisit, ObservedClient, Truth
+from rayfed.data.partitions.base import label_mix
 from rayfed.defences.base import Task
 from rayfed.errors import UserError
-from rayfed.metrics.inference import auc, class_share, correct, nearest
+from rayfed.metrics.inference import class_share, correct, nearest
+from rayfed.metrics.roc import auc
 from rayfed.models.private import only, without
 from rayfed.scenario import AttackSpec
 from rayfed.update import Named, Observation, Update
@@ -59,21 +65,57 @@ class ObservationBuilder:
         The row is without the columns of its call. Each image that the attack made is paired with the nearest true
         image of that class in the victim's data.
         """
-        asked = {"auc": len(guess.scores), "accuracy": len(guess.scores), "class_share": len(guess.images)}
+        asked = {"auc": len(truth.candidates), "accuracy": len(guess.scores), "class_share": len(guess.images)}
         row = {"metric": guess.metric, "value": None, "chance": guess.chance, "candidates": asked[guess.metric]}
+        row |= {"control": None, "scores": None}
         if guess.status != "ok":
             return row, []
         if guess.metric == "auc":
-            assert truth.members is not None
-            return row | {"value": auc(guess.scores, truth.members)}, []
+            return row | _told_apart(truth.candidates, guess), []
         of_class = truth.labels == guess.label
         if guess.metric == "accuracy":
+            share = float(truth.holding[guess.label]) if truth.holding is not None else guess.chance
+            row["chance"] = max(share, 1 - share)
             return row | {"value": correct(guess.scores, bool(of_class.any()))}, []
         images = guess.images.to(self.runtime.device)
         row["value"] = class_share(images, guess.label, *self.runtime.test_data())
         if not of_class.any():
             return row, []
         return row, list(zip(nearest(images, truth.inputs[of_class]), images, strict=True))
+
+
+def _told_apart(candidates: Sequence[Candidate], guess: Inference) -> dict[str, Any]:
+    """Return what a row of inferences has of the scores of candidates."""
+    without = [None] * len(candidates) if guess.control is None else guess.control.tolist()
+    rows = [
+        candidate._asdict() | {"score": score, "control": control}
+        for candidate, score, control in zip(candidates, guess.scores.tolist(), without, strict=True)
+    ]
+
+    def area(of: str) -> float:
+        members, others = ([row[of] for row in rows if row["kind"] == kind] for kind in KINDS)
+        return auc(members, others).value
+
+    return {"value": area("score"), "control": None if guess.control is None else area("control"), "scores": rows}
+
+
+def _holding(observed: ObservedClient) -> Tensor | None:
+    """Return the shares of the batches of all victims that hold each class, where the attack is scored by them.
+
+    A batch is drawn without replacement from its client's samples, so it lacks a class with hypergeometric probability.
+    """
+    if getattr(observed.attack.build(), "metric", None) != "accuracy":
+        return None
+    from scipy.stats import hypergeom  # an import of a second
+
+    runtime, training = observed.runtime, observed.training
+    victims = plan.victims(runtime.scenario, observed.attack, observed.round, runtime.parts.sizes)
+    parts = [runtime.parts[victim] for victim in victims]
+    held = label_mix(runtime.data.train_labels, parts, len(runtime.data.classes))
+    sizes = held.sum(1, keepdims=True)
+    most = sizes if observed.attack.view.of_round else np.full_like(sizes, observed.attack.batch_size)
+    used = np.vectorize(lambda size: trained_samples(int(size), training))(most)
+    return torch.from_numpy(1 - hypergeom.pmf(0, sizes, held, used)).mean(0)
 
 
 def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
@@ -90,7 +132,8 @@ def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
         plain = observed.undefended().tensors
         difference = {name: tensor - plain[name] for name, tensor in seen.items()}
         distortion = float(gradients.norm(difference) / gradients.norm(plain))
-    return Truth(asked.data.inputs[used], asked.data.labels[used], distortion)
+    numbers = observed.indices[used.cpu().numpy()]
+    return Truth(asked.data.inputs[used], asked.data.labels[used], distortion, numbers, holding=_holding(observed))
 
 
 def _shown(observed: ObservedClient, answer: Update) -> Sight:

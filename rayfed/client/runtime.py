@@ -161,8 +161,18 @@ class ClientRuntime:
 
     def _batches(self, split: Split, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield some rows of a split, 500 at a time."""
-        read = self.test_data if split == "test" else self._training_data
-        return (read(rows[low : low + 500]) for low in range(0, len(rows), 500))
+        return (self.samples(split, rows[low : low + 500]) for low in range(0, len(rows), 500))
+
+    def samples(self, split: Split, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return inputs (M, *shape) and labels (M,) of some rows of a split."""
+        return self.test_data(rows) if split == "test" else self._training_data(rows)
+
+    def untrained(self, client: int) -> tuple[Split, np.ndarray]:
+        """Return rows of a split that nobody trains on: those that the client holds out, else all of the test split."""
+        if not len(self.validation):
+            return "test", np.arange(len(self.data.test_labels))
+        own = self.validation[client]
+        return "train", own[~np.isin(own, self.parts.indices)]
 
     def test_data(self, rows: np.ndarray | None = None) -> tuple[Tensor, Tensor]:
         """Return inputs (M, *shape) and labels (M,) of the test split: some rows of it, or all."""

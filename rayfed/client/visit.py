@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +37,15 @@ class ClientVisit:
     """Client states when the round begins: of this client, and of others whose work is repeated."""
 
 
+class Candidate(NamedTuple):
+    """A sample of which a membership attack is asked whether the victim trained on it."""
+
+    kind: str
+    """`member` (it did) or `non-member`."""
+    sample: int
+    """Number in the training split, or of one that is no member in the split that it is from."""
+
+
 @dataclass(frozen=True)
 class Truth:
     """The truth behind an observation; for scoring alone."""
@@ -47,8 +56,12 @@ class Truth:
     """Labels (N,) int64."""
     distortion: float = 0.0
     """Distance of the observed update from the one without the arm's defences, over the latter's norm."""
-    members: Tensor | None = None
-    """Which of the observation's candidates are among the inputs, (M,) bool; None where it has no candidates."""
+    indices: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """Numbers (N,) of the inputs in the training split."""
+    candidates: tuple[Candidate, ...] = ()
+    """What the observation's candidates are, in their order."""
+    holding: Tensor | None = None
+    """Shares (K,) of the batches of all victims of the attack that hold each class; None where no attack asks that."""
 
     def replace(self, **changes: Any) -> Truth:
         """Return a copy with some fields changed."""
@@ -131,12 +144,25 @@ class ObservedClient:
         Each is the work on a task of its own, for defences may write on theirs. Raises `ClientError` for a client that
         fails.
         """
-        mean = self._answered(self.asked())
-        for again in range(1, self.attack.averages):
+        return self._answers[0]
+
+    def error(self) -> Named | None:
+        """Return the standard error of each value of `answer`, as its spread tells; None of a single answer."""
+        return self._answers[1]
+
+    @cached_property
+    def _answers(self) -> tuple[Update, Named | None]:
+        mean, count = self._answered(self.asked()), self.attack.averages
+        if count == 1:
+            return mean, None
+        squares = {name: torch.zeros_like(t) for name, t in mean.tensors.items()}  # of distances from the mean so far
+        for again in range(1, count):
             answer = self._answered(self.asked().replace(generator=self.noise(self.attack.observes, again)))
-            tensors = {n: t + (answer.tensors[n] - t) / (again + 1) for n, t in mean.tensors.items()}
+            away = {name: t - mean.tensors[name] for name, t in answer.tensors.items()}
+            tensors = {name: t + away[name] / (again + 1) for name, t in mean.tensors.items()}
+            squares = {name: s + away[name] * (answer.tensors[name] - tensors[name]) for name, s in squares.items()}
             mean = replace(mean, tensors=tensors)
-        return mean
+        return mean, {name: (s.clamp(min=0) / (count - 1) / count).sqrt() for name, s in squares.items()}
 
     def _answered(self, task: Task) -> Update:
         work = partial(update_method(self.training, self.arm.defences), task)

@@ -192,3 +192,10 @@ class Defence:
         Name -> bool of the tensor's shape, some names or all; None: every value does. `knowledge: [defence]` grants it.
         """
         return None
+
+    def exposed_in_mean(self, mean: Update, error: Named) -> Named | None:
+        """Return what `exposed` does, of the mean of several answers to the same samples at the same weights.
+
+        `error` is the standard error of each of its values: 0 where all answers agreed.
+        """
+        return self.exposed(mean)

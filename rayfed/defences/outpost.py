@@ -19,6 +19,9 @@ from rayfed.gradients import flatten
 from rayfed.registry import component
 from rayfed.update import Named, Update
 
+_DEVIATIONS = 4.0
+"""Standard errors from zero within which a value counts as noise alone; one of noise in 16,000 is further."""
+
 
 @component
 class Outpost(Defence):
@@ -59,3 +62,10 @@ class Outpost(Defence):
     def exposed(self, update: Update) -> Named:
         """Return a mask of what was not set to zero; which of it got noise cannot be told."""
         return {name: t != 0 for name, t in update.tensors.items()}
+
+    def exposed_in_mean(self, mean: Update, error: Named) -> Named:
+        """Return a mask of what was not set to zero, without values that are noise alone as far as one can tell.
+
+        Of a value that was pruned before it got noise the mean is about zero.
+        """
+        return {name: (t != 0) & (t.abs() > _DEVIATIONS * error[name]) for name, t in mean.tensors.items()}

@@ -17,6 +17,8 @@ TABLE = {
     "top1": "rayfed.metrics.top:TOP_1",
     "top3": "rayfed.metrics.top:TOP_3",
     "top5": "rayfed.metrics.top:TOP_5",
+    "above_guessing": "rayfed.metrics.guessing:ABOVE_GUESSING",
+    "told_apart": "rayfed.metrics.guessing:TOLD_APART",
     "label_accuracy": "rayfed.metrics.labels:LABEL_ACCURACY",
 }
 """Name -> its `Metric`, in the order of columns."""

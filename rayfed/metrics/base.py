@@ -36,7 +36,7 @@ class Metric:
     """`samples`: true ones (N, C, H, W) with the reconstructions matched to them, to (N,). `class`: the true labels
     (N,) with the reconstructions, to (N,). `labels`: those of a batch (N,) with those that the attack states, in any
     order, to one number for the batch."""
-    needs: tuple[Literal["lpips_weights", "evaluator", "recogniser", "people", "sample"], ...] = ()
+    needs: tuple[Literal["lpips_weights", "evaluator", "recogniser", "people", "sample", "others"], ...] = ()
     """Fields of `Scorer` that the function is made with."""
     unit: str = ""
     ceiling: float = inf

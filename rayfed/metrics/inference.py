@@ -8,13 +8,6 @@ from torch import Tensor
 _NEIGHBOURS = 5
 
 
-def auc(scores: Tensor, members: Tensor) -> float:
-    """Return the probability that a member scores higher than a non-member, for scores (M,) and (M,) bool."""
-    from sklearn.metrics import roc_auc_score  # an import of a second, in every process that scores
-
-    return float(roc_auc_score(members.cpu().numpy(), scores.cpu().numpy()))
-
-
 def correct(probability: Tensor, holds: bool) -> float:
     """Return 1 where a yes-or-no question was answered right by a probability (1,) of yes, else 0."""
     return float((probability.item() > 0.5) == holds)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.assignment import assign
+from rayfed.metrics.guessing import Others
 from rayfed.metrics.known import METRICS, metrics_of
 from rayfed.samples import Pixels, SampleSpec
 
@@ -37,6 +38,8 @@ class Scorer:
     """Names of the classes, which are whom the images show."""
     sample: SampleSpec = _IMAGE
     """Description of the samples."""
+    others: Others | None = None
+    """Samples that no victim holds, for metrics that set reconstructions beside guesses."""
 
     def __post_init__(self) -> None:
         known = metrics_of(self.sample.modality)

@@ -13,6 +13,7 @@ from typing import Any
 from rayfed.analysis import summary
 from rayfed.analysis.criteria import criteria
 from rayfed.analysis.formats import share
+from rayfed.analysis.membership import area, stated
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
@@ -27,7 +28,7 @@ from rayfed.report.passages import passages
 from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
 from rayfed.report.success_plots import success_rates
 from rayfed.store import exits
-from rayfed.store.folder import SCENARIO, RunFolder
+from rayfed.store.folder import RunFolder
 
 ALWAYS = ("psnr", "mse", "label_accuracy")
 """Metrics that the table of leaks has a column for even where nobody measured them; the first leads."""
@@ -60,7 +61,7 @@ def write_report(folder: RunFolder) -> str:
 
 def _contents(folder: RunFolder) -> dict[str, Any]:
     """Return everything that the template shows."""
-    scenario = folder.read_mapping(SCENARIO)
+    scenario = folder.scenario()
     rounds, attacks, privacy = (folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "privacy"))
     inferences = folder.read_table("inferences").to_pylist()
     clients = folder.read_table("clients").select(["arm", "sent_bytes"]).to_pylist()
@@ -95,7 +96,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "models_shown": plots.MOST_MODELS,
         "charts": _charts(rounds, attacks, arms, leaks, mix),
         "environment": list(flat(optional_document(folder, "environment.json"))),
-        "scenario": folder.read_text(SCENARIO),
+        "scenario": folder.scenario_text(),
     }
 
 
@@ -118,6 +119,8 @@ def _leakage(
         "leaks": leaks,
         "claims": claims,
         "inference_metrics": INFERRED,
+        "area": area,
+        "stated": stated,
         "made": made(folder, {(claim.arm, claim.attack) for claim in claims if claim.metric == "class_share"}),
         "failures": [(guess, *failure, n) for guess in guesses for failure, n in guess.failures.items()],
         "columns": _columns(leaks),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
 from statistics import fmean
 from time import monotonic
@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rayfed.analysis import audit
-from rayfed.analysis.formats import NOUNS, fixed
+from rayfed.analysis.formats import NOUNS
+from rayfed.analysis.membership import Roc, area, roc, stated
 from rayfed.analysis.robustness import Matrix, Outcome, matrix
 from rayfed.analysis.summary import passing, people, success
 from rayfed.metrics.base import Metric
@@ -58,6 +59,7 @@ class RunView:
         self._began = self._round_began = 0.0
         self._speed = ""
         self._attacks: list[dict[str, Any]] = []
+        self._inferences: list[dict[str, Any]] = []
         self._last: dict[str, dict[str, Any]] = {}
         self._privacy: dict[str, str] = {}
         self._withdrawn: list[str] = []
@@ -137,6 +139,7 @@ class RunView:
             self._say(f"  {attack} on {arm}: {_inferred(found)}")
         self._last |= {row["arm"]: row for row in rows}
         self._attacks += attacks
+        self._inferences += inferences
         self._round_began = monotonic()
 
     def note(self, message: str) -> None:
@@ -162,14 +165,29 @@ class RunView:
                 self._say(line)
         if (found := matrix(self._last.values())).outcomes and not self._quiet:
             self._console.print(_who_stands_whom(found))
+        for (arm, attack), rows in _grouped(self._inferences).items():
+            if told := roc(rows):
+                self._say(f"{attack} on {arm}, {_plural(told.members, 'member')}: {_told_apart(told)}")
         self._say(f"report: {report}")
 
-    def audited(self, attacks: Sequence[dict[str, Any]], threshold: float, report: str) -> None:
-        """Print the worst case of every image, what each defence does about it, and where to read more."""
+    def audited(
+        self,
+        found: Sequence[audit.Finding],
+        attacks: Sequence[dict[str, Any]],
+        criterion: audit.Criterion,
+        weights: str,
+        report: str,
+    ) -> None:
+        """Print the worst case of every sample, each defence's effect, a sentence on each, and where to read more."""
         self.close()
         if not self._quiet:
-            self._console.print(_worst_cases(audit.worst_cases(attacks), threshold))
-            self._console.print(_defence_effects(audit.defence_effects(attacks), threshold))
+            self._console.print(Text(f"{weights}:", "bold"), soft_wrap=True)
+            if cases := audit.worst_cases(attacks, criterion):
+                self._console.print(_worst_cases(cases, criterion))
+                self._console.print(_defence_effects(found, audit.distortions(attacks), criterion))
+            for arm in dict.fromkeys(finding.arm for finding in found):
+                told = audit.sentence([finding for finding in found if finding.arm == arm], criterion)
+                self._console.print(Text(told), soft_wrap=True)
         self._say(f"report: {report}")
 
     def _table(self) -> Table:
@@ -253,33 +271,43 @@ def _outcome(outcome: Outcome | None) -> str:
     return f"{outcome.accuracy:.0%}" + ("" if outcome.backdoor is None else f", {outcome.backdoor:.0%}")
 
 
-def _worst_cases(cases: Sequence[audit.WorstCase], threshold: float) -> Table:
-    title = f"undefended: the closest reconstruction of every image; a leak from {threshold:g} dB"
+def _worst_cases(cases: Sequence[audit.WorstCase], criterion: audit.Criterion) -> Table:
+    lead, noun = leading(criterion.modality), NOUNS[criterion.modality]
+    limit = criterion.written(criterion.threshold)
+    title = f"undefended: the closest reconstruction of every {noun}; a leak from {limit}, beyond guessing"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for column in ("batch", "client", "image", "PSNR", "SSIM", "attack", ""):
+    for column in ("batch", "client", noun, lead.short_name, "above guessing", "attack", ""):
         table.add_column(column, justify="left" if column in ("attack", "") else "right", no_wrap=True)
     for case in cases:
-        psnr, ssim = case.row["psnr"], case.row["ssim"]
-        leak = "[red]leaks[/red]" if psnr >= threshold else ""
-        method = case.row["attack"].partition(" ")[0]
-        numbers = (str(case.batch), str(case.victim), str(case.sample), _decibel(psnr), fixed(ssim))
-        table.add_row(*numbers, method, leak)
+        leak = "[red]leaks[/red]" if criterion.leaks(case.row) else ""
+        numbers = (str(case.batch), str(case.victim), str(case.sample), criterion.written(case.row[lead.name]))
+        above = case.row["above_guessing"]
+        gain = f"{above:+.0%}" if criterion.modality == "tokens" else f"{above:+.1f} dB"
+        table.add_row(*numbers, gain, case.row["attack"].partition(" ")[0], leak)
     return table
 
 
-def _defence_effects(effects: Sequence[audit.DefenceEffect], threshold: float) -> Table:
-    title = "defences: distortion of the gradient (relative), closest reconstruction for each batch size"
+def _defence_effects(
+    found: Sequence[audit.Finding], distortions: Mapping[str, float], criterion: audit.Criterion
+) -> Table:
+    title = "defences: distortion of the gradient (relative), closest reconstruction blind / informed / with labels too"
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.add_column("defence", no_wrap=True)
     table.add_column("distortion", justify="right", no_wrap=True)
-    for batch in effects[0].psnr if effects else ():
+    batches = list(dict.fromkeys(finding.batch for finding in found))
+    for batch in batches:
         table.add_column(f"batch {batch}", justify="right", no_wrap=True)
-    table.add_column("")
-    for effect in effects:
-        holds = f"under {threshold:g} dB" if effect.holds(threshold) else "[red]leaks[/red]"
-        closest = [_decibel(value) for value in effect.psnr.values()]
-        table.add_row(effect.arm, f"{effect.distortion:.3f}", *closest, holds)
+    cells = {(finding.arm, finding.batch): finding for finding in found}
+    for arm, distortion in distortions.items():
+        row = [_closest(cells[arm, batch], criterion) for batch in batches]
+        table.add_row(Text(arm), f"{distortion:.3f}", *row)
     return table
+
+
+def _closest(finding: audit.Finding, criterion: audit.Criterion) -> Text:
+    values = [finding.closest.get(twin) for twin in audit.TWINS]
+    told = " / ".join("-" if value is None else criterion.written(value).removesuffix(" dB") for value in values)
+    return Text(told, style="red" if finding.state == "leaks" else "")
 
 
 def _plural(count: int, what: str) -> str:
@@ -328,12 +356,25 @@ def _share(values: Sequence[float | None]) -> str:
 def _inferred(rows: Sequence[dict[str, Any]]) -> str:
     values, chance = _values(rows, "value"), _values(rows, "chance")
     metric = rows[0]["metric"].replace("auc", "AUC").replace("_", " ")
-    quality = f"{metric} {fmean(values):.2f} (chance {fmean(chance):.2f})" if values else "nothing inferred"
+    found = _values(rows, "control")
+    control = (
+        (f"control without the update {fmean(found):.2f}, " if found else "no control, ") if metric == "AUC" else ""
+    )
+    quality = f"{metric} {fmean(values):.2f} ({control}chance {fmean(chance):.2f})" if values else "nothing inferred"
     return f"{_plural(len(rows), 'client')}, {quality}" + _failures(rows)
 
 
+def _told_apart(found: Roc) -> str:
+    """Return what a membership attack comes to over all its rounds, in words."""
+    control = f"control without the update {area(found.control)}" if found.control else "no control"
+    return "; ".join([f"AUC {area(found.auc)}, {control}", *(stated(found, rate) for rate in found.true_positives)])
+
+
 def _failures(rows: Sequence[dict[str, Any]]) -> str:
-    return "".join(f"; {f}" for f in sorted({f"{r['status']}: {r['message']}" for r in rows if r["status"] != "ok"}))
+    return "".join(
+        f"; {f}"
+        for f in sorted({f"{r['status']}: {r['message']}" for r in rows if r["status"] != "ok" or r.get("message")})
+    )
 
 
 def _summary(rows: Sequence[dict[str, Any]], form: Modality) -> str:

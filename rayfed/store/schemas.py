@@ -40,6 +40,15 @@ _ATTACKED = (
 )
 _SAMPLE = _key("sample", _int, "index of the true image in the victim's batch")
 
+_SCORED = pa.struct(
+    [
+        pa.field("kind", _string, metadata={"description": "'member' or 'non-member'"}),
+        pa.field("sample", _long, metadata={"description": "number in the split that it is from"}),
+        pa.field("score", _real),
+        pa.field("control", _real, metadata={"description": "score on an update behind which no candidate is"}),
+    ]
+)
+
 _METRICS = [
     _value(metric.name, _real, metric.description)
     for metric in sorted(METRICS.values(), key=lambda metric: metric.compares != "labels")
@@ -102,7 +111,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("iterations", _int, "iterations that the attack made"),
             _value("seconds", _real, "wall time for the whole batch (s)"),
             _key("status", _string, "'ok', 'diverged', 'not applicable' or 'failed'"),
-            _value("message", _string, "why the status is not ok"),
+            _value("message", _string, "why the status is not ok, or what the attacker had to do without"),
         ]
     ),
     "inferences": pa.schema(
@@ -112,8 +121,10 @@ TABLES: dict[str, pa.Schema] = {
             _value("value", _real, "the metric, 0..1; an accuracy is 0 or 1 for each victim"),
             _value("chance", _real, "the metric of an attacker who has seen nothing, 0..1"),
             _value("candidates", _int, "statements behind the value: candidates, questions or images"),
+            _value("control", _real, "an AUC's control: of the same candidates on an update without them, 0..1"),
+            _value("scores", pa.list_(_SCORED), "every candidate's score, from which the ROC curve is; null likewise"),
             _key("status", _string, "'ok', 'diverged', 'not applicable' or 'failed'"),
-            _value("message", _string, "why the status is not ok"),
+            _value("message", _string, "why the status is not ok, or what the attacker had to do without"),
         ]
     ),
     "private": pa.schema(

@@ -1,76 +1,227 @@
 """Membership inference: which of some candidates did the victim train on?
 
+`regression`: the update is a sum of the members' gradients, so its regression on the gradients of all candidates has
+large coefficients at members. They are taken at the weights that were sent, after several local steps also at those at
+which the victim arrived, and each to length 1; entries at which the update is zero tell nothing and are left out.
+`lira`: how much likelier the candidate's loss is in shadow clients that train on it than in others that do not.
 `loss`: members have a small loss in the victim's local model (the weights that it was sent minus its update). `norm`:
 their gradients are small there. `cosine`: a member's own gradient at the weights sent is a part of the update, so the
-angle between them is small. None needs shadow models.
+angle between them is small.
 
 Sources: Yeom et al. 2018, "Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting", section 3
 (`loss`); Nasr et al. 2019, "Comprehensive Privacy Analysis of Deep Learning", which feeds gradients to a trained
-attack model: their norm and direction are used here as they are.
+attack model: their norm and direction are used here as they are; Li et al. 2023, "Effective Passive Membership
+Inference Attacks in Federated Learning against Overparameterized Models", on gradients that are nearly orthogonal:
+`regression`, which is ours, needs them linearly independent only; Golub et al. 1979, "Generalized Cross-Validation as
+a Method for Choosing a Good Ridge Parameter"; Carlini et al. 2022, "Membership Inference Attacks From First
+Principles", section 5 (`lira`, online, one variance for all candidates).
 """
 
 from __future__ import annotations
 
 import copy
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
 from rayfed.attacks.base import Inference, InferenceMetric
+from rayfed.attacks.forward_probe import without_tracking
 from rayfed.attacks.inference.one_by_one import OneByOne
-from rayfed.gradients import flatten, per_sample_gradients
+from rayfed.attacks.inference.shadows import shadow_updates
+from rayfed.gradients import flatten, gradient, per_sample_gradients, unflatten
 from rayfed.registry import component
 from rayfed.samples import MODALITIES, Modality
 from rayfed.update import Named, Observation
 
 _AT_ONCE = 32
 """Number of candidates whose gradients are held at the same time."""
+_ENTRIES = 65_536
+"""Most entries of the update that are regressed: those at which candidates' gradients are largest."""
+_NOBODY = "there is nobody to ask about: grant `knowledge: [candidates]`"
+_NO_MATCH = (
+    "there is nobody to ask about: of no label behind the update are there two samples that never trained anybody; "
+    "have clients hold out a larger share (federation.validation)"
+)
+_NO_PUBLIC = "score lira trains shadow clients on public samples: grant `knowledge: [candidates, public]`"
 
 
 @component
 class Membership(OneByOne):
-    """Scores the candidates of `knowledge: [candidates]`, half of which the victim trained on; metric: AUC."""
+    """Scores the candidates of `knowledge: [candidates]`, of which some are behind the update; metric: AUC.
+
+    The AUC is that of members against non-members of the same labels. The control is the AUC of the same candidates on
+    an update behind which none of them is: the mean gradient, as long as the update, of other samples which trained
+    nobody. Where it is not 0.5 but for chance, members and non-members differ without the update: in where they are
+    from, or in what the model that was sent has learnt of them in earlier rounds.
+    """
 
     takes: ClassVar[tuple[Modality, ...]] = MODALITIES
     metric: ClassVar[InferenceMetric] = "auc"
 
-    score: Literal["loss", "norm", "cosine"] = "cosine"
-    """Sign of a member: small loss or small gradient norm after the victim's update, or a gradient in its direction."""
+    score: Literal["regression", "lira", "loss", "norm", "cosine"] = "regression"
+    """Sign of a member: a large share of the update, a loss like that of shadow clients which train on it (needs
+    `knowledge: [candidates, public]`), a small loss or gradient norm after the victim's update, or a gradient in its
+    direction."""
+    shadows: Annotated[int, Field(ge=4)] = 32
+    """Number of shadow clients (lira)."""
 
     def _own(self, model: nn.Module) -> nn.Module:
-        return copy.deepcopy(model).eval()  # a candidate's score must not depend on the candidates beside it
+        return copy.deepcopy(model)
 
     def _inference(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Inference:
-        if "candidates" not in observation.extra:
-            message = "there is nobody to ask about: grant `knowledge: [candidates]`"
-            return Inference(metric=self.metric, status="not applicable", message=message)
+        if (obstacle := self._obstacle(observation)) is not None:
+            return Inference(metric=self.metric, status="not applicable", message=obstacle)
+        if not all(t.isfinite().all() for t in observation.update.values()):
+            return Inference(metric=self.metric, status="diverged", message="the update is not finite")
         device = next(iter(observation.weights.values())).device
         model = model.to(device)
-        inputs, labels = (t.to(device) for t in observation.extra["candidates"])
-        local = {name: w - observation.update[name] for name, w in observation.weights.items()}
-        chunks = zip(inputs.split(_AT_ONCE), labels.split(_AT_ONCE), strict=True)
-        scores = torch.cat([self._scores(observation, model, local, *chunk) for chunk in chunks]).cpu()
+        scores = self._scores(observation, model, generator)
         if not scores.isfinite().all():
             message = f"the {self.score} of some candidates is not a number"
             return Inference(metric=self.metric, scores=scores, status="diverged", message=message)
-        return Inference(metric=self.metric, scores=scores)
+        control = self._scores(replace(observation, update=_nobodys(observation, model)), model, generator)
+        return Inference(metric=self.metric, scores=scores, control=control if control.isfinite().all() else None)
+
+    def _scores(self, observation: Observation, model: nn.Module, generator: torch.Generator) -> Tensor:
+        candidates = _Candidates(observation, model)
+        if self.score == "regression":
+            return candidates.shares().cpu()
+        if self.score == "lira":
+            return candidates.likelihood_ratios(self.shadows, without_tracking(model), generator).cpu()
+        return candidates.each(self.score).cpu()
+
+    def _obstacle(self, observation: Observation) -> str | None:
+        if "candidates" not in observation.extra:
+            return _NOBODY
+        if not len(observation.extra["candidates"][1]):
+            return _NO_MATCH
+        return _NO_PUBLIC if self.score == "lira" and "public" not in observation.extra else None
+
+
+def _nobodys(observation: Observation, model: nn.Module) -> Named:
+    """Return an update as long as the one seen, behind which no candidate is: the control's samples' mean gradient."""
+    inputs, labels = (t.to(next(iter(observation.weights.values())).device) for t in observation.extra["control"])
+    made, _ = gradient(copy.deepcopy(model).eval(), observation.weights, observation.buffers, inputs, labels)
+    long, length = (flatten(dict(update)).norm() for update in (observation.update, made))
+    return {name: t * (long / length.clamp(min=1e-12)) for name, t in made.items()}
+
+
+class _Candidates:
+    """The candidates of an observation, M, and what each of them would do to a model; all scores are (M,)."""
+
+    def __init__(self, observation: Observation, model: nn.Module) -> None:
+        self.observation, self.model = observation, copy.deepcopy(model).eval()  # no score depends on who is beside
+        device = next(iter(observation.weights.values())).device
+        self.inputs, self.labels = (t.to(device) for t in observation.extra["candidates"])
+        self.local = {name: w - observation.update[name] for name, w in observation.weights.items()}
 
     @torch.no_grad()
-    def _scores(
-        self, observation: Observation, model: nn.Module, local: Named, inputs: Tensor, labels: Tensor
-    ) -> Tensor:
-        """Return the scores (n,) of inputs (n, *shape) with labels (n,), higher for members."""
-        if self.score == "loss":
-            logits = functional_call(model, {**local, **observation.buffers}, (inputs,))
-            return -F.cross_entropy(logits, labels, reduction="none")
-        weights = local if self.score == "norm" else observation.weights
-        gradients = per_sample_gradients(model, weights, observation.buffers, inputs, labels)
-        rows = torch.cat([g.flatten(1) for g in gradients.values()], 1)
-        if self.score == "norm":
-            scores: Tensor = -rows.norm(dim=1)
-            return scores
-        update = flatten({name: observation.update[name] for name in gradients})
-        return F.cosine_similarity(rows, update[None])
+    def each(self, score: Literal["loss", "norm", "cosine"]) -> Tensor:
+        """Return what tells members candidate by candidate."""
+        if score == "loss":
+            return -self._losses(self.local)
+        if score == "norm":
+            return torch.cat([-rows.norm(dim=1) for rows in self._gradients([self.local])])
+        update = self._flat()[None]
+        return torch.cat([F.cosine_similarity(rows, update) for rows in self._gradients([self.observation.weights])])
+
+    @torch.no_grad()
+    def shares(self) -> Tensor:
+        """Return the coefficients of the update's ridge regression on the candidates' gradients, each of length 1."""
+        weights, update = self.observation.weights, self._flat()
+        at = [weights] if self.observation.local.steps == 1 else [weights, self.local]
+        entries = update.nonzero().flatten()
+        if len(entries) > _ENTRIES:
+            energy = next(self._gradients(at)).square().sum(0)[entries]
+            entries = entries[energy.topk(_ENTRIES).indices]
+        rows = torch.cat([F.normalize(some)[:, entries] for some in self._gradients(at)]).double()
+        return ridge(rows, update[entries].double())
+
+    def likelihood_ratios(self, count: int, model: nn.Module, generator: torch.Generator) -> Tensor:
+        """Return the log ratio of the loss's likelihoods in shadow clients with each candidate and in those without.
+
+        `model` is the clients' as `without_tracking` makes it. A shadow client's samples are half of the candidates,
+        or as many as it has room for, and public ones.
+        """
+        public, size = self.observation.extra["public"], self.observation.batch_size
+        own = min(size, len(self.labels) // 2)
+        drawn = [torch.randperm(len(self.labels), generator=generator)[:own] for _ in range(count)]
+        rest = [torch.randint(len(public[1]), (size - own,), generator=generator) for _ in range(count)]
+        inputs, labels = (
+            torch.stack([torch.cat([c[a], p[b]]) for a, b in zip(drawn, rest, strict=True)])
+            for c, p in zip((self.inputs.cpu(), self.labels.cpu()), (t.cpu() for t in public), strict=True)
+        )
+        made = torch.cat(list(shadow_updates(self.observation, model, inputs, labels, generator)))
+        with torch.no_grad():
+            found = torch.stack([self._confidences(self._moved(update)) for update in made])
+            trained = torch.zeros_like(found, dtype=torch.bool)
+            for row, places in zip(trained, drawn, strict=True):
+                row[places.to(row.device)] = True
+            return log_ratios(self._confidences(self.local), found, trained)
+
+    def _moved(self, update: Tensor) -> Named:
+        parts = unflatten(update, self.observation.update)
+        return {name: w - parts[name] for name, w in self.observation.weights.items()}
+
+    def _flat(self) -> Tensor:
+        """Return the update (D,), in the order of the weights."""
+        return flatten({name: self.observation.update[name] for name in self.observation.weights})
+
+    def _losses(self, weights: Named) -> Tensor:
+        state = {**weights, **self.observation.buffers}
+        logits = torch.cat([functional_call(self.model, state, (some,)) for some in self.inputs.split(_AT_ONCE)])
+        return F.cross_entropy(logits, self.labels, reduction="none")
+
+    def _confidences(self, weights: Named) -> Tensor:
+        """Return log(p / (1 - p)) of the probability p of each candidate's label, which is spread like a normal."""
+        losses = self._losses(weights).double().clamp(min=1e-12)
+        return -torch.log(torch.expm1(losses.clamp(max=500)))
+
+    def _gradients(self, at: Sequence[Named]) -> Iterator[Tensor]:
+        """Yield the sums over some weights of the candidates' gradients (m, D), some at a time."""
+        buffers = self.observation.buffers
+        for inputs, labels in zip(self.inputs.split(_AT_ONCE), self.labels.split(_AT_ONCE), strict=True):
+            found = [per_sample_gradients(self.model, weights, buffers, inputs, labels) for weights in at]
+            rows = [torch.cat([one[name].flatten(1) for name in self.observation.weights], 1) for one in found]
+            yield torch.stack(rows).sum(0)
+
+
+def ridge(rows: Tensor, seen: Tensor) -> Tensor:
+    """Return coefficients (M,) of a ridge regression of `seen` (D,) on `rows` (M, D), by generalised cross-validation.
+
+    Of 23 penalties, from 1e-10 to 10 times the largest eigenvalue, the one of the smallest score counts.
+    """
+    values, vectors = torch.linalg.eigh(rows @ rows.T)
+    values = values.clamp(min=0)
+    along = vectors.T @ (rows @ seen)
+    best, least = torch.zeros_like(along), torch.inf
+    for penalty in values[-1] * torch.logspace(-10, 1, 23, dtype=rows.dtype, device=rows.device):
+        found = along / (values + penalty)
+        left = seen @ seen - 2 * found @ along + found.square() @ values
+        score = float(left / (rows.shape[1] - (values / (values + penalty)).sum()).square())
+        if score < least:
+            best, least = found, score
+    coefficients: Tensor = vectors @ best
+    return coefficients
+
+
+def log_ratios(seen: Tensor, shadows: Tensor, trained: Tensor) -> Tensor:
+    """Return log N(seen | with) - log N(seen | without) (M,): means of each candidate, one variance on each side.
+
+    `shadows` (T, M) are the values in shadow clients, `trained` (T, M) bool tells which of these had the candidate.
+    """
+    logs = []
+    for side in (trained, ~trained):
+        count = side.sum(0).clamp(min=1)
+        mean = (shadows * side).sum(0) / count
+        freedom = (side.sum() - (side.sum(0) > 0).sum()).clamp(min=1)
+        variance = ((shadows - mean).square() * side).sum() / freedom
+        logs.append(-(seen - mean).square() / (2 * variance) - variance.log() / 2)
+    with_it, without = logs
+    return with_it - without

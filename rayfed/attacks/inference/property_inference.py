@@ -1,7 +1,8 @@
 """Property inference: does the batch behind an update hold a sample of some class?
 
-The attacker computes the updates of public batches with and without the property at the weights that the victim was
-sent, and trains a classifier on them. The property is a class here, which a batch may hold or not.
+The attacker makes the updates of public batches with and without the property at the weights that the victim was sent,
+as the victim sends its own (`shadows`), and trains a classifier on them. The property is a class here, which a batch
+may hold or not.
 
 Source: Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning", section 5 (passive,
 single-batch property inference).
@@ -14,28 +15,26 @@ from typing import Annotated, ClassVar
 import torch
 from pydantic import Field
 from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Inference, InferenceMetric
-from rayfed.attacks.forward_probe import buffers_for
 from rayfed.attacks.inference.one_by_one import OneByOne
-from rayfed.gradients import flatten, many_gradients
+from rayfed.attacks.inference.shadows import shadow_updates
+from rayfed.gradients import flatten
 from rayfed.registry import component
 from rayfed.samples import MODALITIES, Modality
 from rayfed.update import Observation
 
 _FEATURES = 4096
-"""Number of entries of the gradient, drawn at random, that the classifier sees: enough, and few for its memory."""
-_IMAGES_AT_ONCE = 256
+"""Number of entries of the update, drawn at random, that the classifier sees: enough, and few for its memory."""
 
 
 @component
 class PropertyInference(OneByOne):
-    """Asks whether a class is in the batch, of a classifier trained on gradients of public batches; metric: accuracy.
+    """Asks whether a class is in the batch, of a classifier trained on updates of public batches; metric: accuracy.
 
-    Chance is what always giving the answer that is right for most public batches of that size gets.
+    With `knowledge: [public, defence]` these go through the victim's defences. Chance is what always giving the answer
+    that is right for most of the batches gets that the attack's victims could have drawn.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = MODALITIES
@@ -59,30 +58,21 @@ class PropertyInference(OneByOne):
             return Inference(metric=self.metric, status="diverged", message="the update is not finite")
         answers = torch.arange(self.batches) % 2
         drawn = torch.stack([_batch(holds, bool(yes), observation.batch_size, generator) for yes in answers])
-        entries = torch.randperm(sum(t.numel() for t in observation.update.values()), generator=generator)[:_FEATURES]
-        known = self._features(observation, model, images, labels, drawn, entries)
-        classifier = make_pipeline(StandardScaler(), LogisticRegression(C=1e-2, max_iter=1000))
-        classifier.fit(known.numpy(), answers.numpy())
-        seen = flatten(observation.gradient).cpu()[entries][None]
-        share = 1 - (1 - holds.float().mean().item()) ** observation.batch_size
-        return Inference(
-            metric=self.metric,
-            scores=torch.from_numpy(classifier.predict_proba(seen.numpy())[:, 1]),
-            label=self.target_class,
-            chance=max(share, 1 - share),
-        )
+        seen = flatten(observation.update)
+        entries = _entries(seen.cpu(), generator).to(seen.device)
+        shadows = shadow_updates(observation, model, images[drawn], labels[drawn], generator)
+        known = torch.cat([some[:, entries].cpu() for some in shadows])
+        mean, scale = known.mean(0), known.std().clamp(min=torch.finfo(known.dtype).tiny)  # one scale: most may be zero
+        classifier = LogisticRegression(C=1e-2, max_iter=1000)
+        classifier.fit(((known - mean) / scale).numpy(), answers.numpy())
+        probability = classifier.predict_proba(((seen[entries].cpu() - mean) / scale)[None].numpy())[:, 1]
+        return Inference(metric=self.metric, scores=torch.from_numpy(probability), label=self.target_class)
 
-    def _features(
-        self, observation: Observation, model: nn.Module, images: Tensor, labels: Tensor, drawn: Tensor, entries: Tensor
-    ) -> Tensor:
-        """Return entries of the gradients of the batches `drawn` (P, N) of public samples: (P, F)."""
-        weights, device = observation.weights, next(iter(observation.weights.values())).device
-        model, buffers = model.to(device), buffers_for(model, observation)
-        features = []
-        for rows in drawn.split(max(1, _IMAGES_AT_ONCE // observation.batch_size)):
-            found = many_gradients(model, weights, buffers, images[rows].to(device), labels[rows].to(device))
-            features.append(torch.cat([g.flatten(1) for g in found.values()], 1)[:, entries.to(device)].cpu())
-        return torch.cat(features)
+
+def _entries(seen: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw the entries of the update (D,) that the classifier sees, those that are not zero first."""
+    order = torch.randperm(len(seen), generator=generator)
+    return order[(seen[order] == 0).to(torch.uint8).argsort(stable=True)][:_FEATURES]
 
 
 def _batch(holds: Tensor, yes: bool, size: int, generator: torch.Generator) -> Tensor:

@@ -13,46 +13,64 @@ if TYPE_CHECKING:
     from rayfed.client.visit import ObservedClient, Truth
     from rayfed.update import Update
 
-MOST_CANDIDATES = 500
-"""Most candidates that a membership attack is asked about; one half are members."""
+KINDS = ("member", "non-member")
+MOST_EACH = 250
+"""Most candidates of each kind that an attack is asked about."""
 
 
 @component
 class Candidates(Grant):
-    """Images and labels of which half were trained on by the victim and half are of the test split, shuffled.
+    """Samples of which half are behind the update, and half never trained anybody, shuffled.
 
-    As many as are behind the update, 500 at most; which is which stays where scores are made.
+    Each member has a non-member of its own label, from what the victim itself has held out (`federation.validation`),
+    or else from the test split: that members are told by their labels is no leak. As many samples from there, which are
+    no candidates and of the same labels, make the update of the attack's control. There are as many candidates as can
+    be matched, 500 at most; which is which stays where scores are made.
     """
 
     describe: ClassVar[str] = "candidates for membership"
-    fills: ClassVar[tuple[str, ...]] = ("candidates",)
+    fills: ClassVar[tuple[str, ...]] = ("candidates", "control")
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the candidates: inputs (M, *shape) and labels (M,)."""
+        """Return the candidates, inputs (M, *shape) and labels (M,), and M/2 samples of the control's update."""
         import torch
 
-        members, others, order = (torch.from_numpy(part) for part in self._drawn(observed, truth))
-        members, order = members.to(truth.labels.device), order.to(truth.labels.device)
-        inputs, labels = observed.runtime.test_data(others.numpy())
-        shuffled = (
-            torch.cat([truth.inputs[members], inputs])[order],
-            torch.cat([truth.labels[members], labels])[order],
-        )
-        return {"candidates": shuffled}
+        rows, order = self._drawn(observed, truth)
+        split, _ = observed.runtime.untrained(observed.client)
+        members, shuffled = torch.from_numpy(rows[0]).to(truth.labels.device), torch.from_numpy(order)
+        others, control = (observed.runtime.samples(split, some) for some in rows[1:])
+        parts = zip((truth.inputs[members], truth.labels[members]), others, strict=True)
+        asked = tuple(torch.cat(part)[shuffled.to(members.device)] for part in parts)
+        return {"candidates": asked, "control": control}
 
     def hides(self, observed: ObservedClient, truth: Truth) -> Truth:
-        """Return the truth with which of the candidates are members."""
-        import torch
+        """Return the truth with what each candidate is."""
+        from rayfed.client.visit import Candidate
 
-        members, _, order = self._drawn(observed, truth)
-        return truth.replace(members=torch.from_numpy(order).to(truth.labels.device) < len(members))
+        rows, order = self._drawn(observed, truth)
+        numbers = [*truth.indices[rows[0]], *rows[1]]
+        kinds = [kind for kind in KINDS for _ in range(rows.shape[1])]
+        return truth.replace(candidates=tuple(Candidate(kinds[i], int(numbers[i])) for i in order))
 
-    def _drawn(self, observed: ObservedClient, truth: Truth) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw the members' rows in the truth, the others' in the test split, and the order of both together."""
+    def _drawn(self, observed: ObservedClient, truth: Truth) -> tuple[np.ndarray, np.ndarray]:
+        """Draw rows (3, n) of members in the truth, of non-members and the control in their split; and an order (2 n,).
+
+        The samples of a column have one label. The draw is the same in every round in which the truth is.
+        """
+        import numpy as np
+
         from rayfed import seeds
 
-        runtime, rows = observed.runtime, len(observed.runtime.data.test_labels)
-        count = min(len(truth.labels), rows, MOST_CANDIDATES // 2)
-        draw = seeds.numpy_generator(runtime.scenario.seed, "candidates", observed.round, observed.client)
-        members = draw.choice(len(truth.labels), count, replace=False)
-        return members, draw.choice(rows, count, replace=False), draw.permutation(2 * count)
+        runtime = observed.runtime
+        split, unseen = runtime.untrained(observed.client)
+        stored = runtime.data.test_labels if split == "test" else runtime.data.train_labels
+        known, of_unseen = truth.labels.cpu().numpy(), stored[unseen]
+        draw = seeds.numpy_generator(runtime.scenario.seed, "candidates", observed.client)
+        columns = [np.empty((3, 0), np.int64)]
+        for label in np.unique(known):
+            members, others = (draw.permutation(np.flatnonzero(of == label)) for of in (known, of_unseen))
+            count = min(len(members), len(others) // 2)
+            columns.append(np.stack([members[:count], *unseen[others[: 2 * count]].reshape(2, count)]))
+        rows = np.concatenate(columns, axis=1)
+        rows = rows[:, draw.permutation(rows.shape[1])[:MOST_EACH]]
+        return rows, draw.permutation(rows[:2].size)

@@ -1,4 +1,4 @@
-"""Values of the update that the victim's defences have left alone."""
+"""The victim's defences: which values of the update they have left alone, and how they work."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from rayfed.client.grants.base import Grant
 from rayfed.registry import component
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
     from rayfed.client.visit import ObservedClient, Truth
     from rayfed.defences.base import Defence
-    from rayfed.update import Named, Update
+    from rayfed.scenario import Training
+    from rayfed.update import Named, Observation, Update
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,8 @@ class LeftAlone:
     """Tells which values of an update no defence of a pipeline has changed."""
 
     defences: tuple[Defence, ...]
+    error: Named | None = None
+    """Standard error of each value, of an update that is the mean of several answers."""
 
     def __call__(self, update: Update) -> Named:
         """Return a bool mask of every tensor, by name."""
@@ -26,27 +32,82 @@ class LeftAlone:
 
         masks = {name: torch.ones_like(t, dtype=torch.bool) for name, t in update.tensors.items()}
         for defence in self.defences:
-            for name, mask in (defence.exposed(update) or {}).items():
+            exposed = defence.exposed(update) if self.error is None else defence.exposed_in_mean(update, self.error)
+            for name, mask in (exposed or {}).items():
                 masks[name] = masks[name] & mask
         return masks
 
 
+@dataclass(frozen=True)
+class DefendedClient:
+    """Plays what a client with the victim's defences sends for samples of the attacker's own.
+
+    It has none of the victim's state and randomness.
+    """
+
+    training: Training
+    defences: tuple[Defence, ...]
+    clients_per_round: int
+    answers: int
+    """Number of answers of which the mean is sent."""
+
+    def update(
+        self, observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Generator
+    ) -> Named:
+        """Return the update for inputs (N, *shape) and labels (N,), at the weights that the victim was sent."""
+        import torch
+
+        from rayfed import seeds
+        from rayfed.client.local import update_method
+        from rayfed.defences.base import Batch, Task
+
+        public = observation.extra.get("public")
+        work, sent = update_method(self.training, self.defences), []
+        for _ in range(self.answers):
+            task = Task(
+                client=observation.victim,
+                round=observation.round,
+                model=model,
+                weights={name: w.clone() for name, w in observation.weights.items()},
+                buffers={name: b.clone() for name, b in observation.buffers.items()},
+                data=Batch(inputs, labels, places=torch.arange(len(labels), device=labels.device)),
+                generator=generator,
+                order=int.from_bytes(seeds.drawn(generator)),
+                public=Batch(*public) if public else None,
+                classes=observation.classes,
+                clients_per_round=self.clients_per_round,
+            )
+            sent.append(work(task).tensors)
+        return {name: torch.stack([one[name] for one in sent]).mean(0) for name in sent[0]}
+
+
 @component
 class KnownDefence(Grant):
-    """Mask of the values that the victim's defences left alone (what pruning kept, what Soteria did not touch).
+    """The victim's defences: which values they left alone, and what they make of an attacker's own samples.
 
-    The rest is then not matched. With `averages: K` the victim also answers K times at the same weights with the same
-    samples, and the attack sees the mean.
+    What they changed (what pruning cut, what Soteria touched) is then not matched, and attacks that learn from shadow
+    clients defend these. With `averages: K` the victim also answers K times at the same weights with the same samples,
+    and the attack sees the mean.
     """
 
     describe: ClassVar[str] = "which defence there is"
-    fills: ClassVar[tuple[str, ...]] = ("defence",)
+    fills: ClassVar[tuple[str, ...]] = ("defence", "defended")
     averages: ClassVar[bool] = True
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the masks of what the attacker sees; where that is no value, how masks follow from an opened update.
+        """Return a defended client, and the masks of what the attacker sees.
+
+        Where that is no value, it is given how masks follow from an opened update.
 
         A mask tells which values are zero, so none is made here of an update that the attacker does not see.
         """
-        masks = LeftAlone(tuple(defence for defence in observed.arm.defences if defence.overrides("exposed")))
-        return {"defence": masks(update) if update.tensors else masks}
+        hooks = "exposed", "exposed_in_mean"
+        defences = tuple(defence for defence in observed.arm.defences if defence.overrides(*hooks))
+        masks = LeftAlone(defences, observed.error())(update) if update.tensors else LeftAlone(defences)
+        played = DefendedClient(
+            observed.training,
+            observed.arm.defences,
+            observed.runtime.scenario.clients_per_round,
+            observed.attack.averages,
+        )
+        return {"defence": masks, "defended": played}

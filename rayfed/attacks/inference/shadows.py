@@ -1,0 +1,53 @@
+"""Shadow clients: the updates that the victim would have sent for an attacker's own samples, as it sends them.
+
+Who is granted the defence (`knowledge: [defence]`) plays it. Anybody else sees in the update itself how the values of
+each tensor are spread, zeros, levels and length included, and gives the shadows' values that spread in their own
+order: whatever a defence does to each value alone, as long as larger ones stay larger, is played by that.
+
+Source: Shokri et al. 2017, "Membership Inference Attacks Against Machine Learning Models", section 4, for shadows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.attacks.forward_probe import buffers_for
+from rayfed.attacks.matching.local_steps import many_local_updates
+from rayfed.gradients import flatten
+from rayfed.update import Named, Observation
+
+_SAMPLES_AT_ONCE = 256
+
+
+def shadow_updates(
+    observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor, generator: torch.Generator
+) -> Iterator[Tensor]:
+    """Yield the updates (p, D) of P shadow clients, some at a time, tensor after tensor as the observed update is.
+
+    `inputs` is (P, N, *shape), `labels` (P, N), on any device; `model` is the clients' as `without_tracking` makes it.
+    """
+    device = next(iter(observation.weights.values())).device
+    model, together = model.to(device), max(1, _SAMPLES_AT_ONCE // labels.shape[1])
+    for some, of_some in zip(inputs.split(together), labels.split(together), strict=True):
+        some, of_some = some.to(device), of_some.to(device)
+        if "defended" in observation.extra:
+            play = observation.extra["defended"].update
+            made = [play(observation, model, x, y, generator) for x, y in zip(some, of_some, strict=True)]
+            yield torch.stack([flatten({name: one[name] for name in observation.update}) for one in made])
+        else:
+            yield _undefended(observation, model, some, of_some)
+
+
+def _undefended(observation: Observation, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    buffers, local = buffers_for(model, observation), observation.local
+    made: Named = many_local_updates(model, observation.weights, buffers, inputs, labels, local)
+    return torch.cat([spread_as(made[name].flatten(1), sent.flatten()) for name, sent in observation.update.items()], 1)
+
+
+def spread_as(values: Tensor, sent: Tensor) -> Tensor:
+    """Return the values `sent` (D,), in the order of size that each row of `values` (P, D) has."""
+    places = values.argsort(1)
+    return torch.empty_like(values).scatter_(1, places, sent.sort().values.to(values).expand_as(values))

@@ -1,0 +1,24 @@
+"""Updates from which an attacker has taken what the defences put on everybody's (`rayfed.client.grants.code`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rayfed.attacks.base import Guess
+from rayfed.update import Observation
+
+
+def undone(observation: Observation) -> Observation:
+    """Return the observation with the update undone, where the attacker knows how; of a hidden one nothing changes."""
+    found = observation.extra.get("undone")
+    if found is None or callable(found) or isinstance(found, str):
+        return observation
+    return replace(observation, update={name: t.to(observation.update[name]) for name, t in found.items()})
+
+
+def noted(guess: Guess, observation: Observation) -> Guess:
+    """Return what was found with the reason in its message why nothing was undone, where the attacker could not."""
+    reason = observation.extra.get("undone")
+    if not isinstance(reason, str):
+        return guess
+    return replace(guess, message="; ".join(filter(None, (guess.message, reason))))

@@ -1,0 +1,73 @@
+"""How well scores tell members from others: the area under the ROC curve, and the curve at low false positive rates.
+
+Sources: Carlini et al. 2022, "Membership Inference Attacks From First Principles", section 4, for why it is low rates
+that count; DeLong et al. 1988, "Comparing the Areas under Two or More Correlated Receiver Operating Characteristic
+Curves"; Clopper and Pearson 1934, "The Use of Confidence or Fiducial Limits Illustrated in the Case of the Binomial".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, floor, sqrt
+
+import numpy as np
+
+_NORMAL = 1.96
+_TAIL = 0.025
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A share and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def auc(members: Sequence[float], others: Sequence[float]) -> Estimate:
+    """Return the probability that a member scores higher than another, ties half; both have one score at least.
+
+    The interval is DeLong's; where scores do not overlap, which leaves it no width, that of as many pairs.
+    """
+    above, below = _placements(members, others), _placements(others, members)
+    value, fewer = float(above.mean()), min(len(above), len(below))
+    if fewer < 2:
+        return Estimate(value, 0.0, 1.0)
+    width = _NORMAL * sqrt(above.var(ddof=1) / len(above) + below.var(ddof=1) / len(below))
+    if value in (0.0, 1.0):
+        return share(round(value) * fewer, fewer)
+    return Estimate(value, max(0.0, value - width), min(1.0, value + width))
+
+
+def true_positives(members: Sequence[float], others: Sequence[float], rate: float) -> Estimate | None:
+    """Return the share of members above a threshold that at most a share `rate` of the others is above.
+
+    None where there are fewer others than `needed`. The interval is exact for that threshold (Clopper-Pearson).
+    """
+    if len(others) < needed(rate):
+        return None
+    threshold = np.sort(others)[::-1][floor(rate * len(others) + 1e-9)]
+    return share(int((np.asarray(members) > threshold).sum()), len(members))
+
+
+def needed(rate: float) -> int:
+    """Return the number of non-members by which a false positive rate can be told from 0."""
+    return ceil(1 / rate - 1e-9)
+
+
+def share(hits: int, of: int) -> Estimate:
+    """Return `hits` of so many with its exact interval (Clopper-Pearson)."""
+    from scipy.stats import beta  # an import of a second
+
+    low = float(beta.ppf(_TAIL, hits, of - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(1 - _TAIL, hits + 1, of - hits)) if hits < of else 1.0
+    return Estimate(hits / of, low, high)
+
+
+def _placements(scores: Sequence[float], among: Sequence[float]) -> np.ndarray:
+    """Return the share of other scores that each score is above, ties half, (n,)."""
+    ordered, own = np.sort(among), np.asarray(scores)
+    found: np.ndarray = (np.searchsorted(ordered, own) + np.searchsorted(ordered, own, "right")) / (2 * len(ordered))
+    return found

@@ -1,0 +1,176 @@
+"""What an attacker takes off an update who has the code of its defences, and what stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from benchmarks.planted_defences import KnownNoise, OnUpdate, drawn_like
+from rayfed import scenario
+from rayfed.attacks.base import not_applicable
+from rayfed.attacks.undone import noted, undone
+from rayfed.client.grants.code import Undo
+from rayfed.client.sent import Sent
+from rayfed.defences.base import Task
+from rayfed.engine.inputs import prepare
+from rayfed.engine.worker import ClientWorker
+from rayfed.gradients import flatten
+from rayfed.registry import component
+from rayfed.update import Named, Update
+
+MISTAKES = "benchmarks.planted_defences"
+
+
+def observed(*defences: dict[str, Any], knowledge: tuple[str, ...] = ("code",)) -> Any:
+    """An observation of client 1, and the update as it would be without defences."""
+    document = {
+        "name": "t",
+        "data": {"name": "digits", "size": 8, "train_samples": 40, "test_samples": 20, "public": 0.1},
+        "model": {"name": "mlp", "hidden": [16]},
+        "federation": {"rounds": 1, "clients": 4},
+        "arms": {"bare": [], "defended": list(defences)},
+        "attacks": [{"name": "analytic", "observes": "gradient", "knowledge": list(knowledge)}],
+    }
+    inputs = prepare(scenario.parse(yaml.safe_dump(document)))
+    worker = ClientWorker(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    seen = []
+    for account in inputs.accounts:
+        sent = Sent(0, account.arm.weights, account.arm.buffers)
+        seen += worker.observe(account.name, sent, [1], inputs.scenario.attacks[0], {}, 0)[1]
+    return seen[1], flatten(seen[0].update)
+
+
+@component
+class OrderNoise(OnUpdate):
+    """Noise whose seed is the client's own secret."""
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        drawn = drawn_like(tensors, task.order % 2**63)
+        return {name: tensor + drawn[name] for name, tensor in tensors.items()}
+
+
+@component
+class Asking(KnownNoise):
+    """Known noise by a defence that looks at what else the client has."""
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        assert task.others is not None
+        assert len(task.everything.labels) > len(task.data.labels)
+        return super().sent(tensors, task)
+
+
+@component
+class Picky(KnownNoise):
+    """Known noise by a defence that fails on samples that are not the client's."""
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        assert task.data.inputs.any(), "all samples are black"
+        return super().sent(tensors, task)
+
+
+@component
+class PublicNoise(KnownNoise):
+    """Known noise by a defence that asks for public samples."""
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        assert len(task.public_for("it").labels)
+        return super().sent(tensors, task)
+
+
+@component
+class NumberATensor(OnUpdate):
+    """One random number on all values of a tensor, another one on those of the next."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        return tensor + torch.randn(1, generator=task.generator)
+
+
+@component
+class FiveForZero(OnUpdate):
+    """Puts a number where a value is zero, and leaves all others alone."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        return torch.where(tensor == 0, 5.0, tensor)
+
+
+KNOWN: list[dict[str, Any]] = [
+    {"name": f"{MISTAKES}:KnownNoise"},
+    {"name": f"{MISTAKES}:KnownNoise", "seed": 42},
+    {"name": f"{MISTAKES}:OneNumber"},
+    {"name": f"{MISTAKES}:Shuffled"},
+    {"name": f"{__name__}:Asking", "seed": 42},
+]
+
+
+@pytest.mark.parametrize("defence", KNOWN, ids=str)
+def test_what_everybody_can_compute_is_taken_off(defence: dict[str, Any]) -> None:
+    seen, bare = observed(defence)
+    assert (flatten(seen.update) - bare).norm() > 0.5 * bare.norm()
+    assert (flatten(seen.extra["undone"]) - bare).norm() < 1e-3 * bare.norm()
+
+
+def test_offset_and_order_together_are_taken_off() -> None:
+    seen, bare = observed({"name": f"{MISTAKES}:Shuffled"}, {"name": f"{MISTAKES}:KnownNoise"})
+    assert (flatten(seen.extra["undone"]) - bare).norm() < 1e-3 * bare.norm()
+
+
+@pytest.mark.parametrize(
+    "defence",
+    [
+        {"name": "gaussian", "sigma": 0.1}, {"name": "prune", "ratio": 0.9}, {"name": "quantise", "bits": 4},
+        {"name": "dp_sgd", "clip": 1.0, "noise_multiplier": 1.0}, {"name": "soteria", "ratio": 0.5},
+        {"name": "outpost"},
+        {"name": f"{__name__}:OrderNoise"}, {"name": f"{__name__}:FiveForZero"},
+        {"name": f"{MISTAKES}:NoiseOn", "ends": ["bias"]},
+        {"name": f"{MISTAKES}:Shuffled", "known": False}, {"name": f"{MISTAKES}:Masked"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_random_or_left_out_stays(defence: dict[str, Any]) -> None:
+    seen, _ = observed(defence)
+    assert seen.extra["undone"] is None
+
+
+def test_a_number_a_tensor_is_taken_off_as_far_as_the_tensor_tells() -> None:
+    seen, bare = observed({"name": f"{__name__}:NumberATensor"})
+    assert (flatten(seen.update) - bare).norm() > 0.5 * bare.norm()
+    first = seen.update["fc1.weight"].numel()
+    assert (flatten(seen.extra["undone"]) - bare)[:first].norm() < 1e-3 * bare[:first].norm()
+
+
+def test_a_row_says_that_the_code_could_not_be_run() -> None:
+    seen, _ = observed({"name": f"{__name__}:Picky"})
+    assert torch.equal(flatten(undone(seen).update), flatten(seen.update))
+    guess = noted(not_applicable(seen, "as it is"), seen)
+    assert guess.message.startswith("as it is; the defences could not be run on gradients of one's own")
+    assert "all samples are black" in guess.message
+
+
+def test_public_samples_are_in_the_rehearsal_where_they_are_granted() -> None:
+    defence: dict[str, Any] = {"name": f"{__name__}:PublicNoise"}
+    seen, bare = observed(defence, knowledge=("code", "public"))
+    assert (flatten(seen.extra["undone"]) - bare).norm() < 1e-3 * bare.norm()
+    assert "works with samples that no client owns" in observed(defence)[0].extra["undone"]
+
+
+def test_nothing_is_given_without_the_grant_or_without_a_defence() -> None:
+    assert "undone" not in observed(KNOWN[0], knowledge=())[0].extra
+    assert observed()[0].extra["undone"] is None
+
+
+def test_the_victims_samples_are_not_in_it() -> None:
+    """The same offset, whatever the victim holds: what is taken off is that of the code alone."""
+    seen, _ = observed(KNOWN[0])
+    noise = flatten(drawn_like(seen.update, 1))
+    assert torch.allclose(flatten(seen.update) - flatten(seen.extra["undone"]), noise, atol=1e-5)
+
+
+def test_how_far_it_goes_in_a_direction_is_what_most_values_say() -> None:
+    gradient = torch.zeros(40).index_put((torch.arange(9),), torch.randn(9, generator=torch.Generator().manual_seed(0)))
+    direction = torch.full((40, 1), 40**-0.5)
+    update = Update(0, 0, {"w": gradient + 0.7}, {}, 1, 0.0)
+    assert torch.allclose(Undo(directions=direction)(update)["w"], gradient, atol=1e-6)

@@ -1,36 +1,69 @@
-"""The audit: from a model and images to a scenario, and from its rows to what defences do."""
+"""The audit: from a model and data to a scenario, and from its rows to a sentence as strong as what was measured."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from rayfed import scenario
+from rayfed import registry, scenario
 from rayfed.analysis import audit
+from rayfed.analysis.audit import Criterion, Plan
+from rayfed.engine import auditing
+from rayfed.engine.auditing import Trial
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import LocalExecutor
+from rayfed.models.build import build_model
+from rayfed.models.describe import described
+from rayfed.samples import Pixels
 from tests.conftest import REPOSITORY
 from tests.test_cli import run
 
+IMAGES = Criterion.of("pixels", None)
+LOCAL = ("--executor", "local")
 
-def row(arm: str, batch: int, psnr: float | None, attack: str = "a", victim: int = 0, **more: Any) -> dict[str, Any]:
-    sample = more.pop("sample", 0)
-    return {"arm": arm, "batch_size": batch, "victim": victim, "sample": sample, "attack": attack, "psnr": psnr,
-            "distortion": more.pop("distortion", 0.0), **more}  # fmt: skip
+
+def row(arm: str, batch: int, psnr: float | None, attack: str = "a", **more: Any) -> dict[str, Any]:
+    usual = {"victim": 0, "sample": 0, "distortion": 0.0, "above_guessing": 5.0, "told_apart": 1.0, "knowledge": ""}
+    usual |= {"status": "ok" if psnr is not None else "not applicable", "message": ""}
+    return {"arm": arm, "batch_size": batch, "attack": attack, "psnr": psnr, **usual, **more}
+
+
+def states(*rows: dict[str, Any]) -> dict[tuple[str, int], str]:
+    return {(f.arm, f.batch): f.state for f in audit.findings(rows, IMAGES)}
+
+
+def plan(**changes: Any) -> Plan:
+    digits = {"name": "digits", "size": 8, "train_samples": 40, "test_samples": 20}
+    return Plan(**{"model": {"name": "mlp"}, "data": digits, "batches": [1, 8], "samples": 4, **changes})
 
 
 def test_the_audit_is_a_scenario_that_fits_its_images() -> None:
-    data = str(REPOSITORY / "scenarios" / "user_data" / "train.parquet")
-    s = scenario.parse(audit.scenario_text("lenet", audit.data_section(data, 16), [1, 8], 4, 100, 7))
+    data = audit.data_section(str(REPOSITORY / "scenarios" / "user_data" / "train.parquet"), 16)
+    planned = plan(model={"name": "lenet"}, data=data, seed=7)
+    s = scenario.parse(planned.scenario_text({audit.title(*search): 20 for search in planned.searches}))
     assert (s.data.name, s.seed, s.federation.clients) == ("parquet", 7, 4)
-    assert [a.title for a in s.attacks] == [
-        "analytic batch 1", "inverting_gradients batch 1", "idlg batch 1", "analytic batch 8",
-        "inverting_gradients batch 8",
-    ]  # fmt: skip
-    assert [a.victims for a in s.attacks] == [4, 4, 4, 1, 1]
     assert prepare(s).data.sample.shape[1:] == (16, 16)
     assert next(iter(s.played)) == audit.UNDEFENDED
+    assert {a.batch_size: a.victims for a in s.attacks} == {1: 4, 8: 1}
+
+
+def test_closed_forms_come_first_and_every_attack_has_all_twins() -> None:
+    planned = plan()
+    s = scenario.parse(planned.scenario_text({audit.title(*search): 20 for search in planned.searches}))
+    kinds = ["iterations" in attack.parameters for attack in s.attacks]
+    assert kinds == sorted(kinds)
+    twins = [(a.name, a.batch_size, tuple(a.knowledge)) for a in s.attacks]
+    assert len(twins) == len(set(twins))
+    assert all((name, batch, twin) in twins for name, batch, _ in twins for twin in audit.TWINS.values())
+
+
+def test_all_attacks_of_the_list_are_registered() -> None:
+    assert {method.name for method in audit.METHODS} <= registry.table("attacks").keys()
 
 
 @pytest.mark.parametrize(("data", "name"), [("digits", "digits"), ("{tmp}", "image_folder"), ("x.parquet", "parquet")])
@@ -38,45 +71,300 @@ def test_data_is_a_file_a_folder_or_a_name(data: str, name: str, tmp_path: Path)
     assert audit.data_section(data.format(tmp=tmp_path), None)["name"] == name
 
 
+def test_tables_and_texts_have_sections_of_their_own(tmp_path: Path) -> None:
+    assert audit.data_section("x.parquet", None, "ill") == {"name": "table", "path": "x.parquet", "label": "ill"}
+    (tmp_path / "author").mkdir()
+    (tmp_path / "author" / "a.txt").write_text("words")
+    assert audit.data_section(str(tmp_path), None) == {"name": "text", "root": str(tmp_path)}
+
+
+def test_a_leak_is_near_beyond_guessing_and_told_apart() -> None:
+    assert IMAGES.leaks(row("none", 1, 15.0))
+    assert not IMAGES.leaks(row("none", 1, 14.9))
+    assert not IMAGES.leaks(row("none", 1, 40.0, above_guessing=0.0))
+    assert not IMAGES.leaks(row("none", 1, 40.0, told_apart=0.0))
+    assert not IMAGES.leaks(row("none", 1, None))
+    assert Criterion.of("pixels", 30.0).leaks(row("none", 1, 31.0))
+
+
+def test_a_state_is_as_strong_as_what_was_measured() -> None:
+    leak, no, nothing = {"psnr": 20.0}, {"psnr": 9.0}, {"psnr": None}
+    cases = {"a": (leak, leak, "leaks"), "b": (leak, no, "not reconstructed"), "c": (no, no, "inconclusive")}
+    cases |= {"d": (no, leak, "leaks"), "e": (leak, nothing, "not measured"), "f": (nothing, nothing, "not measured")}
+    for name, (bare, defended, expected) in cases.items():
+        found = states(row("none", 1, **bare), row(name, 1, **defended))
+        assert found[name, 1] == expected, name
+    assert states(row("none", 1, 9.0)) == {("none", 1): "not reconstructed"}
+
+
+def test_an_attack_that_works_undefended_and_failed_here_leaves_the_arm_unmeasured() -> None:
+    bare = [row("none", 1, 40.0, "idlg batch 1, blind"), row("none", 1, 6.0, "analytic batch 1, blind")]
+    closed = row("x", 1, 6.0, "analytic batch 1, blind")
+    stopped = row("x", 1, None, "idlg batch 1, blind", status="failed", message="raised")
+    [found] = [f for f in audit.findings([*bare, closed, stopped], IMAGES) if f.arm == "x"]
+    assert found.state == "not measured"
+    told = audit.sentence([found], IMAGES)
+    assert "NOT MEASURED at batch 1" in told
+    assert "idlg failed: raised" in told
+    assert "not reconstructed" not in told
+    assert states(*bare, closed)["x", 1] == "not measured", "an attack without a row has not answered"
+    other = row("x", 1, 7.0, "idlg batch 1, blind", victim=1)
+    assert states(*bare, closed, stopped, other)["x", 1] == "not measured", "nor has one that failed on a victim"
+    assert states(*bare, closed, stopped | {"status": "ok", "psnr": 7.0, "message": ""})["x", 1] == "not reconstructed"
+    diverged = stopped | {"status": "diverged", "psnr": 7.0}
+    assert states(*bare, closed, diverged)["x", 1] == "not measured", "nor has one that diverged"
+
+
+def test_reasons_of_attacks_without_an_answer_stand_beside_every_state() -> None:
+    for bare, defended in ((30.0, 20.0), (30.0, 8.0), (8.0, 8.0)):
+        silent = row("x", 1, None, "b", status="failed", message="raised")
+        rows = [row("none", 1, bare), row("x", 1, defended), silent]
+        found = [f for f in audit.findings(rows, IMAGES) if f.arm == "x"]
+        assert "b failed: raised" in audit.sentence(found, IMAGES)
+
+
+def test_a_search_that_was_not_timed_had_no_budget() -> None:
+    planned = plan(batches=[1])
+    [first, *rest] = [audit.title(*search) for search in planned.searches]
+    timed = trials_of(planned, 0.01)
+    trials = [Trial(t.title, "does not fit") if t.title.startswith(f"{first},") else t for t in timed]
+    assert auditing.untimed(planned, timed) == []
+    assert auditing.untimed(planned, trials) == [first]
+    assert auditing.untimed(planned, [Trial(t.title, "broke", raised=True) for t in trials]) == []
+    rows = [row(arm, 1, psnr, f"{first}, blind") for arm, psnr in {"none": 30.0, "x": 8.0}.items()]
+    [found] = [f for f in audit.findings(rows, IMAGES, [first]) if f.arm == "x"]
+    told = audit.sentence([found], IMAGES)
+    assert f"{audit.FEWEST} evaluations, not timed" in told
+    assert "within this budget" not in told
+    [found] = [f for f in audit.findings(rows, IMAGES, rest) if f.arm == "x"]
+    assert "within this budget" in audit.sentence([found], IMAGES)
+
+
+def test_an_attack_applies_where_any_victim_of_the_call_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("inverting_gradients", evaluations=1),))
+    played = LocalExecutor.run_attackers
+
+    def first_refused(self: LocalExecutor, calls: Any) -> Any:
+        [done] = played(self, calls)
+        refused = replace(done.result[0], status="not applicable", message="not this one")
+        return [done._replace(result=[refused, *done.result[1:]])]
+
+    monkeypatch.setattr(LocalExecutor, "run_attackers", first_refused)
+    planned = plan(batches=[1], samples=2)
+    inputs = prepare(scenario.parse(planned.scenario_text({audit.title(*s): 1 for s in planned.searches})))
+    assert [trial.obstacle for trial in auditing.Rehearsal(inputs).trials()] == ["", "", ""]
+
+
+def test_an_attacker_that_could_not_do_what_its_name_says_shows_nothing() -> None:
+    rows = [row("none", 1, 30.0), row("x", 1, 9.0, message="the defences could not be run")]
+    [_, found] = audit.findings(rows, IMAGES)
+    assert found.state == "inconclusive"
+    assert audit.sentence([found], IMAGES) == (
+        "x: NOT MEASURED at batch 1, inconclusive: the defences could not be run (the closest here at 9.0 dB)"
+    )
+    assert states(row("none", 1, 30.0), row("x", 1, 30.0, message="the defences could not be run"))["x", 1] == "leaks"
+
+
+def test_batches_do_not_lend_each_other_their_leaks() -> None:
+    rows = [row("none", 1, 30.0), row("none", 4, 8.0), row("x", 1, 8.0), row("x", 4, 8.0)]
+    assert states(*rows)["x", 1] == "not reconstructed"
+    assert states(*rows)["x", 4] == "inconclusive"
+
+
+def test_one_sentence_names_states_batches_and_the_attack() -> None:
+    rows = [
+        row("none", 1, 30.0), row("none", 4, 40.0), row("none", 16, None, message="no head"),
+        row("x", 1, 36.0, "dlg batch 1, informed", knowledge="defence,code"), row("x", 1, 20.0, sample=1),
+        row("x", 4, 8.0), row("x", 16, None, message="no head"),
+    ]  # fmt: skip
+    found = [f for f in audit.findings(rows, IMAGES) if f.arm == "x"]
+    told = audit.sentence(found, IMAGES)
+    assert told.startswith("x: LEAKS at batch 1, 2 of 2 images, the closest at 36.0 dB (dlg, informed); ")
+    assert "not reconstructed by these attacks within this budget at batch 4 (the closest at 8.0 dB)" in told
+    assert "NOT MEASURED at batch 16: no attack answered (no answer: a not applicable: no head)" in told
+    assert "safe" not in told
+
+
 def test_a_worst_case_is_the_closest_of_all_attacks_on_an_image() -> None:
     rows = [
         row("none", 1, 20.0, "a"), row("none", 1, 30.0, "b"), row("none", 1, None, "c"), row("none", 1, 10.0, victim=1),
         row("none", 4, 5.0, sample=2), row("prune", 1, 90.0),
     ]  # fmt: skip
-    cases = audit.worst_cases(rows)
+    cases = audit.worst_cases(rows, IMAGES)
     assert [(c.batch, c.victim, c.sample, c.row["psnr"]) for c in cases] == [
         (1, 0, 0, 30.0), (1, 1, 0, 10.0), (4, 0, 2, 5.0),
     ]  # fmt: skip
 
 
-def test_an_effect_takes_the_worst_image_of_every_batch_size() -> None:
+def test_a_finding_keeps_the_closest_of_each_twin() -> None:
     rows = [
-        row("prune", 1, 12.0, distortion=0.5), row("prune", 4, 16.0, distortion=0.7), row("prune", 1, None),
-        row("none", 1, 50.0), row("none", 4, 9.0),
-    ]  # fmt: skip
-    none, prune = audit.defence_effects(rows)
-    assert (none.arm, none.distortion, none.psnr) == ("none", 0.0, {1: 50.0, 4: 9.0})
-    assert prune.distortion == pytest.approx(0.6)
-    assert prune.holds(17.0)
-    assert not prune.holds(15.0)
+        row("x", 1, 12.0),
+        row("x", 1, 16.0, knowledge="defence,code"),
+        row("x", 1, 14.0, knowledge="defence,code,labels"),
+    ]
+    [found] = audit.findings(rows, IMAGES)
+    assert found.closest == {"blind": 12.0, "informed": 16.0, "informed, with labels": 14.0}
+    assert found.best == 16.0
+
+
+def test_the_closest_of_what_leaked_stands_beside_a_leak() -> None:
+    [found] = audit.findings([row("x", 1, 16.0), row("x", 1, 40.0, "b", above_guessing=-1.0)], IMAGES)
+    assert (found.state, found.best, found.by) == ("leaks", 16.0, "a, blind")
+
+
+def trials_of(planned: Plan, each: float, start: float = 0.0) -> list[Trial]:
+    found = []
+    for method in (m for m in audit.METHODS if m.takes(planned.modality, 1)):
+        for batch in planned.batches:
+            titles = [f"{audit.title(method, batch)}, {twin}" for twin in audit.TWINS]
+            found += [Trial(t, start=start, each=each * bool(method.evaluations)) for t in titles]
+    return found
+
+
+def test_a_budget_is_spent_and_not_exceeded() -> None:
+    planned = plan(batches=[1, 2])
+    trials = trials_of(planned, each=0.01, start=0.001)
+    for seconds in (60.0, 600.0):
+        chosen = auditing.chosen_iterations(planned, trials, 3, seconds)
+        assert 0.8 * seconds < auditing.estimate(planned, trials, 3, chosen) <= 1.02 * seconds
+
+
+def test_a_budget_has_bounds_and_iterations_two_digits() -> None:
+    planned = plan(batches=[1])
+    few = auditing.chosen_iterations(planned, trials_of(planned, each=10.0), 3, 1.0)
+    assert few == {audit.title(m, b): auditing.fewest(m) for m, b in planned.searches}
+    many = auditing.chosen_iterations(planned, trials_of(planned, each=1e-9), 3, 600.0)
+    assert many == {audit.title(m, b): audit.MOST // m.evaluations for m, b in planned.searches}
+    some = auditing.chosen_iterations(planned, trials_of(planned, each=0.0123), 3, 600.0)
+    assert all(str(count)[2:].strip("0") == "" for count in some.values())
+
+
+class Opaque(nn.Module):
+    """A model with nothing linear at either end, and a gradient that cannot be differentiated."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.scales = nn.Parameter(torch.randn(classes, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = Once.apply(images[:, 0, None] * self.scales).mean((2, 3))
+        return logits
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor) -> Tensor:
+        return given * 2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope * 2
+
+
+def test_the_description_is_of_what_the_model_does() -> None:
+    def said(model: nn.Module) -> str:
+        return "\n".join(described(model.train(), Pixels(1, 8, 8)))
+
+    mlp = said(build_model("mlp", {}, (1, 8, 8), 10, seed=0))
+    assert "reads the input itself" in mlp
+    assert "depend on each other" not in mlp
+    norms = said(build_model("lenet", {"norm": "batch"}, (1, 8, 8), 10, seed=0))
+    assert "depend on each other" in norms
+    assert "come back" in norms
+    frozen = build_model("mlp", {}, (1, 8, 8), 10, seed=0)
+    next(frozen.parameters()).requires_grad_(False)
+    assert "frozen: 1 parameters" in said(frozen)
 
 
 def test_mistakes_are_named() -> None:
     assert run("audit", "--model", "lenet", "--data", "digits", "--batch", "1,x")[0] == 2
-    code, output = run("audit", "--model", "lenett", "--data", "digits")
-    assert code == 2
-    assert "did you mean 'lenet'" in output
-    code, output = run("audit", "--model", "lenet", "--data", "/no/such/folder")
-    assert code == 2
-    assert "/no/such/folder" in output
+    for arguments, expected in {
+        ("--model", "lenett", "--data", "digits"): "did you mean 'lenet'",
+        ("--model", "lenet", "--data", "/no/such/folder"): "/no/such/folder",
+        ("--data", "digits"): "--model",
+        ("--model", "lenet"): "--data",
+        ("--model", "lenet", "--data", "digits", "--defence", "{name"): "no YAML",
+        ("--model", "lenet", "--data", "digits", "--defence", "{sigma: 1}"): "--defence",
+        ("--model", "lenet", "--data", "digits", "--defence", "{name: gaussian, sigma: -1}"): "greater than",
+        ("--model", "lenet", "--data", "digits", "--defence", "gausian"): "did you mean 'gaussian'",
+    }.items():
+        code, output = run("audit", *arguments, *LOCAL)
+        assert (code, expected in output) == (2, True), output
 
 
-@pytest.mark.slow
-def test_an_audit_says_what_leaks_and_what_stops_it(tmp_path: Path) -> None:
-    arguments = ["--data", "digits", "--size", "8", "--batch", "1,2", "--images", "2", "--iterations", "60"]
-    code, output = run("audit", "--model", "mlp", *arguments, "--out", str(tmp_path), "--executor", "local")
+SMALL = ("--data", "digits", "--size", "8", "--set", "data.train_samples=60", "--iterations", "20", *LOCAL)
+
+
+@pytest.mark.engine
+def test_an_audit_says_what_leaks_and_what_stops_these_attacks(tmp_path: Path) -> None:
+    defences = (
+        "--defence",
+        "{name: gaussian, sigma: 1000.0}",
+        "--defence",
+        "[{name: prune, ratio: 0.5}, {name: quantise, bits: 8}]",
+    )
+    arguments = ["--batch", "1,2", "--images", "2", *defences]
+    code, output = run("audit", "--model", "mlp", *SMALL, *arguments, "--out", str(tmp_path))
     assert code == 0, output
-    assert "analytic leaks" in output
-    assert "gaussian 0.1" in output
+    assert "analytic: applies" in output
+    assert "estimate:" in output
+    assert "none: LEAKS at batch 1, 2 of 2 images, the closest at >100 dB (analytic, blind)" in output
+    assert "gaussian (sigma 1000.0): not reconstructed by these attacks within this budget at batch 1, 2" in output
+    assert "prune (ratio 0.5) + quantise (bits 8): " in output
     [report] = tmp_path.glob("audit-*/report.html")
     assert report.stat().st_size > 10_000
+
+
+@pytest.mark.engine
+def test_where_nothing_applies_it_is_said_loudly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
+    model = f"{__name__}:Opaque"
+    code, output = run("audit", "--model", model, *SMALL, "--batch", "1", "--images", "1", "--out", str(tmp_path))
+    assert code == 0, output
+    assert "NOT MEASURED: no attack applies" in output
+    assert "leaks" not in output.replace("how much", "")
+
+
+@pytest.mark.engine
+def test_weights_of_a_run_are_audited_beside_untrained_ones(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "name: t\ndata: {name: digits, size: 8, train_samples: 60, test_samples: 20}\n"
+        "model: {name: mlp, hidden: [16]}\n"
+        "federation: {rounds: 1, clients: 3}\narms: {bare: [], half: [{name: prune, ratio: 0.5}]}\n"
+    )
+    assert run("launch", str(tmp_path / "s.yaml"), "--out", str(tmp_path), *LOCAL)[0] == 0
+    [trained] = tmp_path.glob("t-*")
+    budget = ("--iterations", "20", "--batch", "1", "--images", "1", "--out", str(tmp_path / "audits"), *LOCAL)
+    code, output = run("audit", "--run", str(trained), "--defence", "{name: prune, ratio: 0.5}", *budget)
+    assert code == 0, output
+    assert output.count("none: LEAKS") == 2
+    assert "untrained weights:" in output
+    assert f"weights of {trained}:" in output
+    played = sorted((tmp_path / "audits").glob("audit-*"))
+    assert len(played) == 2
+    assert "those of arm bare" in (played[1] / "log.txt").read_text()
+    code, output = run("attack", str(played[0] / "scenario.yaml"), "--run", str(trained), "--arm", "x", *LOCAL)
+    assert (code, "has no arm 'x'" in output) == (2, True)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        ("text_transformer", ["text", "--set", "data.length=8", "--set", "data.vocabulary=300", "--set",
+                              "model.vocabulary=300"]),
+        ("mlp", ["diabetes"]),
+    ],
+)  # fmt: skip
+def test_texts_and_records_are_audited_by_the_same_command(model: str, data: list[str], tmp_path: Path) -> None:
+    budget = ("--iterations", "20", "--batch", "1", "--images", "1", "--out", str(tmp_path), *LOCAL)
+    code, output = run("audit", "--model", model, "--data", *data, "--defence", "[]", *budget)
+    assert code == 0, output
+    assert "none: LEAKS at batch 1, 1 of 1" in output
+
+
+def test_an_arm_of_a_run_needs_the_run(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("name: t\nfederation: {rounds: 1, clients: 2}\nattacks: [analytic]\n")
+    code, output = run("attack", str(tmp_path / "s.yaml"), "--arm", "none", *LOCAL)
+    assert (code, "give the run by --run" in output) == (2, True)

@@ -1,36 +1,358 @@
-"""Audit of how much one gradient of a model gives away: the scenario, and the answer in a few figures.
+"""Audit of how much one gradient of a model gives away: the scenario, and what may be said of its rows.
 
-For whoever has a model and images and no scenario yet. The attacks are those that need nothing but a gradient; the
-defences are the registry's noise, pruning and quantisation in a few strengths each.
+For whoever has a model and data and no scenario yet. Every attack of `METHODS` that works on such samples meets every
+arm, blind, told of the defence, and told of the labels too. Every sentence is as strong as what was measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import yaml
 
-from rayfed.analysis.summary import Row, measured, worst
+from rayfed import registry
+from rayfed.analysis.formats import NOUNS
+from rayfed.analysis.summary import Row
+from rayfed.metrics.images import PSNR_CEILING
+from rayfed.metrics.known import default_names, leading
+from rayfed.samples import Modality, held, taken
 
 UNDEFENDED = "none"
-DEFENCES: dict[str, list[dict[str, Any]]] = {
-    UNDEFENDED: [],
+Defences = dict[str, list[dict[str, Any]]]
+DEFENCES: Defences = {
     **{f"gaussian {s:g}": [{"name": "gaussian", "sigma": s}] for s in (1e-3, 1e-2, 1e-1)},
     **{f"prune {r:g}": [{"name": "prune", "ratio": r}] for r in (0.5, 0.9, 0.99)},
     **{f"quantise {b}-bit": [{"name": "quantise", "bits": b}] for b in (8, 4, 1)},
 }
-"""Defences by arm, from weak to strong within each kind."""
+"""Defences by arm where the user names none, from weak to strong within each kind."""
 
-LARGEST_IDLG = 4
-"""Largest batch on which iDLG is tried: its L-BFGS fails above, at the highest cost of all attacks."""
+
+@dataclass(frozen=True)
+class Method:
+    """An attack that the audit plays."""
+
+    name: str
+    evaluations: int = 0
+    """Evaluations of the objective in one of its iterations; 0 for a closed form."""
+    largest: int | None = None
+    """Largest batch on which it is played: above, it costs most of all and finds nothing."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def takes(self, modality: Modality, batch: int) -> bool:
+        """Return whether it is played on batches of such samples."""
+        works = modality in taken("attacks", registry.find("attacks", self.name))
+        return works and (self.largest is None or batch <= self.largest)
+
+
+METHODS = (
+    Method("analytic"),
+    Method("spear"),
+    Method("peel"),
+    Method("april"),
+    Method("embedding_rows"),
+    Method("dager"),
+    Method("inverting_gradients", evaluations=1),
+    Method("idlg", evaluations=20, largest=4, parameters={"restarts": 1}),
+    Method("tag", evaluations=1),
+)
+"""All attacks of the audit, closed forms first."""
+
+TWINS: dict[str, tuple[str, ...]] = {
+    "blind": (),
+    "informed": ("defence", "code"),
+    "informed, with labels": ("defence", "code", "labels"),
+}
+"""What attackers are granted, by name."""
+FEWEST, MOST = 20, 24_000
+"""Evaluations of a search, whatever the budget."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is audited: a model on data under some defences."""
+
+    model: Mapping[str, Any]
+    """The scenario's section `model`."""
+    data: Mapping[str, Any]
+    """The scenario's section `data`."""
+    batches: Sequence[int]
+    samples: int
+    """Samples attacked for each batch size, rounded up to batches."""
+    seed: int = 0
+    defences: Defences = field(default_factory=lambda: DEFENCES)
+
+    @property
+    def modality(self) -> Modality:
+        """Form of the samples; raises `UserError` for an unknown data set."""
+        return held(registry.find("datasets", self.data["name"]))
+
+    @property
+    def searches(self) -> list[tuple[Method, int]]:
+        """The methods and batch sizes for which iterations have to be chosen."""
+        every = product(METHODS, self.batches)
+        return [(m, batch) for m, batch in every if m.evaluations and m.takes(self.modality, batch)]
+
+    def scenario_text(self, iterations: Mapping[str, int], left_out: Iterable[str] = ()) -> str:
+        """Return the audit as a scenario in YAML: one round, never played, and its attacks, closed forms first.
+
+        `iterations` of searches are by title (`title`), as the attacks that are `left_out`.
+        """
+        names = [*default_names(self.modality), *Criterion.needs]
+        attacks = [
+            attack
+            for method, batch, twin in product(METHODS, self.batches, TWINS)
+            if method.takes(self.modality, batch)
+            for attack in [self._attack(method, batch, twin, iterations)]
+            if attack["label"] not in set(left_out)
+        ]
+        document = {
+            "name": "audit",
+            "seed": self.seed,
+            "data": dict(self.data),
+            "model": dict(self.model),
+            "federation": {"rounds": 1, "clients": self.samples},
+            "arms": {UNDEFENDED: [], **self.defences},
+            "attacks": attacks,
+            "metrics": {"names": names},
+        }
+        return yaml.safe_dump(document, sort_keys=False)
+
+    def _attack(self, method: Method, batch: int, twin: str, iterations: Mapping[str, int]) -> dict[str, Any]:
+        searched = {"iterations": iterations[title(method, batch)]} if method.evaluations else {}
+        return {
+            "name": method.name,
+            **method.parameters,
+            **searched,
+            "observes": "gradient",
+            "batch_size": batch,
+            "victims": -(-self.samples // batch),
+            "knowledge": list(TWINS[twin]),
+            "label": f"{title(method, batch)}, {twin}",
+        }
+
+
+def called(pipeline: Sequence[Mapping[str, Any]]) -> str:
+    """Return the name of an arm of these defences, with their parameters."""
+    parts = []
+    for defence in pipeline:
+        settings = ", ".join(f"{key} {value}" for key, value in defence.items() if key != "name")
+        parts.append(f"{defence['name']} ({settings})" if settings else str(defence["name"]))
+    return " + ".join(parts)
+
+
+def title(method: Method, batch: int) -> str:
+    """Return the name of a method on a batch size, which its twins have in common."""
+    return f"{method.name} batch {batch}"
+
+
+def data_section(data: str, size: int | None, label: str | None = None) -> dict[str, Any]:
+    """Return a scenario's `data` of a file, a folder of images or texts by class, or the name of a data set.
+
+    Of tables, `label` names the column of the classes. `size` is the height and width to which images are resized;
+    None: what they have.
+    """
+    path, resized = Path(data).expanduser(), {} if size is None else {"size": size}
+    if label is not None:
+        return {"name": "table", "path": data, "label": label}
+    if path.suffix == ".parquet" or any(path.glob("*.parquet")):
+        return {"name": "parquet", "train": data} | resized
+    if path.is_dir() and any(path.glob("*/*.txt")):
+        return {"name": "text", "root": data}
+    return ({"name": "image_folder", "root": data} if path.is_dir() else {"name": data}) | resized
+
+
+State = Literal["leaks", "not reconstructed", "inconclusive", "not measured"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the attacks found behind gradients of one batch size in one arm."""
+
+    arm: str
+    batch: int
+    state: State
+    closest: Mapping[str, float]
+    """Leading metric of the closest reconstruction, by twin; without those that found nothing finite."""
+    leaked: int
+    """Samples that leaked to at least one attack."""
+    samples: int
+    best: float | None
+    """Leading metric of the closest reconstruction of those that leaked, or of all; None where there is none."""
+    by: str
+    """Attack that made it; empty where there is none."""
+    reasons: tuple[str, ...]
+    """Why attacks ended without an answer; where none had one, also why they did not apply."""
+    untimed: tuple[str, ...] = ()
+    """Searches that answered after `FEWEST` evaluations, outside the budget."""
+    lacking: str = ""
+    """What an attacker that answered had to do without, in words, so that its answers show less than its name says."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """What makes a reconstruction a leak: near enough, nearer than any guess, and nearer to its sample than others."""
+
+    needs: ClassVar[tuple[str, ...]] = ("above_guessing", "told_apart")
+    """Metrics that it needs beside the leading one."""
+
+    modality: Modality
+    threshold: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All metrics that it needs."""
+        return leading(self.modality).name, *self.needs
+
+    @classmethod
+    def of(cls, modality: Modality, threshold: float | None) -> Criterion:
+        """Return the criterion of a form of samples, with its own threshold unless one is given."""
+        usual = leading(modality).threshold
+        assert usual is not None
+        return cls(modality, usual if threshold is None else threshold)
+
+    def nearness(self, row: Row) -> float | None:
+        """Return the leading metric of a row of attacks, up to its ceiling; None where there is no finite image."""
+        metric = leading(self.modality)
+        value = row.get(metric.name)
+        return None if value is None or value != value else min(value, metric.ceiling)
+
+    def leaks(self, row: Row) -> bool:
+        """Return whether a row of attacks is a leak."""
+        value = self.nearness(row)
+        return value is not None and value >= self.threshold and row["above_guessing"] > 0 and row["told_apart"] == 1
+
+    def written(self, value: float) -> str:
+        """Return a value of the leading metric in words."""
+        if self.modality != "pixels":
+            return f"{value:.0%}"
+        return f">{PSNR_CEILING:.0f} dB" if value >= PSNR_CEILING else f"{value:.1f} dB"
+
+
+def findings(attacks: Sequence[Row], criterion: Criterion, untimed: Collection[str] = ()) -> list[Finding]:
+    """Return what was found, arm by arm and batch size by batch size, in the order of the rows.
+
+    `untimed` are the titles (`title`) of searches that had `FEWEST` evaluations because nothing told their speed.
+    """
+    cells: dict[tuple[str, int], list[Row]] = {}
+    for row in attacks:
+        cells.setdefault((row["arm"], row["batch_size"]), []).append(row)
+    leaking: dict[int, set[str]] = {}
+    for row in attacks:
+        if row["arm"] == UNDEFENDED and criterion.leaks(row):
+            leaking.setdefault(row["batch_size"], set()).add(row["attack"])
+    arms = list(dict.fromkeys(arm for arm, _ in cells))
+    ordered = sorted(cells, key=lambda cell: (arms.index(cell[0]), cell[1]))
+    return [_finding(cells[cell], criterion, leaking.get(cell[1], set()), untimed) for cell in ordered]
+
+
+def _finding(rows: Sequence[Row], criterion: Criterion, leaking: set[str], untimed: Collection[str]) -> Finding:
+    """Return what was found in one cell; `leaking` are the attacks to which something leaks there without a defence."""
+    finite = [(value, row) for row in rows if (value := criterion.nearness(row)) is not None]
+    leaks = [(value, row) for value, row in finite if criterion.leaks(row)]
+    closest: dict[str, float] = {}
+    for value, row in finite:
+        twin = _twin(row)
+        closest[twin] = max(value, closest.get(twin, value))
+    lacking = next((row["message"] for _, row in finite if row["status"] == "ok" and row.get("message")), "")
+    best = max(leaks or finite, key=lambda pair: pair[0], default=None)
+    silent = [row for row in rows if not _answers(row, criterion)]
+    answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}
+    state = _state(rows[0]["arm"], bool(finite), leaking, answered)
+    return Finding(
+        arm=rows[0]["arm"],
+        batch=rows[0]["batch_size"],
+        state="leaks" if leaks else "inconclusive" if lacking and finite else state,
+        closest=closest,
+        leaked=len({_sample(row) for _, row in leaks}),
+        samples=len({_sample(row) for row in rows}),
+        best=best[0] if best else None,
+        by=best[1]["attack"].partition(" ")[0] + f", {_twin(best[1])}" if best else "",
+        reasons=tuple(dict.fromkeys(_reason(row) for row in silent if not finite or row["status"] != "not applicable")),
+        lacking=lacking,
+        untimed=tuple(sorted({name.partition(" ")[0] for name in answered if name.partition(",")[0] in untimed})),
+    )
+
+
+def _answers(row: Row, criterion: Criterion) -> bool:
+    """Return whether an attack came to its end; a closed form has where it looked and found that nothing fits."""
+    closed = {method.name for method in METHODS if not method.evaluations}
+    ended = row["status"] == "ok" or (row["status"] == "diverged" and row["attack"].partition(" ")[0] in closed)
+    return ended and criterion.nearness(row) is not None
+
+
+def _state(arm: str, finite: bool, leaking: set[str], answered: set[str]) -> State:
+    """Return the state of a cell without a leak.
+
+    An attack that works without the defence says something of the defence where it has `answered` on every victim.
+    """
+    if not finite or not leaking <= answered:
+        return "not measured"
+    return "not reconstructed" if leaking or arm == UNDEFENDED else "inconclusive"
+
+
+def _twin(row: Row) -> str:
+    names = {",".join(granted): name for name, granted in TWINS.items()}
+    granted: str = row["knowledge"] or ""
+    return names.get(granted, granted)
+
+
+def _sample(row: Row) -> tuple[int, int]:
+    return row["victim"], row["sample"]
+
+
+def _reason(row: Row) -> str:
+    said = f"{row['status']}: {row['message']}" if row["status"] != "ok" else "found nothing finite"
+    return f"{row['attack'].partition(' ')[0]} {said}"
+
+
+def sentence(found: Sequence[Finding], criterion: Criterion) -> str:
+    """Return one sentence on an arm, from its findings of all batch sizes."""
+    return f"{found[0].arm}: " + "; ".join(_clause(state, group, criterion) for state, group in _grouped(found))
+
+
+def _grouped(found: Sequence[Finding]) -> list[tuple[State, list[Finding]]]:
+    order: tuple[State, ...] = ("leaks", "not reconstructed", "inconclusive", "not measured")
+    groups = ((state, [finding for finding in found if finding.state == state]) for state in order)
+    return [(state, group) for state, group in groups if group]
+
+
+def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str:
+    batches = f"batch {', '.join(str(finding.batch) for finding in group)}"
+    reasons = dict.fromkeys(reason for finding in group for reason in finding.reasons)
+    silent = f" (no answer: {'; '.join(reasons)})" if reasons else ""
+    if state == "leaks":
+        noun = NOUNS[criterion.modality]
+        told = [
+            f"batch {f.batch}, {f.leaked} of {f.samples} {noun}s, the closest at {criterion.written(f.best or 0)} "
+            f"({f.by})"
+            for f in group
+        ]
+        return f"LEAKS at {'; '.join(told)}{silent}"
+    values = [finding.best for finding in group if finding.best is not None]
+    if not values:
+        return f"NOT MEASURED at {batches}: no attack answered{silent}"
+    closest = criterion.written(max(values))
+    if state == "not measured":
+        return (
+            f"NOT MEASURED at {batches}: attacks that leak without a defence did not answer here{silent}, "
+            f"the closest of the others at {closest}"
+        )
+    if state == "inconclusive":
+        why = dict.fromkeys(f.lacking or "the attacks found nothing without a defence either" for f in group)
+        return f"NOT MEASURED at {batches}, inconclusive: {'; '.join(why)} (the closest here at {closest}){silent}"
+    untimed = sorted({name for finding in group for name in finding.untimed})
+    budget = f" ({', '.join(untimed)}: {FEWEST} evaluations, not timed)" if untimed else " within this budget"
+    return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}){silent}"
 
 
 @dataclass(frozen=True)
 class WorstCase:
-    """Best attack on one image of one batch size, without a defence, and its result."""
+    """Best attack on one sample of one batch size, without a defence, and its result."""
 
     batch: int
     victim: int
@@ -39,88 +361,23 @@ class WorstCase:
     """Row of the attacks' table."""
 
 
-@dataclass(frozen=True)
-class DefenceEffect:
-    """Effect of one defence on a gradient and on the worst reconstruction."""
-
-    arm: str
-    distortion: float
-    """Mean relative distance of the defended gradient from the true one."""
-    psnr: dict[int, float]
-    """PSNR of the closest reconstruction (dB), by batch size."""
-
-    def holds(self, threshold: float) -> bool:
-        """Return whether no image came as close as `threshold` dB."""
-        return all(value < threshold for value in self.psnr.values())
-
-
-def scenario_text(
-    model: str, data: dict[str, Any], batches: Sequence[int], images: int, iterations: int, seed: int
-) -> str:
-    """Return the audit as a scenario in YAML: one round, never played, and every attack on every batch size.
-
-    `data` is what `data_section` returns.
-    """
-    return yaml.safe_dump(
-        {
-            "name": "audit",
-            "seed": seed,
-            "data": data,
-            "model": {"name": model},
-            "federation": {"rounds": 1, "clients": images},
-            "arms": DEFENCES,
-            "attacks": [attack for batch in batches for attack in _attacks(batch, images, iterations)],
-        },
-        sort_keys=False,
-    )
-
-
-def data_section(data: str, size: int | None) -> dict[str, Any]:
-    """Return a scenario's `data` of a Parquet file, a folder of images by class, or the name of a data set.
-
-    `size` is the height and width to which images are resized; None: what they have.
-    """
-    path, resized = Path(data).expanduser(), {} if size is None else {"size": size}
-    if path.suffix == ".parquet" or any(path.glob("*.parquet")):
-        return {"name": "parquet", "train": data} | resized
-    return ({"name": "image_folder", "root": data} if path.is_dir() else {"name": data}) | resized
-
-
-def _attacks(batch: int, images: int, iterations: int) -> list[dict[str, Any]]:
-    observed = {"observes": "gradient", "batch_size": batch, "victims": -(-images // batch)}
-    methods: list[dict[str, Any]] = [{"name": "analytic"}, {"name": "inverting_gradients", "iterations": iterations}]
-    if batch <= LARGEST_IDLG:
-        methods.append({"name": "idlg", "iterations": -(-iterations // 20), "restarts": 1})  # of 20 steps each
-    return [method | observed | {"label": f"{method['name']} batch {batch}"} for method in methods]
-
-
-def worst_cases(attacks: Sequence[Row]) -> list[WorstCase]:
-    """Return every attacked image in its worst case, by batch size, the closest reconstruction first."""
-    images: dict[tuple[int, int, int], list[Row]] = {}
+def worst_cases(attacks: Sequence[Row], criterion: Criterion) -> list[WorstCase]:
+    """Return every sample attacked without a defence in its worst case, by batch size, the closest first."""
+    closest: dict[tuple[int, int, int], tuple[float, Row]] = {}
     for row in attacks:
-        if row["arm"] == UNDEFENDED:
-            images.setdefault((row["batch_size"], row["victim"], row["sample"]), []).append(row)
-    found = [WorstCase(*key, closest) for key, rows in images.items() if (closest := worst(rows)) is not None]
-    return sorted(found, key=lambda case: (case.batch, -case.row["psnr"]))
+        value = criterion.nearness(row)
+        key = (row["batch_size"], *_sample(row))
+        if row["arm"] == UNDEFENDED and value is not None and value > closest.get(key, (-1e9, row))[0]:
+            closest[key] = value, row
+    ordered = sorted(closest.items(), key=lambda item: (item[0][0], -item[1][0]))
+    return [WorstCase(*key, row) for key, (_, row) in ordered]
 
 
-def defence_effects(attacks: Sequence[Row]) -> list[DefenceEffect]:
-    """Return the effect of every defence, the one that distorts least first."""
-    arms: dict[str, list[Row]] = {}
+def distortions(attacks: Sequence[Row]) -> dict[str, float]:
+    """Return each arm's mean relative distance of the defended gradient from the true one, the smallest first."""
+    arms: dict[str, list[float]] = {}
     for row in attacks:
-        if measured(row["psnr"]):
-            arms.setdefault(row["arm"], []).append(row)
-    found = [DefenceEffect(arm, _mean(rows, "distortion"), _closest(rows)) for arm, rows in arms.items()]
-    return sorted(found, key=lambda effect: effect.distortion)
-
-
-def _mean(rows: Sequence[Row], column: str) -> float:
-    mean: float = sum(row[column] for row in rows) / len(rows)
-    return mean
-
-
-def _closest(rows: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    return {
-        batch: max(row["psnr"] for row in rows if row["batch_size"] == batch)
-        for batch in sorted({row["batch_size"] for row in rows})
-    }
+        if row["distortion"] is not None and isfinite(row["distortion"]):
+            arms.setdefault(row["arm"], []).append(row["distortion"])
+    means = {arm: sum(values) / len(values) for arm, values in arms.items()}
+    return dict(sorted(means.items(), key=lambda item: item[1]))

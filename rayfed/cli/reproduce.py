@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +20,6 @@ from rayfed.cli.common import (
     Set,
     errors_for_people,
     search_beside,
-    sweep_execution,
 )
 from rayfed.cli.tables import console, table
 from rayfed.errors import UserError
@@ -31,9 +30,8 @@ if TYPE_CHECKING:
     from rayfed.scenario import Scenario
 
 commands = typer.Typer()
-Player = tuple[str | None, Any, bool, bool]
-"""Options of playing: where results go, who plays (`rayfed.engine.sweeps.SweepExecution`), whether to be quiet, and
-whether to show a bar."""
+Player = Callable[["Scenario"], Any]
+"""Plays a sweep and returns its folder."""
 
 
 @commands.command()
@@ -70,7 +68,7 @@ def reproduce(
         files = [find(name, folder) for name in (names(folder) if what == "all" else [what])]
         scale: Scale = "reduced" if reduced else "full"
         failed = []
-        player = out, None if run else sweep_execution(executor, address), quiet, executor is ExecutorName.RAY
+        player = partial(sweeps.play, out=out, executor=executor, address=address, quiet=quiet)
         for path in files:
             try:
                 _show(_played(context, path, scale, changes or [], run, player), keep, folder)
@@ -119,7 +117,7 @@ def _played(
     if run is None:
         _prepare(own.prepare, context)
         _check_data(scenario)
-        files = sweeps.play(scenario, *player).files
+        files = player(scenario).files
     else:
         folder = SweepFolder.open(run)
         files = folder.files

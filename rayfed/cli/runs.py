@@ -1,8 +1,7 @@
-"""Commands that play runs, `launch`, `sweep`, `attack`, `resume`, `audit`; `validate` before and `report` after."""
+"""Commands that play runs, `launch`, `sweep`, `attack`, `resume`; `validate` before and `report` after."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,7 +22,6 @@ from rayfed.cli.common import (
     load,
     ray_beside,
     search_where,
-    sweep_execution,
     watched,
 )
 from rayfed.errors import UserError
@@ -45,7 +43,7 @@ def launch(
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug, resumable=True):
         loaded = load(scenario, changes)
         if loaded.sweep is not None:
-            sweeps.play(loaded, out, sweep_execution(executor, address), quiet, executor is ExecutorName.RAY)
+            sweeps.play(loaded, out, executor, address, quiet)
             return
         from rayfed.engine import runs
 
@@ -69,7 +67,7 @@ def sweep(
         loaded = load(scenario, changes)
         if loaded.sweep is None:
             raise UserError(f"{scenario} has no `sweep`: say there which fields vary, as docs/sweeps.md shows")
-        sweeps.play(loaded, out, sweep_execution(executor, address), quiet, executor is ExecutorName.RAY)
+        sweeps.play(loaded, out, executor, address, quiet)
 
 
 @commands.command()
@@ -78,6 +76,9 @@ def attack(
     changes: Set = None,
     run: Annotated[
         str | None, typer.Option("--run", help="Attack what this run has learnt instead of the untrained model.")
+    ] = None,
+    arm: Annotated[
+        str | None, typer.Option(help="Attack what this arm of the run has learnt in all arms of the scenario.")
     ] = None,
     out: Out = None,
     executor: Executor = ExecutorName.RAY,
@@ -92,10 +93,12 @@ def attack(
         loaded = load(scenario, changes)
         if not loaded.attacks:
             raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
+        if arm and not run:
+            raise UserError("--arm names an arm of a run: give the run by --run")
         from rayfed.engine import runs
 
         with watched(quiet, executor, "attack") as view:
-            folder = runs.attack(loaded, run, out, execution(executor, address), view)
+            folder = runs.attack(loaded, run, out, execution(executor, address), view, arm)
             view.finished(f"{folder.url}/report.html")
 
 
@@ -126,7 +129,7 @@ def resume(
                     f"{run} is a sweep: --extend is for a run; a sweep goes on to more `samples` without it"
                 )
             search_where(run)
-            sweeps.resume(run, failed, sweep_execution(executor, address), quiet, executor is ExecutorName.RAY)
+            sweeps.resume(run, failed, executor, address, quiet)
             return
         from rayfed.engine import runs
 
@@ -179,45 +182,3 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
             print(f"  sweep: {settings} settings ({loaded.sweep.search}), {loaded.sweep.repeats} repeats of each")
         print(f"  attacks: {', '.join(a.title for a in loaded.attacks) or 'none'}")
         print(f"  results: {loaded.output.folder}, unless --out says otherwise")
-
-
-@commands.command()
-def audit(
-    model: Annotated[str, typer.Option(help="A name of `rayfed list models`, or your own `my_module:Net`.")],
-    data: Annotated[str, typer.Option(help="A Parquet file, a folder with one folder a class, or a data set's name.")],
-    batch: Annotated[str, typer.Option(help="Batch sizes behind the gradient, comma-separated.")] = "1,4,16",
-    images: Annotated[int, typer.Option(min=1, help="Images attacked for each batch size, rounded up to batches.")] = 4,
-    size: Annotated[int | None, typer.Option(min=1, help="Resize images to this height and width.")] = None,
-    iterations: Annotated[int, typer.Option(min=20, help="Steps of every iterative attack.")] = 1000,
-    threshold: Annotated[float, typer.Option(help="PSNR in dB from which a reconstruction is a leak.")] = 15.0,
-    seed: Annotated[int, typer.Option(min=0, help="All randomness follows from it.")] = 0,
-    changes: Set = None,
-    out: Out = None,
-    executor: Executor = ExecutorName.RAY,
-    address: Address = None,
-    quiet: Quiet = False,
-    debug: Debug = False,
-) -> None:
-    """Measure, without a scenario, how much one gradient of your model leaks, and which defence stops it."""
-    with errors_for_people(debug):
-        from rayfed import registry, scenario
-        from rayfed.analysis.audit import data_section, scenario_text
-
-        registry.search(str(Path.cwd()))
-        text = scenario_text(model, data_section(data, size), _batches(batch), images, iterations, seed)
-        loaded = scenario.parse(text, "the audit's scenario", changes or [])
-        from rayfed.engine import runs
-
-        with watched(quiet, executor, "attack", brief=True) as view:
-            folder = runs.attack(loaded, None, out, execution(executor, address), view)
-            view.audited(folder.read_table("attacks").to_pylist(), threshold, f"{folder.url}/report.html")
-
-
-def _batches(text: str) -> list[int]:
-    try:
-        sizes = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        sizes = [0]
-    if sizes[0] < 1:
-        raise UserError(f"--batch: found '{text}'; give whole numbers from 1, such as 1,4,16")
-    return sizes

@@ -24,6 +24,8 @@ from rayfed.defences.base import NEEDS_PUBLIC, Defence
 from rayfed.engine.account import Account
 from rayfed.engine.machine import check_arithmetic
 from rayfed.errors import UserError
+from rayfed.metrics.guessing import Others
+from rayfed.metrics.known import METRICS
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import places_of
 from rayfed.objective import needed_places
@@ -32,6 +34,8 @@ from rayfed.scenario import ResolvedArm, Scenario, resolve
 
 _HEAVY = 0.5
 """Share of a round's weight above which a client outweighs all others together."""
+_OTHERS = 1 << 25
+"""Numbers of all samples, about, that reconstructions are compared with."""
 UNREPEATABLE = (
     "privacy.secure: noise, keys and who takes part come from the operating system's randomness: this run cannot be "
     "repeated from its scenario, but resumed while its checkpoint/clients/run.key is there, which is deleted when the "
@@ -111,7 +115,16 @@ def scorer(scenario: Scenario, data: Dataset) -> Scorer:
     """Return the scorer of reconstructions of these data that the scenario asks for."""
     asked = scenario.metrics
     names, networks = tuple(asked.names), (asked.lpips_weights, asked.evaluator, asked.recogniser)
-    return Scorer(names, *networks, data.classes, data.sample)
+    others = _others(data) if any("others" in METRICS[name].needs for name in names) else None
+    return Scorer(names, *networks, data.classes, data.sample, others)
+
+
+def _others(data: Dataset) -> Others:
+    """Return samples from all over the test split, always the same ones: few where they are large."""
+    count, most = len(data.test_labels), _OTHERS // int(np.prod(data.sample.shape))
+    few = min(count, max(50, min(500, most)))
+    rows = np.unique(np.linspace(0, count - 1, few).round().astype(np.int64))
+    return Others(data.sample.tensor(data.test_images[rows]))
 
 
 def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:

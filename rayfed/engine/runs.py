@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from rayfed import scenario as scenarios
 from rayfed.data.partitions.base import label_mix
+from rayfed.engine.attacking import LoadStates
 from rayfed.engine.continuing import (
     check_attacked,
     check_same,
@@ -117,43 +119,73 @@ def _resume(folder: RunFolder, execution: Execution, progress: Progress, extend:
     _play(inputs, folder, execution, progress, saved)
 
 
-def attack(scenario: Scenario, run: str | None, out: str | None, execution: Execution, progress: Progress) -> RunFolder:
+@dataclass(frozen=True)
+class _Attacked:
+    """The weights that a run without training attacks, and where they are from."""
+
+    saved: checkpoint.Checkpoint | None = None
+    """None: untrained ones."""
+    run: RunFolder | None = None
+    """The run whose clients' states go with the weights."""
+    words: str = "which are untrained"
+
+    @property
+    def round(self) -> int:
+        """Round that is attacked."""
+        return self.saved.round + 1 if self.saved else 0
+
+
+def attack(
+    scenario: Scenario,
+    run: str | None,
+    out: str | None,
+    execution: Execution,
+    progress: Progress,
+    arm: str | None = None,
+) -> RunFolder:
     """Attack without training, into a new folder: the untrained model, or the one that `run` had trained.
 
-    Every attack strikes once, whatever its `rounds`. Raises `RunError` where `run` has no weights for the scenario.
+    Every attack strikes once, whatever its `rounds`. With `arm` all arms have the weights that this one of the run has
+    learnt, and nothing else of the run. Raises `RunError` where `run` has no weights for the scenario.
     """
     saved = _trained(run) if run else None
-    round = saved.round + 1 if saved else 0
-    inputs = prepare(scenario.attacked_in(round), rounds=scenario.federation.rounds)
-    if run and saved:
+    inputs = prepare(scenario.attacked_in(saved.round + 1 if saved else 0), rounds=scenario.federation.rounds)
+    attacked = _Attacked()
+    if run and saved and arm:
+        attacked = _Attacked(_given_to_all(run, saved, arm, inputs), words=f"those of arm {arm} of {run}")
+    elif run and saved:
         _check_fit(f"the run {run}", saved, inputs)
         check_attacked(run, saved, inputs.scenario)
+        attacked = _Attacked(saved, RunFolder.open(run), f"those of {run}")
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     with holding(folder, progress.note) as held:
-        _attack(inputs, held, run, saved, execution, progress)
+        _attack(inputs, held, attacked, execution, progress)
     return folder
 
 
-def _attack(
-    inputs: Inputs,
-    folder: RunFolder,
-    run: str | None,
-    saved: checkpoint.Checkpoint | None,
-    execution: Execution,
-    progress: Progress,
-) -> None:
-    round = saved.round + 1 if saved else 0
+def _given_to_all(run: str, saved: checkpoint.Checkpoint, arm: str, inputs: Inputs) -> checkpoint.Checkpoint:
+    """Return a checkpoint in which every arm has the model that one arm of the run has learnt."""
+    if arm not in saved.server:
+        raise RunError(f"the run {run} has no arm '{arm}', only {', '.join(saved.server)}")
+    learnt = {part: saved.server[arm][part] for part in ("weights", "buffers")} | {"state": {}, "memory": {}}
+    shared = checkpoint.Checkpoint(saved.round, {account.name: learnt for account in inputs.accounts})
+    _check_fit(f"the run {run}", shared, inputs)
+    return shared
+
+
+def _attack(inputs: Inputs, folder: RunFolder, attacked: _Attacked, execution: Execution, progress: Progress) -> None:
+    round = attacked.round
     _describe(inputs, folder)
-    recorder, source = RunRecorder(folder, "attack", 0), RunFolder.open(run) if run else folder
+    recorder = RunRecorder(folder, "attack", 0)
     progress = recorder.logging(progress)
     with (
         recorder.recording(0),
-        _federation(inputs, folder, execution, progress, saved, source) as (federation, joined),
+        _federation(inputs, folder, execution, progress, attacked.saved, attacked.run) as (federation, joined),
     ):
         tables = until_played(federation, round, lambda: Round(federation, round, list(federation.arms)).attack_alone())
         recorder.write(round, tables)
         _tell(progress, joined())
-        recorder.line(f"attacked the weights of round {round}" + (f" of {run}" if run else ", which are untrained"))
+        recorder.line(f"attacked the weights of round {round}, {attacked.words}")
         progress.round_done([], tables.attacks, tables.inferences)
 
 
@@ -257,9 +289,9 @@ def _federation(
     execution: Execution,
     progress: Progress,
     saved: checkpoint.Checkpoint | None,
-    source: RunFolder,
+    source: RunFolder | None,
 ) -> Iterator[tuple[Federation, Callable[[], str | None]]]:
-    """Open a federation that goes on after a checkpoint; `source` is the run that has the clients' states.
+    """Open a federation that goes on after a checkpoint; `source` is the run that has the clients' states, if any.
 
     The function beside it records the machines that have joined, and returns what is to be said of them.
     """
@@ -267,7 +299,7 @@ def _federation(
     with execution(inputs, progress) as executor:
         record = MachineRecord(folder, scenario, executor.environment())
         progress.starting(scenario, folder, executor.describe())
-        states = partial(checkpoint.load_states, source)
+        states: LoadStates = partial(checkpoint.load_states, source) if source else lambda *_: {}
         federation = Federation(inputs, executor, progress, saved.server if saved else {}, states)
         federation.make_keys()
         progress.ready(saved.round + 1 if saved else 0)

@@ -1,0 +1,245 @@
+"""Planted leaks: models and defences whose gradient gives samples away by construction, and controls that leak nothing.
+
+    python -m benchmarks.planted [--only PATTERN ...] [--seed 0] [--minutes 0.3] [--out FOLDER]
+
+The audit is run on each as a user runs it (`rayfed audit --executor local`), knowing nothing of what was planted, and
+says "leaks" or not. A plant has a key (`benchmarks.planted_keys`), by which a test reads the sample out of what is
+sent, so that none is empty. Printed are, for each, which attack found it and after how many seconds of its arm's
+attacks, then the share found by so many seconds. What was not found stands there as not found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from functools import partial
+from io import StringIO
+from itertools import chain
+from json import dumps
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from benchmarks import planted_keys as keys
+from benchmarks.planted_defences import CONTROLS
+from rayfed import registry
+from rayfed.analysis.audit import UNDEFENDED, Criterion, Finding, called, findings
+from rayfed.analysis.summary import Row
+from rayfed.samples import held
+
+MODELS, DEFENCES = "benchmarks.planted_models", "benchmarks.planted_defences"
+IMAGES: dict[str, Any] = {"name": "digits", "size": 8}
+RECORDS: dict[str, Any] = {"name": "diabetes"}
+TEXTS: dict[str, Any] = {"name": "text", "length": 8, "vocabulary": 300}
+BUDGETS = (0.1, 0.3, 1, 3, 10, 30, 100)
+"""Seconds of attacks, for the share that was found by then."""
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A planted leak, or a control, which has no key."""
+
+    name: str
+    model: str
+    key: keys.Key | None
+    options: dict[str, Any] = field(default_factory=dict)
+    """Parameters of the model."""
+    defence: dict[str, Any] | None = None
+    """The defence with the mistake, or the control; None where the leak is the model's own."""
+    data: dict[str, Any] = field(default_factory=lambda: IMAGES)
+    batch: int = 1
+
+    def arguments(self, minutes: float, seed: int, out: str) -> list[str]:
+        """Return the audit's command line."""
+        options = [part for name, value in self.options.items() for part in ("--set", f"model.{name}={dumps(value)}")]
+        shaped = {name: value for name, value in self.data.items() if name != "name"}
+        options += [part for name, value in shaped.items() for part in ("--set", f"data.{name}={value}")]
+        samples = ["--batch", str(self.batch), "--images", str(self.batch), "--seed", str(seed)]
+        budget = ["--minutes", str(minutes), "--executor", "local", "--out", out, "--quiet"]
+        audited = ["--model", self.module, "--data", self.data["name"], "--defence", dumps(self.pipeline)]
+        return ["audit", *audited, *options, *samples, *budget]
+
+    @property
+    def module(self) -> str:
+        """Name of the model as scenarios have it."""
+        return self.model if self.model.islower() else f"{MODELS}:{self.model}"
+
+    @property
+    def pipeline(self) -> list[dict[str, Any]]:
+        """The defence, or none where the leak is the model's own."""
+        return [] if self.defence is None else [self.defence]
+
+    @property
+    def criterion(self) -> Criterion:
+        """What makes a reconstruction of such samples a leak."""
+        return Criterion.of(held(registry.find("datasets", self.data["name"])), None)
+
+
+def _defended(name: str, key: keys.Key | None, defence: str, **parameters: Any) -> Plant:
+    return Plant(name, "Dense", key, defence={"name": f"{DEFENCES}:{defence}", **parameters})
+
+
+def _architectures() -> Iterator[Plant]:
+    for activation in ("ReLU", "Sigmoid", "Tanh", "GELU"):
+        yield Plant(f"mlp, {activation}", "Dense", keys.dense, {"activation": activation})
+    for front in ("normalise", "permute", "rotate", "widen"):
+        yield Plant(f"mlp behind a fixed map: {front}", "Dense", keys.dense, {"front": front})
+    for head in ("nobias", "cosine", "twice", "deep", "conv"):
+        yield Plant(f"mlp, head: {head}", "Dense", keys.dense, {"head": head})
+    yield Plant("mlp without a first bias", "Dense", keys.scaled_row, {"bias": False, "activation": "Sigmoid"})
+    yield Plant("a trained scale and shift of each pixel", "Scaled", keys.per_pixel)
+    yield Plant("one linear layer", "Regression", keys.dense)
+    yield Plant("units that open by brightness, batch 4", "Traps", keys.traps, batch=4)
+    for kind in ("RNN", "GRU", "LSTM"):
+        yield Plant(f"recurrent, {kind}", "Recurrent", keys.recurrent, {"kind": kind})
+    for activation, channels in (("LeakyReLU", 4), ("ReLU", 16), ("Sigmoid", 4), ("Tanh", 4)):
+        options = {"activation": activation, "channels": channels}
+        yield Plant(f"convnet, {activation}", "Convolutional", keys.convolution, options)
+    for norm in ("batch", "group", "layer"):
+        yield Plant(f"convnet, {norm} norm", "Convolutional", keys.convolution, {"norm": norm})
+    strided = {"stride": 2, "channels": 16}
+    yield Plant("convnet, stride 2", "Convolutional", keys.convolution, strided)
+    yield Plant("convnet, mean pooling", "Pooled", keys.pooled)
+    yield Plant("residual network", "Residual", keys.residual)
+    for token, fused in ((False, False), (True, False), (False, True)):
+        name = "ViT" + ", class token" * token + ", PyTorch's layer" * fused
+        yield Plant(name, "Patches", keys.patches, {"token": token, "fused": fused})
+    yield Plant("ViT, patches without bias", "Patches", keys.patches, {"bias": False})
+
+
+def _texts_and_records() -> Iterator[Plant]:
+    small, key = {"vocabulary": 300, "width": 32, "hidden": 64, "layers": 1}, partial(keys.placed, table="embed.table.")
+    yield Plant("transformer on tokens", "text_transformer", key, small, data=TEXTS)
+    yield Plant("PyTorch's transformer on tokens", "Placed", keys.placed, data=TEXTS)
+    yield Plant("a table of tokens for each place", "Tables", keys.tables, data=TEXTS)
+    yield Plant("tokens as dummies", "Dummies", keys.dummies, data=TEXTS)
+    yield Plant("records, mlp", "Dense", keys.dense, data=RECORDS)
+    yield Plant("records, one linear layer", "Regression", keys.dense, data=RECORDS)
+    yield Plant("records, cosine head", "Dense", keys.dense, {"head": "cosine"}, data=RECORDS)
+
+
+def _mistakes() -> Iterator[Plant]:
+    first, biases = ["first.weight", "first.bias"], [".bias"]
+    yield _defended("noise on all layers but the first", keys.dense, "NoiseOn", ends=first, but=True)
+    yield _defended("noise on the last layer alone", keys.dense, "NoiseOn", ends=["rest.1.weight", "rest.1.bias"])
+    yield _defended("noise on biases alone", keys.scaled_row, "NoiseOn", ends=biases)
+    yield _defended("biases not sent", keys.scaled_row, "Zeroed", ends=biases)
+    yield _defended("noise of the client's number", keys.undone(keys.known_noise), "KnownNoise")
+    yield _defended("noise drawn once", keys.undone(keys.fixed_noise), "KnownNoise", seed=42)
+    yield _defended("one number on all values", keys.undone(keys.without_number), "OneNumber")
+    yield _defended("noise too small", keys.dense, "NoiseOn", sigma=1e-5, ends=[], but=True)
+    yield _defended("values left out, visibly", keys.masked, "Masked")
+    yield _defended("rows scaled", keys.dense, "Rows")
+    yield _defended("rows left out", keys.dense, "Rows", drop=0.5)
+    yield _defended("signs of weights flipped", keys.signless, "Signs")
+    yield _defended("times a constant", keys.dense, "Times", factor=1e3)
+    yield _defended("times minus one", keys.dense, "Times", factor=-1.0)
+    yield _defended("clip alone", keys.dense, "Clipped")
+    yield _defended("16 bits", keys.dense, "Half")
+    yield _defended("steps of 8 bits", keys.dense, "Steps")
+    yield _defended("values shuffled by a known seed", keys.undone(keys.in_order), "Shuffled")
+    yield _defended("rows shuffled", keys.dense, "Shuffled", rows=True)
+    yield _defended("signs of all layers but the first", keys.dense, "SignsOf", but=first)
+    yield _defended("plus the gradient of a black image", keys.undone(keys.without_public), "PlusPublic")
+    yield _defended("trained on other labels", keys.dense, "OtherData", labels=True)
+    yield _defended("trained on slightly noisy images", keys.dense, "OtherData", sigma=0.03)
+    noise = {"name": "gaussian", "sigma": 10.0}
+    yield Plant("statistics sent beside noise", "Dense", keys.statistics, {"front": "statistics"}, noise)
+
+
+def _controls() -> Iterator[Plant]:
+    for what in CONTROLS:
+        yield _defended(f"control: {what}", None, "Nothing", what=what)
+    for model in ("Convolutional", "Patches"):
+        for what in ("zeros", "noise", "another sample's gradient"):
+            defence = {"name": f"{DEFENCES}:Nothing", "what": what}
+            yield Plant(f"control: {what}, {model}", model, None, defence=defence)
+
+
+PLANTS = (*_architectures(), *_texts_and_records(), *_mistakes())
+EMPTY = tuple(_controls())
+
+
+@dataclass(frozen=True)
+class Result:
+    """The audit's answer on one plant or control."""
+
+    plant: Plant
+    finding: Finding | None
+    """None where no attack applied."""
+    seconds: float | None
+    """Seconds of the arm's attacks up to the one that found it first; None where none did."""
+    wall: float
+    """Seconds of the whole audit."""
+
+
+def audited(plant: Plant, minutes: float, seed: int, out: str | None = None) -> Result:
+    """Run the audit on a plant or a control."""
+    from rayfed.cli import app
+    from rayfed.store.folder import RunFolder
+
+    began = perf_counter()
+    with tempfile.TemporaryDirectory() as scratch, redirect_stdout(StringIO()):
+        app(plant.arguments(minutes, seed, out or scratch), standalone_mode=False)
+        folders = sorted(Path(out or scratch).glob("audit-*"), key=lambda path: path.stat().st_mtime)
+        rows = [RunFolder.open(str(folder)).read_table("attacks").to_pylist() for folder in folders[-1:]]
+    wall, arms = perf_counter() - began, {UNDEFENDED} if plant.defence is None else {called(plant.pipeline)}
+    own = [row for row in chain(*rows) if row["arm"] in arms]
+    [finding] = [f for f in findings(list(chain(*rows)), plant.criterion) if f.arm in arms] or [None]
+    return Result(plant, finding, _first_leak(own, plant.criterion.leaks), wall)
+
+
+def _first_leak(rows: Sequence[Row], leaks: Callable[[Row], bool]) -> float | None:
+    """Return the seconds of attacks, in the order in which they were played, up to the end of the first that leaks."""
+    spent: dict[tuple[str, int], float] = {}
+    for row in rows:
+        spent[row["attack"], row["victim"]] = row["seconds"] or 0.0
+        if leaks(row):
+            return sum(spent.values())
+    return None
+
+
+def main() -> None:
+    """Run the audit on the plants and controls, and print what it found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=["*"], help="patterns of names, such as 'control*'")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=0.3, help="budget of each audit's searches")
+    parser.add_argument("--out", help="folder that keeps the runs")
+    arguments = parser.parse_args()
+    results = []
+    for plant in (p for p in (*PLANTS, *EMPTY) if any(fnmatch(p.name, pattern) for pattern in arguments.only)):
+        results.append(audited(plant, arguments.minutes, arguments.seed, arguments.out))
+        print(line(results[-1]), flush=True)
+    print("\n".join(summary(results)))
+
+
+def line(result: Result) -> str:
+    """Return a line on one result."""
+    found = result.finding
+    if found is not None and result.seconds is not None:
+        answer = f"leaks ({found.by}), {result.seconds:.1f} s"
+    else:
+        state = "not measured" if found is None else found.state
+        answer = "nothing reported" if result.plant.key is None else f"NOT FOUND ({state})"
+    closest = "" if found is None or found.best is None else f", closest {found.best:.2f}"
+    return f"{result.plant.name:48} {answer}{closest}; {result.wall:.0f} s in all"
+
+
+def summary(results: Sequence[Result]) -> Iterator[str]:
+    """Yield how many plants were found, by so many seconds, and what was said of controls."""
+    plants = [result for result in results if result.plant.key]
+    controls = [result for result in results if not result.plant.key]
+    found = [result.seconds for result in plants if result.seconds is not None]
+    yield f"found {len(found)} of {len(plants)} plants"
+    for budget in BUDGETS if plants else ():
+        yield f"  within {budget:>5g} s: {sum(spent <= budget for spent in found) / len(plants):.0%}"
+    yield f"leaks reported of {sum(r.seconds is not None for r in controls)} of {len(controls)} controls"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""Defences with mistakes, and controls in a defence's place that send nothing of the samples: users' own components."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rayfed import gradients
+from rayfed.defences.base import Batch, DataMethod, Defence, Task, UpdateMethod
+from rayfed.registry import component
+from rayfed.update import Named, Update
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Return a generator that everybody can make."""
+    return torch.Generator().manual_seed(seed)
+
+
+class OnUpdate(Defence):
+    """Base of the defences that change what is sent."""
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        """Send `sent` in place of the gradient."""
+
+        def method(task: Task) -> Update:
+            update = next(task)
+            return replace(update, tensors=self.sent(update.tensors, task))
+
+        return method
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        """Return what is sent in place of these tensors."""
+        return {name: self.one(name, tensor, task) for name, tensor in tensors.items()}
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Return what is sent in place of one tensor."""
+        raise NotImplementedError
+
+
+@component
+class NoiseOn(OnUpdate):
+    """Noise on some tensors alone: those whose names end so, or, with `but`, all others."""
+
+    sigma: float = 1.0
+    ends: list[str]
+    but: bool = False
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Add noise where the name says so."""
+        if name.endswith(tuple(self.ends)) == self.but:
+            return tensor
+        return tensor + self.sigma * torch.randn(tensor.shape, generator=task.generator)
+
+
+@component
+class KnownNoise(OnUpdate):
+    """Noise from a seed that everybody can guess: a number, or the client's own."""
+
+    sigma: float = 1.0
+    seed: int | None = None
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        """Add the noise of the seed."""
+        drawn = drawn_like(tensors, task.client if self.seed is None else self.seed)
+        return {name: tensor + self.sigma * drawn[name] for name, tensor in tensors.items()}
+
+
+def drawn_like(tensors: Named, seed: int) -> Named:
+    """Return standard normal numbers of the tensors' shapes, one after the other from one seed."""
+    generator = seeded(seed)
+    return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in tensors.items()}
+
+
+@component
+class OneNumber(OnUpdate):
+    """One random number, the same for all values of an update."""
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        """Add the number."""
+        number = torch.randn(1, generator=task.generator)
+        return {name: tensor + number for name, tensor in tensors.items()}
+
+
+@component
+class Masked(OnUpdate):
+    """Leaves out values at random: the zeros show which."""
+
+    keep: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Set the values left out to zero."""
+        return tensor * (torch.rand(tensor.shape, generator=task.generator) < self.keep)
+
+
+@component
+class Rows(OnUpdate):
+    """Scales each row by a random number, of a matrix and of its bias alike; some by zero."""
+
+    drop: float = 0.0
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        """Scale the rows."""
+        found = {}
+        for name, tensor in tensors.items():
+            rows = len(tensor)
+            scales = torch.rand(rows, generator=seeded(1000 * task.client + rows)) + 0.5
+            scales *= torch.rand(rows, generator=seeded(rows)) >= self.drop
+            found[name] = tensor * scales.view(-1, *[1] * (tensor.ndim - 1))
+        return found
+
+
+@component
+class Signs(OnUpdate):
+    """Flips the signs of matrices at random; biases keep theirs."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Flip signs."""
+        return tensor * torch.randn(tensor.shape, generator=task.generator).sign() if tensor.ndim > 1 else tensor
+
+
+@component
+class Times(OnUpdate):
+    """Times a constant."""
+
+    factor: float = 1.0
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Multiply."""
+        return self.factor * tensor
+
+
+@component
+class Clipped(OnUpdate):
+    """A clip of the norm and no noise."""
+
+    bound: float = 0.01
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        """Clip all tensors together."""
+        factor = (self.bound / gradients.norm(tensors)).clamp(max=1)
+        return {name: tensor * factor for name, tensor in tensors.items()}
+
+
+@component
+class Half(OnUpdate):
+    """Rounds to 16 bits."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Round."""
+        return tensor.half().float()
+
+
+@component
+class Steps(OnUpdate):
+    """Rounds each tensor to a number of steps of its range."""
+
+    steps: int = 255
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Round."""
+        unit = 2 * tensor.abs().max().clamp(min=1e-30) / self.steps
+        return (tensor / unit).round() * unit
+
+
+@component
+class Shuffled(OnUpdate):
+    """Permutes the values within each tensor: by a seed that everybody knows, or by nobody's."""
+
+    known: bool = True
+    rows: bool = False
+    """Permute whole rows, of a matrix and of its bias alike."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Permute."""
+        if self.rows:
+            return tensor[torch.randperm(len(tensor), generator=seeded(len(tensor)))]
+        order = torch.randperm(tensor.numel(), generator=seeded(7) if self.known else task.generator)
+        return tensor.flatten()[order].view_as(tensor)
+
+
+@component
+class Zeroed(OnUpdate):
+    """Sends zeros for the tensors whose names end so."""
+
+    ends: list[str]
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Set to zero."""
+        return torch.zeros_like(tensor) if name.endswith(tuple(self.ends)) else tensor
+
+
+@component
+class SignsOf(OnUpdate):
+    """Sends signs alone for all tensors but those whose names end so."""
+
+    but: list[str]
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Take the sign."""
+        return tensor if name.endswith(tuple(self.but)) else tensor.sign() * tensor.abs().mean()
+
+
+@component
+class PlusPublic(OnUpdate):
+    """Adds the gradient of a black image of class 0, as if it hid the other one."""
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        """Add the gradient."""
+        public = gradient_of(task, torch.zeros_like(task.data.inputs[:1]), torch.zeros_like(task.data.labels[:1]))
+        return {name: tensor + public[name] for name, tensor in tensors.items()}
+
+
+def gradient_of(task: Task, inputs: Tensor, labels: Tensor) -> Named:
+    """Return the undefended gradient of other samples at the task's weights."""
+    buffers = {name: buffer.clone() for name, buffer in task.buffers.items()}
+    found, _ = gradients.gradient(task.model, task.weights, buffers, inputs, labels)
+    return found
+
+
+@component
+class OtherData(Defence):
+    """Trains on something else: with labels moved by one, or with noise on the samples."""
+
+    labels: bool = False
+    sigma: float = 0.0
+
+    def wrap_data(self, next: DataMethod) -> DataMethod:
+        """Change the data."""
+
+        def method(task: Task) -> Batch:
+            batch = next(task)
+            noise = self.sigma * torch.randn(batch.inputs.shape, generator=task.generator)
+            labels = (batch.labels + 1) % task.classes if self.labels else batch.labels
+            return batch._replace(inputs=(batch.inputs + noise).clamp(0, 1), labels=labels)
+
+        return method
+
+
+CONTROLS: Sequence[str] = (
+    "zeros",
+    "ones",
+    "noise",
+    "weights",
+    "another sample's gradient",
+    "a grey image's gradient",
+    "the mean image's gradient",
+    "the gradient of noise with the label",
+    "the gradient of shuffled pixels",
+    "labels only",
+    "the norm only",
+    "random signs",
+    "values shuffled by nobody's seed",
+    "drowned in noise",
+)
+
+
+@component
+class Nothing(OnUpdate):
+    """A control, which sends nothing of the samples but perhaps their labels or the norm."""
+
+    what: str
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        """Send the control of that name."""
+        draw, data = task.generator, task.data
+        assert task.others is not None
+        normal = {name: torch.randn(tensor.shape, generator=draw) for name, tensor in tensors.items()}
+        own, count = data.inputs, len(data.labels)
+        pixels = own.flatten(1)
+        images = {
+            "another sample's gradient": (task.others.inputs[:count], task.others.labels[:count]),
+            "a grey image's gradient": (torch.full_like(own, 0.5), torch.zeros_like(data.labels)),
+            "the mean image's gradient": (task.others.inputs.mean(0).expand_as(own), data.labels),
+            "the gradient of noise with the label": (torch.rand(own.shape, generator=draw), data.labels),
+            "the gradient of shuffled pixels": (
+                pixels[:, torch.randperm(pixels.shape[1], generator=draw)].view_as(own),
+                data.labels,
+            ),
+        }
+        if self.what in images:
+            return gradient_of(task, *images[self.what])
+        last, size = list(tensors)[-1], float(gradients.norm(tensors))
+        made = {
+            "zeros": lambda n, t: torch.zeros_like(t),
+            "ones": lambda n, t: torch.ones_like(t),
+            "noise": lambda n, t: normal[n],
+            "weights": lambda n, t: task.weights[n],
+            "labels only": lambda n, t: t if n == last else torch.zeros_like(t),
+            "the norm only": lambda n, t: torch.full_like(t, size),
+            "random signs": lambda n, t: normal[n].sign(),
+            "values shuffled by nobody's seed": lambda n, t: t.flatten()[
+                torch.randperm(t.numel(), generator=draw)
+            ].view_as(t),
+            "drowned in noise": lambda n, t: t + 100 * size * normal[n],
+        }
+        return {name: made[self.what](name, tensor) for name, tensor in tensors.items()}

@@ -1,0 +1,249 @@
+"""Keys of the planted leaks: the mathematics by which a planter reads the samples out of what is sent.
+
+Each takes the observation, as an attacker gets it, and the model with the planter's knowledge of how it is built; it
+returns samples (N, *shape) in any order. No key sees the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.planted_defences import drawn_like, seeded
+from rayfed import gradients
+from rayfed.update import Named, Observation
+
+Key = Callable[[Observation, Any], Tensor]
+Undo = Callable[[Named, Observation, Any], Named]
+
+
+def row_of(sent: Named, layer: str, suffix: str = "") -> Tensor:
+    """Return what entered a layer, (D,): dL/dW_j = (dL/db_j) x, by the row whose bias moves most."""
+    weight, bias = sent[f"{layer}weight{suffix}"], sent[f"{layer}bias{suffix}"]
+    row = int(bias.abs().argmax())
+    return weight[row].double() / bias[row].double()
+
+
+def matrix_of(front: Callable[[Tensor], Tensor], like: Observation) -> tuple[Tensor, Tensor]:
+    """Return the matrix (F, D) and the shift (F,) of an affine map of samples, by trying it on unit vectors."""
+    shape = like.sample.shape
+    size = int(torch.tensor(shape).prod())
+    tried = torch.cat([torch.zeros(1, size), torch.eye(size)]).view(-1, *shape)
+    with torch.no_grad():
+        seen = front(tried).flatten(1).double()
+    return (seen[1:] - seen[0]).T, seen[0]
+
+
+def solved(matrix: Tensor, target: Tensor, seen: Observation) -> Tensor:
+    """Return the sample (1, *shape) at the head of the least-squares solution."""
+    found = torch.linalg.lstsq(matrix, target[:, None], driver="gelsd").solution[:, 0]
+    size = int(torch.tensor(seen.sample.shape).prod())
+    return found[:size].view(1, *seen.sample.shape).float()
+
+
+def dense(seen: Observation, model: Any, layer: str = "first.", suffix: str = "") -> Tensor:
+    """Read a layer's input, and undo the affine map before it."""
+    matrix, shift = matrix_of(model.front, seen)
+    return solved(matrix, row_of(seen.gradient, layer, suffix) - shift, seen)
+
+
+def undone(undo: Undo, key: Key = dense) -> Key:
+    """Return a key for what is sent after a defence whose mistake `undo` knows."""
+    return lambda seen, model: key(replace(seen, update=undo(seen.update, seen, model)), model)
+
+
+def statistics(seen: Observation, model: Any) -> Tensor:
+    """Read the mean that comes back, (returned - (1 - m) sent) / m, which is the image and a half."""
+    name, m = "front.1.norm.running_mean", model.front[1].norm.momentum
+    mean = (seen.returned_buffers[name] - (1 - m) * seen.buffers[name]) / m
+    return (mean - 0.5).view(1, *seen.sample.shape)
+
+
+def per_pixel(seen: Observation, model: Any) -> Tensor:
+    """Divide the slope in each pixel's scale by that in its shift."""
+    sent = seen.gradient
+    return (sent["front.1.weight"] / sent["front.1.bias"]).view(1, *seen.sample.shape)
+
+
+def scaled_row(seen: Observation, model: Any) -> Tensor:
+    """Take the direction of the weight's gradient, of rank one, and the length at which the model's own is the same.
+
+    The length is sought over a grid, then over finer ones around its best, for the class that fits best.
+    """
+    sent = seen.gradient["first.weight"]
+    direction = torch.linalg.svd(sent.double(), full_matrices=False).Vh[0]
+    direction = (direction * direction.sum().sign()).float().view(1, *seen.sample.shape)
+
+    def gap(length: Tensor) -> float:
+        labels = torch.arange(seen.classes)[:, None]
+        image = length * direction
+        every = (gradients.gradient(model, seen.weights, dict(seen.buffers), image, label)[0] for label in labels)
+        return min(float((one["first.weight"] - sent).square().sum()) for one in every)
+
+    low, high = 0.0, float(direction.numel()) ** 0.5
+    for _ in range(6):
+        grid = torch.linspace(low, high, 30)
+        best = int(torch.tensor([gap(length) for length in grid]).argmin())
+        low, high = float(grid[max(best - 1, 0)]), float(grid[min(best + 1, 29)])
+    return (low + high) / 2 * direction
+
+
+def traps(seen: Observation, model: Any) -> Tensor:
+    """Read the samples that stand alone between two thresholds: (dW_j - dW_j+1) / (db_j - db_j+1)."""
+    weight, bias = seen.gradient["first.weight"].double(), seen.gradient["first.bias"].double()
+    apart_weight, apart_bias = weight[:-1] - weight[1:], bias[:-1] - bias[1:]
+    chosen = apart_bias.abs().topk(seen.batch_size).indices
+    return (apart_weight[chosen] / apart_bias[chosen, None]).view(-1, *seen.sample.shape).float()
+
+
+def convolution(seen: Observation, model: Any) -> Tensor:
+    """Undo activation, norm and convolution of the features that the linear layer behind them has given away.
+
+    u = (A x + c - mean) / deviation for the features u before the activation is linear in x, the deviations and the
+    means, of each group of the norm; behind a batch norm these come back.
+    """
+    features = row_of(seen.gradient, "first.")
+    keep, before = _inverse(model.act, features)
+    with torch.no_grad():
+        channels, height, width = model.conv(seen.sample.blank(1)).shape[1:]
+    matrix, shift = matrix_of(model.conv, seen)
+    places = height * width
+    if isinstance(model.norm, nn.BatchNorm2d):
+        mean, deviation = (part.repeat_interleave(places) for part in _returned(seen, model.norm, places))
+        return solved(matrix[keep], (before * deviation + mean - shift)[keep], seen)
+    if isinstance(model.norm, nn.GroupNorm):
+        groups = torch.arange(model.norm.num_groups).repeat_interleave(channels // model.norm.num_groups * places)
+        member = nn.functional.one_hot(groups).double()
+        whole = torch.cat([matrix, -before[:, None] * member, -member], 1)
+        return solved(whole[keep], -shift[keep], seen)
+    return solved(matrix[keep], (before - shift)[keep], seen)
+
+
+def pooled(seen: Observation, model: Any) -> Tensor:
+    """Undo convolution and pooling, which are linear."""
+    matrix, shift = matrix_of(model.front, seen)
+    return solved(matrix, row_of(seen.gradient, "first.") - shift, seen)
+
+
+def _inverse(activation: nn.Module, after: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where an activation can be undone, (F,) bool, and the values before it."""
+    everywhere = torch.ones_like(after, dtype=torch.bool)
+    if isinstance(activation, nn.Sigmoid):
+        return everywhere, after.clamp(1e-9, 1 - 1e-9).logit()
+    if isinstance(activation, nn.Tanh):
+        return everywhere, after.clamp(-1 + 1e-9, 1 - 1e-9).atanh()
+    if isinstance(activation, nn.ReLU):
+        return after > 1e-4, after
+    if isinstance(activation, nn.LeakyReLU):
+        return everywhere, torch.where(after > 0, after, after / activation.negative_slope)
+    return everywhere, after
+
+
+def _returned(seen: Observation, norm: nn.BatchNorm2d, count: int) -> tuple[Tensor, Tensor]:
+    """Return the batch's mean and deviation of each channel, as the statistics that came back say; `count` values."""
+    m = norm.momentum or 0.0
+    mean, variance = (
+        (seen.returned_buffers[f"norm.{name}"] - (1 - m) * seen.buffers[f"norm.{name}"]).double() / m
+        for name in ("running_mean", "running_var")
+    )
+    return mean, (variance * (count - 1) / count + norm.eps).sqrt()
+
+
+def residual(seen: Observation, model: Any) -> Tensor:
+    """Undo the blocks one after the other: x = y - f(x) is a contraction."""
+    state = row_of(seen.gradient, "first.").view(1, *seen.sample.shape).float()
+    with torch.no_grad():
+        for block in reversed(model.blocks):
+            image = state
+            for _ in range(60):
+                image = state - 0.2 * block(image).tanh()
+            state = image
+    return state
+
+
+def patches(seen: Observation, model: Any) -> Tensor:
+    """Solve D^T X = dW for the patches X, where D, the slope in the places, is that in what the patches became."""
+    sent, (_, height, width) = seen.gradient, seen.sample.shape
+    slope = sent["places"][0].double()
+    slope = slope[1:] if "token" in sent else slope
+    weight = sent["patch.weight"].flatten(1).double()
+    found = torch.linalg.lstsq(slope.T, weight, driver="gelsd").solution.T[None]
+    image: Tensor = nn.functional.fold(found, (height, width), 2, stride=2)
+    return image.float()
+
+
+def placed(seen: Observation, model: Any, table: str = "table.") -> Tensor:
+    """Solve E = A G for A, 1 where a token stands at a place, of the slopes in tokens and places."""
+    sent = seen.gradient
+    stands = sent[f"{table}weight"].double() @ torch.linalg.pinv(sent["places.weight"].double())
+    return stands.argmax(0)[None]
+
+
+def tables(seen: Observation, model: Any) -> Tensor:
+    """Find the one row of each place's table that moves."""
+    moved = seen.gradient["table.weight"].norm(dim=1).view(seen.sample.shape[0], -1)
+    return moved.argmax(1)[None]
+
+
+def dummies(seen: Observation, model: Any) -> Tensor:
+    """Find the one column of each place that moves."""
+    moved = seen.gradient["first.weight"].norm(dim=0).view(seen.sample.shape[0], -1)
+    return moved.argmax(1)[None]
+
+
+def without_noise(update: Named, seen: Observation, model: Any, sigma: float, seed: int | None = None) -> Named:
+    """Draw the noise again and subtract it."""
+    drawn = drawn_like(update, seen.victim if seed is None else seed)
+    return {name: tensor - sigma * drawn[name] for name, tensor in update.items()}
+
+
+def without_number(update: Named, seen: Observation, model: Any) -> Named:
+    """Subtract the number that units without a slope show: the commonest value of the first layer."""
+    number = update["first.weight"].flatten().mode().values
+    return {name: tensor - number for name, tensor in update.items()}
+
+
+def in_order(update: Named, seen: Observation, model: Any) -> Named:
+    """Undo the permutation of the known seed."""
+    found = {}
+    for name, tensor in update.items():
+        order = torch.randperm(tensor.numel(), generator=seeded(7))
+        found[name] = torch.empty_like(tensor.flatten()).scatter(0, order, tensor.flatten()).view_as(tensor)
+    return found
+
+
+def without_public(update: Named, seen: Observation, model: Any) -> Named:
+    """Subtract the gradient of the black image of class 0."""
+    black, label = seen.sample.blank(1), torch.zeros(1, dtype=torch.int64)
+    public, _ = gradients.gradient(model, seen.weights, dict(seen.buffers), black, label)
+    return {name: tensor - public[name] for name, tensor in update.items()}
+
+
+def masked(seen: Observation, model: Any) -> Tensor:
+    """Take each pixel from the row with the largest slope in the bias of those that kept both."""
+    weight, bias = seen.gradient["first.weight"], seen.gradient["first.bias"]
+    slope = bias[:, None].abs() * (weight != 0)
+    rows = slope.argmax(0)
+    pixels = torch.where(slope.amax(0) > 0, weight[rows, torch.arange(weight.shape[1])] / bias[rows], 0.0)
+    return pixels.nan_to_num(0, 0, 0).view(1, *seen.sample.shape)
+
+
+def signless(seen: Observation, model: Any) -> Tensor:
+    """Take absolute values: no pixel is under zero."""
+    return row_of(seen.gradient, "first.").abs().view(1, *seen.sample.shape).float()
+
+
+def recurrent(seen: Observation, model: Any) -> Tensor:
+    """Read what entered a recurrent layer in its first step."""
+    return dense(seen, model, "layer.", "_ih_l0")
+
+
+known_noise = partial(without_noise, sigma=1.0)
+"""Undoes `KnownNoise` with the client's number."""
+fixed_noise = partial(without_noise, sigma=1.0, seed=42)
+"""Undoes `KnownNoise` with seed 42."""

@@ -1,0 +1,240 @@
+"""The command `audit`: look at a model, say which attacks apply, play them within a budget, and say what they found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import yaml
+
+from rayfed.cli.common import (
+    Address,
+    Debug,
+    Executor,
+    ExecutorName,
+    Out,
+    Quiet,
+    Set,
+    errors_for_people,
+    execution,
+    search_where,
+    watched,
+)
+from rayfed.errors import UserError
+
+if TYPE_CHECKING:
+    from rayfed.analysis.audit import Plan
+    from rayfed.engine.auditing import Trial
+    from rayfed.scenario import Scenario
+
+commands = typer.Typer()
+
+
+@commands.command()
+def audit(
+    model: Annotated[
+        str | None, typer.Option(help="A name of `rayfed list models`, or your own `my_module:Net`.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="A Parquet or CSV file, a folder with one folder a class, or a data set's name."),
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Column of the classes, where the data are a table.")] = None,
+    defence: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="YAML",
+            help="A defence, `my_module:Mine` or `{name: gaussian, sigma: 0.01}`, or a list of several, one after the "
+            "other. May be repeated; nine common ones when not given.",
+        ),
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Attack the weights of this run, too; its model and data by default.")
+    ] = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes behind the gradient, comma-separated.")] = "1,4,16",
+    images: Annotated[
+        int, typer.Option(min=1, help="Samples attacked for each batch size, rounded up to batches.")
+    ] = 4,
+    size: Annotated[int | None, typer.Option(min=1, help="Resize images to this height and width.")] = None,
+    minutes: Annotated[float, typer.Option(min=0, help="Minutes that the searches may take in all, on one core.")] = 10,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Evaluations of each search's objective, in place of --minutes.")
+    ] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="From where on a reconstruction may be a leak; 15 dB, or 0.9 of a row or text.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="All randomness follows from it.")] = 0,
+    changes: Set = None,
+    out: Out = None,
+    executor: Executor = ExecutorName.RAY,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Measure, without a scenario, how much one gradient of your model leaks, bare and behind defences."""
+    with errors_for_people(debug):
+        from rayfed import registry
+        from rayfed.analysis.audit import DEFENCES, Criterion, Plan, findings
+
+        registry.search(str(Path.cwd()))
+        trained = Trained.of(run) if run else None
+        plan = Plan(
+            model=_model(model, trained),
+            data=_data(data, size, label, trained),
+            batches=_batches(batch),
+            samples=images,
+            seed=seed,
+            defences=_defences(defence) if defence else DEFENCES,
+        )
+        budget = 60 * minutes / (1 if trained is None else 2)
+        say = (lambda line: None) if quiet else partial(print, flush=True)
+        rehearsed = _rehearsed(plan, changes or [], iterations, budget, say)
+        if rehearsed is None:
+            print("NOT MEASURED: no attack applies, so this says nothing about what the gradient gives away")
+            return
+        loaded, unknown = rehearsed
+        criterion = Criterion.of(plan.modality, threshold)
+        attacks: list[tuple[str, str | None, str | None]] = [("untrained weights", None, None)]
+        attacks += [(f"weights of {run}", run, trained.arm)] if trained else []
+        from rayfed.engine import runs
+
+        for weights, source, arm in attacks:
+            with watched(quiet, executor, "attack", brief=True) as view:
+                folder = runs.attack(loaded, source, out, execution(executor, address), view, arm)
+                rows = folder.read_table("attacks").to_pylist()
+                view.audited(findings(rows, criterion, unknown), rows, criterion, weights, f"{folder.url}/report.html")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run whose weights are audited: those of its first arm, the one that others are compared with."""
+
+    arm: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+
+    @classmethod
+    def of(cls, run: str) -> Trained:
+        """Read a run's scenario; raises `UserError` where there is none."""
+        from rayfed import scenario
+        from rayfed.scenario import resolve
+        from rayfed.store.folder import SCENARIO, RunFolder
+
+        search_where(run)
+        folder = RunFolder.open(run)
+        loaded = scenario.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
+        name, arm = next(iter(resolve(loaded).items()))
+        return cls(name, arm.model.model_dump(mode="json"), loaded.data.model_dump(mode="json"))
+
+
+def _rehearsed(
+    plan: Plan, changes: list[str], iterations: int | None, seconds: float, say: Callable[[str], None]
+) -> tuple[Scenario, list[str]] | None:
+    """Look at the model, try all attacks, and return the audit's scenario and its searches that were not timed.
+
+    None where no attack applies. `seconds` is the budget of the searches unless `iterations` are given.
+    """
+    from rayfed import scenario
+    from rayfed.analysis.audit import FEWEST, title
+    from rayfed.engine.auditing import Rehearsal, chosen_iterations, estimate, fewest, untimed
+    from rayfed.engine.inputs import prepare
+    from rayfed.models.describe import described
+
+    origin, shortest = "the audit's scenario", {title(*search): 1 for search in plan.searches}
+    loaded = scenario.parse(plan.scenario_text(shortest), origin, changes)
+    if not loaded.attacks:
+        say(f"attacks: none of the audit's works on {plan.modality}")
+        return None
+    inputs = prepare(loaded)
+    say(f"model {loaded.model.name}:")
+    for line in described(inputs.accounts[0].arm.model, inputs.data.sample):
+        say(f"  {line}")
+    say("attacks, tried on the undefended model:")
+    rehearsal, arms = Rehearsal(inputs), len(loaded.played)
+    trials = list(rehearsal.trials())
+    for line in _applying(trials):
+        say(f"  {line}")
+    if all(trial.obstacle for trial in trials):
+        return None
+    chosen, unknown = chosen_iterations(plan, trials, arms, seconds), untimed(plan, trials)
+    if iterations is not None:
+        chosen, unknown = {title(*search): fewest(search[0], iterations) for search in plan.searches}, []
+    if chosen:
+        say(f"iterations: {', '.join(f'{name} {count:,}' for name, count in chosen.items())}")
+    if unknown:
+        say(f"{FEWEST} evaluations, not timed: {', '.join(unknown)}")
+    took = sum(rehearsal.observing().values()) + estimate(plan, trials, arms, chosen)
+    say(f"estimate: {took / 60:.1f} min on one core, for each set of weights{_over(took, seconds, iterations)}")
+    left_out = [trial.title for trial in trials if trial.raised]
+    return scenario.parse(plan.scenario_text(chosen, left_out), origin, changes), unknown
+
+
+def _over(took: float, budget: float, iterations: int | None) -> str:
+    """Return why an audit takes longer than its budget, where it does; empty elsewhere."""
+    from rayfed.analysis.audit import FEWEST
+
+    if iterations is not None or took <= 1.5 * budget:
+        return ""
+    return f": more than the {budget / 60:g} min asked for, for no search takes fewer than {FEWEST} evaluations"
+
+
+def _applying(trials: Sequence[Trial]) -> list[str]:
+    """Return a line for each attack: where it applies, and why not elsewhere."""
+    lines = []
+    for name in dict.fromkeys(trial.title.partition(" ")[0] for trial in trials):
+        own = [trial for trial in trials if trial.title.startswith(f"{name} ")]
+        able = [trial.title.removeprefix(f"{name} ") for trial in own if not trial.obstacle]
+        reasons = dict.fromkeys(trial.obstacle for trial in own if trial.obstacle)
+        applies = "applies" if len(able) == len(own) else f"applies to {'; '.join(able)}" if able else "does not apply"
+        lines.append(f"{name}: {applies}" + "".join(f" ({reason})" for reason in reasons))
+    return lines
+
+
+def _model(model: str | None, trained: Trained | None) -> dict[str, Any]:
+    if model is not None:
+        return {"name": model}
+    if trained is None:
+        raise UserError("--model: name the model to audit, or a run by --run")
+    return trained.model
+
+
+def _data(data: str | None, size: int | None, label: str | None, trained: Trained | None) -> dict[str, Any]:
+    from rayfed.analysis.audit import data_section
+
+    if data is not None:
+        return data_section(data, size, label)
+    if trained is None:
+        raise UserError("--data: name a file, a folder or a data set, or a run by --run")
+    return trained.data
+
+
+def _defences(texts: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Return pipelines by name, from what the command was given; raises `UserError` for what is none."""
+    from rayfed.analysis.audit import called
+    from rayfed.scenario.components import named
+
+    found = {}
+    for text in texts:
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"--defence: '{text}' is no YAML: {error}") from error
+        pipeline = [named(one) for one in (value if isinstance(value, list) else [value])]
+        if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in pipeline):
+            raise UserError(f"--defence: found '{text}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of these")
+        found[called(pipeline)] = pipeline
+    return {name: pipeline for name, pipeline in found.items() if pipeline}
+
+
+def _batches(text: str) -> list[int]:
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        sizes = [0]
+    if sizes[0] < 1:
+        raise UserError(f"--batch: found '{text}'; give whole numbers from 1, such as 1,4,16")
+    return sizes

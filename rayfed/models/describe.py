@@ -1,0 +1,62 @@
+"""Description of a model in a few lines, found by running it: layers, what reads the input, head, norms."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.models.build import is_stochastic, moves_buffers
+from rayfed.samples import SampleSpec
+
+
+def described(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
+    """Yield lines on a model in its modules' current modes, which stay as they are; `sample` says what inputs are."""
+    model = copy.deepcopy(model)
+    layers = [module for module in model.modules() if any(p.requires_grad for p in module.parameters(recurse=False))]
+    counts = Counter(type(layer).__name__ for layer in layers)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    yield f"layers: {', '.join(f'{n} {name}' for name, n in counts.items())}; {trained:,} parameters are trained"
+    if frozen:
+        yield f"frozen: {len(frozen)} parameters, the first is {frozen[0]}"
+    yield from _ends(model, sample)
+    yield from _dependence(model, sample)
+
+
+def _ends(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
+    """Yield what reads the input first, and what gives the output last."""
+    seen: list[tuple[str, nn.Module, Tensor]] = []
+    hooks = [
+        module.register_forward_hook(lambda m, given, _, name=name: seen.append((name, m, given[0])))
+        for name, module in model.named_modules()
+        if any(True for _ in module.parameters(recurse=False))
+    ]
+    inputs = sample.noise(2, torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        output = model(inputs)
+    for hook in hooks:
+        hook.remove()
+    if seen:
+        (first, module, given), (last, head, _) = seen[0], seen[-1]
+        same = given.numel() == inputs.numel() and torch.equal(given.flatten(), inputs.flatten())
+        reads = "the input itself" if same else f"{tuple(given.shape[1:])} made of the input"
+        yield f"first: {first or 'the model'} ({type(module).__name__}) reads {reads}"
+        yield f"head: {last or 'the model'} ({type(head).__name__}); outputs {tuple(output.shape[1:])}"
+
+
+def _dependence(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
+    """Yield what of the clients' mode lets samples, or draws, into each other's gradients."""
+    if is_stochastic(model):
+        yield "draws random numbers in training (dropout or the like)"
+        return
+    inputs = sample.noise(3, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        one, other = (copy.deepcopy(model)(inputs[[0, mate]])[0] for mate in (1, 2))
+    if not torch.allclose(one, other, atol=1e-6):
+        yield "norms: samples of a batch depend on each other (batch statistics)"
+    if moves_buffers(model, sample):
+        yield "norms: statistics of the batch come back beside the update"

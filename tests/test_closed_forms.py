@@ -57,47 +57,30 @@ def found(result: Reconstruction, images: Tensor, labels: Tensor) -> tuple[int, 
 
 
 @pytest.mark.parametrize(
-    ("seed", "size", "classes", "bias", "activation"),
+    ("attack", "seed", "size", "classes", "bias", "activation"),
     [
-        (11, 8, 10, True, nn.ReLU),
-        (12, 16, 10, True, nn.ReLU),
-        (13, 12, 2, True, nn.ReLU),
-        (14, 6, 10, False, nn.ReLU),
-        (15, 5, 2, False, nn.ReLU),
-        (16, 8, 10, True, nn.Hardtanh),
-        (17, 8, 3, True, nn.ReLU6),
-        (18, 1, 10, True, nn.ReLU),
+        (Spear(), 11, 8, 10, True, nn.ReLU),
+        (Spear(), 12, 16, 10, True, nn.ReLU),
+        (Spear(), 13, 12, 2, True, nn.ReLU),
+        (Spear(), 14, 6, 10, False, nn.ReLU),
+        (Spear(), 15, 5, 2, False, nn.ReLU),
+        # hardtanh is flat in too few places for images in [0, 1], unless it is steep
+        (Spear(), 16, 8, 10, True, lambda: nn.Hardtanh(-0.2, 0.2)),
+        (Spear(), 17, 8, 3, True, nn.ReLU6),
+        (Spear(), 18, 1, 10, True, nn.ReLU),
+        (Peel(), 21, 8, 10, True, nn.Sigmoid),
+        (Peel(), 22, 12, 10, True, nn.GELU),
+        (Peel(), 23, 6, 2, True, nn.Sigmoid),
+        (Peel(), 24, 6, 10, False, nn.Tanh),
+        (Peel(), 25, 1, 10, True, nn.SiLU),
     ],
 )
-def test_spear_reads_whole_batches(
-    seed: int, size: int, classes: int, bias: bool, activation: Callable[[], nn.Module]
+def test_whole_batches_are_read(
+    attack: Attack, seed: int, size: int, classes: int, bias: bool, activation: Callable[[], nn.Module]
 ) -> None:
     images, labels = digits(size, seed, classes)
-    # hardtanh is flat in too few places for images in [0, 1], unless it is steep
-    model = perceptron(
-        seed, (lambda: nn.Hardtanh(-0.2, 0.2)) if activation is nn.Hardtanh else activation, classes, bias
-    )
-    result = play(Spear(), model, images, labels)
+    result = play(attack, perceptron(seed, activation, classes, bias), images, labels)
     assert result.status == "ok", result.message
-    assert found(result, images, labels) == (size, size)
-    assert result.loss < 1e-3
-
-
-@pytest.mark.parametrize(
-    ("seed", "size", "classes", "bias", "activation"),
-    [
-        (21, 8, 10, True, nn.Sigmoid),
-        (22, 12, 10, True, nn.GELU),
-        (23, 6, 2, True, nn.Sigmoid),
-        (24, 6, 10, False, nn.Tanh),
-        (25, 1, 10, True, nn.SiLU),
-    ],
-)
-def test_peel_reads_whole_batches_behind_smooth_activations(
-    seed: int, size: int, classes: int, bias: bool, activation: Callable[[], nn.Module]
-) -> None:
-    images, labels = digits(size, seed, classes)
-    result = play(Peel(), perceptron(seed, activation, classes, bias), images, labels)
     assert found(result, images, labels) == (size, size)
     assert result.loss < 1e-3
 
@@ -291,6 +274,15 @@ def test_closed_forms_never_raise(attack: Attack, name: str, model: nn.Module) -
         assert result.images.shape == (one.batch_size, 1, 8, 8)
         assert result.images.isfinite().all()
         assert result.status == "ok" or result.message
+
+
+@pytest.mark.parametrize("attack", [Analytic(), Spear(), Peel()], ids=lambda a: type(a).__name__)
+def test_a_model_that_takes_no_single_sample_is_refused_with_its_reason(attack: Attack) -> None:
+    images, labels = digits(3, 62)
+    result = play(attack, dict(_models())["norm"].train(), images, labels)
+    assert result.status == "not applicable"
+    assert "single sample" in result.message
+    assert "more than 1 value per channel" in result.message
 
 
 def test_equations_are_solved_where_they_determine_a_sample() -> None:

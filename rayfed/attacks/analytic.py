@@ -20,12 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import answer, distance, diverged, labelled
+from rayfed.attacks.closed_form.answer import answer, distance, diverged, studied
 from rayfed.attacks.closed_form.equations import solve
 from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
 from rayfed.attacks.closed_form.lines import best_points
-from rayfed.attacks.closed_form.probe import Probe, probe
-from rayfed.attacks.groups import in_groups
+from rayfed.attacks.closed_form.probe import Probe
 from rayfed.registry import component
 from rayfed.update import Observation
 
@@ -47,17 +46,10 @@ class Analytic:
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`)."""
-
-        def attack(group: Sequence[Observation], _: Sequence[torch.Generator]) -> list[Reconstruction]:
-            probed = probe(model, group[0])
-            if isinstance(probed, str):
-                return [not_applicable(observation, probed) for observation in group]
-            return [_reconstruction(probed, observation) for observation in group]
-
-        return in_groups(attack, labelled(observations, model), generators)
+        return studied(_reconstruction, observations, model, generators, reads_labels=True)
 
 
-def _reconstruction(probed: Probe, observation: Observation) -> Reconstruction:
+def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
     reason = NO_LAYER
     for layer in linear_layers(probed, observation.update):
         affine, size = front(probed, layer)

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import answer, diverged, labelled
+from rayfed.attacks.closed_form.answer import answer, diverged, studied
 from rayfed.attacks.closed_form.equations import is_affine, solve
-from rayfed.attacks.closed_form.probe import Probe, probe
-from rayfed.attacks.groups import in_groups
+from rayfed.attacks.closed_form.probe import Probe
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 
@@ -57,19 +56,12 @@ class April:
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`)."""
-
-        def attack(group: Sequence[Observation], _: Sequence[torch.Generator]) -> list[Reconstruction]:
-            if group[0].batch_size > 1:
-                return [not_applicable(observation, _SEVERAL) for observation in group]
-            probed = probe(model, group[0])
-            if isinstance(probed, str):
-                return [not_applicable(observation, probed) for observation in group]
-            return [_reconstruction(probed, observation) for observation in group]
-
-        return in_groups(attack, labelled(observations, model), generators)
+        return studied(_reconstruction, observations, model, generators, reads_labels=True)
 
 
-def _reconstruction(probed: Probe, observation: Observation) -> Reconstruction:
+def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
+    if observation.batch_size > 1:
+        return not_applicable(observation, _SEVERAL)
     gradient = {name: tensor.to(probed.dtype) for name, tensor in observation.gradient.items()}
     if not all(tensor.isfinite().all() for tensor in gradient.values()):
         return diverged(observation, "the gradient is not finite")

@@ -20,12 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import diverged
+from rayfed.attacks.closed_form.answer import diverged, studied
 from rayfed.attacks.closed_form.batch import samples_behind
 from rayfed.attacks.closed_form.factors import Factors, factorise, outputs_of
 from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
-from rayfed.attacks.closed_form.probe import Probe, probe
-from rayfed.attacks.groups import in_groups
+from rayfed.attacks.closed_form.probe import Probe
 from rayfed.registry import component
 from rayfed.update import Observation
 
@@ -56,14 +55,7 @@ class Peel:
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`)."""
-
-        def attack(group: Sequence[Observation], own: Sequence[torch.Generator]) -> list[Reconstruction]:
-            probed = probe(model, group[0])
-            if isinstance(probed, str):
-                return [not_applicable(observation, probed) for observation in group]
-            return [_reconstruction(probed, o, g) for o, g in zip(group, own, strict=True)]
-
-        return in_groups(attack, observations, generators)
+        return studied(_reconstruction, observations, model, generators)
 
 
 def _reconstruction(probed: Probe, observation: Observation, generator: torch.Generator) -> Reconstruction:

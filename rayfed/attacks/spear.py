@@ -19,6 +19,7 @@ sampling); the separation and the guides are our own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 import torch
@@ -26,13 +27,12 @@ from torch import Tensor, nn
 
 from rayfed import objective
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import diverged
+from rayfed.attacks.closed_form.answer import diverged, studied
 from rayfed.attacks.closed_form.batch import samples_behind
 from rayfed.attacks.closed_form.factors import Factors, factorise, outputs_of
 from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
 from rayfed.attacks.closed_form.planes import Sides, planes
-from rayfed.attacks.closed_form.probe import Probe, probe
-from rayfed.attacks.groups import in_groups
+from rayfed.attacks.closed_form.probe import Probe
 from rayfed.models.build import is_stochastic
 from rayfed.registry import component
 from rayfed.update import Observation
@@ -56,19 +56,12 @@ class Spear:
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`)."""
-        random = is_stochastic(model)
-
-        def attack(group: Sequence[Observation], own: Sequence[torch.Generator]) -> list[Reconstruction]:
-            probed = probe(model, group[0])
-            if isinstance(probed, str):
-                return [not_applicable(observation, probed) for observation in group]
-            return [_reconstruction(probed, o, random, g) for o, g in zip(group, own, strict=True)]
-
-        return in_groups(attack, observations, generators)
+        find = partial(_reconstruction, random=is_stochastic(model))
+        return studied(find, observations, model, generators)
 
 
 def _reconstruction(
-    probed: Probe, observation: Observation, random: bool, generator: torch.Generator
+    probed: Probe, observation: Observation, generator: torch.Generator, random: bool
 ) -> Reconstruction:
     reason = _NO_LAYER
     for layer in linear_layers(probed, observation.update):

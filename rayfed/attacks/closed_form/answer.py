@@ -1,15 +1,16 @@
-"""What a closed form hands back: images in their box, labels, and whether the model gives the same gradient there."""
+"""The frame of a closed form: the model's probe and labels in, images and their distance from the gradient out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.closed_form.probe import Probe
+from rayfed.attacks.closed_form.probe import Probe, probe
+from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import with_labels
 from rayfed.gradients import flatten
 from rayfed.update import Named, Observation
@@ -18,12 +19,33 @@ _MOST_CLASSES = 100
 """Number of classes up to which the label of a single sample is found by trying them all."""
 
 
-def labelled(observations: Sequence[Observation], model: nn.Module) -> Sequence[Observation]:
-    """Return the observations with labels where they are given or can be read from the last layer."""
-    try:
-        return with_labels(observations, model)
-    except Exception:  # whatever a user's own model raises
-        return observations
+Find = Callable[[Probe, Observation, torch.Generator], Reconstruction]
+"""A closed form on one observation."""
+
+
+def studied(
+    find: Find,
+    observations: Sequence[Observation],
+    model: nn.Module,
+    generators: Sequence[torch.Generator],
+    reads_labels: bool = False,
+) -> list[Reconstruction]:
+    """Return what a closed form finds in each observation, on one probe of the model for all of a kind.
+
+    With `reads_labels` those that are not given are read off the gradient first; where that fails the results say why.
+    """
+
+    def attack(group: Sequence[Observation], own: Sequence[torch.Generator]) -> list[Reconstruction]:
+        probed, unread = probe(model, group[0]), ""
+        if reads_labels:
+            try:
+                group = with_labels(group, model)
+            except Exception as error:  # whatever a user's own model raises on samples it was not made for
+                unread = f"labels could not be read ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        found = [find(probed, observation, generator) for observation, generator in zip(group, own, strict=True)]
+        return [replace(one, message="; ".join(filter(None, (one.message, unread)))) for one in found]
+
+    return in_groups(attack, observations, generators)
 
 
 def distance(probe: Probe, observation: Observation, images: Tensor, labels: Tensor, scaled: bool = True) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rayfed.attacks.base import NotApplicable
 from rayfed.attacks.closed_form.equations import is_affine
 from rayfed.attacks.closed_form.probe import Probe
 from rayfed.update import Named
@@ -49,14 +50,16 @@ class Layer:
 def linear_layers(probe: Probe, sent: Named) -> Iterator[Layer]:
     """Yield the linear layers whose gradients are sent, in the order of the forward pass.
 
-    A weight that is read at several places of a sample, as a convolution's or a recurrent layer's is, is none.
+    A weight that is read at several places of a sample, as a convolution's or a recurrent layer's is, is none. Raises
+    `NotApplicable` where the model takes no single sample.
     """
     sample = probe.samples(1)
     try:
         gradient = probe.gradient(sample, torch.zeros(1, dtype=torch.int64))
         uses, _, _ = probe.run(sample)
-    except Exception:  # batch norm in training mode takes no single sample
-        return
+    except Exception as error:  # such as batch norm's in training mode
+        said = str(error).partition("\n")[0]
+        raise NotApplicable(f"layers are found by a single sample, which the model does not take: {said}") from error
     for place, use in enumerate(uses):
         for name in sorted(use.names & sent.keys()):
             for operand, entering in enumerate(use.inputs):

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from rayfed import gradients, objective
+from rayfed.attacks.base import NotApplicable
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.update import Named, Observation
 
@@ -79,8 +80,8 @@ class Probe:
         return torch.stack(found, 1)
 
 
-def probe(model: nn.Module, observation: Observation) -> Probe | str:
-    """Return a model's probe that has run once, or why the model cannot be run."""
+def probe(model: nn.Module, observation: Observation) -> Probe:
+    """Return a model's probe that has run once; raises `NotApplicable` where the model cannot be run."""
     reason = "the update is empty"
     for dtype in (torch.float64, torch.float32) if observation.update else ():
         try:
@@ -91,7 +92,7 @@ def probe(model: nn.Module, observation: Observation) -> Probe | str:
             return probed
         except Exception as error:  # whatever a user's own model raises
             reason = f"the model cannot be studied: {type(error).__name__}: {error}"
-    return reason
+    raise NotApplicable(reason)
 
 
 class _Recorder(TorchFunctionMode):

@@ -29,6 +29,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from rayfed.attacks.base import NotApplicable
 from rayfed.attacks.closed_form.probe import probe
 from rayfed.gradients import norm
 from rayfed.update import Named, Observation
@@ -121,8 +122,9 @@ def vectors_entering(model: nn.Module, observation: Observation) -> dict[str, in
 
     None of a matrix whose use is not seen, or of a model that cannot be studied, and then nothing follows of it.
     """
-    probed = probe(model, observation)
-    if isinstance(probed, str):
+    try:
+        probed = probe(model, observation)
+    except NotApplicable:
         return {}
     found: dict[str, int] = {}
     for use in probed.run(probed.samples(observation.batch_size))[0]:

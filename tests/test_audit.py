@@ -282,6 +282,7 @@ def test_mistakes_are_named() -> None:
     for arguments, expected in {
         ("--model", "lenett", "--data", "digits"): "did you mean 'lenet'",
         ("--model", "lenet", "--data", "/no/such/folder"): "/no/such/folder",
+        ("--model", "nowhere.py:Net", "--data", "digits"): "there is no file",
         ("--data", "digits"): "--model",
         ("--model", "lenet"): "--data",
         ("--model", "lenet", "--data", "digits", "--defence", "{name"): "no YAML",
@@ -319,7 +320,8 @@ def test_an_audit_says_what_leaks_and_what_stops_these_attacks(tmp_path: Path) -
 @pytest.mark.engine
 def test_where_nothing_applies_it_is_said_loudly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
-    model = f"{__name__}:Opaque"
+    (tmp_path / "opaque_nets.py").write_text(f"from {__name__} import Opaque\n")
+    model = f"{tmp_path}/opaque_nets.py:Opaque"
     code, output = run("audit", "--model", model, *SMALL, "--batch", "1", "--images", "1", "--out", str(tmp_path))
     assert code == 0, output
     assert "NOT MEASURED: no attack applies" in output

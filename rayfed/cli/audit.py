@@ -19,6 +19,7 @@ from rayfed.cli.common import (
     Out,
     Quiet,
     Set,
+    dotted,
     errors_for_people,
     execution,
     search_where,
@@ -37,7 +38,7 @@ commands = typer.Typer()
 @commands.command()
 def audit(
     model: Annotated[
-        str | None, typer.Option(help="A name of `rayfed list models`, or your own `my_module:Net`.")
+        str | None, typer.Option(help="A name of `rayfed list models`, or your own `my_module:Net` or `FILE.py:Net`.")
     ] = None,
     data: Annotated[
         str | None,
@@ -48,8 +49,8 @@ def audit(
         list[str] | None,
         typer.Option(
             metavar="YAML",
-            help="A defence, `my_module:Mine` or `{name: gaussian, sigma: 0.01}`, or a list of several, one after the "
-            "other. May be repeated; nine common ones when not given.",
+            help="A defence, `my_module:Mine`, `FILE.py:Mine` or `{name: gaussian, sigma: 0.01}`, or a list of "
+            "several, one after the other. May be repeated; nine common ones when not given.",
         ),
     ] = None,
     run: Annotated[
@@ -196,7 +197,7 @@ def _applying(trials: Sequence[Trial]) -> list[str]:
 
 def _model(model: str | None, trained: Trained | None) -> dict[str, Any]:
     if model is not None:
-        return {"name": model}
+        return {"name": dotted(model)}
     if trained is None:
         raise UserError("--model: name the model to audit, or a run by --run")
     return trained.model
@@ -226,6 +227,7 @@ def _defences(texts: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         pipeline = [named(one) for one in (value if isinstance(value, list) else [value])]
         if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in pipeline):
             raise UserError(f"--defence: found '{text}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of these")
+        pipeline = [{**one, "name": dotted(one["name"])} for one in pipeline]
         found[called(pipeline)] = pipeline
     return {name: pipeline for name, pipeline in found.items() if pipeline}
 

@@ -182,6 +182,20 @@ def search_beside(path: Path) -> None:
     registry.search(str(path.resolve().parent))
 
 
+def dotted(name: str) -> str:
+    """Return the dotted path of `FILE.py:Name`, whose folder is searched from now on; any other name as it is."""
+    from rayfed import registry
+
+    file, _, attribute = name.rpartition(":")
+    if not file.endswith(".py"):
+        return name
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise UserError(f"there is no file {path}, named by '{name}'")
+    registry.search(str(path.parent))
+    return f"{path.stem}:{attribute}"
+
+
 def search_where(run: str) -> None:
     """Let dotted paths name modules where the run found them, or in the working directory.
 

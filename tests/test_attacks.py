@@ -326,6 +326,7 @@ def test_dlg_fails_under_noise() -> None:
     assert psnr(noisy.images, digit(3)) < 12
 
 
+@pytest.mark.engine
 def test_inverting_gradients_improves_with_its_budget() -> None:
     model = leaky_lenet((1, 8, 8))
     observation = observe(model, digit(3), torch.tensor([3]), known=False)

@@ -84,7 +84,9 @@ def test_bins_have_equal_mass() -> None:
 
 
 @pytest.mark.parametrize("variant", ["relu", "sparse"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=pytest.mark.engine if name == "convnet" else []) for name in MODELS]
+)
 def test_images_alone_in_their_bin_are_exact(model: str, variant: str) -> None:
     attack = Imprint(variant=variant, brightness=DIGITS)  # type: ignore[arg-type]
     net = build_model(model, MODELS[model], (1, 28, 28), 10, seed=5)

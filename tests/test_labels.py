@@ -39,7 +39,9 @@ def inferred(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.engine if name == "convnet" else []) for name in MODELS]
+)
 def test_labels_of_real_digits(name: str, size: int) -> None:
     right = 0
     for seed in range(5):

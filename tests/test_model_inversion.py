@@ -175,6 +175,7 @@ def test_it_inverts_a_layer_through_a_colluders() -> None:
     assert found[1].trace[-1][1] < 1e-2 * found[1].trace[0][1]
 
 
+@pytest.mark.engine
 def test_a_batch_norm_in_the_private_part_hides_brightness_and_contrast_alone() -> None:
     model = build_model("resnet10", {}, (1, 16, 16), 10, seed=0)
     images, _ = images_of("digits", 3, size=16, skip=20)

@@ -210,6 +210,8 @@ class Observation:
     """The client's update and buffers as its channel hides them, in place of both."""
     shown: Mixtures | None = None
     """All that clients were shown in the round, to who may unmix it."""
+    earlier: tuple[Observation, ...] = ()
+    """What was seen of the victim in earlier rounds, at the weights that it was sent then, on the same samples."""
 
     def to(self, device: torch.device) -> Observation:
         """Return a copy on another device; `extra` and `shown`, which observations may share, stay where they are."""
@@ -224,6 +226,7 @@ class Observation:
             update=moved(self.update),
             returned_buffers=moved(self.returned_buffers),
             labels=None if self.labels is None else self.labels.to(device),
+            earlier=tuple(one.to(device) for one in self.earlier),
         )
 
     @property

@@ -29,7 +29,8 @@ def tiny(path: Path, request: pytest.FixtureRequest) -> list[str]:
                 changes += _shortened(f"arms.{name}.{i}", "defences", defence["name"])
     for i, attack in enumerate(raw.get("attacks", [])):
         changes += _shortened(f"attacks.{i}", "attacks", attack["name"])
-        changes += [f"attacks.{i}.victims=1", f"attacks.{i}.rounds=[0]"]
+        earlier = min(attack.get("earlier", 0), rounds - 1)
+        changes += [f"attacks.{i}.victims=1", f"attacks.{i}.rounds=[{earlier}]", f"attacks.{i}.earlier={earlier}"]
     changes += _data(raw["data"] if isinstance(raw["data"], dict) else {"name": raw["data"]}, request)
     if "sweep" in raw:  # one setting of each arm
         fields = {field: values[:1] for field, values in raw["sweep"]["fields"].items()}

@@ -27,6 +27,7 @@ from rayfed.attacks.base import Attack, Reconstruction
 from rayfed.attacks.head import Head
 from rayfed.attacks.label_shares import estimated_shares, likelihood
 from rayfed.attacks.own_samples import own_samples
+from rayfed.gradients import norm
 from rayfed.update import Named, Observation
 
 _SHOWN = 400
@@ -148,17 +149,33 @@ class LabelReader:
 
 
 def with_labels(observations: Sequence[Observation], model: nn.Module) -> list[Observation]:
-    """Return the observations, all sent the same weights, with labels: inferred where not given."""
-    readers: list[tuple[Named, LabelReader]] = []
+    """Return the observations, all sent the same weights in a round, with labels: inferred where not given."""
+    readers: list[tuple[Observation, LabelReader]] = []
+
+    def reader(seen: Observation) -> LabelReader:
+        for known, one in readers:
+            buffers = known.buffers
+            if known.round == seen.round and all(torch.equal(t, buffers[n]) for n, t in seen.buffers.items()):
+                return one
+        readers.append((seen, LabelReader(Head.of(model, seen), seen)))
+        return readers[-1][1]
+
     labelled = []
     for observation in observations:
         if observation.labels is None:
-            same = (r for known, r in readers if all(torch.equal(t, known[n]) for n, t in observation.buffers.items()))
-            reader = next(same, None) or LabelReader(Head.of(model, observation), observation)
-            readers.append((observation.buffers, reader))
-            observation = replace(observation, labels=reader.read(observation))
+            rounds = [observation, *observation.earlier]
+            read = [reader(one).read(one) for one in rounds]
+            observation = replace(observation, labels=_agreed(read, rounds) if observation.earlier else read[0])
         labelled.append(observation)
     return labelled
+
+
+def _agreed(read: Sequence[Tensor], rounds: Sequence[Observation]) -> Tensor:
+    """Return the labels (N,) behind all of a victim's rounds, of which a larger gradient's say more of them."""
+    squares = torch.stack([norm(one.gradient).square() for one in rounds])
+    counts = torch.stack([torch.bincount(labels, minlength=rounds[0].classes) for labels in read])
+    expected = (squares[:, None] * counts).sum(0) / squares.sum()
+    return counted_labels(expected, torch.zeros_like(expected, dtype=torch.bool), rounds[0].batch_size)
 
 
 def needs_labels(reconstruct: Reconstruct) -> Reconstruct:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -37,6 +37,8 @@ class TwoImages(InvertingGradients):
     so theirs are sought in a wider box. The concealed samples' labels are read from the last layer; in a batch of more
     than one it is a guess which goes with which.
     """
+
+    several_rounds: ClassVar[bool] = False
 
     lambda_g: Annotated[float, Field(gt=0, le=1)] = 0.7
     """The defence's `lambda_g`."""

@@ -9,7 +9,11 @@ from rayfed.update import Observation
 
 
 def undone(observation: Observation) -> Observation:
-    """Return the observation with the update undone, where the attacker knows how; of a hidden one nothing changes."""
+    """Return the observation with the update undone, where the attacker knows how; of a hidden one nothing changes.
+
+    So of the earlier rounds that it looks back on.
+    """
+    observation = replace(observation, earlier=tuple(map(undone, observation.earlier)))
     found = observation.extra.get("undone")
     if found is None or callable(found) or isinstance(found, str):
         return observation

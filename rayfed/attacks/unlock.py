@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import filter as filter_names
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,8 @@ class Unlock(Dlg):
     moves in units of the deviation of each of its tensors; images begin between 0 and 1, for from N(0, 1) a lock often
     ends up with the negative image. A key that enters layers that are sent is read off their gradient.
     """
+
+    several_rounds: ClassVar[bool] = False
 
     kept: tuple[str, ...] = ()
     """Patterns (`fnmatch`) of private tensors that are not sought but taken as the threat model gives them: what the

@@ -50,14 +50,9 @@ class ObservationBuilder:
         """
         visit = replace(visit, sent=self.runtime.here(visit.sent))
         observed = ObservedClient(self.runtime, visit, attack, repeat)
-        asked = observed.asked()
-        supposed = observed.supposed() if asked.private else asked
-        sight = _shown(observed, observed.answer())
-        truth = _truth(observed, asked, sight)
-        given = _given(observed, truth, sight.seen)
-        for grant in attack.grants.values():
-            truth = grant.hides(observed, truth)
-        return _observation(observed, supposed, sight, given, len(truth.labels)), truth
+        seen, truth = _observed(observed)
+        earlier = tuple(_observed(observed.before(sent))[0] for sent in visit.earlier)
+        return replace(seen, earlier=earlier), truth
 
     def judge(self, truth: Truth, guess: Inference) -> tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]:
         """Return an inference's row for the inferences' table, and pairs of true and made images.
@@ -82,6 +77,18 @@ class ObservationBuilder:
         if not of_class.any():
             return row, []
         return row, list(zip(nearest(images, truth.inputs[of_class]), images, strict=True))
+
+
+def _observed(observed: ObservedClient) -> tuple[Observation, Truth]:
+    """Return what is seen of a client in one round, and the truth behind it."""
+    asked = observed.asked()
+    supposed = observed.supposed() if asked.private else asked
+    sight = _shown(observed, observed.answer())
+    truth = _truth(observed, asked, sight)
+    given = _given(observed, truth, sight.seen)
+    for grant in observed.attack.grants.values():
+        truth = grant.hides(observed, truth)
+    return _observation(observed, supposed, sight, given, len(truth.labels)), truth
 
 
 def _told_apart(candidates: Sequence[Candidate], guess: Inference) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import ceil
 
@@ -169,4 +169,36 @@ def check_victims(scenario: Scenario, samples: np.ndarray) -> None:
     """Raise `ScenarioError`, before the first round, for a victim of any round that cannot be observed."""
     for attack in scenario.attacks:
         for round in attack.rounds:
-            behind(scenario, attack, round, victims(scenario, attack, round, samples))
+            found = victims(scenario, attack, round, samples)
+            behind(scenario, attack, round, found)
+            if attack.earlier:
+                _check_earlier(scenario, attack, round, {victim: int(samples[victim]) for victim in found})
+
+
+def _check_earlier(scenario: Scenario, attack: AttackSpec, round: int, samples: Mapping[int, int]) -> None:
+    """Raise `ScenarioError` for a victim that does not answer in an earlier round, or not on the same samples.
+
+    `samples` has how many every victim holds.
+    """
+    for arm in resolve(scenario).values():
+        for victim, size in samples.items():
+            if not attack.view.repeats(arm.training, size):
+                raise ScenarioError(
+                    f"attack '{attack.title}' looks back on {attack.earlier} rounds, but client {victim}, of {size} "
+                    f"samples, takes others of them in every round of arm '{arm.name}' (training.batch_size: "
+                    f"{arm.training.batch_size}): set training.batch_size to null, or `observes: gradient`"
+                )
+    for before in range(round - attack.earlier, round) if attack.view.of_round else ():
+        drawn = drawn_clients(scenario, before)
+        if missing := sorted(samples.keys() - set(drawn)):
+            raise ScenarioError(
+                f"attack '{attack.title}' looks back from round {round} on round {before}, in which client "
+                f"{missing[0]} sends nothing (drawn: {', '.join(map(str, drawn))}): choose among these, or "
+                f"`observes: gradient`"
+            )
+
+
+def looked_back_on(attacks: Iterable[AttackSpec], after: int) -> set[int]:
+    """Return the rounds before round `after` on which attacks in that round or later look back."""
+    rounds = ((attack, round) for attack in attacks for round in attack.rounds if round >= after)
+    return {before for attack, round in rounds for before in range(round - attack.earlier, after)}

@@ -76,6 +76,10 @@ class View:
         """Return the fewest samples that a victim has to hold."""
         return 1
 
+    def repeats(self, training: Training, samples: int) -> bool:
+        """Return whether a client with so many samples answers on the same ones in every round that is looked at."""
+        return training.batch_size is None or training.batch_size >= samples
+
     def training(self, training: Training) -> Training:
         """Return the local training behind the answer, given that of the client's rounds."""
         return training
@@ -116,6 +120,10 @@ class OneGradient(View):
         """Return the batch size."""
         return attack.batch_size
 
+    def repeats(self, training: Training, samples: int) -> bool:
+        """Return True: the answers are supposed to be on the batch of the attacked round."""
+        return True
+
     def training(self, training: Training) -> Training:
         """Return the training that takes one gradient of all samples behind the answer."""
         from rayfed.scenario import Training
@@ -126,7 +134,7 @@ class OneGradient(View):
         """Draw `batch_size` of the client's own samples."""
         from rayfed import seeds
 
-        draw = seeds.numpy_generator(observed.runtime.scenario.seed, "victim", observed.round, observed.client)
+        draw = seeds.numpy_generator(observed.runtime.scenario.seed, "victim", observed.attacked, observed.client)
         return draw.choice(observed.runtime.parts[observed.client], observed.attack.batch_size, replace=False)
 
 
@@ -139,7 +147,7 @@ class ShownToClients(View):
     involves_others: ClassVar[bool] = True
 
     def check(self, scenario: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:
-        """Yield what does not go with the view: servers' attacks and repeated answers, too."""
+        """Yield what does not go with the view: servers' attacks, repeated answers and earlier rounds, too."""
         yield from super().check(scenario, attack)
         if hasattr(registry.find(attack.kind, attack.name), "tamper"):
             message = (
@@ -148,6 +156,8 @@ class ShownToClients(View):
             yield "observes", message
         if attack.averages > 1:
             yield "averages", "clients are shown one mixture in a round: take `averages` out, or observe the gradient"
+        if attack.earlier:
+            yield "earlier", "what clients were shown in earlier rounds is not kept: observe the update or the gradient"
 
     def involves(self, scenario: Scenario, round: int, victim: int) -> list[int]:
         """Return all clients of the round."""

@@ -35,6 +35,8 @@ class ClientVisit:
     client: int
     states: Mapping[int, State] = field(default_factory=dict)
     """Client states when the round begins: of this client, and of others whose work is repeated."""
+    earlier: tuple[Sent, ...] = ()
+    """What it was sent in the earlier rounds that an attack on this one looks back on."""
 
 
 class Candidate(NamedTuple):
@@ -81,6 +83,8 @@ class ObservedClient:
     """The client's visit, with what it is sent on the runtime's device."""
     attack: AttackSpec
     repeat: int = 0
+    later: int | None = None
+    """The round that is attacked, where this is an earlier one."""
 
     @property
     def client(self) -> int:
@@ -89,8 +93,18 @@ class ObservedClient:
 
     @property
     def round(self) -> int:
-        """Number of the round that is attacked."""
+        """Number of the round that is observed."""
         return self.visit.sent.round
+
+    @property
+    def attacked(self) -> int:
+        """Number of the round that is attacked."""
+        return self.round if self.later is None else self.later
+
+    def before(self, sent: Sent) -> ObservedClient:
+        """Return the client as the same attack looks back on it, in the earlier round in which it was sent `sent`."""
+        visit = replace(self.visit, sent=self.runtime.here(sent), earlier=())
+        return replace(self, visit=visit, later=self.attacked)
 
     @cached_property
     def arm(self) -> Arm:

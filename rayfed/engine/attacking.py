@@ -10,7 +10,7 @@ import numpy as np
 from rayfed import seeds
 from rayfed.attacks.base import Guess, Inference, failed
 from rayfed.client import plan
-from rayfed.client.sent import State
+from rayfed.client.sent import Sent, State
 from rayfed.engine.executor import Call, Overdue, Ref, Run
 from rayfed.engine.progress import Progress
 from rayfed.engine.tables import RoundTables, Scored
@@ -47,10 +47,13 @@ class Attacks:
     run_attackers: Run
     progress: Progress
 
-    def strike(self, round: int, sent: Mapping[str, Ref], tables: RoundTables) -> None:
+    def strike(
+        self, round: int, sent: Mapping[str, Ref], tables: RoundTables, earlier: Mapping[str, Sequence[Sent]]
+    ) -> None:
         """Observe, attack and score what is due in a round, and add the rows to `tables`.
 
-        Observations and truths go by reference. A client that failed in the round has sent nothing to attack.
+        `earlier` has, by arm, what clients were sent in the rounds before that are kept. Observations and truths go by
+        reference. A client that failed in the round has sent nothing to attack.
         """
         failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] != "ok"}
         due = self._due(round, [self.arms[name] for name in sent], failed)
@@ -58,7 +61,8 @@ class Attacks:
             return
         observe = []
         for i, d in enumerate(due):
-            args = d.arm.name, sent[d.arm.name], d.victims, d.attack, self._states_behind(d, round), d.repeat
+            past = [one for one in earlier.get(d.arm.name, ()) if one.round >= round - d.attack.earlier]
+            args = d.arm.name, sent[d.arm.name], d.victims, d.attack, self._states_behind(d, round), d.repeat, past
             observe.append(Call("observe", args, i, returns=3))
         observed = {call.tag: refs for call, _, refs in self.run_clients(observe)}
         attack = [self._call(i, d, observed[i][0], round) for i, d in enumerate(due)]

@@ -8,8 +8,9 @@ from typing import Any
 
 from rayfed import seeds
 from rayfed.analysis.compare import differences
+from rayfed.client import plan
 from rayfed.errors import RunError
-from rayfed.scenario import Scenario
+from rayfed.scenario import AttackSpec, Scenario
 from rayfed.store import run_key
 from rayfed.store.checkpoint import Checkpoint
 from rayfed.store.folder import SCENARIO, RunFolder
@@ -53,6 +54,12 @@ def check_same(folder: RunFolder, saved: Checkpoint | None, scenario: Scenario, 
         raise RunError(
             f"{where}: it has {scenario.federation.rounds} rounds now, and was begun with {planned}: a run can have "
             f"more, not fewer, for its last round would not have been evaluated; put it back"
+        )
+    kept = plan.looked_back_on(map(AttackSpec.model_validate, saved.scenario["attacks"]), played)
+    if missing := sorted(plan.looked_back_on(scenario.attacks, played) - kept):
+        raise RunError(
+            f"{where}: attacks to come look back on round {missing[0]}, whose weights were not kept: launch the "
+            f"scenario anew, or let them look back on rounds from {played} on alone"
         )
     if now != saved.scenario and not extend:
         raise RunError(

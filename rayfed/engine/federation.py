@@ -46,7 +46,7 @@ class Federation:
         self.arms = {account.name: account.arm for account in inputs.accounts}
         self.malicious = {name: Malicious.of(inputs.scenario, arm.spec) for name, arm in self.arms.items()}
         self.executor, self.progress, self.load_states = executor, progress, load_states
-        self.saved = {name: saved.get(name) or _untrained(arm) for name, arm in self.arms.items()}
+        self.saved = {name: _untrained(arm) | saved.get(name, {}) for name, arm in self.arms.items()}
         """The server's state after the last finished round."""
         self.changed: dict[str, dict[int, State]] = {}
         """Arm -> client -> state, of the clients of the last finished round."""
@@ -110,4 +110,4 @@ class Federation:
 
 
 def _untrained(arm: Arm) -> ArmState:
-    return {"weights": arm.weights, "buffers": arm.buffers, "state": {}, "memory": {}}
+    return {"weights": arm.weights, "buffers": arm.buffers, "state": {}, "memory": {}, "earlier": {}}

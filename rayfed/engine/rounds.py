@@ -24,7 +24,9 @@ from rayfed.engine.questions import consult
 from rayfed.engine.server import ArmState, Kept
 from rayfed.engine.stragglers import Cohort, Portion, StragglerHandling, portions, rows_of, told
 from rayfed.engine.tables import RoundTables, Rows
+from rayfed.errors import ScenarioError
 from rayfed.scenario import Scenario
+from rayfed.update import Named
 
 _CALLS = 2
 """Calls for each client worker in a round's training: more even out better, but each costs its way there and back."""
@@ -63,14 +65,14 @@ class Round:
         served = self._step()
         finished = self._finished(served)  # before others wait for the server: it is not theirs if it hangs
         evaluations = self._evaluate({arm: served[arm].sent for arm in due}, after)
-        self.federation.attacks.strike(self.number, sent, self.tables)
+        self.federation.attacks.strike(self.number, sent, self.tables, self._earlier())
         self._end(served, finished, after, evaluations)
         return self.tables
 
     def attack_alone(self) -> RoundTables:
         """Play the round's attacks alone, on the weights that clients would be sent, and return their rows."""
         sent = {arm: self.federation.ask_server("sent", arm, self.number).sent for arm in self.arms}
-        self.federation.attacks.strike(self.number, sent, self.tables)
+        self.federation.attacks.strike(self.number, sent, self.tables, {})
         return self.tables
 
     @property
@@ -172,6 +174,29 @@ class Round:
             served[arm] = federation.ask_server("finish", arm, self.number, key, secure)
         return served
 
+    def _earlier(self) -> dict[str, list[Sent]]:
+        """Return what clients were sent in the earlier rounds that are kept, by arm."""
+        saved = self.federation.saved
+        return {arm: [Sent(round, **model) for round, model in saved[arm]["earlier"].items()] for arm in self.arms}
+
+    def _kept(self, arm: str, states: Mapping[int, State]) -> dict[int, dict[str, Named]]:
+        """Return the weights and buffers that were sent up to this round, of rounds on which attacks to come look back.
+
+        None where clients hide what they answered. Raises `ScenarioError` where they have `states`, from which their
+        answers could not be made again: a run keeps the latest alone.
+        """
+        before, attacks = self.federation.saved[arm], self.federation.scenario.attacks
+        needed = plan.looked_back_on(attacks, self.number + 1)
+        if self.arms[arm].spec.protection:
+            return {}
+        if self.number in needed and states:
+            raise ScenarioError(
+                f"attacks look back on round {self.number}, but clients of arm '{arm}' keep a state over rounds "
+                f"(private layers, error feedback), and a run has the latest alone: leave out the arm, or `earlier`"
+            )
+        kept = before["earlier"] | {self.number: {part: before[part] for part in ("weights", "buffers")}}
+        return {round: sent for round, sent in kept.items() if round in needed}
+
     def _evaluate(self, sent: Mapping[str, Ref], after: States) -> dict[str, Found]:
         """Return loss and accuracy on the test set by arm, and accuracy on clients' own data where it is asked for."""
         federation, run = self.federation, self.federation.run_clients
@@ -209,6 +234,7 @@ class Round:
                 "buffers": new.buffers,
                 "state": kept.state,
                 "memory": kept.memory,
+                "earlier": self._kept(arm, after[arm]),
             }
             self.tables.add({"arm": arm, "round": self.number}, kept.rows)
         aborted = {arm: kept.aborted for arm, (_, kept) in finished.items() if kept.aborted}

@@ -30,7 +30,7 @@ from rayfed.engine.recorder import RunRecorder
 from rayfed.engine.recovery import until_played
 from rayfed.engine.rounds import Round
 from rayfed.engine.tables import RoundTables
-from rayfed.errors import RunError
+from rayfed.errors import RunError, ScenarioError
 from rayfed.report.terminal_run import guarantee_lines
 from rayfed.scenario import Scenario
 from rayfed.store import checkpoint, exits, run_key
@@ -148,6 +148,12 @@ def attack(
     Every attack strikes once, whatever its `rounds`. With `arm` all arms have the weights that this one of the run has
     learnt, and nothing else of the run. Raises `RunError` where `run` has no weights for the scenario.
     """
+    for spec in scenario.attacks:
+        if spec.earlier:
+            raise ScenarioError(
+                f"attack '{spec.title}' looks back on {spec.earlier} rounds, and there is one without a training: take "
+                f"`earlier` out, or `rayfed launch` the scenario"
+            )
     saved = _trained(run) if run else None
     inputs = prepare(scenario.attacked_in(saved.round + 1 if saved else 0), rounds=scenario.federation.rounds)
     attacked = _Attacked()

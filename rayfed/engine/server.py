@@ -17,7 +17,11 @@ from rayfed.scenario import ResolvedArm
 from rayfed.update import Named
 
 ArmState = dict[str, Any]
-"""An arm in a checkpoint: its `weights`, `buffers`, the optimiser's `state` and the aggregation's `memory`."""
+"""An arm in a checkpoint: its `weights`, `buffers`, the optimiser's `state` and the aggregation's `memory`.
+
+Of `earlier` rounds on which attacks to come look back, by number, the weights and buffers that were sent.
+"""
+_MODEL = ("weights", "buffers", "state", "memory")
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,10 @@ class Server:
         self._sessions: dict[str, RoundSession] = {}
         self._folds: dict[str, TreeFold] = {}
         self._totals: dict[str, Any] = {}
-        self._models = {arm: GlobalModel(optimiser=roles[arm].optimiser, **state) for arm, state in saved.items()}
+        self._models = {
+            arm: GlobalModel(optimiser=roles[arm].optimiser, **{part: state[part] for part in _MODEL})
+            for arm, state in saved.items()
+        }
 
     def relay(self, arm: str, keys: bytes) -> None:
         """Send clients this key pair from now on; it is locked for them."""

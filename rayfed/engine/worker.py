@@ -83,11 +83,18 @@ class ClientWorker(ClientRuntime):
         return private_layers(self.arm(arm).model, [state[PRIVATE] for state in states])
 
     def observe(
-        self, arm: str, sent: Sent, victims: Sequence[int], attack: AttackSpec, states: Mapping[int, State], repeat: int
+        self,
+        arm: str,
+        sent: Sent,
+        victims: Sequence[int],
+        attack: AttackSpec,
+        states: Mapping[int, State],
+        repeat: int,
+        earlier: Sequence[Sent] = (),
     ) -> tuple[None, list[Observation], list[Truth]]:
         """Return None as a sign that it is done, what attackers see, and the truth, which goes to `score` alone."""
         builder = ObservationBuilder(self)
-        seen = [builder.observe(ClientVisit(arm, sent, v, states), attack, repeat) for v in victims]
+        seen = [builder.observe(ClientVisit(arm, sent, v, states, tuple(earlier)), attack, repeat) for v in victims]
         return None, [observation for observation, _ in seen], [truth for _, truth in seen]
 
     def score(self, truths: Sequence[Truth], guesses: Sequence[Guess], strip: bool) -> list[Scored]:

@@ -154,6 +154,11 @@ class AttackSpec(ComponentSpec):
     averages: Annotated[int, Field(ge=1)] = 1
     """How often the victim answers at the same weights with the same samples; the attack sees the mean, in which fresh
     noise fades. More than 1 with `knowledge: [defence]` only."""
+    earlier: Annotated[int, Field(ge=0)] = 0
+    """How many rounds before the attacked one the attacker looks back on: the victim's answers to the same samples,
+    each at the weights of its round, are matched together. With `observes: update` every local step has to take all of
+    the client's samples; with `gradient` the client is supposed to have used the batch of the attacked round in the
+    rounds before, too. For attacks that match gradients, in trainings (`rayfed launch`)."""
     repeats: Annotated[int, Field(ge=1)] = 1
     """How often every victim is attacked, each time with fresh randomness of the attacker's; what the victim sent stays
     the same."""

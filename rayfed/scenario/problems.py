@@ -248,11 +248,26 @@ def _threat_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str
     grants = attack.grants.values()
     if attack.averages > 1 and not any(grant.averages for grant in grants):
         yield "averages", "averaging over noise is for an attacker who knows of it: add `knowledge: [defence]`"
+    if attack.earlier:
+        yield from (("earlier", message) for message in _earlier_problems(s, attack))
     yield from (("knowledge", message) for grant in grants for message in grant.check(s, attack))
     filled = Counter(field for grant in grants for field in grant.fills)
     for field in (field for field, times in filled.items() if times > 1):
         yield "knowledge", f"two of these grants fill '{field}', and the attacker would get one of them: leave one out"
     yield from attack.view.check(s, attack)
+
+
+def _earlier_problems(s: Scenario, attack: AttackSpec) -> Iterator[str]:
+    """Yield what does not go with looking back on earlier rounds."""
+    if not getattr(registry.find(attack.kind, attack.name), "several_rounds", False):
+        yield f"{attack.name} looks at one round alone: take idlg, dlg, inverting_gradients or gradinversion"
+    if attack.factor:
+        yield "is for updates that are seen, and `factor` breaks the key of the attacked round's alone: leave one out"
+    if attack.view.of_round and s.federation.failures.then == "drop":
+        yield "a client that fails in an earlier round sends nothing (federation.failures.then: drop): take `stop`"
+    for r in attack.rounds:
+        if r < attack.earlier:
+            yield f"found {attack.earlier}, but only {r} rounds are played before round {r}"
 
 
 def _place_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ for the start at the average image of a class, the adaptive attack; Geiping et a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ _NO_LABELS = "the start `class_average` needs labels; grant them with `knowledge
 @component
 class GradientMatching:
     """Options common to gradient-matching attacks."""
+
+    several_rounds: ClassVar[bool] = True
+    """Whether what was seen in earlier rounds is matched, too (`Observation.earlier`)."""
 
     layers: list[str] | None = None
     """Names or patterns (`conv*`) of the parameters that are matched, `!fc.*` for those left out; all by default."""

@@ -81,6 +81,11 @@ def _fitting(known: list[str], patterns: Iterable[str]) -> set[str]:
     return found
 
 
+def _as_one(rounds: Sequence[Named]) -> Named:
+    """Return the tensors of several rounds, the attacked one first, under names of their own."""
+    return {f"{name}@{i}" if i else name: t for i, tensors in enumerate(rounds) for name, t in tensors.items()}
+
+
 def _cast(tensors: Named, dtype: torch.dtype) -> Named:
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
 
@@ -121,6 +126,8 @@ class Matching:
     """Distance from the batch-norm statistics that the clients returned; None where none moved."""
     way: Way = TOGETHER
     """How the model's gradients are computed so that they can be differentiated again."""
+    earlier: tuple[Matching, ...] = ()
+    """Problems of the same images at earlier rounds' weights: all gradients are compared as one vector."""
 
     @classmethod
     def of(
@@ -133,14 +140,17 @@ class Matching:
         local_steps: LocalSteps = "divided",
         dtype: torch.dtype = torch.float32,
         model_dtype: torch.dtype | None = None,
+        alone: bool = True,
     ) -> Self:
-        """Return the problem of observations that `in_groups` puts together.
+        """Return the problem of observations that `in_groups` puts together, and of what was seen in earlier rounds.
 
-        It is solved in the precision `dtype`; that of the model's gradients is `model_dtype`, where it is another.
+        `alone` is False for one of several rounds. It is solved in the precision `dtype`; that of the model's gradients
+        is `model_dtype`, where it is another.
         Raises `UserError` for a pattern in `layers` that no parameter fits, and `NotApplicable` for a model whose
         gradient no way can follow.
         """
         first = observations[0]
+        alone = alone and not first.earlier
         names = matched_layers(first.update, layers)
         gradients = [observation.gradient for observation in observations]
         device = gradients[0][names[0]].device
@@ -156,7 +166,8 @@ class Matching:
         )
         tried = torch.eye(first.classes, dtype=dtype, device=device)[:1] if labels is None else labels[0]
         way = fitting_way(network, weights, _cast(buffers, dtype), shape, tried)
-        sent = Sent.of(observations, names, dtype, model)
+        sent = Sent.of(observations, names, dtype, model, alone)
+        rounds = zip(*(observation.earlier for observation in observations), strict=True)
         return cls(
             model=network,
             weights=weights,
@@ -172,7 +183,16 @@ class Matching:
             sent=sent,
             statistics=MovedStatistics.of(observations, model, network, _cast(weights, inner) | buffers, way.each),
             way=way,
+            earlier=tuple(
+                Matching.of(round, model, layers, distance, None, local_steps, dtype, model_dtype, alone)
+                for round in rounds
+            ),
         )
+
+    @property
+    def rounds(self) -> tuple[Matching, ...]:
+        """The problems of all rounds, this one first."""
+        return self, *self.earlier
 
     @property
     def device(self) -> torch.device:
@@ -199,7 +219,7 @@ class Matching:
         """Number of points that one vectorised call takes best."""
         size = _IMAGES_AT_ONCE_GPU // self.images_shape[0]
         if self.device.type == "cpu":
-            matched = sum(target[0].numel() for target in self.targets.values())
+            matched = sum(target[0].numel() for one in self.rounds for target in one.targets.values())
             size = min(_IMAGES_AT_ONCE_CPU // self.images_shape[0], _GRADIENTS_AT_ONCE_CPU // matched)
         return max(1, size)
 
@@ -214,26 +234,31 @@ class Matching:
 
     def target_norms(self) -> Tensor:
         """Return the squared norm of each victim's observed gradient in the matched layers, (V,)."""
-        return _inner(self.targets, self.targets)
+        return torch.stack([_inner(one.targets, one.targets) for one in self.rounds]).sum(0)
 
     def losses(self, points: Tensor, victims: Tensor) -> Tensor:
         """Return the objective at points (Q, D) of victims (Q,), with its graph: (Q,)."""
         images = self.images(points)
         labels = self.labels[victims] if self.labels is not None else self._logits(points).softmax(-1)
-        targets = {name: target[victims] for name, target in self.targets.items()}
-        gradients = self._gradients(images, labels, self._found(points))
-        if self.sent is not None:
-            gradients = self.sent.like(gradients, targets, victims)
+        found = self._found(points)
+        sides = [one._sides(images, labels, victims, found) for one in self.rounds]
+        gradients, targets = map(_as_one, zip(*sides, strict=True))
         loss = self.distance(gradients, targets)
         if self.sent is not None and self.sent.signs is not None:
             wrong = self._unit(targets) * wrong_signs(gradients, targets)
             loss = torch.where(self.sent.signs[victims], wrong, loss)
-        if self.statistics is not None:
-            apart = self.statistics(images.to(self.model_dtype), victims).to(images.dtype)
-            loss = loss + self._unit(targets) * apart
+        for statistics in (one.statistics for one in self.rounds if one.statistics is not None):
+            apart = statistics(images.to(self.model_dtype), victims).to(images.dtype)
+            loss = loss + self._unit(targets) * apart / len(self.rounds)
         if self.relative is not None:
             loss = self.relative(loss, images, victims)
         return loss if self.prior is None else loss + self.prior(images)
+
+    def _sides(self, images: Tensor, labels: Tensor, victims: Tensor, found: Named) -> tuple[Named, Named]:
+        """Return what is compared: the gradients of images, as they would have been sent, and the targets."""
+        targets = {name: target[victims] for name, target in self.targets.items()}
+        gradients = self._gradients(images, labels, found)
+        return (gradients if self.sent is None else self.sent.like(gradients, targets, victims)), targets
 
     def _unit(self, targets: Named) -> Tensor:
         """Return half the distance of the opposite gradients, (Q,): a share of it has the distance's units."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import Self
 
 import torch
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.sent import Sent
+from rayfed.gradients import norm
 from rayfed.update import Named, Observation
 
 _PER_VARIATION = 10.0
@@ -70,11 +72,11 @@ class RelativeVariation:
     def of(cls, observations: Sequence[Observation], sent: Sent | None) -> Self:
         """Return that of observations of one batch size; where not all was `sent` as it was, no noise is estimated."""
         first = observations[0]
-        shares = torch.tensor([noise_share(o.gradient, o.batch_size * o.local.steps) for o in observations])
+        shares = torch.tensor([_noise_share([o, *o.earlier]) for o in observations])
         if sent is not None:
             shares = shares.masked_fill(sent.altered.cpu(), 0)
         device = next(iter(first.update.values())).device
-        values = sum(tensor.numel() for tensor in first.update.values())
+        values = (1 + len(first.earlier)) * sum(tensor.numel() for tensor in first.update.values())
         pixels = first.sample.blank(first.batch_size).numel()
         cosines = (1 - shares).clamp(min=0).sqrt().clamp(min=_LEAST)
         return cls(cosines.to(device), min(1.0, pixels / values), first.batch_size)
@@ -97,6 +99,13 @@ class _Unexplained(RelativeVariation):
     def __call__(self, distance: Tensor, images: Tensor, victims: Tensor) -> Tensor:
         noise = 1 - self.cosines[victims].to(distance)
         return torch.maximum(distance, (1 + _SLACK * self.reach) * noise)
+
+
+def _noise_share(rounds: Sequence[Observation]) -> float:
+    """Return the share of the squared norm of several rounds' gradients, as one vector, that is noise."""
+    squares = [float(norm(o.gradient)) ** 2 for o in rounds]
+    noise = [noise_share(o.gradient, o.batch_size * o.local.steps) for o in rounds]
+    return sum(map(mul, noise, squares)) / sum(squares) if len(rounds) > 1 and sum(squares) > 0 else noise[0]
 
 
 def noise_share(gradient: Named, rank: int) -> float:

@@ -59,15 +59,21 @@ class Sent:
 
     @classmethod
     def of(
-        cls, observations: Sequence[Observation], names: Sequence[str], dtype: torch.dtype, model: nn.Module
+        cls,
+        observations: Sequence[Observation],
+        names: Sequence[str],
+        dtype: torch.dtype,
+        model: nn.Module,
+        alone: bool = True,
     ) -> Self | None:
         """Return what observations of one batch size show of the tensors `names`; None where all was sent as it was.
 
+        Unless they are matched `alone`, without other rounds, a quantiser's zeros count as they are.
         Who knows the defence has masks of what it has left to match, besides: the rest may be anything.
         """
         gradients = [observation.gradient for observation in observations]
         entering = cache(lambda: vectors_entering(model, observations[0]))  # takes a while, and is seldom asked for
-        seen = [bounds(g, o.weights, entering) for g, o in zip(gradients, observations, strict=True)]
+        seen = [bounds(g, o.weights, entering, alone) for g, o in zip(gradients, observations, strict=True)]
         known: list[Named | None] = [observation.extra.get("defence") for observation in observations]
         signs = torch.tensor([signs_alone(gradient) for gradient in gradients])
         if not any(seen) and not any(known) and not signs.any():
@@ -136,13 +142,17 @@ def vectors_entering(model: nn.Module, observation: Observation) -> dict[str, in
     return {name: count * observation.local.steps for name, count in found.items()}
 
 
-def bounds(gradient: Named, weights: Named, entering: Callable[[], dict[str, int]]) -> Named | None:
+def bounds(gradient: Named, weights: Named, entering: Callable[[], dict[str, int]], alone: bool = True) -> Named | None:
     """Return the largest magnitude that each value may have beside what was sent: 0 for values that were sent.
 
     It is infinite where a zero says nothing. None where all zeros can be those of a gradient, in whole rows and columns
-    of each tensor or too near to zero to count. `entering` counts the vectors that enter each matrix.
+    of each tensor or too near to zero to count. `entering` counts the vectors that enter each matrix. Unless the
+    gradient is matched `alone`, a quantiser's zeros are values like its others: where it rounded by chance, the mean
+    over rounds is right with them and not without.
     """
     cores = {name: _core(tensor) for name, tensor in gradient.items()}
+    if not alone and _levelled(list(cores.values())) and not signs_alone(gradient):
+        return None
     denied = any(entering().get(name) == 1 for name in _denied(gradient))
     if all(bool((core != 0).all()) and core.numel() for core in cores.values()) and not denied:
         return None
@@ -255,6 +265,13 @@ def _sharpness(core: Tensor) -> float:
         return 0.0
     share = float(distinct[0] / distinct[len(distinct) // 2])
     return -half * log1p(-share) if share < 1 else inf
+
+
+def _levelled(cores: Sequence[Tensor]) -> bool:
+    """Return whether the magnitudes of all cores are a quantiser's: multiples of a step each, and fewer than values."""
+    sent = [core for core in cores if bool(core.any())]
+    few = sum(len(_magnitudes(core)) for core in sent) < sum(int((core != 0).sum()) for core in sent)
+    return few and all(map(_even, sent))
 
 
 def _even(core: Tensor) -> bool:

@@ -83,7 +83,7 @@ def main() -> None:
             found = [
                 np.mean(
                     [
-                        right(reader.read(observed(model, test[i], true[i])), true[i])
+                        right(reader.read(observed(model, test[i], true[i])).numbers, true[i])
                         for i in batches(true, size, skew, options.seed)
                     ]
                 )

@@ -123,15 +123,6 @@ def test_step_sizes_scale_with_the_budget() -> None:
     assert long[-1] < short[-1] < 1e-4
 
 
-def test_labels_by_column_minima() -> None:
-    torch.manual_seed(0)
-    model = LeNet().build((3, 32, 32), 10)
-    images = torch.cat([photo(0, 0), photo(100, 150), photo(40, 60)])
-    observation = observe(model, images, torch.tensor([2, 5, 9]), known=False)
-    (found,) = GradInversion(iterations=1, seeds=1).reconstruct([observation], model, seeded(0))
-    assert found.labels.tolist() == [2, 5, 9]
-
-
 def test_labels_that_must_repeat_are_counted() -> None:
     model = leaky_lenet((1, 8, 8))
     images = torch.cat([digit(i) for i in range(11)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import log
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.matching.problem import Matching, one_minus_cosine, squared_l2
 from rayfed.attacks.matching.relative import noise_share
-from rayfed.attacks.matching.sent import Sent, bounds, signs_alone, vectors_entering, wrong_signs
+from rayfed.attacks.matching.sent import Sent, bounds, sign_nats, signs_alone, vectors_entering, wrong_signs
 from rayfed.gradients import norm, weights_of
 from rayfed.models.convnet import ConvNet
 from rayfed.registry import build
@@ -228,6 +229,25 @@ def test_wrong_signs_against_a_loop() -> None:
 
     expected = [(12 * share(row, "a") + 5 * share(row, "b")) / 17 for row in (0, 1)]
     torch.testing.assert_close(wrong_signs(own, told), torch.tensor(expected))
+
+
+def test_nats_of_wrong_signs_against_a_loop() -> None:
+    own, told = ({"a": torch.randn(2, 3, 4, generator=g), "b": torch.randn(2, 5, generator=g)} for g in seeded(0, 1))
+    told["a"][:, 0] = 0
+    for row, nats in enumerate(sign_nats(own, told)):
+        pairs = [(x, y) for n in own for x, y in zip(own[n][row].flatten(), told[n][row].flatten(), strict=True) if y]
+        share = min(sum(float(x * y <= 0) for x, y in pairs) / len(pairs), 0.5)
+        assert float(nats) == pytest.approx(-len(pairs) * (share * log(share) + (1 - share) * log(1 - share)))
+
+
+def test_updates_of_signs_are_matched_by_signs_and_as_they_are() -> None:
+    model, (first, _) = two_digits()
+    attack = InvertingGradients()
+    assert len(attack._matching([first], model, seeded(0)).ways) == 2
+    problem = attack._matching([defended(first, one_bit)], model, seeded(0))
+    assert len(problem.ways) == 4
+    truth, noise_, owner = digit(3).reshape(1, -1), torch.rand(1, 64, generator=seeded(1)[0]), torch.tensor([0])
+    assert problem.judged(truth, owner) < problem.judged(noise_, owner)
 
 
 # reconstruction by who knows no defence

@@ -80,7 +80,7 @@ class Dlg(GradientMatching):
         snapshots = Snapshots(problem.images, _STEPS)
         minima = minimise(
             lambda points, rows: problem.value_and_gradient(points, victims[rows]),
-            start.to(problem.device, _PRECISION),
+            problem.begun(start.to(problem.device, _PRECISION), victims),
             self.iterations * _STEPS,
             target=_ROUNDING * problem.target_norms()[victims],
             watch=snapshots.note,

@@ -2,13 +2,13 @@
 
 Source: Yin et al. 2021, "See through Gradients: Image Batch Recovery via GradInversion", section 3. Left out is the
 registration of the seeds' images before they are averaged: the mean is taken pixel by pixel, so seeds that found the
-same thing at different places are pulled to a blur.
+same thing at different places are pulled to a blur. Labels are inferred as by the other attacks, where the paper takes
+the minima of the columns of the last layer, which find no label twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import cos, pi
 from typing import Annotated, ClassVar
 
@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.labels import column_minima, last_linear, with_labels
+from rayfed.attacks.labels import fits_labels
 from rayfed.attacks.matching.adam import adam, best_restarts
 from rayfed.attacks.matching.batch_norm import batch_norm_prior
 from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
@@ -34,11 +34,10 @@ _WARM_UP = 50 / 20_000
 
 @component
 class GradInversion(MixedPrecision, GradientMatching):
-    """Fits images in [0, 1] from several seeds that are drawn to their mean; labels given or by column minima.
+    """Fits images in [0, 1] from several seeds that are drawn to their mean, with labels given or inferred.
 
-    Labels that have to repeat, or that no matrix of the head shows, are counted as the other attacks do. The prior on
-    the statistics of batch norms is absent where these were never tracked. The seed with the smallest objective counts;
-    the group's term is not part of that.
+    The prior on the statistics of batch norms is absent where these were never tracked. The seed with the smallest
+    objective counts; the group's term is not part of that.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
@@ -62,12 +61,12 @@ class GradInversion(MixedPrecision, GradientMatching):
     noise: Annotated[float, Field(ge=0)] = 0.01
     """Deviation of the Gaussian noise in every step, over the step size."""
 
+    @fits_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """One reconstruction for each observation (see `Attack`). Raises `UserError` for an unknown layer."""
-        labelled = with_labels([_labelled(observation) for observation in observations], model)
-        return self._where_it_can_start(lambda o, g: self._group(o, model, g), labelled, generators)
+        return self._where_it_can_start(lambda o, g: self._group(o, model, g), observations, generators)
 
     def _group(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
@@ -85,13 +84,21 @@ class GradInversion(MixedPrecision, GradientMatching):
 
         def objective(points: Tensor) -> tuple[Tensor, Tensor]:
             values, slopes = problem.value_and_gradient(points, victims)
-            return values, slopes + self.group * _apart(problem.images(points), self.seeds).flatten(1)
+            slopes[:, : problem.pixels] += self.group * _apart(problem.images(points), self.seeds).flatten(1)
+            return values, slopes
 
         def noise() -> Tensor:
             return self.noise * torch.cat([torch.randn(*shape, generator=g) for g in generators]).to(problem.device)
 
         snapshots, rates = Snapshots(problem.images), _rates(self.lr, self.iterations)
-        descent = adam(objective, start.to(problem.device), rates, noise=noise, watch=snapshots.note)
+        descent = adam(
+            objective,
+            problem.begun(start.to(problem.device), victims),
+            rates,
+            noise=noise,
+            watch=snapshots.note,
+            boxed=problem.pixels,
+        )
         return best_restarts(problem, descent, victims, snapshots)
 
     def _distance(self, gradients: Named, targets: Named) -> Tensor:
@@ -105,15 +112,6 @@ class GradInversion(MixedPrecision, GradientMatching):
             return value if statistics is None else value + self.batch_norm * statistics(images)
 
         return prior
-
-
-def _labelled(observation: Observation) -> Observation:
-    """Return the observation with the labels that column minima find, where there are minima and no label repeats."""
-    head = last_linear(observation.update, observation.classes)
-    if observation.labels is not None or head is None or observation.batch_size > observation.classes:
-        return observation
-    labels = column_minima(observation.gradient[f"{head}.weight"], observation.batch_size)
-    return replace(observation, labels=labels)
 
 
 def _apart(images: Tensor, seeds: int) -> Tensor:

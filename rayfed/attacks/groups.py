@@ -13,7 +13,7 @@ from rayfed.attacks.base import NotApplicable, Reconstruction, not_applicable
 from rayfed.update import LocalTraining, Named, Observation
 
 Group = Callable[[Sequence[Observation], Sequence[torch.Generator]], list[Reconstruction]]
-"""An attack on observations of equal buffers, batch size and local training, whose labels are all known or unknown."""
+"""An attack on observations of equal buffers, batch size and local training, whose labels are all of a kind."""
 
 
 def in_groups(
@@ -23,11 +23,12 @@ def in_groups(
 
     Where the attack raises `NotApplicable`, its message stands in the group's results.
     """
-    members: dict[tuple[int, LocalTraining, bool, int], list[int]] = defaultdict(list)
+    members: dict[tuple[int, LocalTraining, torch.dtype | None, int], list[int]] = defaultdict(list)
     kinds: list[Named] = []
     for index, observation in enumerate(observations):
         kind = _kind(observation.buffers, kinds)
-        members[observation.batch_size, observation.local, observation.labels is None, kind].append(index)
+        labels = None if observation.labels is None else observation.labels.dtype
+        members[observation.batch_size, observation.local, labels, kind].append(index)
     found: dict[int, Reconstruction] = {}
     for group in members.values():
         began = perf_counter()

@@ -4,9 +4,11 @@ Cross entropy's slope in the logits is the residual r = p - y: what the model gi
 gradient is the mean of J^T r over the batch, J the slope of the logits in the parameters. Two kinds of heads are told
 apart by trials, not by names or shapes:
 
-- A matrix W whose product with some layer's input is what the logits are made of (times a number, plus a constant):
-  its gradient is the mean of r h^T, h the features, and that of a bias behind it is the mean of r itself.
-- Anything else (a convolution and a mean, a cosine, several matrices, tied or normalised weights): r is that for which
+- A matrix W whose product with some layer's input is what the logits are made of (times a number, plus a constant,
+  plus anything that is the same for all classes, as a logarithm of softmax adds): its gradient is the mean of r h^T,
+  h the features, and that of a bias behind it is the mean of r itself.
+- Anything else (a convolution and a mean, a cosine, several matrices, tied or normalised weights), and a matrix without
+  a bias behind parameters whose slopes are the same for all inputs, such as a norm's shift: r is that for which
   J^T r fits the gradient best. J is measured on inputs of the attacker's own, and every parameter counts by how little
   its slope varies with the input: those that do not vary, as a bias in front of a pooling, give r exactly.
 """
@@ -44,12 +46,8 @@ class Head:
     """The module that takes the features; None where no matrix of the update makes the logits of them."""
     scale: float
     """The logits are this times the layer's output."""
-    slopes: Tensor | None
-    """Where there is no such layer: (K, P), the mean slope of the logits in the parameters that count."""
-    weights: Tensor | None
-    """(P,), by how much each counts."""
-    counted: tuple[str, ...] = ()
-    """Names of the parameters of `slopes`."""
+    slopes: _Slopes | None
+    """What shows r where there is no such layer, or none with a bias."""
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> Head:
@@ -60,11 +58,11 @@ class Head:
         inputs = observation.sample.noise(_TRIALS, torch.Generator().manual_seed(0)).to(device)
         for layer in _candidates(observation):
             scale = _scale(network, state, layer, inputs)
-            if scale is not None:
-                return cls(network, state, layer, scale, None, None)
-        names = tuple(_smallest(observation))
-        slopes, weights = _mean_slopes(network, state, names, inputs)
-        return cls(network, state, None, 1.0, slopes, weights, names)
+            if scale is None:
+                continue
+            exact = None if f"{layer}.bias" in observation.update else _Slopes.of(network, state, observation, inputs)
+            return cls(network, state, layer, scale, exact if exact is not None and exact.exact else None)
+        return cls(network, state, None, 1.0, _Slopes.of(network, state, observation, inputs))
 
     @property
     def device(self) -> torch.device:
@@ -85,14 +83,46 @@ class Head:
 
     def products(self, gradient: Named) -> tuple[Tensor | None, Tensor | None]:
         """Return what a gradient shows of the means of r h^T (K, F) and of r (K,), each None where it does not."""
-        if self.layer is not None:
-            bias = gradient.get(f"{self.layer}.bias")
-            return gradient[f"{self.layer}.weight"] / self.scale, None if bias is None else bias / self.scale
-        assert self.slopes is not None
-        assert self.weights is not None
-        seen = torch.cat([gradient[name].flatten() for name in self.counted]).double().nan_to_num(0, 0, 0)
-        weighted = self.slopes * self.weights
-        return None, (torch.linalg.pinv(weighted @ self.slopes.T, hermitian=True) @ (weighted @ seen)).to(torch.float32)
+        fitted = None if self.slopes is None else self.slopes.residual(gradient)
+        if self.layer is None:
+            return None, fitted
+        bias = gradient.get(f"{self.layer}.bias")
+        return gradient[f"{self.layer}.weight"] / self.scale, fitted if bias is None else bias / self.scale
+
+
+@dataclass(frozen=True)
+class _Slopes:
+    """Slopes of the logits in the smallest parameters, measured on inputs of the attacker's own."""
+
+    names: tuple[str, ...]
+    mean: Tensor
+    """(K, P) float64"""
+    variance: Tensor
+    """(P,) float64, how much they vary with the input."""
+
+    @classmethod
+    def of(cls, model: nn.Module, state: Named, observation: Observation, inputs: Tensor) -> _Slopes:
+        names = tuple(_smallest(observation))
+        return cls(names, *_mean_slopes(model, state, names, inputs))
+
+    @property
+    def _rounding(self) -> Tensor:
+        """Variance of slopes that do not vary."""
+        return _SAME**2 * self.mean.square().mean(0).max()
+
+    @property
+    def exact(self) -> bool:
+        """Whether those that do not vary tell all of r, which sums to nothing over the classes."""
+        same = self.mean[:, self.variance <= self._rounding]
+        return bool(torch.linalg.matrix_rank(same - same.mean(0)) == len(same) - 1)
+
+    def residual(self, gradient: Named) -> Tensor:
+        """Return the r (K,) that fits a gradient best."""
+        seen = torch.cat([gradient[name].flatten() for name in self.names]).double().nan_to_num(0, 0, 0)
+        weights = 1 / (self.variance + self._rounding).clamp(min=torch.finfo(torch.float64).tiny)
+        weighted = self.mean * weights
+        found: Tensor = torch.linalg.pinv(weighted @ self.mean.T, hermitian=True) @ (weighted @ seen)
+        return found.to(torch.float32)
 
 
 def _candidates(observation: Observation) -> Iterator[str]:
@@ -124,16 +154,21 @@ def _scale(model: nn.Module, state: Named, layer: str, inputs: Tensor) -> float 
     features, logits = _forward(model, state | {f"{layer}.weight": weight}, layer, inputs)
     if features is None or features.ndim != 2 or logits.ndim != 2 or features.shape[1] != weight.shape[1]:
         return None
-    mix = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
+    mix = _centred(torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits))
     (slope,) = torch.autograd.grad(logits, weight, mix, allow_unused=True)
     if slope is None:
         return None
     expected = (mix.T @ features).detach()
     scale = (slope * expected).sum() / expected.square().sum()
     bias = f"{layer}.bias"
-    apart = logits - scale * (features @ weight.T + state.get(bias, 0))
+    apart = _centred(logits - scale * (features @ weight.T + state.get(bias, 0)))
     same = (slope - scale * expected).norm() <= _SAME * slope.norm() and apart.norm() <= _SAME * logits.norm()
     return float(scale) if same and scale != 0 else None
+
+
+def _centred(logits: Tensor) -> Tensor:
+    """Return logits (n, K) less their mean: what is added to all of a sample's changes no loss."""
+    return logits - logits.mean(1, keepdim=True)
 
 
 def _smallest(observation: Observation) -> list[str]:
@@ -149,7 +184,7 @@ def _smallest(observation: Observation) -> list[str]:
 
 
 def _mean_slopes(model: nn.Module, state: Named, names: tuple[str, ...], inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean of J over the inputs, (K, P) float64, and the inverse variance of its columns, (P,)."""
+    """Return the mean of J over the inputs, (K, P) float64, and the variance of its columns, (P,)."""
     leaves = {name: state[name].detach().requires_grad_() for name in names}
 
     def rows(module: nn.Module, one: Tensor) -> Tensor:
@@ -165,5 +200,4 @@ def _mean_slopes(model: nn.Module, state: Named, names: tuple[str, ...], inputs:
         total, square = total + found, square + found.square()
     total, square = total.nan_to_num(0, 0, 0), square.nan_to_num(0, 0, 0)
     mean = total / len(inputs)
-    variance = (square / len(inputs) - mean.square()).clamp(min=0).mean(0)
-    return mean, 1 / (variance + _SAME**2 * mean.square().mean(0).max()).clamp(min=torch.finfo(torch.float64).tiny)
+    return mean, (square / len(inputs) - mean.square()).clamp(min=0).mean(0)

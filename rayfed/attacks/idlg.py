@@ -6,12 +6,15 @@ Source: Zhao et al. 2020, "iDLG: Improved Deep Leakage from Gradients", algorith
 from __future__ import annotations
 
 from rayfed.attacks.dlg import Dlg
-from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.labels import fits_labels
 from rayfed.registry import component
 
 
 @component
 class Idlg(Dlg):
-    """DLG with the labels read from the gradient first; batches by an estimate of label counts."""
+    """DLG with the labels read from the gradient first; batches by an estimate of label counts.
 
-    reconstruct = needs_labels(Dlg.reconstruct)
+    Where the gradient does not tell them, soft labels are fitted as by DLG, from the likeliest on.
+    """
+
+    reconstruct = fits_labels(Dlg.reconstruct)

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
-from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.labels import fits_labels
 from rayfed.attacks.matching.adam import adam, best_restarts
 from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
 from rayfed.attacks.matching.priors import total_variation
@@ -44,7 +44,7 @@ class InvertingGradients(MixedPrecision, GradientMatching):
     """The first step size, in units of the range of a pixel."""
     tv: Annotated[float, Field(ge=0)] | None = None
     """Weight of the total variation; null: in proportion to the distance of the gradients, wherever the search is, by a
-    large and a small factor in turn, which takes twice the steps."""
+    large and a small factor in turn, which takes twice the steps (of an update that tells signs alone four times)."""
     noise: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the share of noise that an evaluation network sees in the images, for attackers who know `refiner`."""
     evaluator: str | None = None
@@ -55,7 +55,7 @@ class InvertingGradients(MixedPrecision, GradientMatching):
         if self.noise:
             load_evaluator(self.evaluator, torch.device("cpu"))
 
-    @needs_labels
+    @fits_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
@@ -85,27 +85,27 @@ class InvertingGradients(MixedPrecision, GradientMatching):
             ]
         )
         victims = torch.arange(len(observations), device=problem.device).repeat_interleave(self.restarts)
-        if problem.relative is None:
+        ways = problem.ways
+        if len(ways) == 1:
             return self._found(problem, start, victims)
-        judge = replace(problem, relative=problem.relative.judge)
-        ways = (replace(problem, relative=way) for way in problem.relative.ways)
-        ends = [self._found(one, start, victims, judge) for one in ways]
+        ends = [self._found(way, start, victims, problem) for way in ways]
         return [min(of_one, key=lambda end: end.loss) for of_one in zip(*ends, strict=True)]
 
     def _found(
         self, problem: Matching, start: Tensor, victims: Tensor, judge: Matching | None = None
     ) -> list[Reconstruction]:
-        """Return each victim's best restart from starts (Q, D) of victims (Q,), by the objective of `judge`."""
+        """Return each victim's best restart from starts (Q, D) of victims (Q,), as `judge` compares them."""
         snapshots = Snapshots(problem.images)
         descent = adam(
             lambda points: problem.value_and_gradient(points, victims),
-            start.to(problem.device),
+            problem.begun(start.to(problem.device), victims),
             decayed(self.lr, self.iterations),
             signed=True,
             watch=snapshots.note,
+            boxed=problem.pixels,
         )
         if judge is not None:
-            values = judge.values(descent.best, victims).nan_to_num(torch.inf)
+            values = judge.judged(descent.best, victims).nan_to_num(torch.inf)
             descent = replace(descent, best_values=torch.where(descent.best_values.isfinite(), values, torch.inf))
         return best_restarts(problem, descent, victims, snapshots)
 

@@ -17,8 +17,8 @@ _LEAST = 1e-3
 """Share of their variance by which real samples are taken to differ from one's own in every direction."""
 
 
-def estimated_shares(shown: Tensor, labels: Tensor, seen: Tensor, size: int, noise: float) -> Tensor:
-    """Return the shares (K,) of the classes among `size` samples, whose mean shows `seen` (K, m).
+def estimated_shares(shown: Tensor, labels: Tensor, seen: Tensor, size: int, noise: float) -> tuple[Tensor, Tensor]:
+    """Return the shares (K,) of the classes among `size` samples, whose mean shows `seen` (K, m), and their deviations.
 
     `shown` (S, M, K, m) is what single samples of one's own show, in S stages; `labels` (M, K) theirs, as 0 and 1;
     `noise` the variance of a number of `seen` by itself. The batch is supposed to differ from one's own samples as a
@@ -29,15 +29,17 @@ def estimated_shares(shown: Tensor, labels: Tensor, seen: Tensor, size: int, noi
     values, vectors = torch.linalg.eigh(rows @ rows.T)
     values, turned = values.clamp(min=0), vectors.T @ told
 
-    def missed(ridge: Tensor) -> float:
-        """Return the squared error for every sample, foretold from all others."""
+    def missed(ridge: Tensor) -> Tensor:
+        """Return the mean squared error (K,) for a sample, foretold from all others."""
         kept = values / (values + ridge)
         left = (told - vectors @ (kept[:, None] * turned)) / (1 - vectors.square() @ kept)[:, None]
-        return float(left[:own].square().sum())
+        error: Tensor = left[:own].square().mean(0)
+        return error
 
-    ridge = min(_RIDGES.to(values) * values.mean(), key=missed) + own * size * noise
-    shares: Tensor = expected + (rows @ (seen.flatten() - mean)) @ (vectors @ (turned / (values + ridge)[:, None]))
-    return shares
+    ridge = min(_RIDGES.to(values) * values.mean(), key=lambda r: float(missed(r).sum())) + own * size * noise
+    slope = rows.T @ (vectors @ (turned / (values + ridge)[:, None]))
+    shares: Tensor = expected + (seen.flatten() - mean) @ slope
+    return shares, (missed(ridge) / size + noise * slope.square().sum(0)).sqrt()
 
 
 def likelihood(shown: Tensor, labels: Tensor, seen: Tensor, size: int, noise: float) -> float:

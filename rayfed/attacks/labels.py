@@ -7,7 +7,10 @@ is that of the few samples which it gets wrong. So the counts are the best linea
 (`label_shares`), learnt on samples of the attacker's own (`own_samples`): where these say nothing of the labels,
 neither does it, and all classes come out as often.
 
-Sources: Zhao et al. 2020, "iDLG" (one sample); Yin et al. 2021, "See through Gradients", equation 8 (column minima);
+Labels are sure where the counts come out whole. An attack that can fit soft labels beside the samples begins with the
+others and goes on from there (`fits_labels`).
+
+Sources: Zhao et al. 2020, "iDLG" (one sample);
 Wainakh et al. 2022, "User-Level Label Leakage from Gradients in Federated Learning" (LLG, counts); Ma et al. 2023,
 "Instance-wise Batch Label Restoration via Gradients in Federated Learning" (weight rows beside biases).
 """
@@ -17,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +35,12 @@ from rayfed.update import Named, Observation
 
 _SHOWN = 400
 """Numbers that are read of a gradient: residuals times features, of all classes together."""
+_OFF = 0.25
+"""Samples by which counts that are sure are off a whole number, and expected to be."""
 _PROVEN = 3
 """Deviations of the noise by which a residual has to be negative to prove that its class occurs."""
+
+_FITTED = "the update does not tell the labels for sure: soft labels were fitted with the samples"
 
 Reconstruct = TypeVar("Reconstruct", bound=Callable[..., list[Reconstruction]])
 
@@ -46,24 +53,27 @@ def last_linear(tensors: Named, classes: int) -> str | None:
     return names[-1].rpartition(".")[0] if names else None
 
 
-def one_label(cross: Tensor | None, residual: Tensor | None) -> Tensor:
-    """Return the label of a single sample, (1,) int64, from r (K,), or from r h^T (K, F), h unknown.
+class Labels(NamedTuple):
+    """Labels that were read from a gradient."""
+
+    numbers: Tensor
+    """(N,) int64"""
+    sure: bool
+    """Whether what they were read from is near to what such labels show: elsewhere they are a guess."""
+
+
+def one_label(cross: Tensor | None, residual: Tensor | None) -> Labels:
+    """Return the label of a single sample from r (K,), or from r h^T (K, F), h unknown.
 
     Only its class has a negative entry in r, as large as all others together.
     """
-    if residual is not None:
-        return residual.argmin().reshape(1)
-    assert cross is not None
-    label: Tensor = torch.linalg.svd(cross.nan_to_num(), full_matrices=False).U[:, 0].abs().argmax().reshape(1)
-    return label
-
-
-def column_minima(weight_gradient: Tensor, size: int) -> Tensor:
-    """Return the `size` classes whose rows of the weight gradient (K, F) have the smallest minima, (size,) int64.
-
-    For batches in which no label repeats.
-    """
-    return weight_gradient.amin(1).topk(size, largest=False).indices.sort().values
+    if residual is None:
+        assert cross is not None
+        column = torch.linalg.svd(cross.nan_to_num(), full_matrices=False).U[:, 0]
+        residual = -column * column[column.abs().argmax()].sign()
+    label = residual.argmin()
+    negative = -residual.clamp(max=0)
+    return Labels(label.reshape(1), bool(negative.sum() < (1 + _OFF) * negative[label]))
 
 
 def counted_labels(expected: Tensor, proven: Tensor, size: int) -> Tensor:
@@ -121,8 +131,8 @@ class LabelReader:
     def _own(self) -> OwnProducts:
         return OwnProducts.of(self.head, self.given)
 
-    def read(self, observation: Observation) -> Tensor:
-        """Return the labels of an observation, (N,) int64."""
+    def read(self, observation: Observation) -> Labels:
+        """Return the labels of an observation."""
         cross, residual = self.head.products(observation.gradient)
         size = observation.batch_size
         if size == 1:
@@ -141,15 +151,20 @@ class LabelReader:
             (shown[:1], shown),
             key=lambda stages: likelihood(stages[..., column], own.labels, seen[:, column], size, noise),
         )
-        shares = estimated_shares(likelier, own.labels, seen, size, noise)
+        shares, deviations = estimated_shares(likelier, own.labels, seen, size, noise)
         proven = torch.zeros_like(shares, dtype=torch.bool)
         if residual is not None:
             proven = residual < -_PROVEN * noise**0.5 / own.unit
-        return counted_labels(size * shares, proven, size)
+        numbers = counted_labels(size * shares, proven, size)
+        off = (size * shares - numbers.bincount(minlength=len(shares))).abs()
+        return Labels(numbers, bool((torch.maximum(off, size * deviations) < _OFF).all()))
 
 
-def with_labels(observations: Sequence[Observation], model: nn.Module) -> list[Observation]:
-    """Return the observations, all sent the same weights in a round, with labels: inferred where not given."""
+def with_labels(observations: Sequence[Observation], model: nn.Module, soft: bool = False) -> list[Observation]:
+    """Return the observations, all sent the same weights in a round, with labels: inferred where not given.
+
+    Where `soft`, those that are not sure are probabilities (N, K), to be fitted from there.
+    """
     readers: list[tuple[Observation, LabelReader]] = []
 
     def reader(seen: Observation) -> LabelReader:
@@ -165,7 +180,10 @@ def with_labels(observations: Sequence[Observation], model: nn.Module) -> list[O
         if observation.labels is None:
             rounds = [observation, *observation.earlier]
             read = [reader(one).read(one) for one in rounds]
-            observation = replace(observation, labels=_agreed(read, rounds) if observation.earlier else read[0])
+            labels = _agreed([one.numbers for one in read], rounds) if observation.earlier else read[0].numbers
+            if soft and not all(one.sure for one in read):
+                labels = F.one_hot(labels, observation.classes).float()
+            observation = replace(observation, labels=labels)
         labelled.append(observation)
     return labelled
 
@@ -188,3 +206,24 @@ def needs_labels(reconstruct: Reconstruct) -> Reconstruct:
         return reconstruct(attack, with_labels(observations, model), model, generators)
 
     return cast(Reconstruct, inferring)
+
+
+def fits_labels(reconstruct: Reconstruct) -> Reconstruct:
+    """Wrap an attack that can fit labels with the samples: sure ones are inferred where they are not given."""
+
+    @wraps(reconstruct)
+    def inferring(
+        attack: Attack, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        labelled = with_labels(observations, model, soft=True)
+        found = reconstruct(attack, labelled, model, generators)
+        return [_noted(*pair) for pair in zip(found, labelled, strict=True)]
+
+    return cast(Reconstruct, inferring)
+
+
+def _noted(found: Reconstruction, observation: Observation) -> Reconstruction:
+    """Return the reconstruction with a message where its labels were fitted."""
+    if observation.labels is None or not observation.labels.is_floating_point() or found.status == "not applicable":
+        return found
+    return replace(found, message="; ".join(filter(None, (found.message, _FITTED))))

@@ -21,7 +21,7 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.forward_probe import run
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.labels import last_linear
-from rayfed.attacks.matching.problem import Matching, one_minus_cosine
+from rayfed.attacks.matching.problem import Matching, most_likely, one_minus_cosine
 from rayfed.registry import component
 from rayfed.update import Observation
 
@@ -62,7 +62,7 @@ class TwoImages(InvertingGradients):
             replace(
                 pair,
                 images=pair.images[: seen.batch_size],
-                labels=_labels(seen).cpu(),
+                labels=pair.labels[: seen.batch_size],
                 snapshots=tuple((iteration, images[: seen.batch_size]) for iteration, images in pair.snapshots),
             )
             for pair, seen in zip(found, observations, strict=True)
@@ -82,6 +82,8 @@ class TwoImages(InvertingGradients):
             self.local_steps,
             model_dtype=self._model_dtype,
         )
+        if not any(seen.labels.is_floating_point() for seen in observations if seen.labels is not None):
+            problem = replace(problem, labels=problem.supposed, supposed=None)
         return self._weighted(replace(problem, width=self.width), observations)
 
     def _paired(self, seen: Observation, model: nn.Module, generator: torch.Generator) -> Observation:
@@ -123,6 +125,6 @@ class _Pairs(Matching):
 
 
 def _labels(seen: Observation) -> Tensor:
-    """Return the labels, granted or inferred, which every group of observations has."""
+    """Return the labels, granted, inferred or supposed, which every group of observations has."""
     assert seen.labels is not None
-    return seen.labels
+    return most_likely(seen.labels)

@@ -43,9 +43,11 @@ def adam(
     signed: bool = False,
     noise: Callable[[], Tensor] | None = None,
     watch: Callable[[int, Tensor], None] | None = None,
+    boxed: int | None = None,
 ) -> Descent:
-    """Run Adam inside the box [0, 1] on P independent problems (P, D), a step for each step size of `rates`.
+    """Run Adam on P independent problems (P, D), a step for each step size of `rates`.
 
+    The first `boxed` numbers of a point, all for None, stay inside the box [0, 1].
     `signed` descends along the sign of the slopes. `noise` draws (P, D), of which the step size's share is added to
     every step. A slope that is not finite pushes nothing. `watch` sees the number of every step and the best points.
     """
@@ -70,7 +72,8 @@ def adam(
         step = mean / (1 - _BETAS[0] ** (i + 1)) / ((square / (1 - _BETAS[1] ** (i + 1))).sqrt() + 1e-8)
         if noise is not None:
             step -= noise()
-        x = (x - rate * step).clamp(0, 1)
+        x = x - rate * step
+        x[:, :boxed] = x[:, :boxed].clamp(0, 1)
     return Descent(best, best_values, values, trace, len(rates))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import Group, in_groups
 from rayfed.attacks.matching.priors import Prior
-from rayfed.attacks.matching.problem import Distance, LocalSteps, Matching
+from rayfed.attacks.matching.problem import Distance, LocalSteps, Matching, most_likely
 from rayfed.registry import component
 from rayfed.update import Observation
 
@@ -99,7 +99,7 @@ def class_averages(observation: Observation) -> Tensor:
     images, labels = (part.cpu() for part in observation.extra["public"])
     assert observation.labels is not None
     averages = []
-    for label in observation.labels.cpu():
+    for label in most_likely(observation.labels).cpu():
         members = labels == label
         averages.append((images[members] if members.any() else images).mean(0))
     return torch.stack(averages)

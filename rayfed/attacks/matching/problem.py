@@ -7,7 +7,7 @@ Gradients", equation 4 (one minus cosine).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import filter as matching_names
 from math import prod
 from typing import Literal, Self
@@ -20,9 +20,9 @@ from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.matching.batch_norm import MovedStatistics
 from rayfed.attacks.matching.local_steps import many_local_updates
 from rayfed.attacks.matching.priors import Prior
-from rayfed.attacks.matching.relative import RelativeVariation
+from rayfed.attacks.matching.relative import RelativeVariation, image_nats
 from rayfed.attacks.matching.second_derivatives import TOGETHER, Way, fitting_way
-from rayfed.attacks.matching.sent import Sent, wrong_signs
+from rayfed.attacks.matching.sent import Sent, sign_nats, wrong_signs
 from rayfed.errors import UserError, nearest
 from rayfed.gradients import unflatten
 from rayfed.update import LocalTraining, Named, Observation
@@ -33,6 +33,8 @@ Distance = Callable[[Named, Named], Tensor]
 LocalSteps = Literal["divided", "simulated"]
 """Matching of an update of several local steps: divided into one gradient, or by taking the steps."""
 
+_BELIEVED = 0.9
+"""Weight of labels that are supposed, beside even ones, where a search for soft labels begins."""
 _IMAGES_AT_ONCE_CPU = 16
 """Images of one vectorised call: enough for its gain (LeNet 2.5 -> 0.6 ms an image), few enough for the caches."""
 _GRADIENTS_AT_ONCE_CPU = 16_000_000
@@ -86,6 +88,11 @@ def _as_one(rounds: Sequence[Named]) -> Named:
     return {f"{name}@{i}" if i else name: t for i, tensors in enumerate(rounds) for name, t in tensors.items()}
 
 
+def most_likely(labels: Tensor) -> Tensor:
+    """Return labels (..., N) int64 as they are, of probabilities or logits (..., N, K) the largest."""
+    return labels.argmax(-1) if labels.is_floating_point() else labels
+
+
 def _cast(tensors: Named, dtype: torch.dtype) -> Named:
     return {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
 
@@ -105,7 +112,7 @@ class Matching:
     targets: Named
     """The observed gradients of the parameters that are matched, each with a leading dimension V."""
     labels: Tensor | None
-    """(V, N) int64, or None to optimise soft labels."""
+    """(V, N) int64 or (V, N, K) probabilities, or None to optimise soft labels."""
     images_shape: tuple[int, ...]
     """(N, C, H, W)"""
     classes: int
@@ -114,6 +121,8 @@ class Matching:
     """Prior that is added to the distance."""
     local: LocalTraining | None
     """The local steps to simulate; None: a gradient at the weights is matched."""
+    supposed: Tensor | None
+    """(V, N, K) probabilities of soft labels where a search begins (`begun`); None: it begins anywhere."""
     model_dtype: torch.dtype
     """The precision of the model's passes; the sums that local steps make keep that of the weights."""
     sent: Sent | None = None
@@ -159,11 +168,9 @@ class Matching:
         weights, buffers = _cast(first.weights, dtype), _cast(buffers_for(network, first), inner)
         targets = _cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype)
         shape = (first.batch_size, *first.sample.shape)
-        labels = (
-            None
-            if first.labels is None
-            else torch.stack([o.labels for o in observations if o.labels is not None]).to(device)
-        )
+        known = [o.labels for o in observations if o.labels is not None]
+        given = torch.stack(known).to(device) if known else None
+        labels = None if given is None or given.is_floating_point() else given
         tried = torch.eye(first.classes, dtype=dtype, device=device)[:1] if labels is None else labels[0]
         way = fitting_way(network, weights, _cast(buffers, dtype), shape, tried)
         sent = Sent.of(observations, names, dtype, model, alone)
@@ -179,6 +186,7 @@ class Matching:
             distance=distance,
             prior=prior,
             local=first.local if local_steps == "simulated" else None,
+            supposed=given if labels is None else None,
             model_dtype=inner,
             sent=sent,
             statistics=MovedStatistics.of(observations, model, network, _cast(weights, inner) | buffers, way.each),
@@ -228,9 +236,16 @@ class Matching:
         images: Tensor = points[:, : self.pixels].unflatten(1, self.images_shape)
         return images
 
+    def begun(self, points: Tensor, victims: Tensor) -> Tensor:
+        """Return starts (Q, D) of victims (Q,) with the logits of the labels that are supposed, where there are."""
+        if self.supposed is None:
+            return points
+        shares = torch.lerp(torch.full_like(self.supposed, 1 / self.classes), self.supposed, _BELIEVED)[victims]
+        return torch.cat([points[:, : self.pixels], shares.log().flatten(1).to(points), points[:, self.shown :]], 1)
+
     def hard_labels(self, points: Tensor, victims: Tensor) -> Tensor:
         """Return the known labels, or the most likely ones of the logits: (Q, N) int64."""
-        return self.labels[victims] if self.labels is not None else self._logits(points).argmax(-1)
+        return most_likely(self._logits(points) if self.labels is None else self.labels[victims])
 
     def target_norms(self) -> Tensor:
         """Return the squared norm of each victim's observed gradient in the matched layers, (V,)."""
@@ -238,11 +253,7 @@ class Matching:
 
     def losses(self, points: Tensor, victims: Tensor) -> Tensor:
         """Return the objective at points (Q, D) of victims (Q,), with its graph: (Q,)."""
-        images = self.images(points)
-        labels = self.labels[victims] if self.labels is not None else self._logits(points).softmax(-1)
-        found = self._found(points)
-        sides = [one._sides(images, labels, victims, found) for one in self.rounds]
-        gradients, targets = map(_as_one, zip(*sides, strict=True))
+        images, gradients, targets = self._matched(points, victims)
         loss = self.distance(gradients, targets)
         if self.sent is not None and self.sent.signs is not None:
             wrong = self._unit(targets) * wrong_signs(gradients, targets)
@@ -253,6 +264,15 @@ class Matching:
         if self.relative is not None:
             loss = self.relative(loss, images, victims)
         return loss if self.prior is None else loss + self.prior(images)
+
+    def _matched(self, points: Tensor, victims: Tensor) -> tuple[Tensor, Named, Named]:
+        """Return images of points (Q, D) of victims (Q,), and gradients and targets of all rounds as one."""
+        images = self.images(points)
+        labels = self.labels[victims] if self.labels is not None else self._logits(points).softmax(-1)
+        found = self._found(points)
+        sides = [one._sides(images, labels, victims, found) for one in self.rounds]
+        gradients, targets = map(_as_one, zip(*sides, strict=True))
+        return images, gradients, targets
 
     def _sides(self, images: Tensor, labels: Tensor, victims: Tensor, found: Named) -> tuple[Named, Named]:
         """Return what is compared: the gradients of images, as they would have been sent, and the targets."""
@@ -268,6 +288,29 @@ class Matching:
         """Return `losses` (Q,), detached; a third of the work where no slope is needed."""
         chunks = self._chunks(points, victims)
         return torch.cat([self.losses(chunk, owners).detach() for chunk, owners in chunks])
+
+    def judged(self, points: Tensor, victims: Tensor) -> Tensor:
+        """Return by what ends of searches that went different `ways` are compared, (Q,): no truth is needed."""
+        values = (self if self.relative is None else replace(self, relative=self.relative.judge)).values(
+            points, victims
+        )
+        if self.sent is None or self.sent.signs is None:
+            return values
+        nats = [self._nats(chunk, owners) for chunk, owners in self._chunks(points, victims)]
+        return torch.where(self.sent.signs[victims], torch.cat(nats).to(values), values)
+
+    @property
+    def ways(self) -> list[Self]:
+        """The problem with each weight of the variation and measure of signs that is tried, the smoothest first."""
+        sent = (None,) if self.sent is None else self.sent.ways
+        relative = (None,) if self.relative is None else self.relative.ways
+        return [replace(self, sent=s, relative=r) for r in relative for s in sent]
+
+    def _nats(self, points: Tensor, victims: Tensor) -> Tensor:
+        """Return the nats that describe the wrong signs at points, and the images there (`relative`), (Q,)."""
+        images, gradients, targets = self._matched(points, victims)
+        seen = images if self.relative is None else images[:, : self.relative.count]
+        return sign_nats(gradients, targets) + image_nats(seen)
 
     def value_and_gradient(self, points: Tensor, victims: Tensor) -> tuple[Tensor, Tensor]:
         """Return `losses` (Q,) and their gradients (Q, D), detached."""

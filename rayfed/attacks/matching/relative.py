@@ -10,14 +10,18 @@ under a weight as if the n values were no more than the pixels, k = 2 / b, under
 edges ends at a flat image. So both ways are gone. The end of the second counts, the smoother one, where noise explains
 the distance that it leaves (Morozov's discrepancy principle); else the end that leaves less.
 
+Where an update tells signs alone, the end counts that is described in the fewest nats: its n signs, a share d of which
+is wrong, in n H(d), with H the entropy, and its images in D TV / b.
+
 Noise is no distance that the images could make up for, but for its share in their D directions among the n values of a
 gradient. So what counts of a distance d, whose part by noise is e, is d - e and D/n of e.
 
 How much noise there is follows from a linear layer. Its gradient has at most the rank of the number of samples, and
 noise has every rank, so that the further singular values are noise alone.
 
-Sources: MacKay 1992, "Bayesian Interpolation", section 3 (the noise's level by the evidence); Gavish and Donoho 2014,
-"The Optimal Hard Threshold for Singular Values is 4/sqrt(3)", section 1 (low rank and noise).
+Sources: Rissanen 1978, "Modeling by shortest data description" (nats); MacKay 1992, "Bayesian Interpolation", section 3
+(the noise's level by the evidence); Gavish and Donoho 2014, "The Optimal Hard Threshold for Singular Values is
+4/sqrt(3)", section 1 (low rank and noise).
 """
 
 from __future__ import annotations
@@ -106,6 +110,11 @@ def _noise_share(rounds: Sequence[Observation]) -> float:
     squares = [float(norm(o.gradient)) ** 2 for o in rounds]
     noise = [noise_share(o.gradient, o.batch_size * o.local.steps) for o in rounds]
     return sum(map(mul, noise, squares)) / sum(squares) if len(rounds) > 1 and sum(squares) > 0 else noise[0]
+
+
+def image_nats(images: Tensor) -> Tensor:
+    """Return D TV / b of images (Q, N, C, H, W), (Q,): the nats that describe them, but for a constant."""
+    return _PER_VARIATION / 2 * images[0].numel() * total_variation(images).mean(1)
 
 
 def noise_share(gradient: Named, rank: int) -> float:

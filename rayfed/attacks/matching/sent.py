@@ -21,7 +21,7 @@ Compressive Sensing via Binary Stable Embeddings of Sparse Vectors", section 4 (
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf, log1p
 from typing import Self
@@ -90,6 +90,11 @@ class Sent:
     def altered(self) -> Tensor:
         """(V,) bool: whose values are not the gradient's own, as they are or in noise."""
         return self.thinned if self.signs is None else self.thinned | self.signs
+
+    @property
+    def ways(self) -> tuple[Self, ...]:
+        """The same with each way in which an update is matched that tells signs alone: by signs, and as it is."""
+        return (self,) if self.signs is None else (self, replace(self, signs=None))
 
     def matched(self, targets: Named) -> Named:
         """Return the targets (V, ...) without what is not matched."""
@@ -197,6 +202,15 @@ def wrong_signs(gradients: Named, targets: Named) -> Tensor:
         shares.append(target[0].numel() / values * wrong / squares)
     total: Tensor = torch.stack(shares).sum(0)
     return total
+
+
+def sign_nats(gradients: Named, targets: Named) -> Tensor:
+    """Return the nats that tell which of n signs are wrong in Q gradients, (Q,): n H(d), d the share of these."""
+    told = torch.stack([(t != 0).flatten(1).sum(1) for t in targets.values()]).sum(0)
+    right = torch.stack([(gradients[name] * t > 0).flatten(1).sum(1) for name, t in targets.items()]).sum(0)
+    share = (1 - right / told.clamp(min=1)).clamp(max=0.5)
+    nats: Tensor = told * (torch.special.entr(share) + torch.special.entr(1 - share))
+    return nats
 
 
 def _threshold(tensor: Tensor, weight: Tensor) -> Tensor | None:

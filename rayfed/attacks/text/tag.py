@@ -11,7 +11,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import needs_labels
-from rayfed.attacks.matching.adam import adam
+from rayfed.attacks.labels import fits_labels
+from rayfed.attacks.matching.adam import Descent, adam
 from rayfed.attacks.matching.problem import Matching, squared_l2
 from rayfed.attacks.text.tokens import table_of, texts, tokens_in
 from rayfed.registry import component
@@ -59,7 +59,7 @@ class Tag:
     restarts: Annotated[int, Field(ge=1)] = 1
     """Number of random starts; the one with the smallest objective counts."""
 
-    @needs_labels
+    @fits_labels
     def reconstruct(
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
@@ -85,10 +85,12 @@ class Tag:
         owners = torch.arange(len(group), device=vectors.device).repeat_interleave(self.restarts)
         descent = adam(
             lambda points: problem.value_and_gradient(points, owners),
-            torch.cat(starts).flatten(1),
+            problem.begun(torch.cat(starts).flatten(1), owners),
             [self.lr * (1 - i / self.iterations) for i in range(self.iterations)],
+            boxed=problem.pixels,
         )
-        return [self._read(observation, descent, i, options[i], vectors) for i, observation in enumerate(group)]
+        labels = problem.hard_labels(descent.best, owners).cpu()
+        return [self._read(seen, descent, i, options[i], vectors, labels) for i, seen in enumerate(group)]
 
     def _problem(self, group: Sequence[Observation], model: nn.Module, name: str) -> Matching:
         """Return the matching of the gradients of all parameters but the table's, for vectors in place of tokens."""
@@ -104,18 +106,19 @@ class Tag:
         ]
         return Matching.of(seen, model, None, partial(_distance, self.alpha))
 
-    def _read(self, seen: Observation, descent: Any, place: int, options: Tensor, vectors: Tensor) -> Reconstruction:
-        """Return the best restart of one observation in tokens."""
-        assert seen.labels is not None
+    def _read(
+        self, seen: Observation, descent: Descent, place: int, options: Tensor, vectors: Tensor, labels: Tensor
+    ) -> Reconstruction:
+        """Return the best restart of one observation in tokens; `labels` (P, N) are those of all."""
         low, high = vectors.aminmax(dim=0)
         rows = slice(place * self.restarts, (place + 1) * self.restarts)
         best = int(descent.best_values[rows].argmin())
-        points = descent.best[rows][best].reshape(-1, vectors.shape[1])
+        points = descent.best[rows][best][: seen.batch_size * low.numel() * seen.sample.shape[0]].reshape(-1, len(low))
         apart = torch.cdist(low + (high - low) * points, vectors[options])
         finite = bool(descent.last_values[rows][best].isfinite())
         return Reconstruction(
             images=texts(options[apart.argmin(1)], seen),
-            labels=seen.labels.cpu(),
+            labels=labels[rows][best],
             loss=float(descent.best_values[rows][best]),
             trace=[(i, values[rows][best].item()) for i, values in descent.trace],
             iterations=descent.iterations,

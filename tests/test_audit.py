@@ -160,7 +160,8 @@ def test_an_attacker_that_could_not_do_what_its_name_says_shows_nothing() -> Non
     [_, found] = audit.findings(rows, IMAGES)
     assert found.state == "inconclusive"
     assert audit.sentence([found], IMAGES) == (
-        "x: NOT MEASURED at batch 1, inconclusive: the defences could not be run (the closest here at 9.0 dB)"
+        "x: NOT MEASURED at batch 1, inconclusive: the defences could not be run "
+        "(the closest here at 9.0 dB, where a guess gets 4.0 dB)"
     )
     assert states(row("none", 1, 30.0), row("x", 1, 30.0, message="the defences could not be run"))["x", 1] == "leaks"
 
@@ -179,8 +180,13 @@ def test_one_sentence_names_states_batches_and_the_attack() -> None:
     ]  # fmt: skip
     found = [f for f in audit.findings(rows, IMAGES) if f.arm == "x"]
     told = audit.sentence(found, IMAGES)
-    assert told.startswith("x: LEAKS at batch 1, 2 of 2 images, the closest at 36.0 dB (dlg, informed); ")
-    assert "not reconstructed by these attacks within this budget at batch 4 (the closest at 8.0 dB)" in told
+    assert told.startswith(
+        "x: LEAKS at batch 1, 2 of 2 images, the closest at 36.0 dB, where a guess gets 31.0 dB (dlg, informed); "
+    )
+    assert (
+        "not reconstructed by these attacks within this budget at batch 4 "
+        "(the closest at 8.0 dB, where a guess gets 3.0 dB)" in told
+    )
     assert "NOT MEASURED at batch 16: no attack answered (no answer: a not applicable: no head)" in told
     assert "safe" not in told
 
@@ -310,8 +316,8 @@ def test_an_audit_says_what_leaks_and_what_stops_these_attacks(tmp_path: Path) -
     assert code == 0, output
     assert "analytic: applies" in output
     assert "estimate:" in output
-    assert "none: LEAKS at batch 1, 2 of 2 images, the closest at >100 dB (analytic, blind)" in output
-    assert "gaussian (sigma 1000.0): not reconstructed by these attacks within this budget at batch 1, 2" in output
+    assert "none: LEAKS at batch 1, 2 of 2 images, the closest at >100 dB, where a guess gets " in output
+    assert "gaussian (sigma 1000.0): not reconstructed by these attacks (idlg, inverting_gradients: 20" in output
     assert "prune (ratio 0.5) + quantise (bits 8): " in output
     [report] = tmp_path.glob("audit-*/report.html")
     assert report.stat().st_size > 10_000

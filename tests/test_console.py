@@ -21,7 +21,8 @@ def trained(accuracy: float | None = None, arm: str = "none") -> dict[str, Any]:
 
 
 def attacked(psnr: float, arm: str = "none", attack: str = "dlg") -> dict[str, Any]:
-    return {"arm": arm, "attack": attack, "psnr": psnr, "ssim": 1.0, "label_accuracy": 1.0, "status": "ok"}
+    found = {"batch_size": 1, "victim": 0, "sample": 0, "knowledge": "", "above_guessing": 5.0, "told_apart": 1.0}
+    return found | {"arm": arm, "attack": attack, "psnr": psnr, "ssim": 1.0, "label_accuracy": 1.0, "status": "ok"}
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def test_text_from_outside_is_no_markup(view: RunView) -> None:
     assert text.count("/data/[old]/runs/x") == 2
     assert "no weights in [/tmp/x]" in text
     assert "[i]dlg on [b]: 1 image" in text
-    assert text.count("[i]dlg") == 2
+    assert text.count("[i]dlg") == 3
 
 
 def test_the_bar_leaves_out_an_accuracy_that_was_not_measured(view: RunView) -> None:
@@ -79,9 +80,9 @@ def test_what_is_guaranteed_is_told_before_and_after(view: RunView) -> None:
     view.round_done([{**trained(0.5), "train_loss": None}], [attacked(20, arm) for arm in arms], [])
     assert "no client" in printed(view)
     view.finished("report.html")
-    words = [line.split() for line in printed(view).splitlines()[-9:]]
+    words = [line.split() for line in printed(view).splitlines()[-13:]]
     assert [w[-1] for w in words if w and w[0] in arms] == ["sample", "withdrawn", "none", "-"]
-    assert printed(view).splitlines()[-2] == "privacy of split: no guarantee: private"
+    assert printed(view).splitlines()[-6] == "privacy of split: no guarantee: private"
 
 
 def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:
@@ -90,7 +91,7 @@ def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:
     assert "PSNR mean 60.0 dB, best >100 dB" in printed(view)
     view.finished("report.html")
     assert "100.0 dB" not in printed(view)
-    assert printed(view).splitlines()[-3].split().count(">100") == 1
+    assert printed(view).splitlines()[-4].split().count(">100") == 1
 
 
 def test_the_probability_of_reconstruction_success_is_in_the_last_table(view: RunView) -> None:

@@ -6,21 +6,24 @@ arm, blind, told of the defence, and told of the labels too. Every sentence is a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from statistics import fmean
+from typing import Any, ClassVar, Literal, get_args
 
 import yaml
 
 from rayfed import registry
 from rayfed.analysis.formats import NOUNS
-from rayfed.analysis.summary import Row
+from rayfed.analysis.summary import Row, measured
 from rayfed.metrics.images import PSNR_CEILING
-from rayfed.metrics.known import default_names, leading
+from rayfed.metrics.known import leading
 from rayfed.samples import Modality, held, taken
+from rayfed.update import Encrypted, Masked
 
 UNDEFENDED = "none"
 Defences = dict[str, list[dict[str, Any]]]
@@ -85,6 +88,8 @@ class Plan:
     """Samples attacked for each batch size, rounded up to batches."""
     seed: int = 0
     defences: Defences = field(default_factory=lambda: DEFENCES)
+    threshold: float | None = None
+    """From where on a reconstruction may be a leak; None: the usual one of the leading metric."""
 
     @property
     def modality(self) -> Modality:
@@ -97,18 +102,16 @@ class Plan:
         every = product(METHODS, self.batches)
         return [(m, batch) for m, batch in every if m.evaluations and m.takes(self.modality, batch)]
 
-    def scenario_text(self, iterations: Mapping[str, int], left_out: Iterable[str] = ()) -> str:
+    def scenario_text(self, iterations: Mapping[str, int]) -> str:
         """Return the audit as a scenario in YAML: one round, never played, and its attacks, closed forms first.
 
-        `iterations` of searches are by title (`title`), as the attacks that are `left_out`.
+        `iterations` of searches are by title (`title`).
         """
-        names = [*default_names(self.modality), *Criterion.needs]
+        criterion = Criterion.of(self.modality, self.threshold)
         attacks = [
-            attack
+            self._attack(method, batch, twin, iterations)
             for method, batch, twin in product(METHODS, self.batches, TWINS)
             if method.takes(self.modality, batch)
-            for attack in [self._attack(method, batch, twin, iterations)]
-            if attack["label"] not in set(left_out)
         ]
         document = {
             "name": "audit",
@@ -118,7 +121,7 @@ class Plan:
             "federation": {"rounds": 1, "clients": self.samples},
             "arms": {UNDEFENDED: [], **self.defences},
             "attacks": attacks,
-            "metrics": {"names": names},
+            "metrics": {"success": {leading(self.modality).name: criterion.threshold}},
         }
         return yaml.safe_dump(document, sort_keys=False)
 
@@ -166,7 +169,9 @@ def data_section(data: str, size: int | None, label: str | None = None) -> dict[
     return ({"name": "image_folder", "root": data} if path.is_dir() else {"name": data}) | resized
 
 
-State = Literal["leaks", "not reconstructed", "inconclusive", "not measured"]
+State = Literal["leaks", "not reconstructed", "nothing to attack", "inconclusive", "not measured"]
+HIDDEN = Encrypted.unreadable, Masked.unreadable
+"""What the rows of attacks say that were given an update hidden by its channel."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +195,14 @@ class Finding:
     untimed: tuple[str, ...] = ()
     """Searches that answered after `FEWEST` evaluations, outside the budget."""
     lacking: str = ""
-    """What an attacker that answered had to do without, in words, so that its answers show less than its name says."""
+    """Why answers show less than they seem to, in words: what an attacker had to do without, or that nothing else was
+    attacked which would show that the attacks work."""
+    gain: float | None = None
+    """How much nearer `best` is than the best guess; None where there is none."""
+    labels: float | None = None
+    """Share of labels found by the attack that found most, of those not given any; None where none was asked for."""
+    commonest: float = 0.0
+    """Share of labels that naming the commonest one for every sample would find."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +236,11 @@ class Criterion:
     def leaks(self, row: Row) -> bool:
         """Return whether a row of attacks is a leak."""
         value = self.nearness(row)
-        return value is not None and value >= self.threshold and row["above_guessing"] > 0 and row["told_apart"] == 1
+        if value is None or value < self.threshold:
+            return False
+        return (
+            all(row[name] is not None for name in self.needs) and row["above_guessing"] > 0 and row["told_apart"] == 1
+        )
 
     def written(self, value: float) -> str:
         """Return a value of the leading metric in words."""
@@ -233,24 +249,49 @@ class Criterion:
         return f">{PSNR_CEILING:.0f} dB" if value >= PSNR_CEILING else f"{value:.1f} dB"
 
 
-def findings(attacks: Sequence[Row], criterion: Criterion, untimed: Collection[str] = ()) -> list[Finding]:
+def modality_of(attacks: Sequence[Row]) -> Modality:
+    """Return the form of the samples of some rows of attacks, by what was measured of them."""
+    others = (form for form in NOUNS if form != "pixels")
+    return next((form for form in others if any(measured(row.get(leading(form).name)) for row in attacks)), "pixels")
+
+
+def findings(
+    attacks: Sequence[Row],
+    criterion: Criterion,
+    untimed: Collection[str] = (),
+    undefended: Collection[str] = (UNDEFENDED,),
+    finished: bool = True,
+) -> list[Finding]:
     """Return what was found, arm by arm and batch size by batch size, in the order of the rows.
 
-    `untimed` are the titles (`title`) of searches that had `FEWEST` evaluations because nothing told their speed.
+    `untimed` are the titles (`title`) of searches that had `FEWEST` evaluations because nothing told their speed;
+    `undefended` the arms on which attacks show that they work. Of a run that has not `finished`, nothing but leaks is
+    said.
     """
     cells: dict[tuple[str, int], list[Row]] = {}
     for row in attacks:
         cells.setdefault((row["arm"], row["batch_size"]), []).append(row)
     leaking: dict[int, set[str]] = {}
     for row in attacks:
-        if row["arm"] == UNDEFENDED and criterion.leaks(row):
+        if row["arm"] in undefended and criterion.leaks(row):
             leaking.setdefault(row["batch_size"], set()).add(row["attack"])
     arms = list(dict.fromkeys(arm for arm, _ in cells))
     ordered = sorted(cells, key=lambda cell: (arms.index(cell[0]), cell[1]))
-    return [_finding(cells[cell], criterion, leaking.get(cell[1], set()), untimed) for cell in ordered]
+    found = []
+    for arm, batch in ordered:
+        compared = any((one, batch) in cells for one in undefended)
+        one = _finding(cells[arm, batch], criterion, leaking.get(batch, set()), untimed, arm in undefended)
+        if one.state == "inconclusive" and not compared:
+            one = replace(one, lacking=one.lacking or "nothing was attacked without a defence")
+        if one.state != "leaks" and not finished:
+            one = replace(one, state="not measured", reasons=("the run did not come to its end", *one.reasons))
+        found.append(one)
+    return found
 
 
-def _finding(rows: Sequence[Row], criterion: Criterion, leaking: set[str], untimed: Collection[str]) -> Finding:
+def _finding(
+    rows: Sequence[Row], criterion: Criterion, leaking: set[str], untimed: Collection[str], bare: bool
+) -> Finding:
     """Return what was found in one cell; `leaking` are the attacks to which something leaks there without a defence."""
     finite = [(value, row) for row in rows if (value := criterion.nearness(row)) is not None]
     leaks = [(value, row) for value, row in finite if criterion.leaks(row)]
@@ -262,7 +303,9 @@ def _finding(rows: Sequence[Row], criterion: Criterion, leaking: set[str], untim
     best = max(leaks or finite, key=lambda pair: pair[0], default=None)
     silent = [row for row in rows if not _answers(row, criterion)]
     answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}
-    state = _state(rows[0]["arm"], bool(finite), leaking, answered)
+    state = _state(bare, bool(finite), leaking, answered)
+    if all(row["status"] == "not applicable" and (row["message"] or "").startswith(HIDDEN) for row in rows):
+        state = "nothing to attack"
     return Finding(
         arm=rows[0]["arm"],
         batch=rows[0]["batch_size"],
@@ -271,9 +314,14 @@ def _finding(rows: Sequence[Row], criterion: Criterion, leaking: set[str], untim
         leaked=len({_sample(row) for _, row in leaks}),
         samples=len({_sample(row) for row in rows}),
         best=best[0] if best else None,
-        by=best[1]["attack"].partition(" ")[0] + f", {_twin(best[1])}" if best else "",
-        reasons=tuple(dict.fromkeys(_reason(row) for row in silent if not finite or row["status"] != "not applicable")),
+        by=f"{short_title(best[1])}, {_twin(best[1])}" if best else "",
+        reasons=tuple(
+            dict.fromkeys(_reason(row, criterion) for row in silent if not finite or row["status"] != "not applicable")
+        ),
         lacking=lacking,
+        gain=best[1]["above_guessing"] if best else None,
+        labels=_labels_found(rows),
+        commonest=_commonest(rows),
         untimed=tuple(sorted({name.partition(" ")[0] for name in answered if name.partition(",")[0] in untimed})),
     )
 
@@ -281,33 +329,55 @@ def _finding(rows: Sequence[Row], criterion: Criterion, leaking: set[str], untim
 def _answers(row: Row, criterion: Criterion) -> bool:
     """Return whether an attack came to its end; a closed form has where it looked and found that nothing fits."""
     closed = {method.name for method in METHODS if not method.evaluations}
-    ended = row["status"] == "ok" or (row["status"] == "diverged" and row["attack"].partition(" ")[0] in closed)
-    return ended and criterion.nearness(row) is not None
+    ended = row["status"] == "ok" or (row["status"] == "diverged" and short_title(row) in closed)
+    return ended and criterion.nearness(row) is not None and all(row[name] is not None for name in criterion.needs)
 
 
-def _state(arm: str, finite: bool, leaking: set[str], answered: set[str]) -> State:
-    """Return the state of a cell without a leak.
+def _state(bare: bool, finite: bool, leaking: set[str], answered: set[str]) -> State:
+    """Return the state of a cell without a leak, `bare` where there is no defence.
 
     An attack that works without the defence says something of the defence where it has `answered` on every victim.
     """
-    if not finite or not leaking <= answered:
+    if not finite or not answered or not leaking <= answered:
         return "not measured"
-    return "not reconstructed" if leaking or arm == UNDEFENDED else "inconclusive"
+    return "not reconstructed" if leaking or bare else "inconclusive"
+
+
+def _labels_found(rows: Sequence[Row]) -> float | None:
+    """Return the share of labels found by the attack that found most; None where all were given, or none was sought."""
+    shares: dict[str, dict[tuple[Any, ...], float]] = {}
+    for row in rows:
+        if row.get("label_accuracy") is not None and "labels" not in (row["knowledge"] or "").split(","):
+            batch = row.get("round"), row["victim"], row.get("repeat")
+            shares.setdefault(row["attack"], {})[batch] = row["label_accuracy"]
+    return max((fmean(found.values()) for found in shares.values()), default=None)
+
+
+def _commonest(rows: Sequence[Row]) -> float:
+    labels = Counter({_sample(row): row.get("true_label") for row in rows}.values())
+    return max(labels.values()) / labels.total()
+
+
+def short_title(row: Row) -> str:
+    """Return the name of a row's attack, without the batch size and the twin that the audit's titles have."""
+    named: str = row["attack"]
+    return named.partition(" batch ")[0]
 
 
 def _twin(row: Row) -> str:
     names = {",".join(granted): name for name, granted in TWINS.items()}
     granted: str = row["knowledge"] or ""
-    return names.get(granted, granted)
+    return names.get(granted, f"given {granted}")
 
 
-def _sample(row: Row) -> tuple[int, int]:
-    return row["victim"], row["sample"]
+def _sample(row: Row) -> tuple[Any, ...]:
+    return row.get("round"), row["victim"], row["sample"]
 
 
-def _reason(row: Row) -> str:
-    said = f"{row['status']}: {row['message']}" if row["status"] != "ok" else "found nothing finite"
-    return f"{row['attack'].partition(' ')[0]} {said}"
+def _reason(row: Row, criterion: Criterion) -> str:
+    found = "found nothing finite" if criterion.nearness(row) is None else f"without {' and '.join(criterion.needs)}"
+    said = f"{row['status']}: {row['message']}" if row["status"] != "ok" else found
+    return f"{short_title(row)} {said}"
 
 
 def sentence(found: Sequence[Finding], criterion: Criterion) -> str:
@@ -316,38 +386,51 @@ def sentence(found: Sequence[Finding], criterion: Criterion) -> str:
 
 
 def _grouped(found: Sequence[Finding]) -> list[tuple[State, list[Finding]]]:
-    order: tuple[State, ...] = ("leaks", "not reconstructed", "inconclusive", "not measured")
-    groups = ((state, [finding for finding in found if finding.state == state]) for state in order)
+    groups = ((state, [finding for finding in found if finding.state == state]) for state in get_args(State))
     return [(state, group) for state, group in groups if group]
 
 
 def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str:
     batches = f"batch {', '.join(str(finding.batch) for finding in group)}"
     reasons = dict.fromkeys(reason for finding in group for reason in finding.reasons)
-    silent = f" (no answer: {'; '.join(reasons)})" if reasons else ""
+    silent = (f" (no answer: {'; '.join(reasons)})" if reasons else "") + _labels(group)
+    if state == "nothing to attack":
+        return f"nothing to attack at {batches}{silent}"
     if state == "leaks":
         noun = NOUNS[criterion.modality]
         told = [
-            f"batch {f.batch}, {f.leaked} of {f.samples} {noun}s, the closest at {criterion.written(f.best or 0)} "
-            f"({f.by})"
+            f"batch {f.batch}, {f.leaked} of {f.samples} {noun}s, the closest at {_beside_guess(f, criterion)} ({f.by})"
             for f in group
         ]
         return f"LEAKS at {'; '.join(told)}{silent}"
-    values = [finding.best for finding in group if finding.best is not None]
-    if not values:
+    nearest = max((f for f in group if f.best is not None), key=lambda f: f.best or 0.0, default=None)
+    if nearest is None:
         return f"NOT MEASURED at {batches}: no attack answered{silent}"
-    closest = criterion.written(max(values))
+    closest = _beside_guess(nearest, criterion)
     if state == "not measured":
-        return (
-            f"NOT MEASURED at {batches}: attacks that leak without a defence did not answer here{silent}, "
-            f"the closest of the others at {closest}"
-        )
+        return f"NOT MEASURED at {batches}: an attack that would tell did not answer{silent}, the closest at {closest}"
     if state == "inconclusive":
         why = dict.fromkeys(f.lacking or "the attacks found nothing without a defence either" for f in group)
         return f"NOT MEASURED at {batches}, inconclusive: {'; '.join(why)} (the closest here at {closest}){silent}"
     untimed = sorted({name for finding in group for name in finding.untimed})
     budget = f" ({', '.join(untimed)}: {FEWEST} evaluations, not timed)" if untimed else " within this budget"
     return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}){silent}"
+
+
+def _beside_guess(finding: Finding, criterion: Criterion) -> str:
+    """Return how near the closest reconstruction came, and how near a guess comes."""
+    best, said = finding.best or 0.0, criterion.written(finding.best or 0.0)
+    if finding.gain is None:
+        return said
+    guess = criterion.written(best - finding.gain)
+    return f"{said}, where a guess gets {guess}" if finding.gain > 0 else f"{said}, no nearer than a guess: {guess}"
+
+
+def _labels(group: Sequence[Finding]) -> str:
+    """Return the labels found at each batch size, beside what naming the commonest finds; empty where none was."""
+    sought = [f for f in group if f.labels is not None]
+    told = [f"{f.labels:.0%} at batch {f.batch} (the commonest: {f.commonest:.0%})" for f in sought]
+    return f", labels found: {', '.join(told)}" if told else ""
 
 
 @dataclass(frozen=True)
@@ -366,7 +449,7 @@ def worst_cases(attacks: Sequence[Row], criterion: Criterion) -> list[WorstCase]
     closest: dict[tuple[int, int, int], tuple[float, Row]] = {}
     for row in attacks:
         value = criterion.nearness(row)
-        key = (row["batch_size"], *_sample(row))
+        key = row["batch_size"], row["victim"], row["sample"]
         if row["arm"] == UNDEFENDED and value is not None and value > closest.get(key, (-1e9, row))[0]:
             closest[key] = value, row
     ordered = sorted(closest.items(), key=lambda item: (item[0][0], -item[1][0]))

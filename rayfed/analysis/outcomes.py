@@ -13,7 +13,8 @@ import pyarrow as pa
 import yaml
 
 from rayfed.analysis import summary
-from rayfed.analysis.summary import Leak, Row
+from rayfed.analysis.summary import Leak, Row, arm_spec, undefended
+from rayfed.analysis.verdicts import verdicts
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, VERSUS
@@ -27,6 +28,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     arms = summary.arm_names(scenario, rounds, attacks, inferences)
     leaks = summary.leaks(attacks, arms, {})
     claims = summary.claims(inferences, arms)
+    told = {verdict.arm: verdict for verdict in verdicts(scenario, attacks, [])}
     found = []
     for arm in summary.arms(arms, scenario, rounds, [], attacks):
         row = {
@@ -38,6 +40,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             "train_seconds": sum(r["actor_seconds"] or 0 for r in rounds if r["arm"] == arm.name) or None,
             "bytes_up": arm.bytes_up or None,
             "bytes_down": arm.bytes_down or None,
+            "verdict": told[arm.name].standing if arm.name in told else None,
             **_guarantee(privacy, arm.name),
         }
         met = [_leaked(leak, attacks) for leak in leaks if leak.arm == arm.name]
@@ -64,7 +67,7 @@ def with_pmm(rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[
 
     accuracy: dict[Any, float] = {}
     for row in rows:
-        if _undefended(scenario, row["arm"]) and row.get("test_accuracy"):
+        if undefended(scenario, row["arm"]) and row.get("test_accuracy"):
             accuracy.setdefault(key(row), row["test_accuracy"])
 
     def pmm(row: Row) -> float | None:
@@ -132,17 +135,9 @@ def _guarantee(privacy: Sequence[Row], arm: str) -> dict[str, Any]:
     return {"epsilon": weakest["epsilon"], "delta": weakest["delta"], **stated}
 
 
-def _undefended(scenario: Mapping[str, Any], arm: str) -> bool:
-    spec = _spec(scenario, arm)
-    return not spec.get("defences") and not spec.get("protection")
-
-
 def _all_else(scenario: Mapping[str, Any], arm: str) -> str:
     """Return what an arm sets beside its defences, and whom it is played against."""
-    own = {key: value for key, value in _spec(scenario, arm).items() if key not in ("defences", "protection") and value}
+    own = {
+        key: value for key, value in arm_spec(scenario, arm).items() if key not in ("defences", "protection") and value
+    }
     return repr((own, arm.partition(VERSUS)[2]))
-
-
-def _spec(scenario: Mapping[str, Any], arm: str) -> Mapping[str, Any]:
-    own = (scenario.get("arms") or {}).get(arm.partition(VERSUS)[0], scenario.get("defences"))
-    return own if isinstance(own, Mapping) else {"defences": own}

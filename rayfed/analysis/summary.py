@@ -19,6 +19,7 @@ import pyarrow as pa
 from rayfed import registry
 from rayfed.analysis.membership import Roc, roc
 from rayfed.metrics.known import METRICS
+from rayfed.store.schemas import VERSUS
 
 Row = Mapping[str, Any]
 
@@ -144,6 +145,18 @@ def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
     return list(named | dict.fromkeys(row["arm"] for table in tables for row in table))
 
 
+def arm_spec(scenario: Row, arm: str) -> Row:
+    """Return what the scenario sets in an arm, whoever it is played against; the only one's where it has no arms."""
+    own = (scenario.get("arms") or {}).get(arm.partition(VERSUS)[0], scenario.get("defences"))
+    return own if isinstance(own, Mapping) else {"defences": own}
+
+
+def undefended(scenario: Row, arm: str) -> bool:
+    """Return whether an arm has neither defences nor a protection of its own."""
+    spec = arm_spec(scenario, arm)
+    return not spec.get("defences") and not spec.get("protection")
+
+
 def leaks(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> list[Leak]:
     """Return the leak for every arm and attack that met, arms in the order given, by thresholds of success."""
     groups = _grouped(attacks, "arm", "attack")
@@ -267,10 +280,17 @@ def worst(attacks: Sequence[Row]) -> Row | None:
     """Return the row of the reconstruction nearest to its original.
 
     It has the highest PSNR, of texts the most tokens in place, of records the most features found; None where none was
-    measured.
+    measured, or none was beyond guessing.
     """
     leading = leading_metric(attacks)
-    return max((row for row in attacks if measured(row.get(leading))), key=lambda row: row[leading], default=None)
+    found = (row for row in attacks if measured(row.get(leading)) and not guessed(row))
+    return max(found, key=lambda row: row[leading], default=None)
+
+
+def guessed(row: Row) -> bool:
+    """Return whether a row of attacks is known to be no nearer than a guess made without the update, or than others."""
+    gain, told_apart = row.get("above_guessing"), row.get("told_apart")
+    return (gain is not None and gain <= 0) or told_apart == 0
 
 
 def leading_metric(attacks: Iterable[Row]) -> str:

@@ -79,7 +79,7 @@ def audit(
     """Measure, without a scenario, how much one gradient of your model leaks, bare and behind defences."""
     with errors_for_people(debug):
         from rayfed import registry
-        from rayfed.analysis.audit import DEFENCES, Criterion, Plan, findings
+        from rayfed.analysis.audit import DEFENCES, Plan
 
         registry.search(str(Path.cwd()))
         trained = Trained.of(run) if run else None
@@ -90,15 +90,14 @@ def audit(
             samples=images,
             seed=seed,
             defences=_defences(defence) if defence else DEFENCES,
+            threshold=threshold,
         )
         budget = 60 * minutes / (1 if trained is None else 2)
         say = (lambda line: None) if quiet else partial(print, flush=True)
-        rehearsed = _rehearsed(plan, changes or [], iterations, budget, say)
-        if rehearsed is None:
+        loaded = _rehearsed(plan, changes or [], iterations, budget, say)
+        if loaded is None:
             print("NOT MEASURED: no attack applies, so this says nothing about what the gradient gives away")
             return
-        loaded, unknown = rehearsed
-        criterion = Criterion.of(plan.modality, threshold)
         attacks: list[tuple[str, str | None, str | None]] = [("untrained weights", None, None)]
         attacks += [(f"weights of {run}", run, trained.arm)] if trained else []
         from rayfed.engine import runs
@@ -106,8 +105,7 @@ def audit(
         for weights, source, arm in attacks:
             with watched(quiet, executor, "attack", brief=True) as view:
                 folder = runs.attack(loaded, source, out, execution(executor, address), view, arm)
-                rows = folder.read_table("attacks").to_pylist()
-                view.audited(findings(rows, criterion, unknown), rows, criterion, weights, f"{folder.url}/report.html")
+                view.audited(weights, f"{folder.url}/report.html")
 
 
 @dataclass(frozen=True)
@@ -134,8 +132,8 @@ class Trained:
 
 def _rehearsed(
     plan: Plan, changes: list[str], iterations: int | None, seconds: float, say: Callable[[str], None]
-) -> tuple[Scenario, list[str]] | None:
-    """Look at the model, try all attacks, and return the audit's scenario and its searches that were not timed.
+) -> Scenario | None:
+    """Look at the model, try all attacks, and return the audit's scenario.
 
     None where no attack applies. `seconds` is the budget of the searches unless `iterations` are given.
     """
@@ -170,8 +168,7 @@ def _rehearsed(
         say(f"{FEWEST} evaluations, not timed: {', '.join(unknown)}")
     took = sum(rehearsal.observing().values()) + estimate(plan, trials, arms, chosen)
     say(f"estimate: {took / 60:.1f} min on one core, for each set of weights{_over(took, seconds, iterations)}")
-    left_out = [trial.title for trial in trials if trial.raised]
-    return scenario.parse(plan.scenario_text(chosen, left_out), origin, changes), unknown
+    return scenario.parse(plan.scenario_text(chosen), origin, changes)
 
 
 def _over(took: float, budget: float, iterations: int | None) -> str:

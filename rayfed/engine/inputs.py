@@ -12,6 +12,7 @@ import torch
 
 from rayfed import seeds
 from rayfed.aggregation.over_channel import OverChannel, SumOverChannel
+from rayfed.analysis.audit import Criterion
 from rayfed.attacks.base import Checked
 from rayfed.client import plan
 from rayfed.client.arm import Arm, aggregation_of, build_arm, protected_aggregation
@@ -25,7 +26,6 @@ from rayfed.engine.account import Account
 from rayfed.engine.machine import check_arithmetic
 from rayfed.errors import UserError
 from rayfed.metrics.guessing import Others
-from rayfed.metrics.known import METRICS
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import places_of
 from rayfed.objective import needed_places
@@ -112,11 +112,11 @@ class Inputs:
 
 
 def scorer(scenario: Scenario, data: Dataset) -> Scorer:
-    """Return the scorer of reconstructions of these data that the scenario asks for."""
+    """Return the scorer of reconstructions of these data: by what the scenario asks for, and what a verdict needs."""
     asked = scenario.metrics
-    names, networks = tuple(asked.names), (asked.lpips_weights, asked.evaluator, asked.recogniser)
-    others = _others(data) if any("others" in METRICS[name].needs for name in names) else None
-    return Scorer(names, *networks, data.classes, data.sample, others)
+    names = tuple(dict.fromkeys([*asked.names, *Criterion.of(data.sample.modality, None).names]))
+    networks = asked.lpips_weights, asked.evaluator, asked.recogniser
+    return Scorer(names, *networks, data.classes, data.sample, _others(data))
 
 
 def _others(data: Dataset) -> Others:

@@ -17,7 +17,7 @@ from plotly.offline import get_plotlyjs
 
 from rayfed import __version__
 from rayfed.analysis.formats import FILTERS
-from rayfed.analysis.summary import setting
+from rayfed.analysis.summary import guessed, setting
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.report import svg
@@ -43,6 +43,7 @@ def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], pl
         "classes": svg.CLASSES,
         "ceiling": PSNR_CEILING,
         "setting": setting,
+        "guessed": guessed,
         "advice": advice,
         "gallery_metrics": [metric for metric in JUDGED if metric.success == "curve"],
         "measure_titles": {name: measure.title for name, measure in MEASURES.items()},

@@ -18,6 +18,7 @@ from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
+from rayfed.analysis.verdicts import criterion_of, verdicts
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -61,7 +62,7 @@ def write_report(folder: RunFolder) -> str:
 
 def _contents(folder: RunFolder) -> dict[str, Any]:
     """Return everything that the template shows."""
-    scenario = folder.scenario()
+    scenario, status = folder.scenario(), exits.status(folder)
     rounds, attacks, privacy = (folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "privacy"))
     inferences = folder.read_table("inferences").to_pylist()
     clients = folder.read_table("clients").select(["arm", "sent_bytes"]).to_pylist()
@@ -74,10 +75,12 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     secure = bool((scenario.get("privacy") or {}).get("secure"))
     return leakage | {
         "name": str(scenario.get("name", folder.name)),
-        "status": exits.status(folder),
+        "status": status,
         "secure": words.secure(scenario),
         "arms": arms,
         "arm_names": names,
+        "verdicts": verdicts(scenario, attacks, inferences, finished=status.get("state") == "finished"),
+        "criterion": criterion_of(scenario, attacks),
         "statements": words.of_run(arms, worst, privacy, classes, secure),
         "warnings": words.short_keys(scenario),
         "criteria": criteria(arms, leaks),

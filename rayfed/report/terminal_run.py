@@ -17,9 +17,9 @@ from rich.text import Text
 
 from rayfed.analysis import audit
 from rayfed.analysis.formats import NOUNS
-from rayfed.analysis.membership import Roc, area, roc, stated
 from rayfed.analysis.robustness import Matrix, Outcome, matrix
 from rayfed.analysis.summary import passing, people, success
+from rayfed.analysis.verdicts import criterion_of, run_findings, verdicts
 from rayfed.metrics.base import Metric
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import METRICS, leading
@@ -60,6 +60,7 @@ class RunView:
         self._speed = ""
         self._attacks: list[dict[str, Any]] = []
         self._inferences: list[dict[str, Any]] = []
+        self._scenario: dict[str, Any] = {}
         self._last: dict[str, dict[str, Any]] = {}
         self._privacy: dict[str, str] = {}
         self._withdrawn: list[str] = []
@@ -67,7 +68,7 @@ class RunView:
 
     def starting(self, scenario: Any, folder: Any, where: str) -> None:
         """Say what runs where, and begin the bar."""
-        self._folder = folder
+        self._folder, self._scenario = folder, scenario.model_dump(mode="json")
         self._rounds, self._success = scenario.federation.rounds, scenario.metrics.success
         counts = [(scenario.federation.clients, "client"), (len(scenario.played), "arm"), (self._rounds, "round")]
         self._say((scenario.name, "bold"), f": {', '.join(_plural(*c) for c in counts)}; {where}")
@@ -83,6 +84,7 @@ class RunView:
         if first_round and self._folder:
             self._last = {row["arm"]: row for row in self._folder.read_table("rounds").to_pylist()}
             self._attacks = self._folder.read_table("attacks").to_pylist()
+            self._inferences = self._folder.read_table("inferences").to_pylist()
         self._first = first_round
         self._began = self._round_began = monotonic()
 
@@ -122,6 +124,8 @@ class RunView:
 
         Speed and time left are of all arms together.
         """
+        self._attacks += attacks
+        self._inferences += inferences
         if self._brief:
             return
         width = max([11, *(len(row["arm"]) for row in rows)])
@@ -134,12 +138,10 @@ class RunView:
             arm = f"{row['arm']:<{width}} " if len(rows) > 1 else ""
             self._say(f"round {row['round'] + 1:>3}/{self._rounds}  {arm}{loss}  {accuracy}  {self._speed}  {left}")
         for (arm, attack), found in _grouped(attacks).items():
-            self._say(f"  {attack} on {arm}: {_summary(found, _form(attacks))}")
+            self._say(f"  {attack} on {arm}: {_summary(found, audit.modality_of(attacks))}")
         for (arm, attack), found in _grouped(inferences).items():
             self._say(f"  {attack} on {arm}: {_inferred(found)}")
         self._last |= {row["arm"]: row for row in rows}
-        self._attacks += attacks
-        self._inferences += inferences
         self._round_began = monotonic()
 
     def note(self, message: str) -> None:
@@ -165,35 +167,32 @@ class RunView:
                 self._say(line)
         if (found := matrix(self._last.values())).outcomes and not self._quiet:
             self._console.print(_who_stands_whom(found))
-        for (arm, attack), rows in _grouped(self._inferences).items():
-            if told := roc(rows):
-                self._say(f"{attack} on {arm}, {_plural(told.members, 'member')}: {_told_apart(told)}")
+        self._say_verdicts()
         self._say(f"report: {report}")
 
-    def audited(
-        self,
-        found: Sequence[audit.Finding],
-        attacks: Sequence[dict[str, Any]],
-        criterion: audit.Criterion,
-        weights: str,
-        report: str,
-    ) -> None:
+    def audited(self, weights: str, report: str) -> None:
         """Print the worst case of every sample, each defence's effect, a sentence on each, and where to read more."""
         self.close()
         if not self._quiet:
-            self._console.print(Text(f"{weights}:", "bold"), soft_wrap=True)
-            if cases := audit.worst_cases(attacks, criterion):
+            self._say((f"{weights}:", "bold"))
+            criterion = criterion_of(self._scenario, self._attacks)
+            if cases := audit.worst_cases(self._attacks, criterion):
+                found = run_findings(self._scenario, self._attacks)
                 self._console.print(_worst_cases(cases, criterion))
-                self._console.print(_defence_effects(found, audit.distortions(attacks), criterion))
-            for arm in dict.fromkeys(finding.arm for finding in found):
-                told = audit.sentence([finding for finding in found if finding.arm == arm], criterion)
-                self._console.print(Text(told), soft_wrap=True)
+                self._console.print(_defence_effects(found, audit.distortions(self._attacks), criterion))
+        self._say_verdicts()
         self._say(f"report: {report}")
+
+    def _say_verdicts(self) -> None:
+        """Print a sentence on each arm, where anything was attacked: those that the page begins with."""
+        if self._attacks or self._inferences:
+            for verdict in verdicts(self._scenario, self._attacks, self._inferences):
+                self._say((verdict.sentence, _STYLES.get(verdict.state, "")))
 
     def _table(self) -> Table:
         accuracy = {arm: _tested(row, "{:.2%}") for arm, row in self._last.items()}
         pors = {metric: threshold for metric, threshold in self._success.items() if _values(self._attacks, metric)}
-        form = _form(self._attacks)
+        form = audit.modality_of(self._attacks)
         leader, others = leading(form), _others(self._attacks, form)
         columns = ["arm", "attack", f"{NOUNS[form]}s", leader.short_name, "best", *["PoRS"] * len(pors)]
         columns += [metric.short_name for metric in others]
@@ -282,8 +281,8 @@ def _worst_cases(cases: Sequence[audit.WorstCase], criterion: audit.Criterion) -
         leak = "[red]leaks[/red]" if criterion.leaks(case.row) else ""
         numbers = (str(case.batch), str(case.victim), str(case.sample), criterion.written(case.row[lead.name]))
         above = case.row["above_guessing"]
-        gain = f"{above:+.0%}" if criterion.modality == "tokens" else f"{above:+.1f} dB"
-        table.add_row(*numbers, gain, case.row["attack"].partition(" ")[0], leak)
+        gain = "-" if above is None else f"{above:+.0%}" if criterion.modality == "tokens" else f"{above:+.1f} dB"
+        table.add_row(*numbers, gain, audit.short_title(case.row), leak)
     return table
 
 
@@ -299,7 +298,7 @@ def _defence_effects(
         table.add_column(f"batch {batch}", justify="right", no_wrap=True)
     cells = {(finding.arm, finding.batch): finding for finding in found}
     for arm, distortion in distortions.items():
-        row = [_closest(cells[arm, batch], criterion) for batch in batches]
+        row = [_closest(cells[arm, batch], criterion) if (arm, batch) in cells else Text("-") for batch in batches]
         table.add_row(Text(arm), f"{distortion:.3f}", *row)
     return table
 
@@ -364,12 +363,6 @@ def _inferred(rows: Sequence[dict[str, Any]]) -> str:
     return f"{_plural(len(rows), 'client')}, {quality}" + _failures(rows)
 
 
-def _told_apart(found: Roc) -> str:
-    """Return what a membership attack comes to over all its rounds, in words."""
-    control = f"control without the update {area(found.control)}" if found.control else "no control"
-    return "; ".join([f"AUC {area(found.auc)}, {control}", *(stated(found, rate) for rate in found.true_positives)])
-
-
 def _failures(rows: Sequence[dict[str, Any]]) -> str:
     return "".join(
         f"; {f}"
@@ -386,11 +379,6 @@ def _summary(rows: Sequence[dict[str, Any]], form: Modality) -> str:
     quality = f"{called} mean {mean}, best {best}; " if found else ""
     labels = f"labels {_share(_values(rows, 'label_accuracy'))}"
     return f"{_plural(len(rows), NOUNS[form])}, {quality}{labels}" + _failures(rows)
-
-
-def _form(attacks: Sequence[dict[str, Any]]) -> Modality:
-    """Return the form of the samples of some rows of attacks, by what was measured of them."""
-    return next((form for form in NOUNS if form != "pixels" and _values(attacks, leading(form).name)), "pixels")
 
 
 def _others(attacks: Sequence[dict[str, Any]], form: Modality) -> list[Metric]:
@@ -418,6 +406,7 @@ def _shown(metric: Metric, rows: Sequence[dict[str, Any]], pick: Callable[[Seque
     return f"{pick(values):.0%}" if metric.format in ("share", "hit") else f"{pick(values):.3f}"
 
 
+_STYLES = {"leaks": "red", "inconclusive": "yellow", "not measured": "yellow"}
 _TERMS: dict[Modality, str] = {
     "pixels": "mean and best PSNR in dB",
     "tokens": "mean and best share of tokens in their places",

@@ -40,8 +40,10 @@ def of_run(
     if len(arms) > 1:
         costs = [_cost(arm, arms[0]) for arm in arms[1 : 1 + MOST]]
         if len(arms) > 1 + MOST:
-            costs.append(f"The {len(arms) - 1 - MOST} other arms stand in the tables below.")
-        costs.append("One training each: how much of a difference is chance, only repeats can say.")
+            others = len(arms) - 1 - MOST
+            costs.append(f"{others} other arm{'s stand' if others > 1 else ' stands'} in the tables below.")
+        if any(arm.rounds for arm in arms):
+            costs.append("One training each: how much of a difference is chance, only repeats can say.")
         told.append(Statement(f"What the defences cost and bought, against {arms[0].name}", costs))
     return [*told, guarantees(privacy, secure)]
 
@@ -150,7 +152,7 @@ def _cost(arm: ArmSummary, reference: ArmSummary) -> str:
         parts.append(f"{own} of training a round (against {other})")
     if reference.worst:
         sample = called(reference.worst)
-        own = f"worst {sample} {near(arm.worst)}" if arm.worst else f"no {sample} reconstructed"
+        own = f"worst {sample} {near(arm.worst)}" if arm.worst else f"no {sample} reconstructed beyond guessing"
         parts.append(f"{own} (against {near(reference.worst)})")
     return f"{arm.name}: {'; '.join(parts) or 'nothing was measured'}."
 

@@ -257,6 +257,8 @@ OUTCOME_FIELDS = [
     pa.field("epsilon_unit", _string),
     pa.field("epsilon_adjacency", _string),
     pa.field("epsilon_against", _string),
+    pa.field("verdict", _string),
+    pa.field("guessing_accuracy", _real),
     *(pa.field(name, _real) for name in MEASURES),
 ]
 

@@ -1,0 +1,106 @@
+"""Verdicts on a run: for each arm what its attacks got, in the sentences of the audit; the page and the terminal agree.
+
+Read are the scenario and the tables of attacks and inferences alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayfed.analysis.audit import (
+    FEWEST,
+    METHODS,
+    Criterion,
+    Finding,
+    State,
+    findings,
+    modality_of,
+    sentence,
+)
+from rayfed.analysis.membership import area, stated
+from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, undefended
+from rayfed.metrics.known import leading
+from rayfed.store.schemas import VERSUS
+
+WEIGHT: tuple[State, ...] = ("leaks", "not measured", "not reconstructed", "nothing to attack", "inconclusive")
+"""States of an arm, that one first which says most of it where batch sizes differ."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of one arm."""
+
+    arm: str
+    state: State
+    """The state among those of its batch sizes that comes first in `WEIGHT`."""
+    sentence: str
+    bare: bool
+    """Whether the arm has no defence."""
+
+    @property
+    def standing(self) -> State:
+        """Return the state, with attacks that have not shown anywhere that they work as inconclusive."""
+        return "inconclusive" if self.bare and self.state == "not reconstructed" else self.state
+
+
+def criterion_of(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Criterion:
+    """Return the criterion of a run's rows, with the threshold that its scenario has for the leading metric."""
+    form = modality_of(attacks)
+    success = (scenario.get("metrics") or {}).get("success") or {}
+    return Criterion.of(form, success.get(leading(form).name))
+
+
+def run_findings(scenario: Mapping[str, Any], attacks: Sequence[Row], finished: bool = True) -> list[Finding]:
+    """Return the findings of a run; attacks show that they work on arms without a defence that have the same model."""
+    found, criterion = [], criterion_of(scenario, attacks)
+    models = {arm: repr(arm_spec(scenario, arm).get("model")) for arm in dict.fromkeys(row["arm"] for row in attacks)}
+    for model in dict.fromkeys(models.values()):
+        alike = [arm for arm, own in models.items() if own == model]
+        rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if undefended(scenario, a)]
+        found += findings(rows, criterion, _brief(scenario), bare, finished)
+    return found
+
+
+def verdicts(
+    scenario: Mapping[str, Any], attacks: Sequence[Row], inferences: Sequence[Row], finished: bool = True
+) -> list[Verdict]:
+    """Return a verdict on every arm; of a run that has not `finished` only leaks are said."""
+    arms = arm_names(scenario, attacks, inferences)
+    arms = [arm for arm in arms if not any(other.startswith(f"{arm}{VERSUS}") for other in arms)]
+    found, criterion = run_findings(scenario, attacks, finished), criterion_of(scenario, attacks)
+    inferred = claims(inferences, arm_names(scenario, inferences))
+    told = []
+    for arm in arms:
+        own = [finding for finding in found if finding.arm == arm]
+        state = next((state for state in WEIGHT if any(finding.state == state for finding in own)), "not measured")
+        words = [sentence(own, criterion) if own else f"{arm}: NOT MEASURED, for no attack rebuilt samples here"]
+        words += [claimed(claim) for claim in inferred if claim.arm == arm]
+        told.append(Verdict(arm, state, "; ".join(words), undefended(scenario, arm)))
+    return told
+
+
+def claimed(claim: Claim) -> str:
+    """Return what an attack inferred without rebuilding samples, beside chance, in words."""
+    failures = "".join(f"; {status}: {message}" for status, message in claim.failures)
+    if claim.roc:
+        control = f"control without the update {area(claim.roc.control)}" if claim.roc.control else "no control"
+        rates = [stated(claim.roc, rate) for rate in claim.roc.true_positives]
+        told = ", ".join([f"AUC {area(claim.roc.auc)}", control, *rates])
+        return f"{claim.attack} on {claim.roc.members} members: {told}{failures}"
+    if not claim.value or not claim.chance:
+        return f"{claim.attack}: nothing inferred{failures}"
+    metric = claim.metric.replace("_", " ")
+    return f"{claim.attack}: {metric} {claim.value.mean:.2f} (chance {claim.chance.mean:.2f}){failures}"
+
+
+def _brief(scenario: Mapping[str, Any]) -> list[str]:
+    """Return the titles of the audit's searches that had no more than `FEWEST` evaluations."""
+    evaluations = {method.name: method.evaluations for method in METHODS if method.evaluations}
+    return [
+        str(attack.get("label")).partition(",")[0]
+        for attack in scenario.get("attacks") or []
+        if isinstance(attack, Mapping) and attack.get("label") and attack.get("name") in evaluations
+        if attack.get("iterations", FEWEST + 1) * evaluations[attack["name"]] <= FEWEST
+    ]

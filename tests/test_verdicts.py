@@ -1,0 +1,121 @@
+"""Verdicts: a sentence for each arm of any run, the same in the terminal and on the page, and none that reads low."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rayfed import scenario as scenarios
+from rayfed.analysis.outcomes import outcomes
+from rayfed.analysis.summary import worst
+from rayfed.analysis.verdicts import verdicts
+from rayfed.report.run import write_report
+from rayfed.report.terminal_run import RunView
+from rayfed.update import Masked
+from tests.report_fixtures import Page
+from tests.result_fixtures import attacked, small_run
+
+ARMS = {"bare": [], "noise": [{"name": "gaussian", "sigma": 0.1}], "masks": {"protection": "secure_aggregation"}}
+SCENARIO = {"arms": ARMS, "attacks": [{"name": "dlg"}]}
+
+
+def row(arm: str, psnr: float | None, attack: str = "dlg", **more: Any) -> dict[str, Any]:
+    gain = None if psnr is None else psnr - 12.0
+    usual = {"above_guessing": gain, "told_apart": 1.0, "true_label": 3, "distortion": 0.0, "message": ""}
+    return attacked(arm, attack, psnr=psnr, **{**usual, **more})
+
+
+def hidden(arm: str) -> dict[str, Any]:
+    return row(arm, None, status="not applicable", message=Masked.unreadable, label_accuracy=None)
+
+
+def of(*rows: dict[str, Any], scenario: dict[str, Any] = SCENARIO, **more: Any) -> dict[str, Any]:
+    return {verdict.arm: verdict for verdict in verdicts(scenario, rows, [], **more)}
+
+
+def test_a_state_for_each_arm_of_any_run() -> None:
+    told = of(row("bare", 30.0), row("noise", 9.0), hidden("masks"))
+    assert {arm: verdict.state for arm, verdict in told.items()} == {
+        "bare": "leaks", "noise": "not reconstructed", "masks": "nothing to attack",
+    }  # fmt: skip
+    assert told["bare"].sentence == (
+        "bare: LEAKS at batch 2, 1 of 1 images, the closest at 30.0 dB, where a guess gets 12.0 dB (dlg, blind), "
+        "labels found: 100% at batch 2 (the commonest: 100%)"
+    )
+    assert "no nearer than a guess: 12.0 dB" in told["noise"].sentence
+    assert "masked" in told["masks"].sentence
+    assert of(row("bare", 30.0))["noise"].state == "not measured"
+
+
+def test_attacks_that_fail_without_a_defence_too_say_nothing_of_it() -> None:
+    told = of(row("bare", 9.0), row("noise", 8.0))
+    assert (told["noise"].state, told["bare"].standing) == ("inconclusive", "inconclusive")
+    [alone] = of(row("noise", 8.0), scenario={"arms": {"noise": ARMS["noise"]}}).values()
+    assert alone.state == "inconclusive"
+    assert "nothing was attacked without a defence" in alone.sentence
+    other = SCENARIO | {"arms": {"bare": [], "deep": {"model": {"hidden": [9]}, "defences": ["prune"]}}}
+    assert of(row("bare", 30.0), row("deep", 8.0), scenario=other)["deep"].state == "inconclusive"
+
+
+def test_what_was_not_set_beside_a_guess_is_not_measured() -> None:
+    told = of(row("bare", 30.0, above_guessing=None), row("noise", 9.0, above_guessing=None))
+    assert {verdict.state for verdict in told.values()} == {"not measured"}
+    assert "without above_guessing and told_apart" in told["bare"].sentence
+
+
+def test_a_run_that_did_not_end_says_only_what_leaked() -> None:
+    told = of(row("bare", 30.0), row("noise", 9.0), hidden("masks"), finished=False)
+    assert [told[arm].state for arm in ARMS] == ["leaks", "not measured", "not measured"]
+    assert "did not come to its end" in told["noise"].sentence
+
+
+def test_the_threshold_is_the_scenarios() -> None:
+    assert of(row("bare", 30.0), scenario=SCENARIO | {"metrics": {"success": {"psnr": 31}}})["bare"].state != "leaks"
+
+
+def test_labels_that_were_given_were_not_found() -> None:
+    told = of(row("bare", 30.0, knowledge="labels", label_accuracy=1.0))
+    assert "labels found" not in told["bare"].sentence
+    told = of(row("bare", 30.0, true_label=1), row("bare", 30.0, sample=1, label_accuracy=1.0))
+    assert "100% at batch 2 (the commonest: 50%)" in told["bare"].sentence
+
+
+@pytest.mark.parametrize("gain", [-1.0, 0.0])
+def test_what_is_no_nearer_than_a_guess_is_not_the_worst(gain: float) -> None:
+    assert worst([row("bare", 30.0, above_guessing=gain)]) is None
+    assert worst([row("bare", 30.0, told_apart=0.0)]) is None
+    assert worst([row("bare", 30.0), row("bare", 40.0, above_guessing=gain)]) == row("bare", 30.0)
+
+
+def test_the_page_and_the_terminal_say_the_same(tmp_path: Path) -> None:
+    rows = [row("bare", 30.0), row("noise", 9.0), hidden("masks")]
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("attacks", 0, rows)
+    page = Page(Path(write_report(folder)).read_text(encoding="utf-8")).text
+    view = RunView(Console(file=StringIO(), width=80))
+    view.starting(scenarios.parse("{name: t, federation: {rounds: 1, clients: 2}}"), folder, "here")
+    view._scenario = folder.scenario()
+    view.round_done([], rows, [])
+    view.finished("report.html")
+    printed = view._console.file.getvalue()  # type: ignore[attr-defined]
+    for verdict in of(*rows).values():
+        assert verdict.sentence in page
+        assert f"\n{verdict.sentence}\n" in printed
+    assert [one["verdict"] for one in outcomes(folder)] == ["leaks", "not reconstructed", "nothing to attack"]
+
+
+def test_what_was_inferred_stands_beside_what_was_rebuilt(tmp_path: Path) -> None:
+    scores = [{"kind": kind, "sample": i, "score": float(i + 2 * (kind == "member")), "control": 0.0}
+              for kind in ("member", "non-member") for i in range(4)]  # fmt: skip
+    key = {"arm": "bare", "round": 0, "attack": "loss", "victim": 0, "repeat": 0, "status": "ok", "message": ""}
+    inferred = key | {"metric": "auc", "value": 0.8, "chance": 0.5, "control": 0.5, "candidates": 8, "scores": scores}
+    folder = small_run(str(tmp_path), SCENARIO)
+    folder.write_part("inferences", 0, [inferred])
+    page = Path(write_report(folder)).read_text(encoding="utf-8")
+    assert "no attack has run" not in page
+    assert "loss on 4 members: AUC" in page
+    assert "bare: NOT MEASURED, for no attack rebuilt samples here" in page

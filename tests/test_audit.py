@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from rayfed import registry, scenario
 from rayfed.analysis import audit
 from rayfed.analysis.audit import Criterion, Plan
+from rayfed.cli.audit import _rehearsed
 from rayfed.engine import auditing
 from rayfed.engine.auditing import Trial
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import LocalExecutor
+from rayfed.errors import UserError
 from rayfed.models.build import build_model
 from rayfed.models.describe import described
 from rayfed.samples import Pixels
@@ -218,6 +220,17 @@ def test_the_closest_of_what_leaked_stands_beside_a_leak() -> None:
     assert (found.state, found.best, found.by) == ("leaks", 16.0, "a, blind")
 
 
+def test_default_batches_are_no_larger_than_what_clients_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
+    said: list[str] = []
+    rehearsed = _rehearsed(plan(batches=[1, 4, 16], samples=8), [], 1, 1.0, said.append, shrink=True)
+    assert rehearsed is not None
+    assert [a.batch_size for a in rehearsed[0].attacks] == [1, 1, 1, 4, 4, 4, 5, 5, 5]
+    assert "--batch 1,4,5 in place of 1,4,16: each of 8 clients (--images) has no more samples" in said
+    with pytest.raises(UserError, match="victims with 16 samples"):
+        _rehearsed(plan(batches=[16], samples=8), [], 1, 1.0, said.append, shrink=False)
+
+
 def trials_of(planned: Plan, each: float, start: float = 0.0) -> list[Trial]:
     found = []
     for method in (m for m in audit.METHODS if m.takes(planned.modality, 1)):
@@ -283,17 +296,19 @@ def test_the_description_is_of_what_the_model_does() -> None:
     assert "frozen: 1 parameters" in said(frozen)
 
 
-def test_mistakes_are_named() -> None:
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("age,ill\n1,x\n2,y\n")
     assert run("audit", "--model", "lenet", "--data", "digits", "--batch", "1,x")[0] == 2
     for arguments, expected in {
         ("--model", "lenett", "--data", "digits"): "did you mean 'lenet'",
-        ("--model", "lenet", "--data", "/no/such/folder"): "/no/such/folder",
         ("--model", "nowhere.py:Net", "--data", "digits"): "there is no file",
+        ("--model", "lenet", "--data", "/no/such/folder"): "--data /no/such/folder: no such file or folder",
+        ("--model", "mlp", "--data", str(tmp_path / "t.csv")): "by --label, one of age, ill",
         ("--data", "digits"): "--model",
         ("--model", "lenet"): "--data",
         ("--model", "lenet", "--data", "digits", "--defence", "{name"): "no YAML",
         ("--model", "lenet", "--data", "digits", "--defence", "{sigma: 1}"): "--defence",
-        ("--model", "lenet", "--data", "digits", "--defence", "{name: gaussian, sigma: -1}"): "greater than",
+        ("--model", "lenet", "--data", "digits", "--defence", "{name: gaussian, sigma: -1}"): "-1}': sigma: found -1",
         ("--model", "lenet", "--data", "digits", "--defence", "gausian"): "did you mean 'gaussian'",
     }.items():
         code, output = run("audit", *arguments, *LOCAL)

@@ -91,7 +91,7 @@ def test_classes_are_named_by_their_whole_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "label", "message"),
     [
-        ("a,b\n1,x\n,y\n", "b", "row 1 .from 0.: 'a' is empty"),
+        ("a,b\n" + "".join(f"{i},{i % 2}\n" for i in range(5000)) + "?,0\n", "b", "stand beside '.', write what is"),
         ("a,b\n1,x\n2,y\n", "c", "has no column 'c'"),
         ("a,b\n1,x\n2,x\n", "b", "two or more classes"),
         ("a,b\n1,x\n2,y\n", "b", "a table of 2 rows"),
@@ -107,6 +107,22 @@ def test_what_is_wrong_with_a_table_is_said(tmp_path: Path, content: str, label:
     (tmp_path / "t.csv").write_text(content, encoding="latin-1")
     with pytest.raises(DataError, match=message):
         build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": label}).load()
+
+
+def test_what_is_missing_is_filled_and_noted(tmp_path: Path) -> None:
+    rows = [f"{i},{'' if i % 4 == 3 else 'Rom'},{i % 2}" for i in range(40)]
+    rows[0] = rows[0].replace("0,", ",", 1)
+    (tmp_path / "t.csv").write_text("\n".join(["age,town,ill", *rows]))
+    data = build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": "ill"}).load()
+    age, town = data.sample.columns
+    assert town.categories == ("(missing)", "Rom")
+    trained = torch.from_numpy(data.train_images[np.arange(len(data.train_labels))]).float() / 255
+    known = age.values(data.sample.split(trained)[0])
+    filled = float(np.median([v for v in range(1, 40) if v in known.round().int().tolist()]))
+    assert data.remarks == (
+        f"column 'age' lacks 1 of 40 values: filled with the median of the training rows, {filled:.4g}",
+        "column 'town' lacks 10 of 40 values: they are a category of their own, (missing)",
+    )
 
 
 def test_a_record_has_no_total_variation() -> None:

@@ -20,6 +20,8 @@ import yaml
 from rayfed import registry
 from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.summary import Row, measured
+from rayfed.data.sets.tabular import column_names
+from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import leading
 from rayfed.samples import Modality, held, taken
@@ -157,11 +159,18 @@ def data_section(data: str, size: int | None, label: str | None = None) -> dict[
     """Return a scenario's `data` of a file, a folder of images or texts by class, or the name of a data set.
 
     Of tables, `label` names the column of the classes. `size` is the height and width to which images are resized;
-    None: what they have.
+    None: what they have. Raises `UserError` for a table without a label, and for what is no data at all.
     """
     path, resized = Path(data).expanduser(), {} if size is None else {"size": size}
     if label is not None:
         return {"name": "table", "path": data, "label": label}
+    if path.is_file() and (columns := column_names(path)):
+        raise UserError(
+            f"--data {data} is a table: name the column of its classes by --label, one of {', '.join(columns)}"
+        )
+    known = registry.table("datasets")
+    if not path.exists() and path.suffix != ".parquet" and data not in known and ":" not in data:
+        raise UserError(f"--data {data}: no such file or folder, nor a data set of that name; {nearest(data, known)}")
     if path.suffix == ".parquet" or any(path.glob("*.parquet")):
         return {"name": "parquet", "train": data} | resized
     if path.is_dir() and any(path.glob("*/*.txt")):
@@ -305,7 +314,17 @@ def _finding(
     answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}
     state = _state(bare, bool(finite), leaking, answered)
     if all(row["status"] == "not applicable" and (row["message"] or "").startswith(HIDDEN) for row in rows):
-        state = "nothing to attack"
+        return Finding(
+            arm=rows[0]["arm"],
+            batch=rows[0]["batch_size"],
+            state="nothing to attack",
+            closest={},
+            leaked=0,
+            samples=len({_sample(row) for row in rows}),
+            best=None,
+            by="",
+            reasons=tuple(dict.fromkeys(row["message"] for row in rows)),
+        )
     return Finding(
         arm=rows[0]["arm"],
         batch=rows[0]["batch_size"],
@@ -393,9 +412,9 @@ def _grouped(found: Sequence[Finding]) -> list[tuple[State, list[Finding]]]:
 def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str:
     batches = f"batch {', '.join(str(finding.batch) for finding in group)}"
     reasons = dict.fromkeys(reason for finding in group for reason in finding.reasons)
-    silent = (f" (no answer: {'; '.join(reasons)})" if reasons else "") + _labels(group)
     if state == "nothing to attack":
-        return f"nothing to attack at {batches}{silent}"
+        return f"nothing to attack at {batches}: {'; '.join(reasons)}"
+    silent = (f" (no answer: {'; '.join(reasons)})" if reasons else "") + _labels(group)
     if state == "leaks":
         noun = NOUNS[criterion.modality]
         told = [
@@ -422,6 +441,8 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
     best, said = finding.best or 0.0, criterion.written(finding.best or 0.0)
     if finding.gain is None:
         return said
+    if criterion.modality == "records":  # whose guesses are compared in dB
+        return f"{said}, {abs(finding.gain):.1f} dB {'nearer' if finding.gain > 0 else 'farther'} than a guess"
     guess = criterion.written(best - finding.gain)
     return f"{said}, where a guess gets {guess}" if finding.gain > 0 else f"{said}, no nearer than a guess: {guess}"
 

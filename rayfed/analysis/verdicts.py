@@ -74,7 +74,9 @@ def verdicts(
     told = []
     for arm in arms:
         own = [finding for finding in found if finding.arm == arm]
-        state = next((state for state in WEIGHT if any(finding.state == state for finding in own)), "not measured")
+        state: State = next(
+            (state for state in WEIGHT if any(finding.state == state for finding in own)), "not measured"
+        )
         words = [sentence(own, criterion) if own else f"{arm}: NOT MEASURED, for no attack rebuilt samples here"]
         words += [claimed(claim) for claim in inferred if claim.arm == arm]
         told.append(Verdict(arm, state, "; ".join(words), undefended(scenario, arm)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from rayfed.scenario import Scenario
 
 commands = typer.Typer()
+_BATCHES = "1,4,16"
+"""Batch sizes where none are given."""
 
 
 @commands.command()
@@ -56,7 +58,12 @@ def audit(
     run: Annotated[
         str | None, typer.Option("--run", help="Attack the weights of this run, too; its model and data by default.")
     ] = None,
-    batch: Annotated[str, typer.Option(help="Batch sizes behind the gradient, comma-separated.")] = "1,4,16",
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            help="Batch sizes behind the gradient, comma-separated; 1,4,16 when not given, or what small data allow."
+        ),
+    ] = None,
     images: Annotated[
         int, typer.Option(min=1, help="Samples attacked for each batch size, rounded up to batches.")
     ] = 4,
@@ -86,7 +93,7 @@ def audit(
         plan = Plan(
             model=_model(model, trained),
             data=_data(data, size, label, trained),
-            batches=_batches(batch),
+            batches=_batches(batch or _BATCHES),
             samples=images,
             seed=seed,
             defences=_defences(defence) if defence else DEFENCES,
@@ -94,16 +101,18 @@ def audit(
         )
         budget = 60 * minutes / (1 if trained is None else 2)
         say = (lambda line: None) if quiet else partial(print, flush=True)
-        loaded = _rehearsed(plan, changes or [], iterations, budget, say)
-        if loaded is None:
+        rehearsed = _rehearsed(plan, changes or [], iterations, budget, say, shrink=batch is None)
+        if rehearsed is None:
             print("NOT MEASURED: no attack applies, so this says nothing about what the gradient gives away")
             return
+        loaded, seconds = rehearsed
         attacks: list[tuple[str, str | None, str | None]] = [("untrained weights", None, None)]
         attacks += [(f"weights of {run}", run, trained.arm)] if trained else []
         from rayfed.engine import runs
 
         for weights, source, arm in attacks:
             with watched(quiet, executor, "attack", brief=True) as view:
+                view.seconds = seconds
                 folder = runs.attack(loaded, source, out, execution(executor, address), view, arm)
                 view.audited(weights, f"{folder.url}/report.html")
 
@@ -131,24 +140,34 @@ class Trained:
 
 
 def _rehearsed(
-    plan: Plan, changes: list[str], iterations: int | None, seconds: float, say: Callable[[str], None]
-) -> Scenario | None:
-    """Look at the model, try all attacks, and return the audit's scenario.
+    plan: Plan,
+    changes: list[str],
+    iterations: int | None,
+    seconds: float,
+    say: Callable[[str], None],
+    shrink: bool,
+) -> tuple[Scenario, dict[str, float]] | None:
+    """Look at the model, try all attacks, and return the audit's scenario, and the seconds of a call of each attack.
 
-    None where no attack applies. `seconds` is the budget of the searches unless `iterations` are given.
+    None where no attack applies. `seconds` is the budget of the searches unless `iterations` are given; with `shrink`
+    batches are no larger than what clients have.
     """
-    from rayfed import scenario
     from rayfed.analysis.audit import FEWEST, title
-    from rayfed.engine.auditing import Rehearsal, chosen_iterations, estimate, fewest, untimed
+    from rayfed.engine.auditing import Rehearsal, chosen_iterations, estimate, fewest, of_calls, untimed
     from rayfed.engine.inputs import prepare
     from rayfed.models.describe import described
 
-    origin, shortest = "the audit's scenario", {title(*search): 1 for search in plan.searches}
-    loaded = scenario.parse(plan.scenario_text(shortest), origin, changes)
+    loaded = _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
+    data = loaded.data.load()
+    if shrink and (largest := max(len(data.train_labels) // loaded.federation.clients, 1)) < max(plan.batches):
+        plan = replace(plan, batches=sorted({min(size, largest) for size in plan.batches}))
+        fitting = ",".join(map(str, plan.batches))
+        say(f"--batch {fitting} in place of {_BATCHES}: each of {plan.samples} clients (--images) has no more samples")
+        loaded = _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
     if not loaded.attacks:
         say(f"attacks: none of the audit's works on {plan.modality}")
         return None
-    inputs = prepare(loaded)
+    inputs = prepare(loaded, data=data)
     say(f"model {loaded.model.name}:")
     for line in described(inputs.accounts[0].arm.model, inputs.data.sample):
         say(f"  {line}")
@@ -168,7 +187,15 @@ def _rehearsed(
         say(f"{FEWEST} evaluations, not timed: {', '.join(unknown)}")
     took = sum(rehearsal.observing().values()) + estimate(plan, trials, arms, chosen)
     say(f"estimate: {took / 60:.1f} min on one core, for each set of weights{_over(took, seconds, iterations)}")
-    return scenario.parse(plan.scenario_text(chosen), origin, changes)
+    return _scenario(plan, chosen, changes), of_calls(trials, chosen)
+
+
+def _scenario(plan: Plan, iterations: dict[str, int], changes: list[str]) -> Scenario:
+    """Return the audit's scenario; its problems name fields and no lines, for nobody wrote a file."""
+    from rayfed import scenario
+
+    document = yaml.safe_load(plan.scenario_text(iterations))
+    return scenario.check(scenario.with_changes(document, changes), "the audit, whose arms are --defence")
 
 
 def _over(took: float, budget: float, iterations: int | None) -> str:
@@ -214,6 +241,7 @@ def _defences(texts: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """Return pipelines by name, from what the command was given; raises `UserError` for what is none."""
     from rayfed.analysis.audit import called
     from rayfed.scenario.components import named
+    from rayfed.scenario.problems import component_problems
 
     found = {}
     for text in texts:
@@ -225,6 +253,8 @@ def _defences(texts: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
         if not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in pipeline):
             raise UserError(f"--defence: found '{text}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of these")
         pipeline = [{**one, "name": dotted(one["name"])} for one in pipeline]
+        for problem in component_problems({"defences": pipeline}):
+            raise UserError(f"--defence '{text}': {'.'.join(map(str, problem.path[2:]))}: {problem.message}")
         found[called(pipeline)] = pipeline
     return {name: pipeline for name, pipeline in found.items() if pipeline}
 

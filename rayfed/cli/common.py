@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from rayfed.cli.tables import console
 from rayfed.errors import Killed, NotPortable, UserError, plain
 from rayfed.store import exits
 
@@ -222,9 +223,12 @@ def watched(
     """Show one run as it goes on; without a progress bar where it is in this process, for debuggers prompt there."""
     from rayfed.report.terminal_run import RunView
 
-    view = RunView(Console(), quiet, brief, bar=executor is ExecutorName.RAY)
+    view = RunView(console(), quiet, brief, bar=executor is ExecutorName.RAY)
     try:
         yield view
+    except KeyboardInterrupt:
+        view.interrupted()
+        raise
     except Exception as error:
         view.stopped(exits.exit_of(error), kind)
         raise

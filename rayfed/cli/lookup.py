@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from rayfed.cli.common import Debug, errors_for_people
+from rayfed.cli.tables import console
 from rayfed.errors import UserError
 
 commands = typer.Typer()
@@ -37,7 +37,7 @@ def list_(kind: Kind, debug: Debug = False) -> None:
         rows = Table(box=None, show_header=False, pad_edge=False)
         for name in sorted(registry.table(kind)):
             rows.add_row(f"[bold]{escape(name)}[/bold]", escape(_first_line(registry.find(kind, name))))
-        Console().print(rows)
+        console().print(rows)
 
 
 @commands.command()
@@ -56,14 +56,14 @@ def describe(
         plural = next((k for k in registry.KINDS if kind in (k, k.rstrip("s"))), kind)
         path = registry.table(plural).get(name, name)
         target = registry.find(plural, name)
-        console = Console()
-        console.print(f"[bold]{escape(name)}[/bold]  ({path})")
-        console.print(escape(inspect.getdoc(target) or "no description"), highlight=False)
+        page = console()
+        page.print(f"[bold]{escape(name)}[/bold]  ({path})")
+        page.print(escape(inspect.getdoc(target) or "no description"), highlight=False)
         table = Table("field", "type", "default", "meaning")
         for p in registry.parameters(target):
             table.add_row(p.name, escape(p.type), escape(p.default), escape(" ".join(p.doc.split())))
         if table.rows:
-            console.print(table)
+            page.print(table)
 
 
 @commands.command()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rayfed.cli.common import ExecutorName, sweep_execution
+from rayfed.cli.tables import console
 
 
 def play(scenario: Any, out: str | None, executor: ExecutorName, address: str | None, quiet: bool) -> Any:
@@ -25,12 +26,10 @@ def resume(path: str, failed: bool, executor: ExecutorName, address: str | None,
 
 
 def _watched(quiet: bool, executor: ExecutorName, play: Callable[[Any], Any]) -> Any:
-    from rich.console import Console
-
     from rayfed.report.sweep import write_sweep_report
     from rayfed.report.terminal_sweep import SweepView
 
-    view = SweepView(Console(), quiet, bar=executor is ExecutorName.RAY)  # in this process a debugger may prompt there
+    view = SweepView(console(), quiet, bar=executor is ExecutorName.RAY)  # in this process a debugger may prompt there
     try:
         folder = play(view)
         view.finished(folder.outcomes().to_pylist(), folder.fields, write_sweep_report(folder))

@@ -69,6 +69,8 @@ class Dataset:
     """Source of each training sample, (N,) int64, indices into `sources`."""
     sample: SampleSpec = None  # type: ignore[assignment]  # only until `__post_init__`
     """Description of a sample; by default an image of the samples' shape."""
+    remarks: tuple[str, ...] = ()
+    """What was done to the samples as they were read, for who has to know it."""
 
     def __post_init__(self) -> None:
         stored = Pixels if self.sample is None else type(self.sample)

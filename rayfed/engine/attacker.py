@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import traceback
+from bdb import BdbQuit
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from rayfed.attacks.base import Attack, Guess, InferenceAttack, Reconstruction
+from rayfed.attacks.base import Attack, Guess, InferenceAttack, Reconstruction, failed
 from rayfed.attacks.sealed import attempt
 from rayfed.client.arm import build_arm
+from rayfed.errors import UserError
 from rayfed.models.private import freeze
 from rayfed.samples import SampleSpec
 from rayfed.scenario import AttackSpec, ResolvedArm
@@ -33,14 +37,23 @@ class Attacker:
         """Return a guess for each observation, twice: without its images for the driver, and whole for scoring.
 
         `keys[i]` seeds the attacker's randomness for observation i. The arm is there because a defence may change the
-        architecture, which an attacker knows from the weights that are sent; the model's own are drawn anew.
+        architecture, which an attacker knows from the weights that are sent; the model's own are drawn anew. An attack
+        that raises has failed on all of these observations, and its error is its message.
         """
         method: Attack | InferenceAttack = attack.build()
         built = build_arm(arm, self._sample, self._classes, seed=0)
         seen = [observation.to(self._device) for observation in observations]
         freeze(built.model, built.private - seen[0].weights.keys())
         generators = [torch_generator(key) for key in keys]
-        found = attempt(method, seen, built.model.to(self._device), generators, attack.factor)
+        model = built.model.to(self._device)
+        try:
+            found = attempt(method, seen, model, generators, attack.factor)
+        except (UserError, MemoryError, torch.OutOfMemoryError, BdbQuit):
+            raise  # the scenario's or the machine's failure, or a debugger that was left
+        except Exception as error:  # the attack's own, or the model's under it: a row with its reason
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(place.filename).name}, line {place.lineno}"
+            found = [failed(method, f"raised {type(error).__name__}: {error} ({where})") for _ in seen]
         return [_without_images(guess) for guess in found], list(found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +54,8 @@ class Attacks:
         """Observe, attack and score what is due in a round, and add the rows to `tables`.
 
         `earlier` has, by arm, what clients were sent in the rounds before that are kept. Observations and truths go by
-        reference. A client that failed in the round has sent nothing to attack.
+        reference. A client that failed in the round has sent nothing to attack. Where Ctrl-C stops the attacks, the
+        rows of those that were over are added first.
         """
         failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] != "ok"}
         due = self._due(round, [self.arms[name] for name in sent], failed)
@@ -64,19 +66,41 @@ class Attacks:
             past = [one for one in earlier.get(d.arm.name, ()) if one.round >= round - d.attack.earlier]
             args = d.arm.name, sent[d.arm.name], d.victims, d.attack, self._states_behind(d, round), d.repeat, past
             observe.append(Call("observe", args, i, returns=3))
-        observed = {call.tag: refs for call, _, refs in self.run_clients(observe)}
+        observed: dict[int, Sequence[Ref]] = {}
+        for call, _, refs in self.run_clients(observe):
+            observed[call.tag] = refs
+            self.progress.observations_done(round, len(observed), len(due))
         attack = [self._call(i, d, observed[i][0], round) for i, d in enumerate(due)]
         attacked: dict[int, tuple[Sequence[Guess], Ref]] = {}
-        for call, outcomes, rest in self.run_attackers(attack):
-            if isinstance(outcomes, Overdue):
-                nothing = self._unfinished(due[call.tag])
-                attacked[call.tag] = nothing, nothing
-            else:
-                attacked[call.tag] = outcomes, rest[0]
-            self.progress.attacks_done(round, len(attacked), len(due))
-        score = [Call("score", (observed[i][1], attacked[i][1], d.strip), i) for i, d in enumerate(due)]
+        self.progress.attacks_done(round, [], [d.attack.title for d in due])
+        try:
+            for call, outcomes, rest in self.run_attackers(attack):
+                if isinstance(outcomes, Overdue):
+                    nothing = self._unfinished(due[call.tag])
+                    attacked[call.tag] = nothing, nothing
+                else:
+                    attacked[call.tag] = outcomes, rest[0]
+                waiting = [d.attack.title for i, d in enumerate(due) if i not in attacked]
+                self.progress.attacks_done(round, [due[i].attack.title for i in attacked], waiting)
+        except KeyboardInterrupt:
+            with suppress(Exception):  # there may be nobody left to score what is there
+                self._score(due, observed, attacked, round, tables)
+            raise
+        self._score(due, observed, attacked, round, tables)
+
+    def _score(
+        self,
+        due: Sequence[AttackCall],
+        observed: Mapping[int, Sequence[Ref]],
+        attacked: Mapping[int, tuple[Sequence[Guess], Ref]],
+        round: int,
+        tables: RoundTables,
+    ) -> None:
+        """Score the calls that have ended, and add their rows to `tables` in the order in which they were due."""
+        ended = [(i, d) for i, d in enumerate(due) if i in attacked]
+        score = [Call("score", (observed[i][1], attacked[i][1], d.strip), i) for i, d in ended]
         scored = {call.tag: result for call, result, _ in self.run_clients(score)}
-        for i, d in enumerate(due):
+        for i, d in ended:
             _note_attack(tables, d, round, attacked[i][0], scored[i])
 
     def _call(self, tag: int, d: AttackCall, observations: Ref, round: int) -> Call:

@@ -91,7 +91,8 @@ class Rehearsal:
             observations = self._observe(UNDEFENDED, attack)
             guesses, spent, _ = self._played(attack, observations, 1 if searches else None)
             if all(guess.status in ("not applicable", "failed") for guess in guesses):
-                return Trial(attack.title, "; ".join(dict.fromkeys(guess.message for guess in guesses)))
+                raised = any(guess.status == "failed" for guess in guesses)
+                return Trial(attack.title, "; ".join(dict.fromkeys(guess.message for guess in guesses)), raised)
             if timed or not searches:
                 return Trial(attack.title, start=timed.start if timed else spent, each=timed.each if timed else 0.0)
             (_, short, few), (_, long, many) = (self._played(attack, observations, n) for n in (_SHORT, _LONG))
@@ -150,12 +151,18 @@ def _timed(trials: Sequence[Trial]) -> bool:
 
 def estimate(plan: Plan, trials: Sequence[Trial], arms: int, iterations: Mapping[str, int]) -> float:
     """Return about how many seconds the attacks take with these iterations, one after the other."""
-    total = 0.0
-    for trial in trials:
-        name = trial.title.partition(",")[0]
-        batch = int(name.rpartition(" ")[2])
-        total += _calls(plan, batch) * arms * (trial.start + trial.each * iterations.get(name, 0))
-    return total
+    calls = {trial.title: _calls(plan, int(_search(trial).rpartition(" ")[2])) for trial in trials}
+    return sum(calls[title] * arms * seconds for title, seconds in of_calls(trials, iterations).items())
+
+
+def of_calls(trials: Sequence[Trial], iterations: Mapping[str, int]) -> dict[str, float]:
+    """Return about how many seconds one call of each attack takes, by its title."""
+    return {trial.title: trial.start + trial.each * iterations.get(_search(trial), 0) for trial in trials}
+
+
+def _search(trial: Trial) -> str:
+    """Return the title that a trial's twins have in common."""
+    return trial.title.partition(",")[0]
 
 
 def fewest(method: Method, evaluations: int = FEWEST) -> int:

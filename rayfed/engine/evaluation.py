@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import sqrt
 from typing import Any
 
 import numpy as np
 
 from rayfed.client.sent import Split, State
+from rayfed.data.base import Dataset
 from rayfed.engine.executor import Call, Ref, Run
 
+_ONE_SIDED = 1.645
+"""Standard deviations below which 95 % of a normal distribution lie."""
 EVALUATION_SLICE = 1000
 """Samples of one call; fixed, so that the sum of losses does not depend on the cluster."""
 
@@ -45,6 +49,15 @@ def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> d
         }
         for arm in sent
     }
+
+
+def guessing_accuracy(data: Dataset) -> float | None:
+    """Return what naming the commonest class gets, and at most on 95 of 100 test sets as large; None of words."""
+    if data.has_words:
+        return None
+    count = len(data.test_labels)
+    share = float(np.bincount(data.test_labels).max()) / count
+    return min(1.0, share + _ONE_SIDED * sqrt(share * (1 - share) / count))
 
 
 def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str, Found]:

@@ -127,14 +127,14 @@ def _others(data: Dataset) -> Others:
     return Others(data.sample.tensor(data.test_images[rows]))
 
 
-def prepare(scenario: Scenario, rounds: int | None = None) -> Inputs:
+def prepare(scenario: Scenario, rounds: int | None = None, data: Dataset | None = None) -> Inputs:
     """Load the data, deal it to the clients, and try every arm's model and attack, before a cluster starts.
 
-    Noise that is asked for by an epsilon is calibrated for `rounds`, by default the scenario's own. Raises `UserError`
-    for what does not fit.
+    Data that are given are not loaded again. Noise that is asked for by an epsilon is calibrated for `rounds`, by
+    default the scenario's own. Raises `UserError` for what does not fit.
     """
     check_arithmetic(scenario.resources.deterministic)
-    data = scenario.data.load()
+    data = scenario.data.load() if data is None else data
     parts, validation = _dealt(scenario, data)
     plan.check_victims(scenario, parts.sizes)
     accounts = [_account(scenario, arm, data, parts.sizes, rounds) for arm in resolve(scenario).values()]

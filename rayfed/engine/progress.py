@@ -26,8 +26,14 @@ class Progress:
     def clients_done(self, round: int, done: int, total: int) -> None:
         """`done` of the `total` client updates of a round, over all arms, are in."""
 
-    def attacks_done(self, round: int, done: int, total: int) -> None:
-        """`done` of the `total` attack calls of a round, of some victims each, are scored."""
+    def observations_done(self, round: int, done: int, total: int) -> None:
+        """`done` of the `total` observations that the attack calls of a round begin with are made."""
+
+    def attacks_done(self, round: int, done: Sequence[str], waiting: Sequence[str]) -> None:
+        """The attack calls of a round, of some victims each, that have ended, and those that have not, by title.
+
+        It is told first when none has ended.
+        """
 
     def round_done(
         self,

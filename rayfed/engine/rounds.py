@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from math import ceil, isnan
 from typing import Any
@@ -15,6 +15,7 @@ from rayfed.engine.evaluation import (
     evaluate,
     evaluate_backdoors,
     evaluate_members,
+    guessing_accuracy,
     measure_private_layers,
     slices,
 )
@@ -69,10 +70,17 @@ class Round:
         self._end(served, finished, after, evaluations)
         return self.tables
 
-    def attack_alone(self) -> RoundTables:
-        """Play the round's attacks alone, on the weights that clients would be sent, and return their rows."""
+    def attack_alone(self, interrupted: Callable[[RoundTables], object]) -> RoundTables:
+        """Play the round's attacks alone, on the weights that clients would be sent, and return their rows.
+
+        What there is when Ctrl-C stops it goes to `interrupted`.
+        """
         sent = {arm: self.federation.ask_server("sent", arm, self.number).sent for arm in self.arms}
-        self.federation.attacks.strike(self.number, sent, self.tables, {})
+        try:
+            self.federation.attacks.strike(self.number, sent, self.tables, {})
+        except KeyboardInterrupt:
+            interrupted(self.tables)
+            raise
         return self.tables
 
     @property
@@ -209,6 +217,8 @@ class Round:
         for row in self.tables.clients:
             row["test_accuracy"] = own.get((row["arm"], row["client"]))
         found = evaluate(run, shared, sizes) | means
+        for values in found.values():
+            values["guessing_accuracy"] = guessing_accuracy(federation.data)
         backdoored = {a: ref for a, ref in shared.items() if federation.malicious[a].poisoning.has_trigger}
         for arm, share in evaluate_backdoors(run, backdoored, sizes["test"]).items():
             found[arm] |= share

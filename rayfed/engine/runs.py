@@ -188,8 +188,10 @@ def _attack(inputs: Inputs, folder: RunFolder, attacked: _Attacked, execution: E
         recorder.recording(0),
         _federation(inputs, folder, execution, progress, attacked.saved, attacked.run) as (federation, joined),
     ):
-        tables = until_played(federation, round, lambda: Round(federation, round, list(federation.arms)).attack_alone())
-        recorder.write(round, tables)
+        keep = partial(recorder.write, round)
+        arms = list(federation.arms)
+        tables = until_played(federation, round, lambda: Round(federation, round, arms).attack_alone(keep))
+        keep(tables)
         _tell(progress, joined())
         recorder.line(f"attacked the weights of round {round}, {attacked.words}")
         progress.round_done([], tables.attacks, tables.inferences)
@@ -309,7 +311,7 @@ def _federation(
         federation = Federation(inputs, executor, progress, saved.server if saved else {}, states)
         federation.make_keys()
         progress.ready(saved.round + 1 if saved else 0)
-        for message in inputs.encryption:
+        for message in (*inputs.data.remarks, *inputs.encryption):
             progress.note(message)
         if scenario.attacks:
             for message in scorer(scenario, inputs.data).unavailable():

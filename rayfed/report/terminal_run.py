@@ -61,6 +61,9 @@ class RunView:
         self._attacks: list[dict[str, Any]] = []
         self._inferences: list[dict[str, Any]] = []
         self._scenario: dict[str, Any] = {}
+        self._attacks_began = self._told = 0.0
+        self.seconds: Mapping[str, float] = {}
+        """About how many seconds one call of each attack takes, by title, where that is known."""
         self._last: dict[str, dict[str, Any]] = {}
         self._privacy: dict[str, str] = {}
         self._withdrawn: list[str] = []
@@ -86,7 +89,7 @@ class RunView:
             self._attacks = self._folder.read_table("attacks").to_pylist()
             self._inferences = self._folder.read_table("inferences").to_pylist()
         self._first = first_round
-        self._began = self._round_began = monotonic()
+        self._began = self._round_began = self._attacks_began = self._told = monotonic()
 
     def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
         """Say what is guaranteed, and what is not; nothing of arms without a defence."""
@@ -110,9 +113,28 @@ class RunView:
         last = "".join(_loss(r, ".3f") + _tested(r, " acc {:.1%}") for r in list(self._last.values())[:1])
         self._show(f"round {round + 1}/{self._rounds} {last}", done, total, self._speed)
 
-    def attacks_done(self, round: int, done: int, total: int) -> None:
-        """Move the bar by attacks."""
-        self._show(f"round {round + 1}/{self._rounds}: attacks", done, total, "")
+    def observations_done(self, round: int, done: int, total: int) -> None:
+        """Move the bar by what the attacks are to see."""
+        self._show(f"round {round + 1}/{self._rounds}: observations", done, total, "")
+        self._now_and_then(f"observation {done} of {total} is made")
+
+    def attacks_done(self, round: int, done: Sequence[str], waiting: Sequence[str]) -> None:
+        """Move the bar by attacks, and say about how long the others take."""
+        if not done:
+            self._attacks_began = monotonic()
+            return
+        spent, rest = (sum(self.seconds.get(title, 0.0) for title in titles) for titles in (done, waiting))
+        if not spent:
+            spent, rest = len(done), len(waiting)
+        left = f"about {_minutes((monotonic() - self._attacks_began) * rest / spent)} left"
+        self._show(f"round {round + 1}/{self._rounds}: {done[-1]}", len(done), len(done) + len(waiting), left)
+        self._now_and_then(f"attack {len(done)} of {len(done) + len(waiting)} is over, {done[-1]}; {left}")
+
+    def _now_and_then(self, line: str) -> None:
+        """Print a line where there is no bar, and the last one is some time ago."""
+        if self._bar.disable and monotonic() - self._told > _EVERY:
+            self._told = monotonic()
+            self._say(line)
 
     def round_done(
         self,
@@ -143,6 +165,12 @@ class RunView:
             self._say(f"  {attack} on {arm}: {_inferred(found)}")
         self._last |= {row["arm"]: row for row in rows}
         self._round_began = monotonic()
+
+    def interrupted(self) -> None:
+        """Say where to see what there is of a run that Ctrl-C has stopped."""
+        self.close()
+        if self._folder:
+            self.note(f"{self._folder.url}/report.html shows what there is")
 
     def note(self, message: str) -> None:
         """Print something out of the ordinary."""
@@ -229,7 +257,7 @@ class RunView:
     def _time_left(self, round: int) -> str:
         played = round + 1 - self._first
         seconds = (monotonic() - self._began) / played * (self._rounds - round - 1)
-        left = f"{int(seconds // 60)}:{int(seconds % 60):02d} left" if seconds else "done"
+        left = f"{_minutes(seconds)} left" if seconds else "done"
         if self._task is not None:
             self._bar.update(self._task, left=left)
         return left
@@ -307,6 +335,10 @@ def _closest(finding: audit.Finding, criterion: audit.Criterion) -> Text:
     values = [finding.closest.get(twin) for twin in audit.TWINS]
     told = " / ".join("-" if value is None else criterion.written(value).removesuffix(" dB") for value in values)
     return Text(told, style="red" if finding.state == "leaks" else "")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
 
 
 def _plural(count: int, what: str) -> str:
@@ -406,6 +438,8 @@ def _shown(metric: Metric, rows: Sequence[dict[str, Any]], pick: Callable[[Seque
     return f"{pick(values):.0%}" if metric.format in ("share", "hit") else f"{pick(values):.3f}"
 
 
+_EVERY = 15.0
+"""Seconds between lines on a long round of attacks where there is no bar."""
 _STYLES = {"leaks": "red", "inconclusive": "yellow", "not measured": "yellow"}
 _TERMS: dict[Modality, str] = {
     "pixels": "mean and best PSNR in dB",

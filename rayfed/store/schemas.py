@@ -71,6 +71,7 @@ TABLES: dict[str, pa.Schema] = {
             _value(
                 "backdoor_accuracy", _real, "share of test images with the trigger taken for its target, 0..1; likewise"
             ),
+            _value("guessing_accuracy", _real, "most that naming one class gets on 95 % of such test sets; likewise"),
             _value("clients", _int, "clients whose updates were aggregated"),
             _value("samples", _long, "training samples behind those updates"),
             _value("actor_seconds", _real, "training of the arm: its cohorts' wall times on client actors, summed (s)"),
@@ -259,6 +260,7 @@ OUTCOME_FIELDS = [
     pa.field("epsilon_against", _string),
     pa.field("verdict", _string),
     pa.field("guessing_accuracy", _real),
+    pa.field("train_seconds_half", _real),
     *(pa.field(name, _real) for name in MEASURES),
 ]
 

@@ -7,6 +7,7 @@ numbers between 0 and 1 follows Vero et al. 2023, "TabLeak: Tabular Data Leakage
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,8 @@ from rayfed.samples import Column, Modality, Records
 
 _DIABETES = ("age", "sex", "bmi", "blood_pressure", "s1", "s2", "s3", "s4", "s5", "s6")
 _MOST_BYTES = 4096
+_MISSING = "(missing)"
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 @component
@@ -52,12 +55,14 @@ class Tabular:
             )
         tested = stratified(labels, len(labels) // 5)
         trained = np.setdiff1d(np.arange(len(labels)), tested, assume_unique=True)
+        filled = {name: _filled(name, found, trained) for name, found in values.items()}
+        values = {name: found for name, (found, _) in filled.items()}
         columns = tuple(_column(name, found, found[trained]) for name, found in values.items())
         if (width := sum(column.width for column in columns)) > _MOST_BYTES:
             widest = max(columns, key=lambda column: column.width)
             raise DataError(
                 f"a row takes {width} numbers, at most {_MOST_BYTES} fit: leave out columns of text, as "
-                f"'{widest.name}' with {widest.width} values"
+                f"'{widest.name}' with {widest.width} values{_among_numbers(widest)}"
             )
         codes = np.concatenate([_encoded(c, found) for c, found in zip(columns, values.values(), strict=True)], axis=1)
         images = codes[:, None, None, :]
@@ -65,10 +70,15 @@ class Tabular:
         test = at_most(self.test_samples, Split(images[tested], labels[tested]), "test_samples")
         assert isinstance(train.images, np.ndarray)
         assert isinstance(test.images, np.ndarray)
-        return Dataset(train.images, train.labels, test.images, test.labels, classes, sample=Records(columns))
+        remarks = tuple(remark for _, remark in filled.values() if remark)
+        sample = Records(columns)
+        return Dataset(train.images, train.labels, test.images, test.labels, classes, sample=sample, remarks=remarks)
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
-        """Return columns (N,) by name, text where they are categorical; labels (N,) int64; names of the classes."""
+        """Return columns (N,) by name, text where they are categorical; labels (N,) int64; names of the classes.
+
+        What is missing is NaN, or None in text.
+        """
         raise NotImplementedError
 
 
@@ -89,7 +99,11 @@ class Diabetes(Tabular):
 
 @component
 class Table(Tabular):
-    """Records of the user's own file: numeric columns are continuous, all others categorical."""
+    """Records of the user's own file: numeric columns are continuous, all others categorical.
+
+    Missing numbers are filled with the median of the training rows, missing text is a category of its own; both are
+    noted. A row needs its label, and infinite numbers are refused.
+    """
 
     path: str
     """A `.csv` file with names in its first line, or a `.parquet` file; `~` and environment variables are expanded."""
@@ -104,11 +118,33 @@ class Table(Tabular):
             raise DataError(
                 f"data.label: {path} has no column '{self.label}': {nearest(self.label, table.column_names)}"
             )
+        if absent := table[self.label].null_count:
+            row = pc.index(table[self.label].is_null(), True).as_py()
+            raise DataError(
+                f"{path}, row {row} (from 0): '{self.label}' is empty ({absent} such rows in all); fill it in, or "
+                f"leave the rows out"
+            )
         columns = {name: _values(path, name, table[name]) for name in table.column_names}
         classes, labels = np.unique(columns.pop(self.label), return_inverse=True)
         if len(classes) < 2 or not columns:
             raise DataError(f"{path}: expected two or more classes in '{self.label}', and another column beside it")
         return columns, labels.astype(np.int64), tuple(map(_name, classes.tolist()))
+
+
+def column_names(path: Path) -> list[str]:
+    """Return the columns of a `.csv` file, or of a `.parquet` file without images; of other files none.
+
+    Raises `DataError` for one that cannot be read.
+    """
+    if path.suffix == ".csv":
+        return list(_table(path).column_names)
+    if path.suffix != ".parquet":
+        return []
+    try:
+        schema = pq.read_schema(path)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read: {error}; expected a whole Parquet file") from error
+    return [] if any(pa.types.is_struct(kind) for kind in schema.types) else list(schema.names)
 
 
 def _name(value: str | float) -> str:
@@ -149,18 +185,40 @@ def _values(path: Path, name: str, column: pa.ChunkedArray) -> np.ndarray:
     numeric = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
     if pa.types.is_binary(column.type):
         raise DataError(f"{path}: '{name}' has text that is not UTF-8: save the file in that encoding")
-    if column.null_count:
-        row = pc.index(column.is_null(), True).as_py()
-        raise DataError(
-            f"{path}, row {row} (from 0): '{name}' is empty ({column.null_count} such rows in all); fill it in"
-        )
     if not numeric:
-        return np.array([str(value) for value in column.to_pylist()])
+        text = [None if value is None else str(value) for value in column.to_pylist()]
+        return np.array(text, dtype=object if None in text else None)
     values: np.ndarray = column.to_numpy().astype(np.float64)
-    if not np.isfinite(values).all():
-        row = int(np.flatnonzero(~np.isfinite(values))[0])
+    if np.isinf(values).any():
+        row = int(np.flatnonzero(np.isinf(values))[0])
         raise DataError(f"{path}, row {row} (from 0): '{name}' is {values[row]}, expected a number; fill it in")
     return values
+
+
+def _filled(name: str, values: np.ndarray, trained: np.ndarray) -> tuple[np.ndarray, str]:
+    """Return a column (N,) with nothing missing, and what was done; empty where nothing was.
+
+    Raises `DataError` for a continuous column without a value in the rows that are `trained`.
+    """
+    missing = np.isnan(values) if values.dtype.kind == "f" else np.array([value is None for value in values])
+    if not missing.any():
+        return values, ""
+    said = f"column '{name}' lacks {int(missing.sum())} of {len(values)} values"
+    if values.dtype.kind != "f":
+        return np.where(missing, _MISSING, values).astype(str), f"{said}: they are a category of their own, {_MISSING}"
+    known = values[trained][~missing[trained]]
+    if not len(known):
+        raise DataError(f"{said}, and all of the training rows: leave the column out")
+    middle = float(np.median(known))
+    return np.where(missing, middle, values), f"{said}: filled with the median of the training rows, {middle:.4g}"
+
+
+def _among_numbers(column: Column) -> str:
+    """Return a hint where a column of text is one of numbers, but for some entries."""
+    others = [text for text in column.categories if not _NUMBER.fullmatch(text)]
+    if 2 * len(others) > len(column.categories):
+        return ""
+    return f": its numbers stand beside '{others[0]}', write what is missing as an empty field" if others else ""
 
 
 def _shipped(name: str) -> Path:

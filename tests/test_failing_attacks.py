@@ -1,0 +1,84 @@
+"""Attacks that raise or are stopped: the others' rows stand, and the page says why there are no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rayfed import scenario as scenarios
+from rayfed.engine import runs
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
+from rayfed.report import terminal_run
+from rayfed.report.terminal_run import RunView
+from rayfed.store import exits
+from rayfed.store.folder import RunFolder
+
+TEXT = """
+name: t
+data: {name: digits, size: 8, train_samples: 40, test_samples: 20}
+model: {name: mlp, hidden: [8]}
+federation: {rounds: 1, clients: 2}
+arms: {none: [], noise: [{name: gaussian, sigma: 10}]}
+attacks:
+  - {name: analytic, observes: gradient}
+  - {name: "tests.test_failing_attacks:Raises", label: mine, observes: gradient, how: %s}
+"""
+
+
+@dataclass(frozen=True)
+class Raises:
+    how: str
+
+    def reconstruct(self, observations: Any, model: Any, generators: Any) -> Any:
+        raise {"error": KeyError, "stop": KeyboardInterrupt}[self.how]("mine")
+
+
+def attacked(how: str, out: Path, progress: Any) -> RunFolder:
+    return runs.attack(scenarios.parse(TEXT % how), None, str(out), local, progress)
+
+
+def test_an_attack_that_raises_is_rows_with_its_error(tmp_path: Path) -> None:
+    folder = attacked("error", tmp_path, Progress())
+    rows = folder.read_table("attacks").to_pylist()
+    assert [(row["attack"], row["arm"], row["status"]) for row in rows if row["attack"] == "mine"] == [
+        ("mine", "none", "failed"), ("mine", "noise", "failed"),
+    ]  # fmt: skip
+    assert rows[-1]["message"].startswith("raised KeyError: 'mine' (test_failing_attacks.py, line ")
+    assert {row["status"] for row in rows if row["attack"] == "analytic"} <= {"ok", "diverged"}
+    page = folder.read_text("report.html")
+    assert "mine failed: raised KeyError" in page
+    assert "none: LEAKS at batch 1" in page
+
+
+def test_what_was_over_when_it_was_stopped_stands(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        attacked("stop", tmp_path, Progress())
+    [found] = tmp_path.iterdir()
+    folder = RunFolder.open(str(found))
+    assert exits.status(folder)["state"] == "interrupted"
+    assert [row["attack"] for row in folder.read_table("attacks").to_pylist()] == ["analytic"] * 2
+    page = folder.read_text("report.html")
+    assert "none: LEAKS at batch 1" in page
+    assert "noise: NOT MEASURED at batch 1" in page
+    assert "the run did not come to its end" in page
+
+
+def test_a_long_round_of_attacks_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(terminal_run, "monotonic", lambda: clock[0])
+    view = RunView(Console(file=StringIO(), width=200), bar=False)
+    view.seconds = {"closed": 1.0, "search": 9.0}
+    view.ready(0)
+    for now, done in ((80.0, []), (81.0, ["closed"]), (100.0, ["closed", "search"])):
+        clock[0] = now
+        if not done:
+            view.observations_done(0, 3, 3)
+        view.attacks_done(0, done, ["search"] * (3 - len(done)))
+    told = view._console.file.getvalue()  # type: ignore[attr-defined]
+    assert told.splitlines() == ["observation 3 of 3 is made", "attack 2 of 3 is over, search; about 0:18 left"]

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from rayfed.analysis.loading import load
+from rayfed.analysis.pareto import front
 from rayfed.analysis.recommend import Bound, bound, cost, of_worst_image, recommend, rerun
 from rayfed.analysis.settings import settings
 from rayfed.errors import UserError
@@ -105,6 +106,60 @@ def test_what_nobody_attacked_is_not_private() -> None:
     assert any("No attack has met 1 setting (idle)" in line for line in recommendation.remarks(found))
     assert recommend(rows, [USE]).chosen.title == "idle"
     assert recommend(rows, [USE]).unattacked == []
+
+
+def judged(arm: str, verdict: str, attack: str = "dlg", **columns: Any) -> Any:
+    [found] = settings([outcome(arm, attack, verdict=verdict, **columns)])
+    return found
+
+
+def test_attacks_that_prove_nothing_recommend_nothing() -> None:
+    rows = [
+        judged("none", "leaks", psnr=30.0, test_accuracy=0.9),
+        judged("untold", "inconclusive", psnr=5.0, test_accuracy=0.9),
+        judged("failed", "not measured", psnr=5.0, test_accuracy=0.9),
+        judged("noise", "not reconstructed", psnr=9.0, test_accuracy=0.8),
+    ]
+    found = recommend(rows, [LEAK])
+    assert (found.chosen.title, found.meeting) == ("noise", 1)
+    assert set(found.refused) == {"untold", "failed"}
+    assert "Not untold: its attacks found nothing without a defence either." in recommendation.remarks(found)
+    assert recommend(rows, [USE]).meeting == 3, "accuracy is known without attacks"
+    assert {each.title for each in front(rows, "psnr", "test_accuracy").best} == {"none", "noise"}
+    assert recommend(rows[:3], [LEAK]).meeting == 0
+
+
+def test_where_updates_are_hidden_there_is_nothing_to_bound() -> None:
+    rows = [
+        judged("none", "leaks", psnr=30.0, train_seconds=1.0),
+        judged("masks", "nothing to attack", train_seconds=2.0),
+    ]
+    found = recommend(rows, [LEAK])
+    assert (found.chosen.title, found.meeting) == ("masks", 1)
+    assert recommendation.judged(found.chosen.checks[0])[-1] == "nothing to attack: updates are hidden"
+    assert any("was not attacked" in line for line in recommendation.remarks(found))
+
+
+def test_nobody_uses_a_model_that_guesses() -> None:
+    noise = judged("noise", "not reconstructed", psnr=6.0, test_accuracy=0.12, guessing_accuracy=0.13)
+    rows = [judged("none", "leaks", psnr=30.0, test_accuracy=0.9, guessing_accuracy=0.13), noise]
+    assert recommend(rows, [LEAK]).meeting == 0
+    assert recommend(rows, [LEAK]).refused == {"noise": "its accuracy is that of guessing"}
+    assert [each.arm for each in front(rows, "psnr", "test_accuracy").best] == ["none"]
+    with pytest.raises(UserError, match="accuracy of guessing"):
+        recommend([noise], [LEAK])
+
+
+def test_times_within_their_noise_are_a_tie() -> None:
+    rows = [
+        judged("quick", "leaks", train_seconds=5.0, train_seconds_half=1.0, bytes_up=9.0),
+        judged("small", "leaks", train_seconds=5.5, train_seconds_half=1.0, bytes_up=2.0),
+        judged("alike", "leaks", train_seconds=5.6, train_seconds_half=1.0, bytes_up=2.0),
+        judged("slow", "leaks", train_seconds=9.0, train_seconds_half=1.0, bytes_up=1.0),
+    ]
+    found = recommend(rows, [bound("train_seconds<=20")])
+    assert (found.chosen.title, found.tied) == ("small", ["alike"])
+    assert "No dearer within the intervals of their costs: alike." in recommendation.remarks(found)
 
 
 def test_what_cannot_be_answered_is_refused() -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import yaml
 
 from rayfed.analysis import summary
+from rayfed.analysis.settings import estimate
 from rayfed.analysis.summary import Leak, Row, arm_spec, undefended
 from rayfed.analysis.verdicts import verdicts
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
@@ -37,7 +38,8 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             "rounds": arm.rounds,
             "test_accuracy": arm.accuracy,
             "test_loss": arm.loss,
-            "train_seconds": sum(r["actor_seconds"] or 0 for r in rounds if r["arm"] == arm.name) or None,
+            **_training_time([r for r in rounds if r["arm"] == arm.name]),
+            "guessing_accuracy": _guessing([r for r in rounds if r["arm"] == arm.name]),
             "bytes_up": arm.bytes_up or None,
             "bytes_down": arm.bytes_down or None,
             "verdict": told[arm.name].standing if arm.name in told else None,
@@ -47,6 +49,24 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         met += [{"attack": c.attack, "inferred": _beyond(c)} for c in claims if c.arm == arm.name]
         found += [row | {"attack": None} | one for one in met or [{}]]
     return with_pmm(found, scenario, lambda row: ())
+
+
+def _training_time(rounds: Sequence[Row]) -> dict[str, float | None]:
+    """Return the seconds of training, and half the 95 % interval of them; None where there are too few rounds.
+
+    The first round, in which processes warm up, counts as much as the others in the mean.
+    """
+    first, *others = [row["actor_seconds"] or 0.0 for row in rounds] or [0.0]
+    found = estimate(others)
+    if found is None:
+        return {"train_seconds": first or None, "train_seconds_half": None}
+    half = None if found.high is None else len(rounds) * (found.high - found.mean)
+    return {"train_seconds": len(rounds) * found.mean or None, "train_seconds_half": half}
+
+
+def _guessing(rounds: Sequence[Row]) -> float | None:
+    """Return the accuracy of guessing on the test set of the last round that was evaluated."""
+    return next((row["guessing_accuracy"] for row in reversed(rounds) if row["test_accuracy"] is not None), None)
 
 
 def for_the_attacker(values: Iterable[float | None], measure: str) -> float | None:

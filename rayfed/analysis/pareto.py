@@ -79,7 +79,8 @@ def front(
 ) -> ParetoFront:
     """Return the settings that no other beats by a measure of leakage, one of utility and, if given, one of cost.
 
-    Measures are columns of `outcomes.MEASURES`, whose direction is the defender's. A setting's leakage is that of the
+    Settings at the accuracy of guessing are left out, and those whose attacks prove nothing. Measures are columns of
+    `outcomes.MEASURES`, whose direction is the defender's. A setting's leakage is that of the
     attack that gets most from it, or of `attack`. Raises `UserError` for an unknown measure or attack,
     and where epsilons of different guarantees would be compared.
     """
@@ -88,10 +89,10 @@ def front(
         measure_of(name)
     if "epsilon" in measures and (found := mixed(settings)):
         raise UserError(f"{found}: take another measure, or give the arms guarantees of one kind")
-    met = [each for each in settings if attack in (None, each.attack)]
+    met = [each for each in settings if attack in (None, each.attack) and not each.useless]
     if attack is not None and not met:
         raise UserError(f"no attack is called '{attack}': {nearest(attack, {s.attack for s in settings if s.attack})}")
-    compared = [s for s in strongest(met, leakage) if all(name in s.measures for name in measures)]
+    compared = [s for s in strongest(met, leakage) if all(s.evidence(name) for name in measures)]
     there = {each.identity for each in compared}
     unknown = [group[0] for group in by_values(settings) if group[0].identity not in there]
     if not compared:

@@ -1,7 +1,8 @@
 """Recommendation of a setting: the cheapest that keeps within all bounds, or the one that comes nearest to it.
 
 A bound on leakage holds where it holds for every attack on the setting. A setting that no attack has met has no leakage
-that is known, and meets no such bound.
+that is known, and meets no such bound; nor does one whose attacks have not shown that they work. Where updates are
+hidden, and no attack has opened them, there is nothing to bound.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class BoundCheck:
 
     bound: Bound
     setting: Setting | None
-    """Setting with the attack that is farthest towards the bound or beyond it; None where the measure is not known."""
+    """Setting with the attack that is farthest towards the bound or beyond it; any where there was nothing to attack;
+    None where the measure is not known."""
     sure: bool | None
     """Whether the interval is within the bound, for every attack; None after a single repeat, which has none."""
     share: float
@@ -73,7 +75,7 @@ class BoundCheck:
     @property
     def estimate(self) -> Estimate | None:
         """Figure that was judged."""
-        return self.setting.measures[self.bound.measure] if self.setting else None
+        return self.setting.evidence(self.bound.measure) if self.setting else None
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,12 @@ class Candidate:
         """The arm and its values, in words."""
         return self.settings[0].title
 
-    def cost(self, measures: Sequence[str]) -> list[float]:
-        """Return the means of some costs, the unknown as infinite."""
-        known = self.settings[0].measures
-        return [known[name].mean if name in known else inf for name in measures]
+    def cost(self, measure: str) -> tuple[float, float]:
+        """Return both ends of a cost's interval, its mean twice where it has none; the unknown as infinite."""
+        known = self.settings[0].measures.get(measure)
+        if known is None:
+            return inf, inf
+        return (known.mean if known.low is None else known.low), (known.mean if known.high is None else known.high)
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,10 @@ class Recommendation:
     candidates: int
     unattacked: list[str]
     """Titles of settings that no attack has met; told only where a bound is on leakage."""
+    tied: list[str]
+    """Titles of settings that meet all bounds, too, and whose costs are the same within their intervals."""
+    refused: dict[str, str]
+    """Why settings are not recommended whatever their figures, by title."""
 
 
 def bound(text: str) -> Bound:
@@ -170,15 +178,26 @@ def recommend(settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple
     if any(each.measure == "epsilon" for each in bounds) and (found := mixed(settings)):
         raise UserError(f"{found}: leave out the bound on epsilon, or give the arms guarantees of one kind")
     spans = [_span(settings, each) for each in bounds]
+    groups, leaks = by_values(settings), any(each.on_attacks for each in bounds)
+    refused = {group[0].title: group[0].useless for group in groups if group[0].useless}
     candidates = [
         Candidate(group, [_check(group, each, span) for each, span in zip(bounds, spans, strict=True)])
-        for group in by_values(settings)
+        for group in groups
+        if group[0].title not in refused
     ]
+    if not candidates:
+        raise UserError("every setting has the accuracy of guessing: train longer, or defend less")
     meeting = [each for each in candidates if each.meets]
-    chosen = min(meeting or candidates, key=lambda each: (each.miss, each.cost(costs)))
-    leaks = any(each.on_attacks for each in bounds)
+    least = min(each.miss for each in candidates)
+    cheapest = [each for each in candidates if each.miss == least]
+    for name in costs:
+        bar = min((each.cost(name) for each in cheapest), key=lambda ends: sum(ends))[1]
+        cheapest = [each for each in cheapest if each.cost(name)[0] <= bar]
+    chosen, *tied = sorted(cheapest, key=lambda each: [sum(each.cost(name)) for name in costs])
     unattacked = [each.title for each in candidates if leaks and each.settings[0].attack is None]
-    return Recommendation(list(bounds), costs, chosen, len(meeting), len(candidates), unattacked)
+    unproven = {each.title: why for each in candidates if leaks and (why := each.settings[0].unproven)}
+    names = [each.title for each in tied]
+    return Recommendation(list(bounds), costs, chosen, len(meeting), len(groups), unattacked, names, refused | unproven)
 
 
 def _span(settings: Sequence[Setting], bound: Bound) -> float:
@@ -187,7 +206,9 @@ def _span(settings: Sequence[Setting], bound: Bound) -> float:
 
 
 def _check(group: Sequence[Setting], bound: Bound, span: float) -> BoundCheck:
-    known = [each for each in group if bound.measure in each.measures]
+    known = [each for each in group if each.evidence(bound.measure)]
+    if not known and bound.on_attacks and group[0].hidden:
+        return BoundCheck(bound, group[0], None, 0.0)
     if not known:
         return BoundCheck(bound, None, False, inf)
     estimates = [each.measures[bound.measure] for each in known]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -15,6 +15,7 @@ from rayfed.metrics.measures import MEASURES, measure_of
 from rayfed.store.schemas import VERSUS
 
 CONFIDENCE = 0.95
+_ACCURACIES = "test_accuracy", "guessing_accuracy"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,32 @@ class Setting:
         return ", ".join([*filter(None, [self.source]), self.arm, *values])
 
     @property
+    def hidden(self) -> bool:
+        """Whether attacks had nothing to look at, for updates are hidden."""
+        return any(row.get("verdict") == "nothing to attack" for row in self.rows)
+
+    @property
+    def unproven(self) -> str:
+        """Why what attacks rebuilt says nothing good of the setting, in words; empty where it may."""
+        told = [row.get("verdict") for row in self.rows if row.get("attack")]
+        if "not measured" in told:
+            return "an attack that would tell did not answer"
+        if told and all(verdict == "inconclusive" for verdict in told):
+            return "its attacks found nothing without a defence either"
+        return ""
+
+    @property
+    def useless(self) -> str:
+        """Why nobody would use the model, in words; empty where there is no such reason."""
+        accuracy, guessing = (estimate([row.get(name) for row in self.rows]) for name in _ACCURACIES)
+        return "its accuracy is that of guessing" if accuracy and guessing and accuracy.mean <= guessing.mean else ""
+
+    def evidence(self, measure: str) -> Estimate | None:
+        """Return the figure for a measure, None where it is not known or proves nothing."""
+        rebuilt = MEASURES[measure].kind == "leakage" and measure not in ("inferred", "epsilon")
+        return None if rebuilt and self.unproven else self.measures.get(measure)
+
+    @property
     def identity(self) -> tuple[str, str, str]:
         """Key that all attacks on one arm with one set of values have in common."""
         return self.source, self.arm, repr(self.fields)
@@ -76,10 +103,16 @@ def _setting(group: list[Row], fields: Sequence[str], source: str) -> Setting:
 
 
 def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
-    """Return an estimate; of epsilon, which is a promise and no measurement, the weakest."""
+    """Return an estimate; of epsilon, which is a promise and no measurement, the weakest.
+
+    That of one training time has the interval of its rounds.
+    """
     values = [row.get(name) for row in group]
+    found = estimate(values)
+    if name == "train_seconds" and found and len(group) == 1 and (half := group[0].get("train_seconds_half")):
+        return replace(found, low=found.mean - half, high=found.mean + half)
     if name != "epsilon":
-        return estimate(values)
+        return found
     promised = [float(value) for value in values if value is not None and isfinite(value)]
     if len(promised) < len(values):
         return None

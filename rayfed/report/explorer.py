@@ -49,6 +49,7 @@ class Entry:
         if first.get("trial") is not None:
             runs = ", ".join(row["run"] for row in self.setting.rows if row.get("run"))
             parts.append(f"Trials: {runs or first['trial']}.")
+        parts += [f"Not on the front: {why}." for why in (self.setting.useless, self.setting.unproven) if why]
         if self.error:
             parts.append(f"{self.status.capitalize()}: {self.error}")
         return " ".join(parts)
@@ -120,6 +121,7 @@ class Explorer:
             "attack": entry.setting.attack,
             "note": entry.note,
             "finished": entry.status == "finished",
+            "compared": not entry.setting.useless and not entry.setting.unproven,
             "values": {name: [e.mean, e.low, e.high, interval(name, e)] for name, e in entry.values.items()},
         }
 

@@ -29,6 +29,8 @@ def answer(found: Recommendation) -> str:
 def judged(check: BoundCheck) -> list[str]:
     """Return a bound, what was found, by which attack, and whether the bound is met."""
     bound, estimate = check.bound, check.estimate
+    if check.setting and estimate is None:
+        return [str(bound), NONE, NONE, "nothing to attack: updates are hidden"]
     if check.setting is None or estimate is None:
         return [str(bound), NONE, NONE, "no guarantee" if bound.measure == "epsilon" else "not known"]
     attack = check.setting.attack if bound.on_attacks else None
@@ -58,7 +60,20 @@ def remarks(found: Recommendation) -> list[str]:
     if found.unattacked:
         names = ", ".join([*found.unattacked[:_NAMED], *["..."] * (len(found.unattacked) > _NAMED)])
         lines.append(f"No attack has met {_settings(len(found.unattacked))} ({names}): how they leak is not known.")
+    for title, why in list(found.refused.items())[:_NAMED]:
+        lines.append(f"Not {title}: {why}.")
+    if found.tied:
+        lines.append(f"No dearer within the intervals of their costs: {', '.join(found.tied[:_NAMED])}.")
+    elif found.candidates > 1 and any(_timed_once(chosen, name) for name in found.costs[:1]):
+        lines.append("Its time was measured once, so another may be as cheap.")
+    if any(check.setting and check.estimate is None for check in found.chosen.checks):
+        lines.append("Updates are hidden from these attacks; what their sum gives away was not attacked.")
     return [*lines, _guarantee(chosen)]
+
+
+def _timed_once(chosen: Setting, cost: str) -> bool:
+    known = chosen.measures.get(cost)
+    return known is not None and MEASURES[cost].unit == "s" and known.low is None
 
 
 def _costs(chosen: Setting, costs: Sequence[str]) -> str:

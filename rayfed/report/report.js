@@ -128,7 +128,7 @@ function draw(entries = visible) {
       ...entry, xInterval: entry.values[xName], yInterval: entry.values[yName],
       x: entry.values[xName][0], y: entry.values[yName][0],
     }));
-  const best = front(points, x, y);
+  const best = front(points.filter(point => point.compared), x, y);
   const ringed = points.filter(point => point.id === chosen);
   const traces = [
     {

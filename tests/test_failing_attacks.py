@@ -73,12 +73,15 @@ def test_a_long_round_of_attacks_says_what_is_left(monkeypatch: pytest.MonkeyPat
     clock = [0.0]
     monkeypatch.setattr(terminal_run, "monotonic", lambda: clock[0])
     view = RunView(Console(file=StringIO(), width=200), bar=False)
-    view.seconds = {"closed": 1.0, "search": 9.0}
+    view.seconds = {"closed": 1.0, "search": 9.0, "long": 80.0}
     view.ready(0)
     for now, done in ((80.0, []), (81.0, ["closed"]), (100.0, ["closed", "search"])):
         clock[0] = now
         if not done:
             view.observations_done(0, 3, 3)
-        view.attacks_done(0, done, ["search"] * (3 - len(done)))
+        view.attacks_done(0, done, ["search", "long"][max(len(done) - 1, 0) :])
     told = view._console.file.getvalue()  # type: ignore[attr-defined]
-    assert told.splitlines() == ["observation 3 of 3 is made", "attack 2 of 3 is over, search; about 0:18 left"]
+    assert told.splitlines() == [
+        "observation 3 of 3 is made",
+        "attack 2 of 3 is over, search; about 2:40 left, about 1:20 of it for long",
+    ]

@@ -128,11 +128,15 @@ class RunView:
             spent, rest = len(done), len(waiting)
         left = f"about {_minutes((monotonic() - self._attacks_began) * rest / spent)} left"
         self._show(f"round {round + 1}/{self._rounds}: {done[-1]}", len(done), len(done) + len(waiting), left)
-        self._now_and_then(f"attack {len(done)} of {len(done) + len(waiting)} is over, {done[-1]}; {left}")
+        line = f"attack {len(done)} of {len(done) + len(waiting)} is over, {done[-1]}; {left}"
+        following = self.seconds.get(waiting[0], 0.0) if waiting else 0.0
+        if following > _EVERY:
+            line += f", about {_minutes(following)} of it for {waiting[0]}"
+        self._now_and_then(line, following > _EVERY)
 
-    def _now_and_then(self, line: str) -> None:
-        """Print a line where there is no bar, and the last one is some time ago."""
-        if self._bar.disable and monotonic() - self._told > _EVERY:
+    def _now_and_then(self, line: str, due: bool = False) -> None:
+        """Print a line where there is no bar, and the last one is some time ago or this one is `due`."""
+        if self._bar.disable and (due or monotonic() - self._told > _EVERY):
             self._told = monotonic()
             self._say(line)
 

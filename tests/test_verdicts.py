@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.outcomes import outcomes
+from rayfed.analysis.outcomes import outcomes, with_verdicts
 from rayfed.analysis.summary import worst
 from rayfed.analysis.verdicts import verdicts
 from rayfed.report.run import write_report
@@ -53,7 +53,7 @@ def test_a_state_for_each_arm_of_any_run() -> None:
 
 def test_attacks_that_fail_without_a_defence_too_say_nothing_of_it() -> None:
     told = of(row("bare", 9.0), row("noise", 8.0))
-    assert (told["noise"].state, told["bare"].standing) == ("inconclusive", "inconclusive")
+    assert (told["noise"].state, told["bare"].state) == ("inconclusive", "not reconstructed")
     [alone] = of(row("noise", 8.0), scenario={"arms": {"noise": ARMS["noise"]}}).values()
     assert alone.state == "inconclusive"
     assert "nothing was attacked without a defence" in alone.sentence
@@ -106,6 +106,23 @@ def test_the_page_and_the_terminal_say_the_same(tmp_path: Path) -> None:
         assert verdict.sentence in page
         assert f"\n{verdict.sentence}\n" in printed
     assert [one["verdict"] for one in outcomes(folder)] == ["leaks", "not reconstructed", "nothing to attack"]
+
+
+def test_trials_of_one_arm_find_their_reference_in_others() -> None:
+    def row(arm: str, answer: str | None, attack: str = "a", lr: float = 0.1) -> dict[str, Any]:
+        return {"arm": arm, "attack": attack, "answer": answer, "trial": f"{arm}{lr}", "lr": lr}
+
+    def told(*rows: dict[str, Any]) -> list[str]:
+        return [one["verdict"] for one in with_verdicts(rows, SCENARIO, lambda row: row["lr"])]
+
+    leak, no = row("bare", "leaks"), row("noise", "not reconstructed")
+    assert told(leak, no) == ["leaks", "not reconstructed"]
+    assert told(leak, row("noise", "not measured")) == ["leaks", "not measured"]
+    assert told(leak, row("noise", "not reconstructed", "b"))[1] == "not measured", "the one that works did not meet it"
+    assert told(row("bare", "leaks", lr=1.0), no)[1] == "inconclusive"
+    assert told(row("bare", "not reconstructed"), no) == ["inconclusive", "inconclusive"]
+    assert told(leak, row("masks", "nothing to attack"))[1] == "nothing to attack"
+    assert told(row("bare", None)) == ["not measured"]
 
 
 def test_what_was_inferred_stands_beside_what_was_rebuilt(tmp_path: Path) -> None:

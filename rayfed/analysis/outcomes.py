@@ -6,16 +6,17 @@ trial before them: which trial, which values its fields had.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import yaml
 
 from rayfed.analysis import summary
+from rayfed.analysis.audit import State, findings
 from rayfed.analysis.settings import estimate
 from rayfed.analysis.summary import Leak, Row, arm_spec, undefended
-from rayfed.analysis.verdicts import verdicts
+from rayfed.analysis.verdicts import criterion_of, weightiest
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, VERSUS
@@ -29,7 +30,6 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     arms = summary.arm_names(scenario, rounds, attacks, inferences)
     leaks = summary.leaks(attacks, arms, {})
     claims = summary.claims(inferences, arms)
-    told = {verdict.arm: verdict for verdict in verdicts(scenario, attacks, [])}
     found = []
     for arm in summary.arms(arms, scenario, rounds, [], attacks):
         row = {
@@ -42,13 +42,56 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             "guessing_accuracy": _guessing([r for r in rounds if r["arm"] == arm.name]),
             "bytes_up": arm.bytes_up or None,
             "bytes_down": arm.bytes_down or None,
-            "verdict": told[arm.name].standing if arm.name in told else None,
             **_guarantee(privacy, arm.name),
         }
-        met = [_leaked(leak, attacks) for leak in leaks if leak.arm == arm.name]
+        met = [_leaked(leak, attacks, scenario) for leak in leaks if leak.arm == arm.name]
         met += [{"attack": c.attack, "inferred": _beyond(c)} for c in claims if c.arm == arm.name]
         found += [row | {"attack": None} | one for one in met or [{}]]
-    return with_pmm(found, scenario, lambda row: ())
+    return with_references(found, scenario, lambda row: ())
+
+
+def with_references(
+    rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[Row], Any]
+) -> list[dict[str, Any]]:
+    """Return the rows with what arms without a defence tell of them, of which `alike` is the same: `pmm`, `verdict`."""
+    return with_verdicts(with_pmm(rows, scenario, alike), scenario, alike)
+
+
+def with_verdicts(
+    rows: Sequence[Row], scenario: Mapping[str, Any], alike: Callable[[Row], Any]
+) -> list[dict[str, Any]]:
+    """Return the rows with `verdict`, from what each attack came to (`answer`).
+
+    Attacks show that they work on arms without a defence of the same model, of which `alike` is the same.
+    """
+
+    def key(row: Row) -> Any:
+        return repr(arm_spec(scenario, row["arm"]).get("model")), alike(row)
+
+    working: dict[Any, set[str]] = {}
+    groups: dict[Any, dict[str, str]] = {}
+    for row in rows:
+        answers = groups.setdefault((row.get("trial"), row["arm"]), {})
+        if row.get("answer"):
+            answers[row["attack"]] = row["answer"]
+        if row.get("answer") == "leaks" and undefended(scenario, row["arm"]):
+            working.setdefault(key(row), set()).add(row["attack"])
+    return [
+        {**row, "verdict": _verdict(groups[row.get("trial"), row["arm"]], working.get(key(row), set()))} for row in rows
+    ]
+
+
+def _verdict(answers: Mapping[str, str], working: Collection[str]) -> State:
+    """Return the verdict on an arm, by what each attack came to there, and which of them work without a defence."""
+    states = set(answers.values())
+    if "leaks" in states:
+        return "leaks"
+    if states == {"nothing to attack"}:
+        return "nothing to attack"
+    told = {answers.get(attack) for attack in working} or states & {"not reconstructed", "inconclusive"}
+    if told == {"not reconstructed"} and working:
+        return "not reconstructed"
+    return "inconclusive" if told and told <= {"not reconstructed", "inconclusive"} else "not measured"
 
 
 def _training_time(rounds: Sequence[Row]) -> dict[str, float | None]:
@@ -130,10 +173,21 @@ def yaml_line(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**9).removesuffix("...\n").strip()
 
 
-def _leaked(leak: Leak, attacks: Sequence[Row]) -> dict[str, Any]:
+def _met(row: Row) -> tuple[str, str]:
+    return row["arm"], row["attack"]
+
+
+def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> State:
+    """Return what one attack came to on one arm, whatever it does elsewhere."""
+    found = findings(rows, criterion_of(scenario, rows), undefended=[rows[0]["arm"]])
+    return weightiest(found)
+
+
+def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any]) -> dict[str, Any]:
     first = next(row for row in attacks if (row["arm"], row["attack"]) == (leak.arm, leak.attack))
     row: dict[str, Any] = {name: first[name] for name in ("attack", "batch_size", "observes", "knowledge")}
-    row |= {"images": leak.images, "attack_seconds": leak.seconds.mean * leak.seconds.n if leak.seconds else None}
+    row |= {"images": leak.images, "answer": _answer(scenario, [r for r in attacks if _met(r) == _met(first)])}
+    row |= {"attack_seconds": leak.seconds.mean * leak.seconds.n if leak.seconds else None}
     for metric in JUDGED:
         spread = leak.scores[metric.name]
         row[metric.name] = spread.mean if spread else None

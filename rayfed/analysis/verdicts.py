@@ -36,13 +36,11 @@ class Verdict:
     state: State
     """The state among those of its batch sizes that comes first in `WEIGHT`."""
     sentence: str
-    bare: bool
-    """Whether the arm has no defence."""
 
-    @property
-    def standing(self) -> State:
-        """Return the state, with attacks that have not shown anywhere that they work as inconclusive."""
-        return "inconclusive" if self.bare and self.state == "not reconstructed" else self.state
+
+def weightiest(found: Sequence[Finding]) -> State:
+    """Return the state of some findings that comes first in `WEIGHT`; where there is none, nothing was measured."""
+    return next((state for state in WEIGHT if any(finding.state == state for finding in found)), "not measured")
 
 
 def criterion_of(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Criterion:
@@ -74,12 +72,9 @@ def verdicts(
     told = []
     for arm in arms:
         own = [finding for finding in found if finding.arm == arm]
-        state: State = next(
-            (state for state in WEIGHT if any(finding.state == state for finding in own)), "not measured"
-        )
         words = [sentence(own, criterion) if own else f"{arm}: NOT MEASURED, for no attack rebuilt samples here"]
         words += [claimed(claim) for claim in inferred if claim.arm == arm]
-        told.append(Verdict(arm, state, "; ".join(words), undefended(scenario, arm)))
+        told.append(Verdict(arm, weightiest(own), "; ".join(words)))
     return told
 
 

@@ -176,7 +176,7 @@ class SweepRecorder:
             self.rows = [row for row in self.rows if row["trial"] != one.name] + rows
             self._progress.trial_done(one, rows)
         self.rows.sort(key=lambda row: (*map(int, row["trial"].split("-")), row["attack"] or ""))
-        self.rows = outcomes.with_pmm(self.rows, self._document, self._all_else)
+        self.rows = outcomes.with_references(self.rows, self._document, self._all_else)
         self.folder.write_outcomes(self.rows)
         self._status("running")
 

@@ -18,7 +18,8 @@ def class_share(images: Tensor, label: int, known: Tensor, known_labels: Tensor)
 
     It is a vote of the five nearest of the known images (M, C, H, W) with their labels (M,).
     """
-    nearest = torch.cdist(images.flatten(1), known.flatten(1)).topk(_NEIGHBOURS, largest=False).indices
+    neighbours = min(_NEIGHBOURS, len(known))
+    nearest = torch.cdist(images.flatten(1), known.flatten(1)).topk(neighbours, largest=False).indices
     votes = known_labels[nearest].mode(dim=1).values
     return float((votes == label).float().mean())
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rayfed.analysis import summary
+from rayfed.analysis.audit import Criterion, distortions
 from rayfed.analysis.criteria import criteria
 from rayfed.analysis.formats import share
 from rayfed.analysis.membership import area, stated
@@ -81,6 +82,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "arm_names": names,
         "verdicts": verdicts(scenario, attacks, inferences, finished=status.get("state") == "finished"),
         "criterion": criterion_of(scenario, attacks),
+        "distortions": distortions(attacks),
         "statements": words.of_run(arms, worst, privacy, classes, secure),
         "warnings": words.short_keys(scenario),
         "criteria": criteria(arms, leaks),
@@ -126,7 +128,7 @@ def _leakage(
         "stated": stated,
         "made": made(folder, {(claim.arm, claim.attack) for claim in claims if claim.metric == "class_share"}),
         "failures": [(guess, *failure, n) for guess in guesses for failure, n in guess.failures.items()],
-        "columns": _columns(leaks),
+        "columns": _columns(leaks, (scenario.get("metrics") or {}).get("names", ())),
         "chances": _chances(leaks),
         "success": success_rates(attacks, names, thresholds),
         "passing": {
@@ -142,15 +144,18 @@ def _first_and_last(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["round"] in (rows[0]["round"], rows[-1]["round"])]
 
 
-def _columns(leaks: Sequence[Leak]) -> list[Metric]:
-    """Return the metrics of the table of leaks: those that judge success, others, hits, errors, labels."""
+def _columns(leaks: Sequence[Leak], asked: Sequence[str]) -> list[Metric]:
+    """Return the metrics of the table of leaks: those that judge success, others, hits, errors, labels.
+
+    What a verdict needs and nobody `asked` for is left out.
+    """
 
     def place(metric: Metric) -> tuple[bool, ...]:
         first, labels = metric.name == ALWAYS[0], metric.compares == "labels"
         return not first, labels, metric.format == "error", metric.format == "hit", not metric.success
 
-    shown = (m for m in METRICS.values() if m.name in ALWAYS or any(leak.scores[m.name] for leak in leaks))
-    return sorted(shown, key=place)
+    measured = (m for m in METRICS.values() if m.name in ALWAYS or any(leak.scores[m.name] for leak in leaks))
+    return sorted((m for m in measured if m.name in asked or m.name not in Criterion.needs), key=place)
 
 
 def _chances(leaks: Sequence[Leak]) -> dict[str, str]:

@@ -128,8 +128,10 @@ class RunView:
             spent, rest = len(done), len(waiting)
         left = f"about {_minutes((monotonic() - self._attacks_began) * rest / spent)} left"
         self._show(f"round {round + 1}/{self._rounds}: {done[-1]}", len(done), len(done) + len(waiting), left)
+        if not waiting:
+            return
         line = f"attack {len(done)} of {len(done) + len(waiting)} is over, {done[-1]}; {left}"
-        following = self.seconds.get(waiting[0], 0.0) if waiting else 0.0
+        following = self.seconds.get(waiting[0], 0.0)
         if following > _EVERY:
             line += f", about {_minutes(following)} of it for {waiting[0]}"
         self._now_and_then(line, following > _EVERY)

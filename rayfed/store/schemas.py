@@ -258,6 +258,7 @@ OUTCOME_FIELDS = [
     pa.field("epsilon_unit", _string),
     pa.field("epsilon_adjacency", _string),
     pa.field("epsilon_against", _string),
+    pa.field("answer", _string),
     pa.field("verdict", _string),
     pa.field("guessing_accuracy", _real),
     pa.field("train_seconds_half", _real),

@@ -18,6 +18,7 @@ from rayfed.attacks.matching.relative import noise_share
 from rayfed.attacks.matching.sent import Sent, bounds, sign_nats, signs_alone, vectors_entering, wrong_signs
 from rayfed.gradients import norm, weights_of
 from rayfed.models.convnet import ConvNet
+from rayfed.models.lenet import LeNet
 from rayfed.registry import build
 from rayfed.update import Named, Observation
 from tests.attack_fixtures import digit, leaky_lenet, observe, observed, photo, psnr, seeded, two_digits
@@ -108,6 +109,17 @@ def test_zeros_of_convolutions_are_a_gradients_own() -> None:
     assert (seen.update["fc.weight"] == 0).any()
     found = of(seen.gradient)
     assert found is None or not any(bound.isinf().any() for bound in found.values())
+
+
+def test_biases_of_convolutions_that_are_off_are_a_gradients_own() -> None:
+    zeros = 0
+    for seed in range(5):
+        torch.manual_seed(seed)
+        seen = observe(LeNet().build((3, 32, 32), 10), photo(0, 0), torch.tensor([1]))
+        zeros += sum(int((t == 0).sum()) for t in seen.update.values() if t.ndim == 1)
+        assert of(seen.gradient) is None
+        assert of(largest(0.5)(seen.gradient)) is not None
+    assert zeros > 0
 
 
 # zeros of a defence

@@ -159,13 +159,15 @@ def bounds(gradient: Named, weights: Named, entering: Callable[[], dict[str, int
     if not alone and _levelled(list(cores.values())) and not signs_alone(gradient):
         return None
     denied = any(entering().get(name) == 1 for name in _denied(gradient))
-    if all(bool((core != 0).all()) and core.numel() for core in cores.values()) and not denied:
+    whole = {name for name, core in cores.items() if core.numel() and bool((core != 0).all())}
+    if len(whole) == len(cores) and not denied:
         return None
     thresholds = {name: _threshold(tensor, weights[name]) for name, tensor in gradient.items()}
     unexplained = [name for name, bound in thresholds.items() if bound is None and gradient[name].ndim == 2]
     silent = denied or any(_drawn(cores[name], name, entering) for name in unexplained)
     found = {name: _bound(tensor, thresholds[name], silent) for name, tensor in gradient.items()}
-    return found if float(norm(found)) > _ROUNDING * float(norm(gradient)) else None
+    telling = {name: bound for name, bound in found.items() if name not in whole or bound.isinf().any()}
+    return found if float(norm(telling)) > _ROUNDING * float(norm(gradient)) else None
 
 
 def _bound(tensor: Tensor, threshold: Tensor | None, silent: bool) -> Tensor:

@@ -54,8 +54,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def plain(model: nn.Module, seen: Observation, start: Tensor, iterations: int) -> Tensor:
-    """Inverting Gradients without a library, for the one image (1, C, H, W) behind an observation with its label."""
+def plain(model: nn.Module, seen: Observation, start: Tensor, iterations: int, tv: float = TV) -> Tensor:
+    """Inverting Gradients without a library, for the batch (N, C, H, W) behind an observation with its labels."""
     assert seen.labels is not None
     parameters, targets = list(model.parameters()), list(seen.update.values())
     image = start.clone().requires_grad_()
@@ -70,7 +70,7 @@ def plain(model: nn.Module, seen: Observation, start: Tensor, iterations: int) -
         ours, theirs = (sum(t.square().sum() for t in ts) for ts in (slopes, targets))
         down = (image[:, :, 1:] - image[:, :, :-1]).abs().mean()
         across = (image[..., 1:] - image[..., :-1]).abs().mean()
-        loss = 1 - inner / (ours**0.5 * theirs**0.5) + TV * (down + across)
+        loss = 1 - inner / (ours**0.5 * theirs**0.5) + tv * (down + across)
         loss.backward()
         assert image.grad is not None
         image.grad.sign_()
@@ -91,11 +91,11 @@ def images_of(name: str, count: int, skip: int) -> tuple[Tensor, Tensor, int]:
     return images.float() / 255, labels, len(data.classes)
 
 
-def observe(model: nn.Module, image: Tensor, label: Tensor, classes: int) -> Observation:
+def observe(model: nn.Module, images: Tensor, labels: Tensor, classes: int) -> Observation:
     weights, buffers = weights_of(model), buffers_of(model)
-    update, _ = gradient(model, weights, buffers, image, label)
-    shape = (image.shape[1], image.shape[2], image.shape[3])
-    return Observation(0, 0, weights, buffers, update, 1.0, 1, Pixels(*shape), classes, labels=label)
+    update, _ = gradient(model, weights, buffers, images, labels)
+    sample = Pixels(images.shape[1], images.shape[2], images.shape[3])
+    return Observation(0, 0, weights, buffers, update, 1.0, len(images), sample, classes, labels=labels)
 
 
 def generators(count: int) -> list[torch.Generator]:
@@ -108,7 +108,7 @@ def breaching(
 ) -> Iterator[Callable[[int, float], Tensor]]:
     """The package in a process of its own, which waits while others have their turn."""
     problems = [
-        {"gradients": list(o.update.values()), "labels": o.labels, "start": start}
+        {"gradients": list(o.update.values()), "labels": o.labels, "shape": o.sample.shape, "start": start}
         for o, start in zip(seen, starts, strict=True)
     ]
     with tempfile.TemporaryDirectory() as folder:

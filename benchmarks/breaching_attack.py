@@ -1,4 +1,4 @@
-"""Inverting Gradients as the package `breaching` 0.1.2 has it, in an environment with it; `attacks.py` starts it.
+"""Inverting Gradients as the package `breaching` 0.1.2 has it, for `attacks.py`, which starts it, and `peers.py`.
 
     python -m benchmarks.breaching_attack PROBLEMS FOUND ITERATIONS
 
@@ -11,6 +11,7 @@ variation are given.
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stdout
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,19 +21,22 @@ from breaching.attacks import prepare_attack
 from torch import Tensor, nn
 
 
-def attack(model: nn.Module, problem: dict[str, Any], iterations: int, tv: float) -> Tensor:
-    overrides = [f"optim.max_iterations={iterations}", f"regularization.total_variation.scale={tv}"]
-    attacker = prepare_attack(
-        model, nn.CrossEntropyLoss(), breaching.get_attack_config("invertinggradients", overrides)
-    )
+def attack(model: nn.Module, problem: dict[str, Any], iterations: int, tv: float | None = None) -> Tensor:
+    """Return the images (N, C, H, W) behind a problem's gradients; `breaching` draws the start where it has none."""
+    overrides = [f"optim.max_iterations={iterations}"]
+    if tv is not None:
+        overrides.append(f"regularization.total_variation.scale={tv}")
+    with redirect_stdout(sys.stderr):  # it says what it loads
+        config = breaching.get_attack_config("invertinggradients", overrides)
+    attacker = prepare_attack(model, nn.CrossEntropyLoss(), config)
     payload = {
         "parameters": list(model.parameters()),
         "buffers": list(model.buffers()),
-        "metadata": SimpleNamespace(shape=problem["start"].shape[1:], modality="vision"),
+        "metadata": SimpleNamespace(shape=problem["shape"], modality="vision"),
     }
-    known = {"num_data_points": 1, "labels": problem["labels"], "local_hyperparams": None}
+    known = {"num_data_points": len(problem["labels"]), "labels": problem["labels"], "local_hyperparams": None}
     shared = {"gradients": problem["gradients"], "buffers": None, "metadata": known}
-    found, _ = attacker.reconstruct([payload], [shared], {}, initial_data=problem["start"])
+    found, _ = attacker.reconstruct([payload], [shared], {}, initial_data=problem.get("start"))
     images: Tensor = found["data"]
     return images
 

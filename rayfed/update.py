@@ -175,6 +175,10 @@ class Mixtures:
     `updates`."""
 
 
+UNREHEARSED = "the defences could not be run on gradients of one's own"
+"""How messages of attackers begin who have a defence's code and could do nothing with it."""
+
+
 @dataclass(frozen=True)
 class Observation:
     """All that an attacker sees of one victim; the truth is not in it, scoring happens elsewhere."""

@@ -22,6 +22,7 @@ from rayfed.errors import UserError
 from rayfed.models.build import build_model
 from rayfed.models.describe import described
 from rayfed.samples import Pixels
+from rayfed.update import UNREHEARSED
 from tests.conftest import REPOSITORY
 from tests.test_cli import run
 
@@ -158,14 +159,16 @@ def test_an_attack_applies_where_any_victim_of_the_call_answers(monkeypatch: pyt
 
 
 def test_an_attacker_that_could_not_do_what_its_name_says_shows_nothing() -> None:
-    rows = [row("none", 1, 30.0), row("x", 1, 9.0, message="the defences could not be run")]
+    rows = [row("none", 1, 30.0), row("x", 1, 9.0, message=UNREHEARSED)]
     [_, found] = audit.findings(rows, IMAGES)
     assert found.state == "inconclusive"
     assert audit.sentence([found], IMAGES) == (
-        "x: NOT MEASURED at batch 1, inconclusive: the defences could not be run "
+        f"x: NOT MEASURED at batch 1, inconclusive: {UNREHEARSED} "
         "(the closest here at 9.0 dB, where a guess gets 4.0 dB)"
     )
-    assert states(row("none", 1, 30.0), row("x", 1, 30.0, message="the defences could not be run"))["x", 1] == "leaks"
+    assert states(row("none", 1, 30.0), row("x", 1, 30.0, message=UNREHEARSED))["x", 1] == "leaks"
+    fitted = row("x", 1, 9.0, message="soft labels were fitted")
+    assert states(row("none", 1, 30.0), fitted)["x", 1] == "not reconstructed"
 
 
 def test_batches_do_not_lend_each_other_their_leaks() -> None:

@@ -25,7 +25,7 @@ from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import leading
 from rayfed.samples import Modality, held, taken
-from rayfed.update import Encrypted, Masked
+from rayfed.update import UNREHEARSED, Encrypted, Masked
 
 UNDEFENDED = "none"
 Defences = dict[str, list[dict[str, Any]]]
@@ -308,7 +308,8 @@ def _finding(
     for value, row in finite:
         twin = _twin(row)
         closest[twin] = max(value, closest.get(twin, value))
-    lacking = next((row["message"] for _, row in finite if row["status"] == "ok" and row.get("message")), "")
+    messages = (row["message"] or "" for _, row in finite if row["status"] == "ok")
+    lacking = next((message for message in messages if UNREHEARSED in message), "")
     best = max(leaks or finite, key=lambda pair: pair[0], default=None)
     silent = [row for row in rows if not _answers(row, criterion)]
     answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}

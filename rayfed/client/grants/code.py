@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rayfed.client.grants.base import Grant
 from rayfed.registry import component
+from rayfed.update import UNREHEARSED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,9 +27,7 @@ _DRAWS = 4
 _MOST_DRAWS, _HELD = 64, 2**22
 """Most answers that are drawn while each of them shows a new direction, and values in them all."""
 _REWEIGHTED = 60
-_UNREHEARSED = (
-    "the defences could not be run on gradients of one's own ({}: {}): nothing known by their code was taken off"
-)
+_UNREHEARSED = f"{UNREHEARSED} ({{}}: {{}}): nothing known by their code was taken off"
 
 
 @dataclass(frozen=True)

@@ -116,11 +116,105 @@ class Rows(OnUpdate):
 
 @component
 class Signs(OnUpdate):
-    """Flips the signs of matrices at random; biases keep theirs."""
+    """Flips the signs of matrices at random, or by a known seed; biases keep theirs."""
+
+    seed: int | None = None
 
     def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
         """Flip signs."""
-        return tensor * torch.randn(tensor.shape, generator=task.generator).sign() if tensor.ndim > 1 else tensor
+        if tensor.ndim < 2:
+            return tensor
+        return (
+            tensor
+            * torch.randn(tensor.shape, generator=task.generator if self.seed is None else seeded(self.seed)).sign()
+        )
+
+
+@component
+class Factors(OnUpdate):
+    """Times a factor of each value, of the client's number: one that everybody can guess."""
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        """Multiply."""
+        drawn = drawn_like(tensors, task.client)
+        return {name: tensor * drawn[name].exp() for name, tensor in tensors.items()}
+
+
+@component
+class Layered(OnUpdate):
+    """Times a constant of each tensor, and a clip of the norm."""
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        """Multiply and clip."""
+        scaled = {name: tensor * 3.0**k for k, (name, tensor) in enumerate(tensors.items())}
+        size = gradients.norm(scaled)
+        return {name: tensor / size for name, tensor in scaled.items()}
+
+
+@component
+class Mirrored(OnUpdate):
+    """Reflects each tensor at a plane that everybody knows."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Reflect."""
+        return mirrored(tensor)
+
+
+def mirrored(tensor: Tensor) -> Tensor:
+    """Return a tensor reflected at the plane of a known normal, which undoes itself."""
+    normal = torch.randn(tensor.shape, generator=seeded(11))
+    return tensor - 2 * normal * (normal * tensor).sum() / normal.square().sum()
+
+
+@component
+class Sums(OnUpdate):
+    """Sends the running sums of each tensor's values."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Add up."""
+        return tensor.flatten().cumsum(0).view_as(tensor)
+
+
+@component
+class NewWeights(OnUpdate):
+    """Sends the weights after a step in place of the gradient."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Take a step."""
+        return task.weights[name] - 0.1 * tensor
+
+
+@component
+class NoiseOfRows(OnUpdate):
+    """Noise alike in all rows of a tensor."""
+
+    sigma: float = 1.0
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Add noise to all rows."""
+        return tensor + self.sigma * torch.randn(tensor.shape[1:], generator=task.generator)
+
+
+@component
+class NoiseInProportion(OnUpdate):
+    """Noise in proportion to each value."""
+
+    sigma: float = 0.1
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Multiply by noise."""
+        return tensor * (1 + self.sigma * torch.randn(tensor.shape, generator=task.generator))
+
+
+@component
+class Cubed(OnUpdate):
+    """Sends a power of each value, with its sign."""
+
+    power: float = 3.0
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Take the power."""
+        return tensor.sign() * tensor.abs() ** self.power
 
 
 @component
@@ -256,6 +350,11 @@ CONTROLS: Sequence[str] = (
     "random signs",
     "values shuffled by nobody's seed",
     "drowned in noise",
+    "rows sorted",
+    "biases alone",
+    "the last layer alone",
+    "norms of rows",
+    "the sum of each tensor",
 )
 
 
@@ -297,5 +396,10 @@ class Nothing(OnUpdate):
                 torch.randperm(t.numel(), generator=draw)
             ].view_as(t),
             "drowned in noise": lambda n, t: t + 100 * size * normal[n],
+            "rows sorted": lambda n, t: t.sort(-1).values,
+            "biases alone": lambda n, t: t if t.ndim < 2 else torch.zeros_like(t),
+            "the last layer alone": lambda n, t: t if n in list(tensors)[-2:] else torch.zeros_like(t),
+            "norms of rows": lambda n, t: t.norm(dim=-1, keepdim=True).expand_as(t).clone(),
+            "the sum of each tensor": lambda n, t: torch.full_like(t, float(t.sum())),
         }
         return {name: made[self.what](name, tensor) for name, tensor in tensors.items()}

@@ -103,6 +103,10 @@ KNOWN: list[dict[str, Any]] = [
     {"name": f"{MISTAKES}:OneNumber"},
     {"name": f"{MISTAKES}:Shuffled"},
     {"name": f"{__name__}:Asking", "seed": 42},
+    {"name": f"{MISTAKES}:Signs", "seed": 5},
+    {"name": f"{MISTAKES}:Factors"},
+    {"name": f"{MISTAKES}:NewWeights"},
+    {"name": f"{MISTAKES}:Cubed"},
 ]
 
 
@@ -111,6 +115,30 @@ def test_what_everybody_can_compute_is_taken_off(defence: dict[str, Any]) -> Non
     seen, bare = observed(defence)
     assert (flatten(seen.update) - bare).norm() > 0.5 * bare.norm()
     assert (flatten(seen.extra["undone"]) - bare).norm() < 1e-3 * bare.norm()
+
+
+def test_constants_of_tensors_are_taken_off_but_for_a_scale() -> None:
+    seen, bare = observed({"name": f"{MISTAKES}:Layered"})
+    assert torch.cosine_similarity(flatten(seen.update), bare, dim=0) < 0.9
+    assert torch.cosine_similarity(flatten(seen.extra["undone"]), bare, dim=0) > 1 - 1e-6
+
+
+def test_a_map_of_all_values_together_is_undone() -> None:
+    seen, bare = observed({"name": f"{MISTAKES}:Mirrored"})
+    assert (flatten(seen.update) - bare).norm() > 1e-2 * bare.norm()
+    assert (flatten(seen.extra["undone"]) - bare).norm() < 1e-6 * bare.norm()
+
+
+def test_magnitudes_are_left_of_random_signs() -> None:
+    seen, bare = observed({"name": f"{MISTAKES}:Signs"})
+    assert torch.equal(flatten(seen.extra["undone"]), bare.abs())
+
+
+def test_noise_alike_in_all_rows_leaves_their_differences() -> None:
+    """A column's middle value is taken off with it, that of the same row in all: the products stay of rank one."""
+    seen, _ = observed({"name": f"{MISTAKES}:NoiseOfRows"})
+    assert torch.linalg.matrix_rank(seen.update["fc1.weight"], rtol=1e-3) == 2
+    assert torch.linalg.matrix_rank(seen.extra["undone"]["fc1.weight"], rtol=1e-3) == 1
 
 
 def test_offset_and_order_together_are_taken_off() -> None:
@@ -127,6 +155,10 @@ def test_offset_and_order_together_are_taken_off() -> None:
         {"name": f"{__name__}:OrderNoise"}, {"name": f"{__name__}:FiveForZero"},
         {"name": f"{MISTAKES}:NoiseOn", "ends": ["bias"]},
         {"name": f"{MISTAKES}:Shuffled", "known": False}, {"name": f"{MISTAKES}:Masked"},
+        {"name": f"{MISTAKES}:Half"}, {"name": f"{MISTAKES}:Steps"}, {"name": f"{MISTAKES}:Clipped"},
+        {"name": f"{MISTAKES}:NoiseInProportion"}, {"name": f"{MISTAKES}:Zeroed", "ends": [".bias"]},
+        {"name": f"{MISTAKES}:Nothing", "what": "the gradient of noise with the label"},
+        {"name": f"{MISTAKES}:Nothing", "what": "rows sorted"},
     ],
     ids=str,
 )  # fmt: skip

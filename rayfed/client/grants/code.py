@@ -2,14 +2,18 @@
 
 An attacker with the code runs it at his side, for the victim's number and round, on gradients of his own choice and
 with randomness of his own. What comes out alike each time is no secret: an offset (noise from a seed that can be
-guessed, or drawn once), or the order into which values are put. Of an offset that is random in a few directions alone
-the attacker estimates how far it goes: a gradient has many values near zero, so the smallest absolute deviations count.
+guessed, or drawn once), the order into which values are put and the factor by which each is multiplied, or any other
+affine map of all of them. Of an offset that is random in a few directions alone the attacker estimates how far it goes:
+a gradient has many values near zero, so the smallest absolute deviations count. Where signs alone are random, all
+magnitudes are what is left: those of a product are the product of the magnitudes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rayfed.client.grants.base import Grant
 from rayfed.registry import component
@@ -24,10 +28,33 @@ if TYPE_CHECKING:
 
 _DRAWS = 4
 """Answers to a gradient of zeros, in whose differences random directions show."""
-_MOST_DRAWS, _HELD = 64, 2**22
+_MOST_DRAWS, _HELD = 256, 2**22
 """Most answers that are drawn while each of them shows a new direction, and values in them all."""
 _REWEIGHTED = 60
+_HALVINGS = 100
+"""Halvings of the interval in which a value lies."""
+_SAME = 1e-3
+"""Relative error up to which two answers are the same, as they are in 16 bits."""
 _UNREHEARSED = f"{UNREHEARSED} ({{}}: {{}}): nothing known by their code was taken off"
+
+
+class Moved(NamedTuple):
+    """Where values come from, and times what."""
+
+    order: Tensor
+    """(D,) int64, the place from which each value comes."""
+    factor: Tensor
+    """(D,), by which it is multiplied; 0 for values that are not sent."""
+
+    def back(self, values: Tensor) -> Tensor:
+        """Return values (D,) as they were before; as they are where some came that should not have been sent."""
+        import torch
+
+        order, factor = self.order.to(values.device), self.factor.to(values)
+        sent = factor != 0
+        if values[~sent].norm() > _SAME * values.norm():
+            return values
+        return torch.zeros_like(values).scatter(0, order[sent], values[sent] / factor[sent])
 
 
 @dataclass(frozen=True)
@@ -38,28 +65,28 @@ class Undo:
     """(D,), what is added to every update."""
     directions: Tensor | None = None
     """(D, R) orthonormal, in which something random is added."""
-    order: Tensor | None = None
-    """(D,) int64, the place from which each value comes."""
+    moved: Moved | None = None
+    unsigned: bool = False
+    """Whether signs are random, so that magnitudes alone are left."""
 
     @property
     def known(self) -> bool:
         """Whether there is anything to take off."""
-        return any(part is not None for part in (self.offset, self.directions, self.order))
+        return self.unsigned or any(part is not None for part in (self.offset, self.directions, self.moved))
 
     def __call__(self, update: Update) -> Named:
         """Return the tensors of an update as they were before."""
-        import torch
-
         from rayfed.gradients import flatten, unflatten
 
         values = flatten(update.tensors)
         if self.offset is not None:
             values = values - self.offset.to(values)
         if self.directions is not None:
-            values = values - self.directions.to(values) @ _least_absolute(self.directions.to(values), values)
-        if self.order is not None:
-            values = torch.empty_like(values).scatter(0, self.order.to(values.device), values)
-        return unflatten(values, update.tensors)
+            directions = self.directions.to(values.device).double()
+            values = values - (directions @ _least_absolute(directions, values.double())).to(values)
+        if self.moved is not None:
+            values = self.moved.back(values)
+        return unflatten(values.abs() if self.unsigned else values, update.tensors)
 
 
 @component
@@ -81,10 +108,10 @@ class KnownCode(Grant):
             return {"undone": None}
         try:
             undo = _rehearsed(observed)
+            if not undo.known:
+                return {"undone": _inverted(observed, update) if update.tensors else None}
         except Exception as error:  # a defence may ask for what this attacker does not have; its rows say so
             return {"undone": _UNREHEARSED.format(type(error).__name__, str(error).partition("\n")[0])}
-        if not undo.known:
-            return {"undone": None}
         return {"undone": undo(update) if update.tensors else undo}
 
 
@@ -94,12 +121,74 @@ def _rehearsed(observed: ObservedClient) -> Undo:
 
     answers = torch.stack([_answer(observed, None, seed) for seed in range(_DRAWS)])
     if not answers.isfinite().all():
+        undo = _moves(observed, torch.zeros_like(answers[0]))
+        if undo.known:
+            return undo
         raise ArithmeticError("they make of zeros what is not finite")
     if (answers - answers[0]).abs().max() > 1e-6 * answers.abs().max():
         return Undo(directions=_random_directions(observed, answers))
     offset = answers[0] if _holds(observed, answers[0]) else torch.zeros_like(answers[0])
-    order = _order(*(_tried(observed, offset, seed) for seed in (1, 2)))
-    return Undo(offset=offset if offset.any() else None, order=order)
+    return replace(_moves(observed, offset), offset=offset if offset.any() else None)
+
+
+def _inverted(observed: ObservedClient, update: Update) -> Named | None:
+    """Return the tensors behind an update by an invertible function of each value, or an affine map of all together.
+
+    None of any other map, and of one that changes nothing.
+    """
+    import torch
+
+    from rayfed.gradients import flatten, unflatten
+
+    target, seeds = flatten(update.tensors), count()
+
+    def sent(gradient: Tensor) -> Tensor:
+        with torch.enable_grad():  # a defence may take gradients itself
+            return _answer(observed, gradient, next(seeds))
+
+    draw = torch.Generator().manual_seed(0)
+    one, other = torch.randn(2, len(target), generator=draw).to(target)
+    half = torch.rand(len(target), generator=draw).to(target) < 0.5
+    together, apart = sent(torch.where(half, one, other)), torch.where(half, sent(one), sent(other))
+    if _alike(together, apart):
+        found = _bisected(sent, target) if len(together.unique()) > len(together) / 2 else None
+    else:
+        found = _unmixed(sent, target)
+    if found is None or _alike(found, target):
+        return None
+    return unflatten(found, update.tensors)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).norm() <= _SAME * other.norm())
+
+
+def _bisected(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None:
+    """Return what a monotone function of each value makes the target of, (D,); None where nothing is."""
+    import torch
+
+    size = 1e3 * target.abs().max().clamp(min=1).expand_as(target)
+    rising, still = sent(size) > sent(-size), sent(size) == sent(-size)
+    low, high = -size, size
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        below = (sent(middle) < target) == rising
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    found = ((low + high) / 2).masked_fill(still, 0)
+    return found if _alike(sent(found), target) else None
+
+
+def _unmixed(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None:
+    """Return what an affine map makes the target of, (D,), 0 in what it leaves out; None of another map."""
+    import torch
+
+    from rayfed.attacks.closed_form.equations import is_affine, solve
+
+    if not is_affine(sent, torch.rand(len(target), generator=torch.Generator().manual_seed(1)).to(target)):
+        return None
+    # what nothing tells of stays 0.5
+    found, residual = solve(lambda raised: sent(raised - 0.5), target, target.shape, affine=True)
+    return found - 0.5 if residual <= _SAME else None
 
 
 def _random_directions(observed: ObservedClient, answers: Tensor) -> Tensor | None:
@@ -108,10 +197,18 @@ def _random_directions(observed: ObservedClient, answers: Tensor) -> Tensor | No
 
     width = answers.shape[1]
     most = max(len(answers), min(_MOST_DRAWS, _HELD // width, width))
-    while (found := _few_directions(answers)) is None and len(answers) < most:
+    while (found := _few_directions(answers)) is None and len(answers) < most and _spread(answers) < 2 * most:
         more = range(len(answers), min(2 * len(answers), most))
         answers = torch.cat([answers, *(_answer(observed, None, seed)[None] for seed in more)])
     return found
+
+
+def _spread(answers: Tensor) -> float:
+    """Return in about how many directions random answers (M, D) lie: one over the mean square of their cosines."""
+    units = answers.double() / answers.double().norm(dim=1, keepdim=True)
+    squares = (units @ units.T).square()
+    count = len(answers)
+    return float((count * count - count) / (squares.sum() - count))
 
 
 def _holds(observed: ObservedClient, offset: Tensor) -> bool:
@@ -174,27 +271,57 @@ def _own_task(observed: ObservedClient, seed: int) -> Task:
     )
 
 
-def _tried(observed: ObservedClient, offset: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Return a random gradient (D,), and what becomes of it beside the offset."""
-    import torch
+def _moves(observed: ObservedClient, offset: Tensor) -> Undo:
+    """Return what is found, value by value, of defences that answer zeros with an offset (D,).
 
-    given = torch.randn(len(offset), generator=torch.Generator().manual_seed(seed)).to(offset)
-    return given, _answer(observed, given, seed) - offset
-
-
-def _order(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> Tensor | None:
-    """Return from which place each value comes, (D,), found on one gradient and checked on another; None if in place.
-
-    The values may come back larger or smaller, all alike.
+    They are given gradients that differ in signs alone, so that clips and thresholds act alike on all: the value i of
+    gradient k has its sign turned where bit k of i is set, and the signs of an answer tell from where each value comes.
     """
     import torch
 
-    (given, back), (again, then) = first, second
-    order = torch.empty_like(back.argsort())
-    order[back.argsort()] = given.argsort()
-    moved = again[order]
-    same = torch.allclose(then / then.norm(), moved / moved.norm(), rtol=1e-3, atol=1e-6 / len(moved) ** 0.5)
-    return order if same and not torch.equal(order, order.sort().values) else None
+    draw = torch.Generator().manual_seed(0)
+    given = (torch.rand(len(offset), generator=draw) + 0.5).to(offset)
+    given = given * (torch.rand(len(offset), generator=draw) < 0.5).to(offset).mul(2).sub(1)
+
+    def answer(gradient: Tensor, seed: int) -> Tensor:
+        return _answer(observed, gradient, seed) - offset
+
+    first, numbers = answer(given, 0), torch.arange(len(given), device=given.device)
+    order = torch.zeros_like(numbers)
+    for bit in range(len(given).bit_length()):
+        turned = answer(torch.where((numbers >> bit) % 2 == 1, -given, given), bit + 1)
+        if not torch.allclose(turned.abs(), first.abs(), rtol=_SAME, atol=1e-6 * float(offset.abs().max())):
+            return Undo()
+        order |= (turned * first < 0).long() << bit
+    sent = first != 0
+    if len(order[sent].unique()) < sent.sum() or bool((order >= len(order)).any()):
+        ratio = first.abs() / given.abs()
+        return Undo(unsigned=bool((ratio - ratio[0]).abs().max() < _SAME * ratio[0]))
+    return Undo(moved=_checked(Moved(order, first / given[order]), answer))
+
+
+def _checked(moved: Moved, answer: Callable[[Tensor, int], Tensor]) -> Moved | None:
+    """Return where values come from, and times what, if two other gradients confirm it; None if all are in place.
+
+    They may come back larger or smaller, all alike; factors then count relatively to each other.
+    """
+    import torch
+
+    order, factor = moved
+    other = torch.randn(len(order), generator=torch.Generator().manual_seed(1)).to(factor)
+    sizes = []
+    for size, seed in ((1.0, 1), (0.01, 2)):
+        expected, back = size * factor * other[order], answer(size * other, seed)
+        sizes.append(back.norm() / expected.norm())
+        if (back / back.norm() - expected / expected.norm()).norm() > _SAME:
+            return None
+    usual = factor[factor != 0].abs().median()
+    if (torch.stack(sizes) - 1).abs().max() > _SAME or (usual - 1).abs() < _SAME:
+        factor, usual = factor / usual, torch.ones_like(usual)
+    factor = torch.where((factor - usual).abs() < 2 * _SAME * usual, usual, factor)
+    sent, places = factor != 0, torch.arange(len(order), device=order.device)
+    plain = torch.equal(order[sent], places[sent]) and bool((factor[sent] == 1).all())
+    return None if plain else Moved(order, factor)
 
 
 def _few_directions(answers: Tensor) -> Tensor | None:
@@ -204,10 +331,12 @@ def _few_directions(answers: Tensor) -> Tensor | None:
     """
     import torch
 
-    _, sizes, directions = torch.linalg.svd(answers.double(), full_matrices=False)
-    rank = int((sizes > 1e-6 * sizes[0]).sum())
+    precise = answers.double()
+    sizes = torch.linalg.eigvalsh(precise @ precise.T)  # squares of singular values, at a fraction of their cost
+    rank = int((sizes > 1e-12 * sizes[-1]).sum())
     if rank == len(answers):
         return None
+    directions = torch.linalg.svd(precise, full_matrices=False).Vh
     shared = directions[:rank].square().sum(0) < 0.5
     if shared.all():
         found: Tensor = directions[:rank].T

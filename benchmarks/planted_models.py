@@ -182,6 +182,129 @@ class Recurrent(nn.Module):
         return logits
 
 
+class Local(nn.Module):
+    """Weights and a bias of their own for each patch of 2 x 2."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        channels, height, width = image_shape
+        places = height * width // 4
+        self.weight = nn.Parameter(torch.randn(places, 3, 4 * channels) / 2)
+        self.bias = nn.Parameter(torch.randn(places, 3) / 5)
+        self.head = nn.Linear(3 * places, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to logits (N, K)."""
+        patches = nn.functional.unfold(inputs, 2, stride=2)
+        seen = torch.einsum("pok,nkp->npo", self.weight, patches) + self.bias
+        logits: Tensor = self.head(seen.tanh().flatten(1))
+        return logits
+
+
+class LowRank(nn.Module):
+    """A linear layer whose matrix is the product of two thin ones."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(prod(image_shape), 6, bias=False), nn.Linear(6, WIDTH)
+        self.head = nn.Linear(WIDTH, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (N, *shape) to logits (N, K)."""
+        logits: Tensor = self.head(self.up(self.down(inputs.flatten(1))).tanh())
+        return logits
+
+
+class Sparse(nn.Module):
+    """A linear layer of which a fixed half of the weights counts."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(prod(image_shape), WIDTH), nn.Linear(WIDTH, classes)
+        self.register_buffer("mask", (torch.rand(self.first.weight.shape) < 0.5).float())
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (N, *shape) to logits (N, K)."""
+        seen = nn.functional.linear(inputs.flatten(1), self.first.weight * self.mask, self.first.bias)
+        logits: Tensor = self.head(seen.tanh())
+        return logits
+
+
+class Normed(nn.Module):
+    """A linear layer whose rows are a length times a direction."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.first = nn.utils.parametrizations.weight_norm(nn.Linear(prod(image_shape), WIDTH))
+        self.head = nn.Linear(WIDTH, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (N, *shape) to logits (N, K)."""
+        logits: Tensor = self.head(self.first(inputs.flatten(1)).tanh())
+        return logits
+
+
+class Squares(nn.Module):
+    """A bilinear layer of the image with itself."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        size = prod(image_shape)
+        self.first, self.head = nn.Bilinear(size, size, 16), nn.Linear(16, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (N, *shape) to logits (N, K)."""
+        flat = inputs.flatten(1)
+        logits: Tensor = self.head(self.first(flat, flat).tanh())
+        return logits
+
+
+class Gated(nn.Module):
+    """A trained gate of each pixel, and a shift behind it."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        size = prod(image_shape)
+        self.gate, self.shift = nn.Parameter(torch.randn(size)), nn.Parameter(torch.zeros(size))
+        self.rest = nn.Sequential(nn.Tanh(), nn.Linear(size, WIDTH, bias=False), nn.Tanh(), nn.Linear(WIDTH, classes))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (N, *shape) to logits (N, K)."""
+        logits: Tensor = self.rest(inputs.flatten(1) * self.gate.sigmoid() + self.shift)
+        return logits
+
+
+class Lines(nn.Module):
+    """A sequence of the image's rows with learnt places, and attention."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int, frozen: bool = False) -> None:
+        super().__init__()
+        channels, height, width = image_shape
+        self.embed = nn.Linear(channels * width, 32, bias=False).requires_grad_(not frozen)
+        self.places = nn.Parameter(torch.randn(height, 32) / 5)
+        self.block, self.head = Block(32, 4, 64), nn.Linear(32, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map images (N, C, H, W) to logits (N, K)."""
+        sequence = self.embed(inputs.transpose(1, 2).flatten(2)) + self.places
+        logits: Tensor = self.head(self.block(sequence).mean(1))
+        return logits
+
+
+class Shared(nn.Module):
+    """One linear layer, used twice."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        size = prod(image_shape)
+        self.first, self.head = nn.Linear(size, size), nn.Linear(size, classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map inputs (N, *shape) to logits (N, K)."""
+        logits: Tensor = self.head(self.first(self.first(inputs.flatten(1)).tanh()).tanh())
+        return logits
+
+
 NORMS = {
     "none": nn.Identity,
     "batch": nn.BatchNorm2d,
@@ -201,9 +324,12 @@ class Convolutional(nn.Module):
         norm: str = "none",
         channels: int = 4,
         stride: int = 1,
+        separable: bool = False,
     ) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(image_shape[0], channels, 3, stride, padding=1)
+        self.conv: nn.Module = nn.Conv2d(image_shape[0], channels, 3, stride, padding=1)
+        if separable:
+            self.conv = nn.Sequential(self.conv, nn.Conv2d(channels, channels, 3, padding=1, groups=channels))
         self.norm, self.act = NORMS[norm](channels), getattr(nn, activation)()
         with torch.no_grad():
             features = self.conv(torch.zeros(1, *image_shape)).numel()
@@ -317,4 +443,33 @@ class Dummies(nn.Module):
         """Map texts (N, L) to logits (N, K)."""
         hot = nn.functional.one_hot(texts, self.vocabulary).float().flatten(1)
         logits: Tensor = self.head(self.first(hot).tanh())
+        return logits
+
+
+class Joined(nn.Module):
+    """Texts: the vectors of all places beside each other, and a linear layer."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int, vocabulary: int = 300) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocabulary, 16)
+        self.first, self.head = nn.Linear(16 * image_shape[0], 32), nn.Linear(32, classes)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        """Map texts (N, L) to logits (N, K)."""
+        logits: Tensor = self.head(self.first(self.table(texts).flatten(1)).tanh())
+        return logits
+
+
+class Added(nn.Module):
+    """Texts: a table of tokens for each place, and the sum of what is read."""
+
+    def __init__(self, image_shape: tuple[int, ...], classes: int, vocabulary: int = 300) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(image_shape[0], vocabulary, 16))
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        """Map texts (N, L) to logits (N, K)."""
+        places = torch.arange(texts.shape[1], device=texts.device)
+        logits: Tensor = self.head(self.table[places, texts].sum(1).tanh())
         return logits

@@ -9,6 +9,7 @@ import scipy.linalg
 import torch
 from torch import Tensor, nn
 
+from benchmarks import planted_models
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.text.dager import Dager, Span
 from rayfed.attacks.text.embedding_rows import EmbeddingRows
@@ -238,6 +239,16 @@ def test_dager_reads_as_many_tokens_as_the_span_has_room_for() -> None:
         assert status != "ok" or torch.equal(found.images, numbers)
 
 
+@pytest.mark.parametrize(("name", "size"), [("Joined", 1), ("Joined", 2), ("Dummies", 1), ("Tables", 1)])
+def test_dager_reads_whole_texts_off_a_layer_that_sees_each_as_one_vector(name: str, size: int) -> None:
+    images = torch.randint(60, (size, 6), generator=torch.Generator().manual_seed(size))
+    torch.manual_seed(0)
+    model = getattr(planted_models, name)((6,), 3, vocabulary=60)
+    observation = seen(model, images, torch.arange(size))
+    [found] = struck(Dager(), model, replace(observation, sample=Tokens(tuple(map(str, range(60))), 6)))
+    assert in_place(images, found.images) == 1
+
+
 def test_dager_says_where_it_does_not_apply() -> None:
     images, labels = windows(2)
     full = reader(width=32, layers=1)
@@ -291,6 +302,16 @@ def test_learnt_places_give_the_order_away_even_of_repeated_tokens() -> None:
     model = reader()
     [found] = struck(EmbeddingRows(), model, seen(model, REPEATED, torch.tensor([1])))
     assert torch.equal(found.images, REPEATED)
+
+
+@pytest.mark.parametrize("name", ["Tables", "Added"])
+def test_a_table_for_each_place_gives_order_and_tokens_away(name: str) -> None:
+    texts = torch.randint(60, (1, 6), generator=torch.Generator().manual_seed(3))
+    torch.manual_seed(0)
+    model = getattr(planted_models, name)((6,), 3, vocabulary=60)
+    observation = seen(model, texts, torch.ones(1, dtype=torch.int64))
+    [found] = struck(EmbeddingRows(), model, replace(observation, sample=Tokens(tuple(map(str, range(60))), 6)))
+    assert torch.equal(found.images, texts)
 
 
 def test_without_a_table_there_is_nothing_to_read() -> None:

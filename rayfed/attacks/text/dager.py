@@ -4,7 +4,8 @@ The gradient of a weight that multiplies a vector of each token is a sum of oute
 batch, so that it lies in the span of these vectors (`products`). Where a vector is a known function of token and place,
 as what enters the first attention mostly is, those in the span are the batch's. A text of a batch of several is one
 whose vectors further on, which depend on all of its tokens, lie in the span there; where the first vectors do not
-depend on the place, the order of a text is found in the same way.
+depend on the place, the order of a text is found in the same way. So are whole texts where a layer sees one vector of
+each, such as those of all places beside each other.
 
 Source: Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", sections 3 and 4. Ours: the
 weights are found by what they multiply, whatever they are called, and of several places in a model that one is taken
@@ -30,12 +31,14 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.text.products import Entrance, entrances
-from rayfed.attacks.text.tokens import is_finite, texts
+from rayfed.attacks.text.tokens import is_finite, table_of, texts, tokens_in
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Observation
 
 _TOKENS_AT_ONCE = 2048
+_INSIDE = 1e-3
+"""Distance from a span, over a vector's own norm, below which it is in it."""
 _SWEEPS = 8
 _MOST_OPTIONS = 24
 """Most tokens tried at a place: where the span is nearly everything, all tokens are near it."""
@@ -55,7 +58,8 @@ class Dager:
     """Search for tokens and places whose vectors are nearest to the span of the gradients of what multiplies them.
 
     Exact for as many different vectors as fit: fewer in the whole batch than what enters the first attention has
-    dimensions, which are its inputs, without one behind a norm.
+    dimensions, which are its inputs, without one behind a norm. Where no weights multiply a vector of each token, a
+    layer that sees those of all places beside each other gives whole texts away.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
@@ -87,11 +91,16 @@ class Dager:
             return Reconstruction(images=images, labels=labels, status="diverged", message="the update is not finite")
         at_places, further = _sorted(entrances(observation, model), observation)
         first = _roomiest([Span.of(observation, entrance) for entrance in at_places])
-        if first is None:
-            return not_applicable(observation, _NO_PRODUCT)
-        if first.rank >= first.room:
-            tokens = observation.batch_size * first.length
-            return not_applicable(observation, _FULL.format(tokens=tokens, room=first.room))
+        if first is None or first.rank >= first.room:
+            reason = _NO_PRODUCT
+            if first is not None:
+                reason = _FULL.format(tokens=observation.batch_size * first.length, room=first.room)
+            whole = _whole(observation, model)
+            if whole is None:
+                return not_applicable(observation, reason)
+            options = [_present(observation, model)] * observation.sample.shape[0]
+            found, loss = self._assembled(options, whole, observation.batch_size, generator)
+            return Reconstruction(images=texts(found, observation), labels=labels, loss=loss)
         apart = first.of_tokens(observation.sample.largest + 1)
         anywhere = torch.allclose(apart, apart[:, :1].expand_as(apart), rtol=1e-3, atol=1e-6)
         if observation.batch_size == 1 and not anywhere:
@@ -101,20 +110,24 @@ class Dager:
         if second is None or second.rank < first.rank or second.rank >= second.room:
             return not_applicable(observation, _NO_ORDER)
         least = first.rank if anywhere else observation.batch_size
-        found, loss = self._assembled(apart, second, observation.batch_size, least, generator)
+        options = [_options(column, least, self.threshold) for column in apart.unbind(1)]
+        found, loss = self._assembled(options, second, observation.batch_size, generator)
         return Reconstruction(images=texts(found, observation), labels=labels, loss=loss)
 
     def _assembled(
-        self, apart: Tensor, second: Span, count: int, least: int, generator: torch.Generator
+        self, options: Sequence[Tensor], second: Span, count: int, generator: torch.Generator
     ) -> tuple[Tensor, float]:
-        """Return texts (count, L) that the second span knows best, and their mean distance from it.
+        """Return texts (count, L) of the tokens that may stand at each place that the second span knows best.
 
-        `apart` (V, L) are the tokens' distances from the first span at each place, of which `least` may stand there.
+        Also their mean distance from it. The search ends early where as many texts are in the span.
         """
-        options = [_options(column, least, self.threshold) for column in apart.unbind(1)]
         drawn = [o[torch.randint(len(o), (self.starts,), generator=generator).to(o.device)] for o in options]
-        found = descended(torch.stack(drawn, dim=1), options, lambda numbers: second.of_texts(numbers))
-        distances = second.of_texts(found)
+        found, distances = torch.stack(drawn, dim=1)[:0], torch.zeros(0)
+        for starts in torch.stack(drawn, dim=1).split(count):
+            more = descended(starts, options, second.of_texts)
+            found, distances = torch.cat([found, more]), torch.cat([distances.to(more.device), second.of_texts(more)])
+            if len(found[distances < _INSIDE].unique(dim=0)) >= count:
+                break
         order = distances.argsort(stable=True)
         chosen: list[int] = []
         for row in order.tolist():
@@ -151,6 +164,13 @@ class Span:
         rank = min(tokens, int(torch.linalg.matrix_rank(gradient)))
         directions = torch.linalg.svd(gradient.double(), full_matrices=False).U.T
         return cls(entrance.inputs, directions[: tokens if tokens < room else rank], length, room, rank)
+
+    @classmethod
+    def of_whole(cls, observation: Observation, entrance: Entrance) -> Span:
+        """Return the span at an entrance of whole texts: of as many directions as the batch has texts."""
+        gradient, size = entrance.gradient(observation.gradient).double(), observation.batch_size
+        directions = torch.linalg.svd(gradient, full_matrices=False).U.T[:size]
+        return cls(entrance.inputs, directions, 1, room=len(gradient), rank=size)
 
     @torch.no_grad()
     def of_tokens(self, vocabulary: int) -> Tensor:
@@ -200,6 +220,29 @@ def _sorted(found: Sequence[Entrance], observation: Observation) -> tuple[list[E
         if len(further) == _FURTHER:
             break
     return at_places, further
+
+
+def _whole(observation: Observation, model: nn.Module) -> Span | None:
+    """Return the first span of whole texts' vectors in which each place has entries of its own; None without any."""
+    length, size = observation.sample.shape[0], observation.batch_size
+    one, other = observation.sample.noise(2, torch.Generator().manual_seed(1))
+    changed = torch.where(
+        torch.eye(length, dtype=torch.bool), (other + (one == other)) % observation.sample.largest, one
+    )
+    for entrance in entrances(observation, model, whole=True):
+        moved = entrance.inputs(changed) != entrance.inputs(one[None])
+        if size < len(entrance.gradient(observation.gradient)) and moved.any(2).all() and moved.sum(0).max() == 1:
+            return Span.of_whole(observation, entrance)
+    return None
+
+
+def _present(observation: Observation, model: nn.Module) -> Tensor:
+    """Return the tokens that the batch may have: those whose rows of the table move, or all."""
+    table, vocabulary = table_of(model), observation.sample.largest + 1
+    rows = observation.gradient.get(f"{table[0]}.weight") if table else None
+    if rows is None or len(rows) != vocabulary:
+        return torch.arange(vocabulary)
+    return tokens_in(rows, observation.batch_size * observation.sample.shape[0])
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ have (Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative
 token occurs is a guess by the norm of its row. A model that also learns a vector for every place gives the order of a
 single text away, which is ours: the gradient of place p is that of the text there, G_p, so row v of the table's is
 E_v = sum_p A_vp G_p with A_vp = 1 where v stands at p, and A = E G^+ for texts that have fewer places than the vectors
-have numbers.
+have numbers. A model that has a row of its own for each token at each place gives both away.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
+from rayfed.attacks.text.lookups import Lookup, rows_of_places
 from rayfed.attacks.text.tokens import NO_TABLE, is_finite, table_of, texts, tokens_in
 from rayfed.registry import component
 from rayfed.samples import Modality
@@ -30,7 +31,7 @@ class EmbeddingRows:
     """Tokens of the batch from the rows of the table that its gradient moves, under noise the largest.
 
     Their order is unknown, so that texts come out as bags of words; not that of a single text, where the model learns
-    its places.
+    its places, or has a table for each.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
@@ -40,6 +41,9 @@ class EmbeddingRows:
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         """Return one reconstruction for each observation (see `Attack`)."""
+        placed = rows_of_places(observations[0], model)
+        if placed is not None:
+            return in_groups(lambda group, _: [_by_place(o, placed) for o in group], observations, generators)
         table = table_of(model)
         name = f"{table[0]}.weight" if table else ""
         if name not in observations[0].update:
@@ -51,8 +55,7 @@ def _reconstruction(observation: Observation, name: str, model: nn.Module) -> Re
     assert observation.labels is not None
     labels = observation.labels.cpu()
     if not is_finite(observation):
-        images = observation.sample.blank(observation.batch_size)
-        return Reconstruction(images=images, labels=labels, status="diverged", message="the update is not finite")
+        return _not_finite(observation)
     rows = observation.gradient[name].double()
     length = observation.sample.shape[0]
     tokens = tokens_in(rows, observation.batch_size * length)
@@ -62,6 +65,22 @@ def _reconstruction(observation: Observation, name: str, model: nn.Module) -> Re
     else:
         found = bag(rows, tokens, observation.batch_size * length)
     return Reconstruction(images=texts(found, observation), labels=labels)
+
+
+def _not_finite(observation: Observation) -> Reconstruction:
+    assert observation.labels is not None
+    images, labels = observation.sample.blank(observation.batch_size), observation.labels.cpu()
+    return Reconstruction(images=images, labels=labels, status="diverged", message="the update is not finite")
+
+
+def _by_place(observation: Observation, lookup: Lookup) -> Reconstruction:
+    """Return the tokens whose rows move most at each place."""
+    assert observation.labels is not None
+    if not is_finite(observation):
+        return _not_finite(observation)
+    moved = observation.gradient[lookup.parameter].double().reshape(lookup.rows, -1).norm(dim=1)
+    found = moved[lookup.numbers].topk(observation.batch_size, dim=0).indices.T
+    return Reconstruction(images=texts(found, observation), labels=observation.labels.cpu())
 
 
 def bag(rows: Tensor, tokens: Tensor, count: int) -> Tensor:

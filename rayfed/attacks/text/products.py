@@ -87,11 +87,11 @@ class _Recorder(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Entrance:
-    """A place in a model at which a vector of every token's place is multiplied with weights."""
+    """A place in a model at which a vector of every token's place, or of every text, is multiplied with weights."""
 
     factors: tuple[Factor, ...]
     inputs: Callable[[Tensor], Tensor]
-    """Function from token numbers (n, L) to what enters, (n, L, in)."""
+    """Function from token numbers (n, L) to what enters, (n, L, in); (n, 1, in) of whole texts."""
 
     def gradient(self, update: Named) -> Tensor:
         """Return the gradients of all factors beside each other, (in, out)."""
@@ -103,12 +103,16 @@ class Entrance:
         return torch.allclose(self.inputs(text[None])[0], alone, rtol=1e-4, atol=1e-5)
 
 
-def entrances(observation: Observation, model: nn.Module) -> list[Entrance]:
-    """Return the entrances of a model whose factors' gradients are observed, in the order of a forward pass."""
+def entrances(observation: Observation, model: nn.Module, whole: bool = False) -> list[Entrance]:
+    """Return the entrances of a model whose factors' gradients are observed, in the order of a forward pass.
+
+    They have a vector for each place, or, of `whole` texts, one for each text.
+    """
     device = next(iter(observation.weights.values())).device
     network = without_tracking(model).to(device)
     state = {name: t.contiguous() for name, t in {**observation.weights, **buffers_for(network, observation)}.items()}
-    length, seen = observation.sample.shape[0], {name: state[name] for name in observation.update}
+    length = 1 if whole else observation.sample.shape[0]
+    seen = {name: state[name] for name in observation.update}
 
     def run(numbers: Tensor, last: int | None = None) -> Runs:
         recorder = _Recorder(seen, last)

@@ -297,6 +297,8 @@ def test_the_description_is_of_what_the_model_does() -> None:
     frozen = build_model("mlp", {}, (1, 8, 8), 10, seed=0)
     next(frozen.parameters()).requires_grad_(False)
     assert "frozen: 1 parameters" in said(frozen)
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(64, 10))
+    assert "first: 1 (ParametrizedLinear)" in said(nn.Sequential(nn.Flatten(), normed))
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:

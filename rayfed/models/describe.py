@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +31,15 @@ def described(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
 def _ends(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
     """Yield what reads the input first, and what gives the output last."""
     seen: list[tuple[str, nn.Module, Tensor]] = []
+
+    def note(name: str, module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        read = [value for value in (*given, *named.values()) if isinstance(value, Tensor)]
+        seen.extend((name, module, tensor) for tensor in read[:1])  # none: it makes weights of weights
+
     hooks = [
-        module.register_forward_hook(lambda m, given, _, name=name: seen.append((name, m, given[0])))
+        module.register_forward_hook(
+            lambda m, given, named, _, name=name: note(name, m, given, named), with_kwargs=True
+        )
         for name, module in model.named_modules()
         if any(True for _ in module.parameters(recurse=False))
     ]

@@ -103,12 +103,24 @@ def _architectures() -> Iterator[Plant]:
         yield Plant(f"convnet, {norm} norm", "Convolutional", keys.convolution, {"norm": norm})
     strided = {"stride": 2, "channels": 16}
     yield Plant("convnet, stride 2", "Convolutional", keys.convolution, strided)
+    separable = {"separable": True, "channels": 8}
+    yield Plant("convnet, separable", "Convolutional", keys.convolution, separable)
     yield Plant("convnet, mean pooling", "Pooled", keys.pooled)
     yield Plant("residual network", "Residual", keys.residual)
     for token, fused in ((False, False), (True, False), (False, True)):
         name = "ViT" + ", class token" * token + ", PyTorch's layer" * fused
         yield Plant(name, "Patches", keys.patches, {"token": token, "fused": fused})
     yield Plant("ViT, patches without bias", "Patches", keys.patches, {"bias": False})
+    for model, key in (
+        ("Local", keys.local),
+        ("LowRank", keys.low_rank),
+        ("Sparse", keys.sparse),
+        ("Normed", keys.normed),
+        ("Squares", keys.squares),
+        ("Gated", keys.gated),
+        ("Lines", keys.lines),
+    ):
+        yield Plant(f"first layer: {model}", model, key)
 
 
 def _texts_and_records() -> Iterator[Plant]:
@@ -117,6 +129,8 @@ def _texts_and_records() -> Iterator[Plant]:
     yield Plant("PyTorch's transformer on tokens", "Placed", keys.placed, data=TEXTS)
     yield Plant("a table of tokens for each place", "Tables", keys.tables, data=TEXTS)
     yield Plant("tokens as dummies", "Dummies", keys.dummies, data=TEXTS)
+    yield Plant("the vectors of all places beside each other", "Joined", keys.joined, data=TEXTS)
+    yield Plant("a table of tokens for each place, added", "Added", keys.added, data=TEXTS)
     yield Plant("records, mlp", "Dense", keys.dense, data=RECORDS)
     yield Plant("records, one linear layer", "Regression", keys.dense, data=RECORDS)
     yield Plant("records, cosine head", "Dense", keys.dense, {"head": "cosine"}, data=RECORDS)
@@ -147,6 +161,15 @@ def _mistakes() -> Iterator[Plant]:
     yield _defended("plus the gradient of a black image", keys.undone(keys.without_public), "PlusPublic")
     yield _defended("trained on other labels", keys.dense, "OtherData", labels=True)
     yield _defended("trained on slightly noisy images", keys.dense, "OtherData", sigma=0.03)
+    yield _defended("signs of weights flipped by a known seed", keys.undone(keys.with_signs), "Signs", seed=5)
+    yield _defended("values times factors of the client's number", keys.undone(keys.without_factors), "Factors")
+    yield _defended("tensors times a constant each", keys.undone(keys.without_layers), "Layered")
+    yield _defended("reflected at a known plane", keys.undone(keys.mirrored_again), "Mirrored")
+    yield _defended("running sums", keys.undone(keys.differences), "Sums")
+    yield _defended("the new weights", keys.undone(keys.without_weights), "NewWeights")
+    yield _defended("noise alike in all rows", keys.between_rows, "NoiseOfRows")
+    yield _defended("noise in proportion", keys.dense, "NoiseInProportion")
+    yield _defended("cubes of values", keys.undone(keys.roots), "Cubed")
     noise = {"name": "gaussian", "sigma": 10.0}
     yield Plant("statistics sent beside noise", "Dense", keys.statistics, {"front": "statistics"}, noise)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.planted_defences import drawn_like, seeded
+from benchmarks.planted_defences import drawn_like, mirrored, seeded
 from rayfed import gradients
 from rayfed.update import Named, Observation
 
@@ -224,6 +224,51 @@ def without_public(update: Named, seen: Observation, model: Any) -> Named:
     return {name: tensor - public[name] for name, tensor in update.items()}
 
 
+def without_factors(update: Named, seen: Observation, model: Any) -> Named:
+    """Divide by the factors of the client's number."""
+    drawn = drawn_like(update, seen.victim)
+    return {name: tensor / drawn[name].exp() for name, tensor in update.items()}
+
+
+def without_layers(update: Named, seen: Observation, model: Any) -> Named:
+    """Divide by each tensor's constant."""
+    return {name: tensor / 3.0**k for k, (name, tensor) in enumerate(update.items())}
+
+
+def with_signs(update: Named, seen: Observation, model: Any) -> Named:
+    """Flip the signs again by the known seed."""
+    return {
+        name: t * torch.randn(t.shape, generator=seeded(5)).sign() if t.ndim > 1 else t for name, t in update.items()
+    }
+
+
+def mirrored_again(update: Named, seen: Observation, model: Any) -> Named:
+    """Reflect once more."""
+    return {name: mirrored(tensor) for name, tensor in update.items()}
+
+
+def differences(update: Named, seen: Observation, model: Any) -> Named:
+    """Take the differences of running sums."""
+    return {n: t.flatten().diff(prepend=t.new_zeros(1)).view_as(t) for n, t in update.items()}
+
+
+def without_weights(update: Named, seen: Observation, model: Any) -> Named:
+    """Subtract what was there before the step."""
+    return {name: (seen.weights[name] - tensor) / 0.1 for name, tensor in update.items()}
+
+
+def between_rows(seen: Observation, model: Any) -> Tensor:
+    """Subtract one row from another, and with it the noise that both have."""
+    weight, bias = seen.gradient["first.weight"].double(), seen.gradient["first.bias"].double()
+    high, low = int(bias.argmax()), int(bias.argmin())
+    return ((weight[high] - weight[low]) / (bias[high] - bias[low])).view(1, *seen.sample.shape).float()
+
+
+def roots(update: Named, seen: Observation, model: Any) -> Named:
+    """Take cube roots."""
+    return {name: tensor.sign() * tensor.abs() ** (1 / 3) for name, tensor in update.items()}
+
+
 def masked(seen: Observation, model: Any) -> Tensor:
     """Take each pixel from the row with the largest slope in the bias of those that kept both."""
     weight, bias = seen.gradient["first.weight"], seen.gradient["first.bias"]
@@ -236,6 +281,72 @@ def masked(seen: Observation, model: Any) -> Tensor:
 def signless(seen: Observation, model: Any) -> Tensor:
     """Take absolute values: no pixel is under zero."""
     return row_of(seen.gradient, "first.").abs().view(1, *seen.sample.shape).float()
+
+
+def local(seen: Observation, model: Any) -> Tensor:
+    """Divide the slopes in each patch's weights by those in its bias."""
+    weight, bias = seen.gradient["weight"], seen.gradient["bias"]
+    row = bias.abs().argmax(1)
+    places = torch.arange(len(row))
+    patches = (weight[places, row] / bias[places, row][:, None]).T[None]
+    image: Tensor = nn.functional.fold(patches, seen.sample.shape[1:], 2, stride=2)
+    return image
+
+
+def low_rank(seen: Observation, model: Any) -> Tensor:
+    """Divide by the slopes in what the thin matrix gives, which follow from those behind the other."""
+    slopes = seen.gradient["up.bias"] @ seen.weights["up.weight"]
+    row = int(slopes.abs().argmax())
+    return (seen.gradient["down.weight"][row] / slopes[row]).view(1, *seen.sample.shape)
+
+
+def sparse(seen: Observation, model: Any) -> Tensor:
+    """Take each pixel from the row with the largest slope of those in which it counts."""
+    return masked(seen, model)
+
+
+def normed(seen: Observation, model: Any) -> Tensor:
+    """Add up the part of the image along a row's direction, which its length tells, and the part across."""
+    path = "first.parametrizations.weight.original"
+    sent, row = seen.gradient, int(seen.gradient["first.bias"].abs().argmax())
+    slope, length = sent["first.bias"][row], seen.weights[f"{path}0"][row, 0]
+    vector = seen.weights[f"{path}1"][row]
+    along = sent[f"{path}0"][row, 0] / slope * vector / vector.norm()
+    across = sent[f"{path}1"][row] * vector.norm() / (length * slope)
+    return (along + across).view(1, *seen.sample.shape)
+
+
+def squares(seen: Observation, model: Any) -> Tensor:
+    """Divide by the bias's slope for the products of all pairs of pixels; those on the diagonal are squares."""
+    weight, bias = seen.gradient["first.weight"], seen.gradient["first.bias"]
+    row = int(bias.abs().argmax())
+    return (weight[row] / bias[row]).diagonal().clamp(min=0).sqrt().view(1, *seen.sample.shape)
+
+
+def gated(seen: Observation, model: Any) -> Tensor:
+    """Divide the slope in each pixel's gate by that in its shift."""
+    gate = seen.weights["gate"].sigmoid()
+    return (seen.gradient["gate"] / seen.gradient["shift"] / (gate * (1 - gate))).view(1, *seen.sample.shape)
+
+
+def lines(seen: Observation, model: Any) -> Tensor:
+    """Solve D^T X = dW for the rows X of the image, where D is the slope in the places."""
+    slope, weight = seen.gradient["places"].double(), seen.gradient["embed.weight"].double()
+    channels, height, width = seen.sample.shape
+    rows = torch.linalg.lstsq(slope.T, weight, driver="gelsd").solution
+    return rows.view(height, channels, width).transpose(0, 1)[None].float()
+
+
+def joined(seen: Observation, model: Any) -> Tensor:
+    """Look up what entered the linear layer in the table, place by place."""
+    table = seen.weights["table.weight"].double()
+    entered = row_of(seen.gradient, "first.").view(seen.sample.shape[0], -1)
+    return torch.cdist(entered, table).argmin(1)[None]
+
+
+def added(seen: Observation, model: Any) -> Tensor:
+    """Find the one row of each place's table that moves."""
+    return seen.gradient["table"].norm(dim=2).argmax(1)[None]
 
 
 def recurrent(seen: Observation, model: Any) -> Tensor:

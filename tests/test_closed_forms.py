@@ -261,6 +261,17 @@ def _models() -> list[tuple[str, nn.Module]]:
     return [*built, ("recurrent", Recurrent()), ("norm", norm), ("dropout", drop), ("broken", Broken())]
 
 
+@pytest.mark.parametrize("left", [0.0, -1.0])
+def test_analytic_does_without_a_bias_that_the_weight_contradicts(left: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.Sigmoid(), nn.Linear(30, 10))
+    image, label = digit(3), torch.tensor([3])
+    seen = observe(model, image, label)
+    changed = {name: (left * tensor.flip(0) if tensor.ndim < 2 else tensor) for name, tensor in seen.update.items()}
+    [result] = Analytic().reconstruct([replace(seen, update=changed)], model, seeded(0))
+    assert psnr(result.images, image) > 40
+
+
 @pytest.mark.parametrize("attack", [Analytic(), Spear(), Peel(), April()], ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize(("name", "model"), _models(), ids=lambda value: value if isinstance(value, str) else "")
 def test_closed_forms_never_raise(attack: Attack, name: str, model: nn.Module) -> None:

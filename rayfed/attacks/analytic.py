@@ -14,7 +14,8 @@ Boenisch et al. 2023, "When the Curious Abandon Honesty", section 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from dataclasses import replace
+from math import inf, prod
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,8 @@ from rayfed.registry import component
 from rayfed.update import Observation
 
 NO_LAYER = "no linear layer whose gradient is sent sees each sample as one vector that determines the sample"
+_RANK_ONE = 0.1
+"""Share of a matrix that may be left beside the one product that a single sample gives."""
 _SAME = 1e-3
 """Root mean square difference, on [0, 1], below which two rows show the same image."""
 
@@ -37,7 +40,8 @@ _SAME = 1e-3
 class Analytic:
     """Rows of a linear layer's weight gradient divided by its bias gradient, and what lies in front of it undone.
 
-    One sample: all rows in least squares, exact; without a bias, at the scale at which the model's gradient fits best.
+    One sample: all rows in least squares, exact; without a bias, or with one that the weight's gradient contradicts, at
+    the scale at which the model's gradient fits best.
     More: those rows whose image another row repeats (two mixtures would differ, so one sample stands behind both),
     then those nearest to another row's; rows inside [0, 1] before the others; no image twice.
     """
@@ -64,6 +68,24 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
 
 
 def _single(probed: Probe, observation: Observation, layer: Layer, affine: bool) -> Reconstruction:
+    unbiased = replace(layer, bias=None)
+    if layer.bias is None or not affine or not _contradicts(layer, observation):
+        return _of_layer(probed, observation, layer, affine)
+    found = [_of_layer(probed, observation, one, affine) for one in (layer, unbiased)]
+    return min(found, key=lambda one: one.loss if one.loss == one.loss else inf)
+
+
+def _contradicts(layer: Layer, observation: Observation) -> bool:
+    """Return whether a weight's gradient has rank one, but not with that of the bias: a defence has changed that."""
+    weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
+    if bias is None or not (weight.isfinite().all() and weight.any()):
+        return False
+    values = torch.linalg.svdvals(weight)
+    left = (weight - bias[:, None] * _features(layer, observation)).norm()
+    return bool(values[1:].norm() < _RANK_ONE * values[0] and not left < _RANK_ONE * values[0])
+
+
+def _of_layer(probed: Probe, observation: Observation, layer: Layer, affine: bool) -> Reconstruction:
     features = _features(layer, observation)
     if not features.isfinite().all() or not features.any():
         return diverged(observation, f"no entry of the gradient of '{layer.bias or layer.weight}' is finite and not 0")

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from rayfed.client.grants.base import Grant
 from rayfed.registry import component
-from rayfed.update import UNREHEARSED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +34,6 @@ _HALVINGS = 100
 """Halvings of the interval in which a value lies."""
 _SAME = 1e-3
 """Relative error up to which two answers are the same, as they are in 16 bits."""
-_UNREHEARSED = f"{UNREHEARSED} ({{}}: {{}}): nothing known by their code was taken off"
 
 
 class Moved(NamedTuple):
@@ -104,6 +102,8 @@ class KnownCode(Grant):
 
         None where there is nothing to take off; where the defences fail on what an attacker has, why, in words.
         """
+        from rayfed.update import UNREHEARSED
+
         if not observed.arm.defences or observed.arm.private:
             return {"undone": None}
         try:
@@ -111,7 +111,8 @@ class KnownCode(Grant):
             if not undo.known:
                 return {"undone": _inverted(observed, update) if update.tensors else None}
         except Exception as error:  # a defence may ask for what this attacker does not have; its rows say so
-            return {"undone": _UNREHEARSED.format(type(error).__name__, str(error).partition("\n")[0])}
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            return {"undone": f"{UNREHEARSED} ({why}): nothing known by their code was taken off"}
         return {"undone": undo(update) if update.tensors else undo}
 
 

@@ -308,7 +308,7 @@ def _finding(
     for value, row in finite:
         twin = _twin(row)
         closest[twin] = max(value, closest.get(twin, value))
-    messages = (row["message"] or "" for _, row in finite if row["status"] == "ok")
+    messages = (row.get("message") or "" for _, row in finite if row["status"] == "ok")
     lacking = next((message for message in messages if UNREHEARSED in message), "")
     best = max(leaks or finite, key=lambda pair: pair[0], default=None)
     silent = [row for row in rows if not _answers(row, criterion)]

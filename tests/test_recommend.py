@@ -140,6 +140,12 @@ def test_where_updates_are_hidden_there_is_nothing_to_bound() -> None:
     assert any("was not attacked" in line for line in recommendation.remarks(found))
 
 
+def test_hidden_updates_say_nothing_of_members() -> None:
+    hidden = judged("masks", "nothing to attack", train_seconds=2.0)
+    rows = [judged("none", "leaks", psnr=30.0, inferred=0.3, train_seconds=1.0), hidden]
+    assert recommend(rows, [bound("inferred<=0.1")]).meeting == 0
+
+
 def test_nobody_uses_a_model_that_guesses() -> None:
     noise = judged("noise", "not reconstructed", psnr=6.0, test_accuracy=0.12, guessing_accuracy=0.13)
     rows = [judged("none", "leaks", psnr=30.0, test_accuracy=0.9, guessing_accuracy=0.13), noise]

@@ -15,7 +15,7 @@ from rayfed.analysis.summary import worst
 from rayfed.analysis.verdicts import verdicts
 from rayfed.report.run import write_report
 from rayfed.report.terminal_run import RunView
-from rayfed.update import Masked
+from rayfed.update import UNREHEARSED, Masked
 from tests.report_fixtures import Page
 from tests.result_fixtures import attacked, small_run
 
@@ -59,6 +59,33 @@ def test_attacks_that_fail_without_a_defence_too_say_nothing_of_it() -> None:
     assert "nothing was attacked without a defence" in alone.sentence
     other = SCENARIO | {"arms": {"bare": [], "deep": {"model": {"hidden": [9]}, "defences": ["prune"]}}}
     assert of(row("bare", 30.0), row("deep", 8.0), scenario=other)["deep"].state == "inconclusive"
+
+
+def test_samples_that_did_not_leak_acquit_no_defence() -> None:
+    bare = [row("bare", 30.0, victim=0), row("bare", 9.0, victim=1)]
+    assert of(*bare, row("noise", 9.0, victim=1))["noise"].state == "not measured"
+    assert of(*bare, row("noise", 9.0, victim=0))["noise"].state == "not reconstructed"
+
+
+def test_an_attack_that_failed_leaves_even_a_bare_arm_unmeasured() -> None:
+    raised = row("bare", None, "dlg", status="failed", message="ValueError: no")
+    assert of(raised, row("bare", 9.0, "tag"))["bare"].state == "not measured"
+
+
+def test_of_unlike_batches_the_weakest_statement_counts() -> None:
+    lacking = row("noise", 9.0, batch_size=8, message=UNREHEARSED)
+    told = of(row("bare", 30.0), row("bare", 30.0, batch_size=8), row("noise", 9.0), lacking)
+    assert told["noise"].state == "inconclusive"
+
+
+def test_a_federations_protection_is_every_arms() -> None:
+    scenario = {"federation": {"protection": "ckks"}, "arms": {"a": []}}
+    assert of(row("a", 9.0), scenario=scenario)["a"].state == "inconclusive"
+
+
+def test_a_near_reconstruction_of_another_sample_is_said_to_be_one() -> None:
+    told = of(row("bare", 30.0), row("noise", 17.0, told_apart=0.0))
+    assert "17.0 dB, where a guess gets 12.0 dB, but nearer to another sample" in told["noise"].sentence
 
 
 def test_what_was_not_set_beside_a_guess_is_not_measured() -> None:

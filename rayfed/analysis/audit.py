@@ -206,6 +206,8 @@ class Finding:
     lacking: str = ""
     """Why answers show less than they seem to, in words: what an attacker had to do without, or that nothing else was
     attacked which would show that the attacks work."""
+    confused: bool = False
+    """Whether `best` is nearer to another sample than to its own."""
     gain: float | None = None
     """How much nearer `best` is than the best guess; None where there is none."""
     labels: float | None = None
@@ -280,10 +282,10 @@ def findings(
     cells: dict[tuple[str, int], list[Row]] = {}
     for row in attacks:
         cells.setdefault((row["arm"], row["batch_size"]), []).append(row)
-    leaking: dict[int, set[str]] = {}
+    leaking: dict[int, set[tuple[Any, ...]]] = {}
     for row in attacks:
         if row["arm"] in undefended and criterion.leaks(row):
-            leaking.setdefault(row["batch_size"], set()).add(row["attack"])
+            leaking.setdefault(row["batch_size"], set()).add((row["attack"], *_sample(row)))
     arms = list(dict.fromkeys(arm for arm, _ in cells))
     ordered = sorted(cells, key=lambda cell: (arms.index(cell[0]), cell[1]))
     found = []
@@ -299,9 +301,13 @@ def findings(
 
 
 def _finding(
-    rows: Sequence[Row], criterion: Criterion, leaking: set[str], untimed: Collection[str], bare: bool
+    rows: Sequence[Row],
+    criterion: Criterion,
+    leaking: set[tuple[Any, ...]],
+    untimed: Collection[str],
+    bare: bool,
 ) -> Finding:
-    """Return what was found in one cell; `leaking` are the attacks to which something leaks there without a defence."""
+    """Return what was found in one cell; `leaking` are attacks and the samples that leak to them without a defence."""
     finite = [(value, row) for row in rows if (value := criterion.nearness(row)) is not None]
     leaks = [(value, row) for value, row in finite if criterion.leaks(row)]
     closest: dict[str, float] = {}
@@ -313,7 +319,13 @@ def _finding(
     best = max(leaks or finite, key=lambda pair: pair[0], default=None)
     silent = [row for row in rows if not _answers(row, criterion)]
     answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}
-    state = _state(bare, bool(finite), leaking, answered)
+    told = {(row["attack"], *_sample(row)) for row in rows} - {(row["attack"], *_sample(row)) for row in silent}
+    if not finite or not answered or not leaking <= told:
+        state: State = "not measured"
+    elif bare:
+        state = "not measured" if any(row["status"] != "not applicable" for row in silent) else "not reconstructed"
+    else:
+        state = "not reconstructed" if leaking else "inconclusive"
     if all(row["status"] == "not applicable" and (row["message"] or "").startswith(HIDDEN) for row in rows):
         return Finding(
             arm=rows[0]["arm"],
@@ -339,6 +351,7 @@ def _finding(
             dict.fromkeys(_reason(row, criterion) for row in silent if not finite or row["status"] != "not applicable")
         ),
         lacking=lacking,
+        confused=best is not None and best[1]["told_apart"] == 0,
         gain=best[1]["above_guessing"] if best else None,
         labels=_labels_found(rows),
         commonest=_commonest(rows),
@@ -351,16 +364,6 @@ def _answers(row: Row, criterion: Criterion) -> bool:
     closed = {method.name for method in METHODS if not method.evaluations}
     ended = row["status"] == "ok" or (row["status"] == "diverged" and short_title(row) in closed)
     return ended and criterion.nearness(row) is not None and all(row[name] is not None for name in criterion.needs)
-
-
-def _state(bare: bool, finite: bool, leaking: set[str], answered: set[str]) -> State:
-    """Return the state of a cell without a leak, `bare` where there is no defence.
-
-    An attack that works without the defence says something of the defence where it has `answered` on every victim.
-    """
-    if not finite or not answered or not leaking <= answered:
-        return "not measured"
-    return "not reconstructed" if leaking or bare else "inconclusive"
 
 
 def _labels_found(rows: Sequence[Row]) -> float | None:
@@ -445,7 +448,9 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
     if criterion.modality == "records":  # whose guesses are compared in dB
         return f"{said}, {abs(finding.gain):.1f} dB {'nearer' if finding.gain > 0 else 'farther'} than a guess"
     guess = criterion.written(best - finding.gain)
-    return f"{said}, where a guess gets {guess}" if finding.gain > 0 else f"{said}, no nearer than a guess: {guess}"
+    if finding.gain <= 0:
+        return f"{said}, no nearer than a guess: {guess}"
+    return f"{said}, where a guess gets {guess}" + ", but nearer to another sample" * finding.confused
 
 
 def _labels(group: Sequence[Finding]) -> str:

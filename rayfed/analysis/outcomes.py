@@ -62,36 +62,40 @@ def with_verdicts(
 ) -> list[dict[str, Any]]:
     """Return the rows with `verdict`, from what each attack came to (`answer`).
 
-    Attacks show that they work on arms without a defence of the same model, of which `alike` is the same.
+    Attacks show that they work on arms without a defence of the same model, of which `alike` is the same: on batches of
+    the same size, and as many images.
     """
 
     def key(row: Row) -> Any:
         return repr(arm_spec(scenario, row["arm"]).get("model")), alike(row)
 
-    working: dict[Any, set[str]] = {}
-    groups: dict[Any, dict[str, str]] = {}
+    def played(row: Row) -> Any:
+        return row["attack"], row.get("batch_size"), row.get("images")
+
+    working: dict[Any, set[Any]] = {}
+    groups: dict[Any, dict[Any, str]] = {}
     for row in rows:
         answers = groups.setdefault((row.get("trial"), row["arm"]), {})
         if row.get("answer"):
-            answers[row["attack"]] = row["answer"]
+            answers[played(row)] = row["answer"]
         if row.get("answer") == "leaks" and undefended(scenario, row["arm"]):
-            working.setdefault(key(row), set()).add(row["attack"])
+            working.setdefault(key(row), set()).add(played(row))
     return [
         {**row, "verdict": _verdict(groups[row.get("trial"), row["arm"]], working.get(key(row), set()))} for row in rows
     ]
 
 
-def _verdict(answers: Mapping[str, str], working: Collection[str]) -> State:
+def _verdict(answers: Mapping[Any, str], working: Collection[Any]) -> State:
     """Return the verdict on an arm, by what each attack came to there, and which of them work without a defence."""
     states = set(answers.values())
     if "leaks" in states:
         return "leaks"
     if states == {"nothing to attack"}:
         return "nothing to attack"
-    told = {answers.get(attack) for attack in working} or states & {"not reconstructed", "inconclusive"}
-    if told == {"not reconstructed"} and working:
-        return "not reconstructed"
-    return "inconclusive" if told and told <= {"not reconstructed", "inconclusive"} else "not measured"
+    told = {answers.get(played) for played in working} or states & {"not reconstructed", "inconclusive"}
+    if not told or not told <= {"not reconstructed", "inconclusive"}:
+        return "not measured"
+    return "not reconstructed" if working and "inconclusive" not in states else "inconclusive"
 
 
 def _training_time(rounds: Sequence[Row]) -> dict[str, float | None]:

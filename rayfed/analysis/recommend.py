@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rayfed.analysis.figures import said
 from rayfed.analysis.outcomes import yaml_line
 from rayfed.analysis.promises import mixed
-from rayfed.analysis.settings import Estimate, Setting, by_values
+from rayfed.analysis.settings import Estimate, Setting, by_values, of_rebuilt
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.measures import MEASURES, measure_of, worst_of
 from rayfed.store.folder import SCENARIO
@@ -207,7 +207,7 @@ def _span(settings: Sequence[Setting], bound: Bound) -> float:
 
 def _check(group: Sequence[Setting], bound: Bound, span: float) -> BoundCheck:
     known = [each for each in group if each.evidence(bound.measure)]
-    if not known and bound.on_attacks and group[0].hidden:
+    if not known and of_rebuilt(bound.measure) and group[0].hidden:
         return BoundCheck(bound, group[0], None, 0.0)
     if not known:
         return BoundCheck(bound, None, False, inf)

@@ -18,6 +18,11 @@ CONFIDENCE = 0.95
 _ACCURACIES = "test_accuracy", "guessing_accuracy"
 
 
+def of_rebuilt(measure: str) -> bool:
+    """Return whether a measure is about samples that attacks rebuild: what they infer and what is guaranteed is not."""
+    return MEASURES[measure].kind == "leakage" and measure not in ("inferred", "epsilon")
+
+
 @dataclass(frozen=True)
 class Estimate:
     """Estimate of one figure: its mean over repeats, with an interval."""
@@ -73,8 +78,7 @@ class Setting:
 
     def evidence(self, measure: str) -> Estimate | None:
         """Return the figure for a measure, None where it is not known or proves nothing."""
-        rebuilt = MEASURES[measure].kind == "leakage" and measure not in ("inferred", "epsilon")
-        return None if rebuilt and self.unproven else self.measures.get(measure)
+        return None if of_rebuilt(measure) and self.unproven else self.measures.get(measure)
 
     @property
     def identity(self) -> tuple[str, str, str]:

@@ -152,9 +152,9 @@ def arm_spec(scenario: Row, arm: str) -> Row:
 
 
 def undefended(scenario: Row, arm: str) -> bool:
-    """Return whether an arm has neither defences nor a protection of its own."""
-    spec = arm_spec(scenario, arm)
-    return not spec.get("defences") and not spec.get("protection")
+    """Return whether an arm has neither defences nor a protection, its own or the federation's."""
+    spec, federation = arm_spec(scenario, arm), scenario.get("federation") or {}
+    return not spec.get("defences") and not spec.get("protection") and not federation.get("protection")
 
 
 def leaks(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> list[Leak]:

@@ -24,8 +24,8 @@ from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, und
 from rayfed.metrics.known import leading
 from rayfed.store.schemas import VERSUS
 
-WEIGHT: tuple[State, ...] = ("leaks", "not measured", "not reconstructed", "nothing to attack", "inconclusive")
-"""States of an arm, that one first which says most of it where batch sizes differ."""
+WEIGHT: tuple[State, ...] = ("leaks", "not measured", "inconclusive", "not reconstructed", "nothing to attack")
+"""States of an arm, that one first which says least good of it: it counts where batch sizes differ."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ Map = Callable[[Tensor], Tensor]
 
 _LSQR_STEPS = 1000
 _NEWTON_STEPS = 20
+_SLOW = 0.9
+"""Part of the distance that a step of Gauss-Newton leaves at most: near a solution it leaves far less."""
 _EXACT = 1e-6
 """Relative error up to which double precision takes two values for the same."""
 
@@ -53,7 +55,7 @@ def solve(function: Map, target: Tensor, shape: tuple[int, ...], affine: bool) -
             moved = samples + size * step
             distance = float(_values(function, moved, target).norm())
             if distance < best:
-                samples, done, best = moved, distance > 0.999 * best, distance
+                samples, done, best = moved, distance > _SLOW * best, distance
                 break
         else:
             break
@@ -88,7 +90,8 @@ def _step(function: Map, samples: Tensor, target: Tensor, affine: bool) -> Tenso
 
     operator = LinearOperator((here.numel(), samples.numel()), matvec=forward, rmatvec=backward, dtype=np.float64)
     tolerance = 1e-14 if affine else 1e-8
-    found = lsqr(operator, _array(target - here), atol=tolerance, btol=tolerance, iter_lim=_LSQR_STEPS)[0]
+    steps = _LSQR_STEPS if affine else min(_LSQR_STEPS, 2 * samples.numel())
+    found = lsqr(operator, _array(target - here), atol=tolerance, btol=tolerance, iter_lim=steps)[0]
     return torch.from_numpy(found.reshape(samples.shape)).to(samples)
 
 

@@ -230,7 +230,7 @@ def test_default_batches_are_no_larger_than_what_clients_have(monkeypatch: pytes
     assert rehearsed is not None
     assert [a.batch_size for a in rehearsed[0].attacks] == [1, 1, 1, 4, 4, 4, 5, 5, 5]
     assert "--batch 1,4,5 in place of 1,4,16: each of 8 clients (--images) has no more samples" in said
-    with pytest.raises(UserError, match="victims with 16 samples"):
+    with pytest.raises(UserError, match="--batch 16: each of 8 clients"):
         _rehearsed(plan(batches=[16], samples=8), [], 1, 1.0, said.append, shrink=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -183,13 +184,14 @@ def test_a_lost_argument_costs_no_actor() -> None:
 
 
 class AttackerKiller(Killer):
-    """Kills an attacker when the first of a round's attacks is scored."""
+    """Kills an attacker when the first of a round's attacks is over."""
 
     def clients_done(self, round: int, done: int, total: int) -> None:
         pass
 
-    def attacks_done(self, round: int, done: int, total: int) -> None:
-        super().clients_done(round, done, total)
+    def attacks_done(self, round: int, done: Sequence[str], waiting: Sequence[str]) -> None:
+        if done:
+            super().clients_done(round, len(done), len(done) + len(waiting))
 
 
 def test_attacks_are_the_same_after_an_attacker_is_killed(undisturbed: RunFolder, tmp_path: Path) -> None:

@@ -123,7 +123,10 @@ def test_attacks_that_prove_nothing_recommend_nothing() -> None:
     found = recommend(rows, [LEAK])
     assert (found.chosen.title, found.meeting) == ("noise", 1)
     assert set(found.refused) == {"untold", "failed"}
-    assert "Not untold: its attacks found nothing without a defence either." in recommendation.remarks(found)
+    assert (
+        "Not untold: its verdict is inconclusive: the attacks have not shown that they would find something."
+        in recommendation.remarks(found)
+    )
     assert recommend(rows, [USE]).meeting == 3, "accuracy is known without attacks"
     assert {each.title for each in front(rows, "psnr", "test_accuracy").best} == {"none", "noise"}
     assert recommend(rows[:3], [LEAK]).meeting == 0

@@ -206,8 +206,6 @@ class Finding:
     lacking: str = ""
     """Why answers show less than they seem to, in words: what an attacker had to do without, or that nothing else was
     attacked which would show that the attacks work."""
-    confused: bool = False
-    """Whether `best` is nearer to another sample than to its own."""
     gain: float | None = None
     """How much nearer `best` is than the best guess; None where there is none."""
     labels: float | None = None
@@ -244,14 +242,14 @@ class Criterion:
         value = row.get(metric.name)
         return None if value is None or value != value else min(value, metric.ceiling)
 
+    def near(self, row: Row) -> bool:
+        """Return whether a row's reconstruction is near enough, and nearer than any guess."""
+        value = self.nearness(row)
+        return value is not None and value >= self.threshold and (row["above_guessing"] or 0.0) > 0
+
     def leaks(self, row: Row) -> bool:
         """Return whether a row of attacks is a leak."""
-        value = self.nearness(row)
-        if value is None or value < self.threshold:
-            return False
-        return (
-            all(row[name] is not None for name in self.needs) and row["above_guessing"] > 0 and row["told_apart"] == 1
-        )
+        return self.near(row) and row["told_apart"] == 1
 
     def written(self, value: float) -> str:
         """Return a value of the leading metric in words."""
@@ -316,6 +314,8 @@ def _finding(
         closest[twin] = max(value, closest.get(twin, value))
     messages = (row.get("message") or "" for _, row in finite if row["status"] == "ok")
     lacking = next((message for message in messages if UNREHEARSED in message), "")
+    if any(criterion.near(row) for _, row in finite):
+        lacking = lacking or "a reconstruction is near, though no nearer than to another sample: look at it"
     best = max(leaks or finite, key=lambda pair: pair[0], default=None)
     silent = [row for row in rows if not _answers(row, criterion)]
     answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}
@@ -351,7 +351,6 @@ def _finding(
             dict.fromkeys(_reason(row, criterion) for row in silent if not finite or row["status"] != "not applicable")
         ),
         lacking=lacking,
-        confused=best is not None and best[1]["told_apart"] == 0,
         gain=best[1]["above_guessing"] if best else None,
         labels=_labels_found(rows),
         commonest=_commonest(rows),
@@ -448,9 +447,7 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
     if criterion.modality == "records":  # whose guesses are compared in dB
         return f"{said}, {abs(finding.gain):.1f} dB {'nearer' if finding.gain > 0 else 'farther'} than a guess"
     guess = criterion.written(best - finding.gain)
-    if finding.gain <= 0:
-        return f"{said}, no nearer than a guess: {guess}"
-    return f"{said}, where a guess gets {guess}" + ", but nearer to another sample" * finding.confused
+    return f"{said}, where a guess gets {guess}" if finding.gain > 0 else f"{said}, no nearer than a guess: {guess}"
 
 
 def _labels(group: Sequence[Finding]) -> str:

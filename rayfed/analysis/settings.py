@@ -67,7 +67,7 @@ class Setting:
         if "not measured" in told:
             return "an attack that would tell did not answer"
         if told and all(verdict == "inconclusive" for verdict in told):
-            return "its attacks found nothing without a defence either"
+            return "its verdict is inconclusive: the attacks have not shown that they would find something"
         return ""
 
     @property

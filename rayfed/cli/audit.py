@@ -159,7 +159,13 @@ def _rehearsed(
 
     loaded = _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
     data = loaded.data.load()
-    if shrink and (largest := max(len(data.train_labels) // loaded.federation.clients, 1)) < max(plan.batches):
+    largest = max(len(data.train_labels) // loaded.federation.clients, 1)
+    if not shrink and largest < max(plan.batches):
+        raise UserError(
+            f"--batch {max(plan.batches)}: each of {plan.samples} clients (--images) has no more than {largest} of the "
+            f"{len(data.train_labels)} samples: take smaller batches, fewer images, or more data"
+        )
+    if largest < max(plan.batches):
         plan = replace(plan, batches=sorted({min(size, largest) for size in plan.batches}))
         fitting = ",".join(map(str, plan.batches))
         say(f"--batch {fitting} in place of {_BATCHES}: each of {plan.samples} clients (--images) has no more samples")

@@ -49,6 +49,8 @@ def remarks(found: Recommendation) -> list[str]:
     chosen = found.chosen.settings[0]
     repeats = max(estimate.n for estimate in chosen.measures.values())
     lines = [_costs(chosen, found.costs)]
+    if any(row.get("verdict") == "leaks" for row in chosen.rows):
+        lines.append("It leaks: an attack rebuilt samples beyond a guess, whatever the bounds allow; see its verdict.")
     if repeats == 1:
         lines.append(SINGLE)
     else:

@@ -402,10 +402,8 @@ def _inferred(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _failures(rows: Sequence[dict[str, Any]]) -> str:
-    return "".join(
-        f"; {f}"
-        for f in sorted({f"{r['status']}: {r['message']}" for r in rows if r["status"] != "ok" or r.get("message")})
-    )
+    told = {r.get("message") if r["status"] == "ok" else f"{r['status']}: {r['message']}" for r in rows}
+    return "".join(f"; {one}" for one in sorted(filter(None, told)))
 
 
 def _summary(rows: Sequence[dict[str, Any]], form: Modality) -> str:

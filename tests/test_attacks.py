@@ -384,5 +384,5 @@ def test_analytic_reports_a_broken_update() -> None:
     observation = observe(model, digit(3), torch.tensor([3]))
     update: Named = {n: t * torch.nan for n, t in observation.update.items()}
     (result,) = Analytic().reconstruct([replace(observation, update=update)], model, seeded(0))
-    assert result.status == "diverged"
+    assert result.status == "failed"
     assert result.images.isfinite().all()

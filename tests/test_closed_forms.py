@@ -272,6 +272,32 @@ def test_analytic_does_without_a_bias_that_the_weight_contradicts(left: float) -
     assert psnr(result.images, image) > 40
 
 
+def spoilt(seen: Observation, name: str) -> Observation:
+    """The observation, of which one value of one tensor is not a number."""
+    changed = seen.update[name].clone()
+    changed.view(-1)[5] = torch.nan
+    return replace(seen, update=dict(seen.update) | {name: changed})
+
+
+@pytest.mark.parametrize(
+    ("name", "bias"), [("1.weight", True), ("1.bias", True), ("3.bias", True), ("1.weight", False), ("3.bias", False)]
+)
+def test_analytic_leaves_out_what_is_not_finite(name: str, bias: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 30, bias=bias), nn.Sigmoid(), nn.Linear(30, 10))
+    image, label = digit(3), torch.tensor([3])
+    [result] = Analytic().reconstruct([spoilt(observe(model, image, label), name)], model, seeded(0))
+    assert psnr(result.images, image) > 40
+
+
+@pytest.mark.parametrize("attack", [Spear(), Peel()], ids=lambda a: type(a).__name__)
+def test_a_value_that_is_not_finite_is_no_answer(attack: Attack) -> None:
+    images, labels = digits(3, 63)
+    model = perceptron(63, nn.ReLU if isinstance(attack, Spear) else nn.Sigmoid, layers=1)
+    [result] = attack.reconstruct([spoilt(observe(model, images, labels), "1.weight")], model, seeded(0))
+    assert (result.status, result.message) == ("failed", "the gradient of '1.weight' is not finite")
+
+
 @pytest.mark.parametrize("attack", [Analytic(), Spear(), Peel(), April()], ids=lambda a: type(a).__name__)
 @pytest.mark.parametrize(("name", "model"), _models(), ids=lambda value: value if isinstance(value, str) else "")
 def test_closed_forms_never_raise(attack: Attack, name: str, model: nn.Module) -> None:

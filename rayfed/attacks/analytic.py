@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import answer, distance, diverged, studied
+from rayfed.attacks.closed_form.answer import answer, distance, nothing_found, studied
 from rayfed.attacks.closed_form.equations import solve
 from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
 from rayfed.attacks.closed_form.lines import best_points
@@ -88,7 +88,8 @@ def _contradicts(layer: Layer, observation: Observation) -> bool:
 def _of_layer(probed: Probe, observation: Observation, layer: Layer, affine: bool) -> Reconstruction:
     features = _features(layer, observation)
     if not features.isfinite().all() or not features.any():
-        return diverged(observation, f"no entry of the gradient of '{layer.bias or layer.weight}' is finite and not 0")
+        message = f"no entry of the gradient of '{layer.bias or layer.weight}' is finite and not 0"
+        return nothing_found(observation, message)
     shape = (1, *observation.sample.shape)
     solution = solve(lambda x: layer.features(probed, x), features.to(probed.dtype)[None], shape, affine)
     if layer.bias is None:
@@ -100,11 +101,14 @@ def _of_layer(probed: Probe, observation: Observation, layer: Layer, affine: boo
 def _features(layer: Layer, observation: Observation) -> Tensor:
     """Return what entered the layer for a single sample, (F,), without a bias up to its scale and sign.
 
-    Entries that are 0 were left out by a defence, or are 0 in all rows.
+    Entries that are 0 were left out by a defence, or are 0 in all rows; those that are not finite count as such,
+    without a bias their rows.
     """
     weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
     if bias is None:
-        return torch.linalg.svd(weight, full_matrices=False)[2][0] if weight.isfinite().all() else weight[0] * torch.nan
+        finite = weight[weight.isfinite().all(1)]
+        return torch.linalg.svd(finite, full_matrices=False)[2][0] if len(finite) else weight[0] * torch.nan
+    weight, bias = weight.nan_to_num(0, 0, 0), bias.nan_to_num(0, 0, 0)
     sent = (weight != 0) * bias[:, None]
     return (weight * sent).sum(0) / sent.square().sum(0).clamp(min=torch.finfo(torch.float64).tiny)
 
@@ -122,7 +126,7 @@ def _scaled(probed: Probe, observation: Observation, origin: Tensor, direction: 
 def _batch(probed: Probe, observation: Observation, layer: Layer) -> Reconstruction:
     rows = _rows(layer, observation)
     if len(rows) == 0:
-        return diverged(observation, f"no entry of the gradient of '{layer.bias}' is finite and not 0")
+        return nothing_found(observation, f"no entry of the gradient of '{layer.bias}' is finite and not 0")
     shape = (len(rows), *observation.sample.shape)
     images = solve(lambda x: layer.features(probed, x), rows.to(probed.dtype), shape, affine=True).samples
     return answer(probed, observation, images[_isolated(images.flatten(1), observation.batch_size)], aligned=False)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import answer, diverged, studied
+from rayfed.attacks.closed_form.answer import answer, nothing_found, studied
 from rayfed.attacks.closed_form.equations import is_affine, solve
 from rayfed.attacks.closed_form.probe import Probe
 from rayfed.registry import component
@@ -64,7 +64,7 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
         return not_applicable(observation, _SEVERAL)
     gradient = {name: tensor.to(probed.dtype) for name, tensor in observation.gradient.items()}
     if not all(tensor.isfinite().all() for tensor in gradient.values()):
-        return diverged(observation, "the gradient is not finite")
+        return nothing_found(observation, "the gradient is not finite")
     for added in _sums(probed, gradient):
         function = _equations(probed, added, gradient)
         if is_affine(function, probed.samples(1, seed=1)):
@@ -72,7 +72,7 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
             solution = solve(function, target, (1, *probed.shape), affine=True)
             if solution.residual < _RESIDUAL:
                 return answer(probed, observation, solution.samples, aligned=True)
-            return diverged(observation, f"the gradients of {', '.join(added.weights)} fit no sample")
+            return nothing_found(observation, f"the gradients of {', '.join(added.weights)} fit no sample")
     return not_applicable(observation, _NOTHING_ADDED)
 
 

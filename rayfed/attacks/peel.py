@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import diverged, studied
+from rayfed.attacks.closed_form.answer import nothing_found, studied
 from rayfed.attacks.closed_form.batch import samples_behind
 from rayfed.attacks.closed_form.factors import Factors, factorise, outputs_of
 from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
@@ -64,13 +64,13 @@ def _reconstruction(probed: Probe, observation: Observation, generator: torch.Ge
         if affine or size >= prod(probed.shape):
             factors = factorise(layer, observation)
             if isinstance(factors, str):
-                return diverged(observation, factors)
+                return nothing_found(observation, factors)
             outputs = outputs_of(probed, layer, factors)
             if outputs is None:
                 continue
             inputs = _Search(probed, layer, factors, outputs, observation.classes, generator).all() @ factors.right
             if len(inputs) == 0:
-                return diverged(observation, _NONE.format(layer.weight))
+                return nothing_found(observation, _NONE.format(layer.weight))
             slopes = factors.left @ (factors.values[:, None] * factors.right @ torch.linalg.pinv(inputs))
             return samples_behind(probed, observation, layer, inputs, slopes.T)
     return not_applicable(observation, _NO_LAYER)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from rayfed import objective
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import diverged, studied
+from rayfed.attacks.closed_form.answer import nothing_found, studied
 from rayfed.attacks.closed_form.batch import samples_behind
 from rayfed.attacks.closed_form.factors import Factors, factorise, outputs_of
 from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
@@ -92,9 +92,9 @@ def _batch(
 ) -> Reconstruction:
     factors = factorise(layer, observation)
     if isinstance(factors, str):
-        return diverged(observation, factors)
+        return nothing_found(observation, factors)
     sides = None if threshold is None else _sides(probed, observation, layer, factors, threshold)
-    best = diverged(observation, _TOO_FEW.format(layer.weight))
+    best = nothing_found(observation, _TOO_FEW.format(layer.weight))
     for normals in planes(factors.left, factors.noise, sides, generator):
         if len(normals) == len(factors.values):
             inputs = torch.linalg.solve(normals.T, factors.values[:, None] * factors.right)

@@ -51,11 +51,13 @@ def studied(
 def distance(probe: Probe, observation: Observation, images: Tensor, labels: Tensor, scaled: bool = True) -> float:
     """Return how far the gradient at some samples is from the observed one, relatively: 0 for the true samples.
 
-    Not `scaled`, both count by their direction alone, as of a loss that may be a sum or a mean: the sine of the angle.
+    Observed values that are not finite are left out. Not `scaled`, both count by their direction alone, as of a loss
+    that may be a sum or a mean: the sine of the angle.
     """
     found = probe.gradient(images, labels)
     sent: Named = {name: tensor.to(probe.dtype) for name, tensor in observation.gradient.items()}
     own, observed = flatten({name: found[name] for name in sent}), flatten(sent)
+    own, observed = own[observed.isfinite()], observed[observed.isfinite()]
     factor = torch.ones_like(own[0]) if scaled else ((own @ observed) / (own @ own)).clamp(min=0)
     return float((factor * own - observed).norm() / observed.norm())
 
@@ -77,12 +79,17 @@ def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool
     return Reconstruction(images=images.float().cpu(), labels=labels.cpu(), loss=loss)
 
 
-def diverged(observation: Observation, message: str) -> Reconstruction:
-    """Return grey samples, for a closed form that applies but finds nothing in this observation."""
+def nothing_found(observation: Observation, message: str) -> Reconstruction:
+    """Return grey samples, for a closed form that applies but finds nothing in this observation.
+
+    It has diverged where it looked and nothing fits, and failed where the gradient is not finite: that hides nothing
+    from an attacker who leaves out what is no number.
+    """
     labels = observation.labels
+    finite = all(tensor.isfinite().all() for tensor in observation.gradient.values())
     return Reconstruction(
         images=observation.sample.blank(observation.batch_size) + 0.5,
         labels=torch.zeros(observation.batch_size, dtype=torch.int64) if labels is None else labels.cpu(),
-        status="diverged",
+        status="diverged" if finite else "failed",
         message=message,
     )

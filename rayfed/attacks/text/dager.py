@@ -88,7 +88,7 @@ class Dager:
             return not_applicable(observation, _STEPS)
         if not is_finite(observation):
             images = observation.sample.blank(observation.batch_size)
-            return Reconstruction(images=images, labels=labels, status="diverged", message="the update is not finite")
+            return Reconstruction(images=images, labels=labels, status="failed", message="the update is not finite")
         at_places, further = _sorted(entrances(observation, model), observation)
         first = _roomiest([Span.of(observation, entrance) for entrance in at_places])
         if first is None or first.rank >= first.room:

@@ -70,7 +70,7 @@ def _reconstruction(observation: Observation, name: str, model: nn.Module) -> Re
 def _not_finite(observation: Observation) -> Reconstruction:
     assert observation.labels is not None
     images, labels = observation.sample.blank(observation.batch_size), observation.labels.cpu()
-    return Reconstruction(images=images, labels=labels, status="diverged", message="the update is not finite")
+    return Reconstruction(images=images, labels=labels, status="failed", message="the update is not finite")
 
 
 def _by_place(observation: Observation, lookup: Lookup) -> Reconstruction:

@@ -20,6 +20,7 @@ from rayfed.attacks.matching.sent import Sent
 from rayfed.client import sent as server
 from rayfed.client.observations import ObservationBuilder
 from rayfed.client.visit import ClientVisit
+from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.defences.prune import Prune
 from rayfed.defences.quantise import Quantise
 from rayfed.engine import runs
@@ -29,9 +30,10 @@ from rayfed.engine.progress import Progress
 from rayfed.engine.worker import ClientWorker
 from rayfed.errors import RunError, ScenarioError, UserError
 from rayfed.gradients import buffers_of, flatten, gradient, weights_of
+from rayfed.registry import component
 from rayfed.scenario import Scenario
 from rayfed.store.folder import RunFolder
-from rayfed.update import Named, Observation
+from rayfed.update import Named, Observation, Update
 from tests.attack_fixtures import digit, leaky_lenet, observe, observed, psnr, seeded
 from tests.run_fixtures import assert_same_bits, weights
 
@@ -172,10 +174,27 @@ def test_an_attack_without_a_training_has_no_earlier_rounds(tmp_path: Path) -> N
         runs.attack(parsed(), None, str(tmp_path), local, Progress())
 
 
+@pytest.mark.parametrize("defence", ["{name: top_k, k: 5, error_feedback: true}", "vae", "split"])
+def test_states_of_earlier_rounds_are_refused_before_the_first(defence: str) -> None:
+    with pytest.raises(ScenarioError, match="clients of arm 'own' keep a state"):
+        prepare(parsed(f"arms={{none: [], own: [{defence}]}}", "model={name: lenet}"))
+
+
+@component
+class Counting(Defence):
+    """Keeps a state, and does not say so."""
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        def update(task: Task) -> Update:
+            task.state["rounds"] = task.state.get("rounds", 0) + 1
+            return next(task)
+
+        return update
+
+
 def test_states_of_earlier_rounds_are_not_made_up(tmp_path: Path) -> None:
-    defences = "arms={owing: [{name: top_k, k: 5, error_feedback: true}]}"
-    with pytest.raises(ScenarioError, match="clients of arm 'owing' keep a state"):
-        runs.launch(parsed(defences), str(tmp_path), local, Progress())
+    with pytest.raises(ScenarioError, match="keep a state over rounds that no defence declares"):
+        runs.launch(parsed("arms={own: [tests.test_earlier_rounds:Counting]}"), str(tmp_path), local, Progress())
 
 
 class Interrupted(Progress):

@@ -9,7 +9,7 @@ from math import ceil
 import numpy as np
 
 from rayfed import seeds
-from rayfed.client.arm import Protecting
+from rayfed.client.arm import Arm, Protecting
 from rayfed.errors import ScenarioError
 from rayfed.privacy.sampling import SecureGenerator
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario, resolve
@@ -195,6 +195,21 @@ def _check_earlier(scenario: Scenario, attack: AttackSpec, round: int, samples: 
                 f"attack '{attack.title}' looks back from round {round} on round {before}, in which client "
                 f"{missing[0]} sends nothing (drawn: {', '.join(map(str, drawn))}): choose among these, or "
                 f"`observes: gradient`"
+            )
+
+
+def check_repeatable(scenario: Scenario, arm: Arm) -> None:
+    """Raise `ScenarioError` for an attack that looks back on clients of an arm who keep a state over rounds.
+
+    A run has the latest alone, so their earlier answers could not be made again.
+    """
+    keeps = bool(arm.private) or any(defence.keeps_state for defence in arm.defences)
+    for attack in scenario.attacks:
+        if attack.earlier and keeps and not arm.spec.protection:
+            raise ScenarioError(
+                f"attack '{attack.title}' looks back on {attack.earlier} rounds, but clients of arm '{arm.spec.name}' "
+                f"keep a state over rounds (private layers, error feedback, an autoencoder), and a run has the latest "
+                f"alone: leave out the arm, or `earlier`"
             )
 
 

@@ -140,6 +140,11 @@ class Defence:
         return 0
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether it writes to the client's state, so that answers of earlier rounds cannot be made again."""
+        return False
+
+    @property
     def needs_all(self) -> str | None:
         """Return why no client of a round may be left out unplanned, in words; None where any may."""
         return None

@@ -45,6 +45,11 @@ class Compression(Defence):
         return update
 
     @property
+    def keeps_state(self) -> bool:
+        """Whether there is a residual."""
+        return self.error_feedback
+
+    @property
     def _state_key(self) -> str:
         """Key of the residual in the client's state: each defence of a pipeline has its own."""
         return f"residual of {self}"

@@ -97,6 +97,11 @@ class Vae(Defence):
                 optimiser.step()
 
     @property
+    def keeps_state(self) -> bool:
+        """True, for the autoencoder."""
+        return True
+
+    @property
     def _state_key(self) -> str:
         """Key of the autoencoder in the client's state: each defence of a pipeline has its own."""
         return f"autoencoder of {self}"

@@ -144,6 +144,7 @@ def prepare(scenario: Scenario, rounds: int | None = None, data: Dataset | None 
     fewest = plan.fewest_clients(scenario)
     for account in accounts:
         account.check()
+        plan.check_repeatable(scenario, account.arm)
         aggregation_of(account.arm.spec).check(fewest)
         Malicious.of(scenario, account.arm.spec).check(data.sample.shape, len(data.classes))
         rule = protected_aggregation(account.arm.spec, plan.protecting(scenario, account.arm.spec, parts.sizes))

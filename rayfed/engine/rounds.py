@@ -191,7 +191,7 @@ class Round:
         """Return the weights and buffers that were sent up to this round, of rounds on which attacks to come look back.
 
         None where clients hide what they answered. Raises `ScenarioError` where they have `states`, from which their
-        answers could not be made again: a run keeps the latest alone.
+        answers could not be made again, and no defence declares it (`keeps_state`).
         """
         before, attacks = self.federation.saved[arm], self.federation.scenario.attacks
         needed = plan.looked_back_on(attacks, self.number + 1)
@@ -200,7 +200,8 @@ class Round:
         if self.number in needed and states:
             raise ScenarioError(
                 f"attacks look back on round {self.number}, but clients of arm '{arm}' keep a state over rounds "
-                f"(private layers, error feedback), and a run has the latest alone: leave out the arm, or `earlier`"
+                f"that no defence declares (keeps_state), and a run has the latest alone: leave out the arm, or "
+                f"`earlier`"
             )
         kept = before["earlier"] | {self.number: {part: before[part] for part in ("weights", "buffers")}}
         return {round: sent for round, sent in kept.items() if round in needed}

@@ -18,7 +18,7 @@ from rayfed.engine import auditing
 from rayfed.engine.auditing import Trial
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import LocalExecutor
-from rayfed.errors import UserError
+from rayfed.errors import ClientError, UserError
 from rayfed.models.build import build_model
 from rayfed.models.describe import described
 from rayfed.samples import Pixels
@@ -232,6 +232,26 @@ def test_default_batches_are_no_larger_than_what_clients_have(monkeypatch: pytes
     assert "--batch 1,4,5 in place of 1,4,16: each of 8 clients (--images) has no more samples" in said
     with pytest.raises(UserError, match="--batch 16: each of 8 clients"):
         _rehearsed(plan(batches=[16], samples=8), [], 1, 1.0, said.append, shrink=False)
+
+
+class Normed(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+
+def test_default_batches_that_the_model_does_not_take_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("inverting_gradients", evaluations=1),))
+    said: list[str] = []
+    planned = plan(model={"name": "tests.test_audit:Normed"}, batches=[1, 4], defences={})
+    rehearsed = _rehearsed(planned, [], 1, 1.0, said.append, shrink=True)
+    assert rehearsed is not None
+    assert {attack.batch_size for attack in rehearsed[0].attacks} == {4}
+    assert "--batch 4: without 1, for the model does not take batches of so many: client 0 raised" in said[0]
+    assert "more than 1 value per channel" in said[0]
+    with pytest.raises(UserError, match="leave 1 out of --batch"):
+        _rehearsed(planned, [], 1, 1.0, said.append, shrink=False)
+    with pytest.raises(ClientError, match="more than 1 value per channel"):
+        _rehearsed(replace(planned, batches=[1]), [], 1, 1.0, said.append, shrink=True)
 
 
 def trials_of(planned: Plan, each: float, start: float = 0.0) -> list[Trial]:

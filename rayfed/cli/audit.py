@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from rayfed.cli.common import (
     search_where,
     watched,
 )
-from rayfed.errors import UserError
+from rayfed.errors import ClientError, UserError
 
 if TYPE_CHECKING:
     from rayfed.analysis.audit import Plan
@@ -150,7 +150,7 @@ def _rehearsed(
     """Look at the model, try all attacks, and return the audit's scenario, and the seconds of a call of each attack.
 
     None where no attack applies. `seconds` is the budget of the searches unless `iterations` are given; with `shrink`
-    batches are no larger than what clients have.
+    batches are no larger than what clients have, and those that the model does not take are left out.
     """
     from rayfed.analysis.audit import FEWEST, title
     from rayfed.engine.auditing import Rehearsal, chosen_iterations, estimate, fewest, of_calls, untimed
@@ -174,6 +174,10 @@ def _rehearsed(
         say(f"attacks: none of the audit's works on {plan.modality}")
         return None
     inputs = prepare(loaded, data=data)
+    if refused := Rehearsal(inputs).refused():
+        plan = _able(plan, refused, say, shrink)
+        loaded = _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
+        inputs = prepare(loaded, data=data)
     say(f"model {loaded.model.name}:")
     for line in described(inputs.accounts[0].arm.model, inputs.data.sample):
         say(f"  {line}")
@@ -194,6 +198,22 @@ def _rehearsed(
     took = sum(rehearsal.observing().values()) + estimate(plan, trials, arms, chosen)
     say(f"estimate: {took / 60:.1f} min on one core, for each set of weights{_over(took, seconds, iterations)}")
     return _scenario(plan, chosen, changes), of_calls(trials, chosen)
+
+
+def _able(plan: Plan, refused: Mapping[int, ClientError], say: Callable[[str], None], shrink: bool) -> Plan:
+    """Return the plan without batch sizes that the model does not take; raises `UserError` where they were asked for.
+
+    Where it takes none, the first error is raised.
+    """
+    able, sizes = [size for size in plan.batches if size not in refused], ",".join(map(str, refused))
+    error = next(iter(refused.values()))
+    if not able:
+        raise error
+    said = str(error).partition("\n")[0]
+    if not shrink:
+        raise UserError(f"leave {sizes} out of --batch, for the model does not take batches of so many: {said}")
+    say(f"--batch {','.join(map(str, able))}: without {sizes}, for the model does not take batches of so many: {said}")
+    return replace(plan, batches=able)
 
 
 def _scenario(plan: Plan, iterations: dict[str, int], changes: list[str]) -> Scenario:

@@ -19,7 +19,7 @@ from rayfed.client.sent import Sent
 from rayfed.engine.executor import Call
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.local import LocalExecutor
-from rayfed.errors import UserError
+from rayfed.errors import ClientError, UserError
 from rayfed.scenario import AttackSpec, resolve
 
 _SHORT, _LONG = 2, 8
@@ -48,6 +48,19 @@ class Rehearsal:
         self._inputs, self._arms = inputs, resolve(inputs.scenario)
         self._executor = LocalExecutor(inputs)
         self._sent = {a.name: Sent(0, a.arm.weights, a.arm.buffers) for a in inputs.accounts}
+
+    def refused(self) -> dict[int, ClientError]:
+        """Return the batch sizes of which the undefended model gives no gradient, with what the client raised."""
+        found = {}
+        first = {attack.batch_size: attack for attack in reversed(self._inputs.scenario.attacks)}
+        for size, attack in sorted(first.items()):
+            try:
+                self._observe(UNDEFENDED, attack)
+            except ClientError as error:
+                found[size] = error
+            except Exception:  # such as too little memory: the attacks' own trials meet it again, and tell
+                continue
+        return found
 
     def trials(self) -> Iterator[Trial]:
         """Yield a trial of each attack; of those that search, the first of its twins that applies is timed."""

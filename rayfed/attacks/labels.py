@@ -65,12 +65,13 @@ class Labels(NamedTuple):
 def one_label(cross: Tensor | None, residual: Tensor | None) -> Labels:
     """Return the label of a single sample from r (K,), or from r h^T (K, F), h unknown.
 
-    Only its class has a negative entry in r, as large as all others together.
+    Only its class has a negative entry in r, as large as all others together; the smallest where that is no number.
     """
     if residual is None:
         assert cross is not None
         column = torch.linalg.svd(cross.nan_to_num(), full_matrices=False).U[:, 0]
         residual = -column * column[column.abs().argmax()].sign()
+    residual = residual.nan_to_num(0, 0, 0)
     label = residual.argmin()
     negative = -residual.clamp(max=0)
     return Labels(label.reshape(1), bool(negative.sum() < (1 + _OFF) * negative[label]))

@@ -117,6 +117,28 @@ def test_labels_are_those_that_all_rounds_agree_on() -> None:
     assert (alone.labels, together.labels) == (torch.tensor([7]), torch.tensor([3]))
 
 
+def test_rounds_whose_labels_are_not_sure_are_outvoted_by_one_whose_labels_are() -> None:
+    model, seen = seen_in_rounds(3, known=False)
+    misread = {name: torch.zeros_like(t) for name, t in seen.update.items()}
+    misread["fc.bias"][7], misread["fc.bias"][5] = -9e3, -8e3
+    unsure = [replace(one, update=misread) for one in seen.earlier]
+    [found] = with_labels([replace(seen, earlier=tuple(unsure))], model, soft=True)
+    assert torch.equal(found.labels, torch.tensor([3]))
+    [found] = with_labels([replace(unsure[0], earlier=(unsure[1],))], model, soft=True)
+    assert found.labels.is_floating_point()
+    assert found.labels.argmax(1) == 7
+
+
+def test_a_round_that_is_not_finite_says_nothing_of_the_labels() -> None:
+    model, seen = seen_in_rounds(3, known=False)
+    broken = {name: t.clone() for name, t in seen.update.items()}
+    broken["fc.weight"][0, 0] = torch.nan
+    for rounds in ([seen, *seen.earlier], [*seen.earlier, seen]):
+        first, *others = [replace(one, update=broken, earlier=()) if one is seen else one for one in rounds]
+        [found] = with_labels([replace(first, earlier=tuple(others))], model)
+        assert torch.equal(found.labels, torch.tensor([3]))
+
+
 def client(*changes: str) -> tuple[ClientWorker, list[server.Sent]]:
     """The clients' side, and three rounds' weights."""
     inputs = prepare(parsed(*changes))

@@ -280,6 +280,27 @@ def test_a_label_that_is_read_wrong_does_not_end_the_images() -> None:
     assert psnr(found.images, images) > 20
 
 
+@pytest.mark.parametrize(
+    "attack",
+    [
+        InvertingGradients(iterations=30),
+        pytest.param(Idlg(restarts=1, iterations=5), marks=pytest.mark.engine),
+        pytest.param(GradInversion(iterations=100, seeds=1), marks=pytest.mark.engine),
+    ],
+)
+def test_labels_that_are_right_but_not_sure_cost_nothing(attack: Attack) -> None:
+    torch.manual_seed(0)
+    model = HEADS["no bias"]().eval()
+    seen = observe(model, *digits(2, 0), known=False)
+    [likeliest], [soft] = (with_labels([seen], model, soft=soft) for soft in (False, True))
+    assert soft.labels is not None
+    assert soft.labels.is_floating_point()
+    [found], [given] = (attack.reconstruct([one], model, seeded(0)) for one in (seen, likeliest))
+    assert torch.equal(found.images, given.images)
+    assert "the likeliest were taken" in found.message
+    assert not given.message
+
+
 def test_given_labels_stay() -> None:
     images, labels = digits(4, 0)
     model = Mlp().build((1, 16, 16), 10)

@@ -7,8 +7,8 @@ is that of the few samples which it gets wrong. So the counts are the best linea
 (`label_shares`), learnt on samples of the attacker's own (`own_samples`): where these say nothing of the labels,
 neither does it, and all classes come out as often.
 
-Labels are sure where the counts come out whole. An attack that can fit soft labels beside the samples begins with the
-others and goes on from there (`fits_labels`).
+Labels are sure where the counts come out whole. An attack that can fit soft labels beside the samples is played with
+the others as they are and once more from there on, and its own objective chooses (`fits_labels`).
 
 Sources: Zhao et al. 2020, "iDLG" (one sample);
 Wainakh et al. 2022, "User-Level Label Leakage from Gradients in Federated Learning" (LLG, counts); Ma et al. 2023,
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
+from math import isfinite
 from typing import NamedTuple, TypeVar, cast
 
 import torch
@@ -40,7 +41,9 @@ _OFF = 0.25
 _PROVEN = 3
 """Deviations of the noise by which a residual has to be negative to prove that its class occurs."""
 
-_FITTED = "the update does not tell the labels for sure: soft labels were fitted with the samples"
+_UNSURE = "the update does not tell the labels for sure"
+_FITTED = "soft labels were fitted with the samples"
+_TAKEN = "the likeliest were taken, which matched better than fitted ones"
 
 Reconstruct = TypeVar("Reconstruct", bound=Callable[..., list[Reconstruction]])
 
@@ -180,21 +183,29 @@ def with_labels(observations: Sequence[Observation], model: nn.Module, soft: boo
     for observation in observations:
         if observation.labels is None:
             rounds = [observation, *observation.earlier]
-            read = [reader(one).read(one) for one in rounds]
-            labels = _agreed([one.numbers for one in read], rounds) if observation.earlier else read[0].numbers
-            if soft and not all(one.sure for one in read):
+            labels, sure = _agreed([reader(one).read(one) for one in rounds], rounds)
+            if soft and not sure:
                 labels = F.one_hot(labels, observation.classes).float()
             observation = replace(observation, labels=labels)
         labelled.append(observation)
     return labelled
 
 
-def _agreed(read: Sequence[Tensor], rounds: Sequence[Observation]) -> Tensor:
-    """Return the labels (N,) behind all of a victim's rounds, of which a larger gradient's say more of them."""
-    squares = torch.stack([norm(one.gradient).square() for one in rounds])
-    counts = torch.stack([torch.bincount(labels, minlength=rounds[0].classes) for labels in read])
-    expected = (squares[:, None] * counts).sum(0) / squares.sum()
-    return counted_labels(expected, torch.zeros_like(expected, dtype=torch.bool), rounds[0].batch_size)
+def _agreed(read: Sequence[Labels], rounds: Sequence[Observation]) -> Labels:
+    """Return the labels behind all of a victim's rounds, the attacked one first.
+
+    Only sure ones count, where there are, and those of larger gradients more; one that is not finite says nothing.
+    """
+    norms = torch.stack([norm(one.gradient) for one in rounds]).double()
+    sure = norms.isfinite() & torch.tensor([one.sure for one in read], device=norms.device)
+    weights = norms.square().where(sure if sure.any() else norms.isfinite(), 0)
+    if not weights.sum() > 0:
+        return read[0]
+    counts = torch.stack([torch.bincount(one.numbers, minlength=rounds[0].classes) for one in read])
+    expected = (weights[:, None] * counts).sum(0) / weights.sum()
+    numbers = counted_labels(expected, torch.zeros_like(expected, dtype=torch.bool), rounds[0].batch_size)
+    off = (expected - numbers.bincount(minlength=len(expected))).abs()
+    return Labels(numbers, bool(sure.any() and (off < _OFF).all()))
 
 
 def needs_labels(reconstruct: Reconstruct) -> Reconstruct:
@@ -210,21 +221,33 @@ def needs_labels(reconstruct: Reconstruct) -> Reconstruct:
 
 
 def fits_labels(reconstruct: Reconstruct) -> Reconstruct:
-    """Wrap an attack that can fit labels with the samples: sure ones are inferred where they are not given."""
+    """Wrap an attack that can fit labels with the samples: they are inferred where they are not given.
+
+    Where they are not sure it is played with the likeliest and again with soft ones. The smaller objective counts.
+    """
 
     @wraps(reconstruct)
     def inferring(
         attack: Attack, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         labelled = with_labels(observations, model, soft=True)
-        found = reconstruct(attack, labelled, model, generators)
-        return [_noted(*pair) for pair in zip(found, labelled, strict=True)]
+        unsure = {i: o.labels for i, o in enumerate(labelled) if o.labels is not None and o.labels.is_floating_point()}
+        likeliest = [replace(o, labels=unsure[i].argmax(-1)) if i in unsure else o for i, o in enumerate(labelled)]
+        found = reconstruct(attack, likeliest, model, generators)
+        if unsure:
+            fitted = reconstruct(attack, [labelled[i] for i in unsure], model, [generators[i] for i in unsure])
+            for i, soft in zip(unsure, fitted, strict=True):
+                found[i] = _better(found[i], soft)
+        return found
 
     return cast(Reconstruct, inferring)
 
 
-def _noted(found: Reconstruction, observation: Observation) -> Reconstruction:
-    """Return the reconstruction with a message where its labels were fitted."""
-    if observation.labels is None or not observation.labels.is_floating_point() or found.status == "not applicable":
-        return found
-    return replace(found, message="; ".join(filter(None, (found.message, _FITTED))))
+def _better(hard: Reconstruction, soft: Reconstruction) -> Reconstruction:
+    """Return the reconstruction with the smaller objective, with a message that says how it came to its labels."""
+    if hard.status == "not applicable":
+        return hard
+    fitted = isfinite(soft.loss) and not hard.loss <= soft.loss
+    kept, how = (soft, _FITTED) if fitted else (hard, _TAKEN)
+    message = "; ".join(filter(None, (kept.message, f"{_UNSURE}: {how}")))
+    return replace(kept, seconds=hard.seconds + soft.seconds, message=message)

@@ -14,7 +14,7 @@ from rayfed.registry import component
 class Idlg(Dlg):
     """DLG with the labels read from the gradient first; batches by an estimate of label counts.
 
-    Where the gradient does not tell them, soft labels are fitted as by DLG, from the likeliest on.
+    Where the gradient does not tell them, soft labels are fitted as by DLG, too, from the likeliest on.
     """
 
     reconstruct = fits_labels(Dlg.reconstruct)

@@ -233,9 +233,10 @@ def fits_labels(reconstruct: Reconstruct) -> Reconstruct:
         labelled = with_labels(observations, model, soft=True)
         unsure = {i: o.labels for i, o in enumerate(labelled) if o.labels is not None and o.labels.is_floating_point()}
         likeliest = [replace(o, labels=unsure[i].argmax(-1)) if i in unsure else o for i, o in enumerate(labelled)]
+        same = [generators[i].clone_state() for i in unsure]  # both begin at the same images
         found = reconstruct(attack, likeliest, model, generators)
         if unsure:
-            fitted = reconstruct(attack, [labelled[i] for i in unsure], model, [generators[i] for i in unsure])
+            fitted = reconstruct(attack, [labelled[i] for i in unsure], model, same)
             for i, soft in zip(unsure, fitted, strict=True):
                 found[i] = _better(found[i], soft)
         return found

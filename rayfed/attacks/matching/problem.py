@@ -21,7 +21,7 @@ from rayfed.attacks.matching.batch_norm import MovedStatistics
 from rayfed.attacks.matching.local_steps import many_local_updates
 from rayfed.attacks.matching.priors import Prior
 from rayfed.attacks.matching.relative import RelativeVariation, image_nats
-from rayfed.attacks.matching.second_derivatives import TOGETHER, Way, fitting_way
+from rayfed.attacks.matching.second_derivatives import TOGETHER, Way, way_of
 from rayfed.attacks.matching.sent import Sent, sign_nats, wrong_signs
 from rayfed.errors import UserError, nearest
 from rayfed.gradients import unflatten
@@ -172,7 +172,7 @@ class Matching:
         given = torch.stack(known).to(device) if known else None
         labels = None if given is None or given.is_floating_point() else given
         tried = torch.eye(first.classes, dtype=dtype, device=device)[:1] if labels is None else labels[0]
-        way = fitting_way(network, weights, _cast(buffers, dtype), shape, tried)
+        way = way_of(model, network, weights, shape, tried)
         sent = Sent.of(observations, names, dtype, model, alone)
         rounds = zip(*(observation.earlier for observation in observations), strict=True)
         return cls(

@@ -15,10 +15,11 @@ A second derivative that is missing does not always raise: it may come out as ze
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -153,6 +154,38 @@ TOGETHER = Way(_functional, together=True)
 IN_TURN = Way(_autograd)
 DIFFERENCED = Way(_differenced)
 
+_FOUND: WeakKeyDictionary[nn.Module, dict[Hashable, Way]] = WeakKeyDictionary()
+
+
+def way_of(model: nn.Module, network: nn.Module, weights: Named, images_shape: tuple[int, ...], labels: Tensor) -> Way:
+    """Return `fitting_way` of `network`, a copy of `model` that can be differentiated, which is found once for a model.
+
+    `weights` are those that are trained, of the precision that counts. The trial is at the model's own state, moved at
+    random from what it was initialised with: zeros would hide a fault, and no observation decides what the next one gets.
+    """
+    modes = tuple(module.training for module in model.modules())
+    first = next(iter(weights.values()))
+    case = (modes, tuple(weights), first.dtype, first.device, images_shape, labels.is_floating_point())
+    found = _FOUND.setdefault(model, {})
+    if case not in found:
+        own = _moved(dict(chain(network.named_parameters(), network.named_buffers())), first)
+        trained = {name: own[name] for name in weights}
+        fixed = {name: tensor for name, tensor in own.items() if name not in trained}
+        found[case] = fitting_way(network, trained, fixed, images_shape, labels)
+    return found[case]
+
+
+def _moved(tensors: Named, like: Tensor) -> Named:
+    """Return tensors, those of more than one dimension with noise of half an initialisation's scale, like `like`."""
+    generator = torch.Generator().manual_seed(0)
+    moved = {}
+    for name, tensor in tensors.items():
+        moved[name] = tensor.detach().to(like.device, like.dtype) if tensor.is_floating_point() else tensor
+        if tensor.is_floating_point() and tensor.ndim > 1:
+            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            moved[name] = moved[name] + noise.to(like) / (2 * (tensor.numel() / len(tensor)) ** 0.5)
+    return moved
+
 
 def fitting_way(model: nn.Module, weights: Named, buffers: Named, images_shape: tuple[int, ...], labels: Tensor) -> Way:
     """Return the fastest way whose second derivatives of the model are right at random inputs (N, *shape).
@@ -160,44 +193,45 @@ def fitting_way(model: nn.Module, weights: Named, buffers: Named, images_shape: 
     `labels` is (N,) int64, or (N, K), or those of the first sample alone. Raises `NotApplicable` where none is.
     """
     trials = [_Trial.draw(model, weights, buffers, images_shape, labels, seed) for seed in range(_DRAWS)]
-    fault = _fault(IN_TURN, trials)
-    if fault is None:
-        return TOGETHER if _fault(TOGETHER, trials) is None else IN_TURN
-    if _fault(DIFFERENCED, trials) is not None:
+    turns, fault = _tried(lambda: trials[0].slope(IN_TURN))
+    if turns is not None and not (fault := _fault(IN_TURN, trials, turns)):
+        together, _ = _tried(lambda: trials[0].slope(TOGETHER))
+        return TOGETHER if together is not None and _close(together, turns) else IN_TURN
+    differences, _ = _tried(lambda: trials[0].slope(DIFFERENCED))
+    if differences is None or _fault(DIFFERENCED, trials, differences):
         raise NotApplicable(_NONE.format(fault))
     return DIFFERENCED
 
 
-def _raised(act: Callable[[], Any]) -> str | None:
-    """Return what an act of the user's model raises, None where it goes through."""
+def _tried(act: Callable[[], Tensor]) -> tuple[Tensor | None, str]:
+    """Return what an act of the user's model gives, or None and what it raises."""
     try:
-        act()
+        return act(), ""
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        return f"{type(error).__name__}: {error}".partition("\n")[0]
-    return None
+        return None, f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
-def _fault(way: Way, trials: Sequence[_Trial]) -> str | None:
-    """Return what is wrong with a way's second derivatives, None where they are right in one of the trials.
+def _fault(way: Way, trials: Sequence[_Trial], rounded: Tensor) -> str:
+    """Return what is wrong with a way's second derivatives, nothing where they are right in one of the trials.
 
     They are compared with differences in double precision, where the model takes it, and then with what the way makes
-    in its own: kernels differ by precision.
+    in its own, `rounded` for the first trial: kernels differ by precision. One batch of a trial is enough.
     """
-    raised = _raised(lambda: trials[0].slope(way))
-    if raised:
+    precise: Sequence[_Trial] = [trial.alone.to(torch.float64) for trial in trials]
+    if _tried(precise[0].gradients)[0] is None:
+        precise = [trial.alone for trial in trials]
+    slope, raised = _tried(lambda: precise[0].slope(way))
+    if slope is None:
         return raised
-    precise: Sequence[_Trial] = [trial.to(torch.float64) for trial in trials]
-    if _raised(precise[0].gradients):
-        precise = trials
-    raised = _raised(lambda: precise[0].slope(way))
-    right = not raised and any(trial.passed_by(way) for trial in precise)
-    if right and way is not DIFFERENCED:
-        slope, rounded = precise[0].slope(way), trials[0].slope(way)
-        apart, bound = vector_norm(rounded - slope), torch.finfo(rounded.dtype).eps ** 0.25 * vector_norm(slope)
-        right = not bool(apart > bound)
-    return raised or (None if right else _OTHER)
+    shown = precise[0].shows(slope) or any(trial.shows(trial.slope(way)) for trial in precise[1:])
+    return "" if shown and (way is DIFFERENCED or _close(rounded[:1], slope)) else _OTHER
+
+
+def _close(rounded: Tensor, slope: Tensor) -> bool:
+    bound = torch.finfo(rounded.dtype).eps ** 0.25 * vector_norm(slope)
+    return not bool(vector_norm(rounded - slope) > bound)
 
 
 @dataclass(frozen=True)
@@ -232,6 +266,11 @@ class _Trial:
             model, weights, buffers, images, labels[: size[1]].expand(_AT_ONCE, size[1], *labels.shape[1:]), along
         )
 
+    @property
+    def alone(self) -> Self:
+        """The trial with its first batch alone."""
+        return replace(self, images=self.images[:1], labels=self.labels[:1])
+
     def to(self, dtype: torch.dtype) -> Self:
         """Return the trial in another precision."""
 
@@ -254,13 +293,13 @@ class _Trial:
         torch.stack([(g * self.along[name]).sum() for name, g in found.items()]).sum().backward()
         return torch.zeros_like(images) if images.grad is None else images.grad
 
-    def passed_by(self, way: Way) -> bool:
-        """Return whether the slope is that which differences of the gradients show along a random direction."""
-        slope, epsilon = self.slope(way), torch.finfo(self.images.dtype).eps
+    def shows(self, slope: Tensor) -> bool:
+        """Return whether a slope is that which differences of the gradients show along a random direction."""
+        epsilon = torch.finfo(self.images.dtype).eps
         direction = torch.randn(slope.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(slope)
         step, along = epsilon**0.5, flatten(self.along).repeat(len(self.images))
-        changed = (along @ (self.gradients(step * direction) - self.gradients(-step * direction))) / (2 * step)
-        size = vector_norm(self.gradients())
+        ahead, behind = self.gradients(step * direction), self.gradients(-step * direction)
+        changed, size = along @ (ahead - behind) / (2 * step), vector_norm(ahead)
         rounding = epsilon**0.25 * vector_norm(slope) + 100 * epsilon**0.5 * size
         # without finite gradients there is nothing to compare, and the attack itself says that it diverges
         return bool(((slope * direction).sum() - changed).abs() <= rounding) or not bool(size.isfinite())

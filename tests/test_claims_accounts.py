@@ -223,7 +223,10 @@ def _rounds(found: Inputs, tape: Tape, unit: str, back: bool) -> list[Update]:
     return sent
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(
+    "mechanism",
+    [pytest.param(n, marks=[] if n in ("dp_sgd", "dp_fedavg") else pytest.mark.engine) for n in MECHANISMS],
+)
 def test_no_defence_beside_a_mechanism_moves_more_than_is_accounted(
     mechanism: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -283,7 +283,7 @@ def test_a_label_that_is_read_wrong_does_not_end_the_images() -> None:
 @pytest.mark.parametrize(
     "attack",
     [
-        InvertingGradients(iterations=30),
+        InvertingGradients(iterations=100),
         pytest.param(Idlg(restarts=1, iterations=5), marks=pytest.mark.engine),
         pytest.param(GradInversion(iterations=100, seeds=1), marks=pytest.mark.engine),
     ],

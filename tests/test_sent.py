@@ -255,9 +255,9 @@ def test_nats_of_wrong_signs_against_a_loop() -> None:
 def test_updates_of_signs_are_matched_by_signs_and_as_they_are() -> None:
     model, (first, _) = two_digits()
     attack = InvertingGradients()
-    assert len(attack._matching([first], model, seeded(0)).ways) == 2
+    assert len(attack._matching([first], model, seeded(0)).ways) == 1
     problem = attack._matching([defended(first, one_bit)], model, seeded(0))
-    assert len(problem.ways) == 4
+    assert len(problem.ways) == 2
     truth, noise_, owner = digit(3).reshape(1, -1), torch.rand(1, 64, generator=seeded(1)[0]), torch.tensor([0])
     assert problem.judged(truth, owner) < problem.judged(noise_, owner)
 

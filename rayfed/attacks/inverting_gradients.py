@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Annotated
 
 import torch
@@ -30,6 +31,8 @@ from rayfed.samples import SampleSpec
 from rayfed.update import Observation
 
 _DECAYS = (3 / 8, 5 / 8, 7 / 8)
+_TRIAL = 1 / 4
+"""Share of the steps after which a search under another weight of the variation must be ahead to be played whole."""
 
 
 @component
@@ -44,7 +47,7 @@ class InvertingGradients(MixedPrecision, GradientMatching):
     """The first step size, in units of the range of a pixel."""
     tv: Annotated[float, Field(ge=0)] | None = None
     """Weight of the total variation; null: in proportion to the distance of the gradients, wherever the search is, by a
-    large and a small factor in turn, which takes twice the steps (of an update that tells signs alone four times)."""
+    large factor, and by a small one in a quarter of the steps, or in all where that leads to a better end."""
     noise: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the share of noise that an evaluation network sees in the images, for attackers who know `refiner`."""
     evaluator: str | None = None
@@ -85,26 +88,37 @@ class InvertingGradients(MixedPrecision, GradientMatching):
             ]
         )
         victims = torch.arange(len(observations), device=problem.device).repeat_interleave(self.restarts)
-        ways = problem.ways
-        if len(ways) == 1:
-            return self._found(problem, start, victims)
-        ends = [self._found(way, start, victims, problem) for way in ways]
+        ends = [self._ends(problem, problem, start, victims, self.iterations)]
+        if problem.relative is not None and (relative := problem.relative.loose) is not None:
+            loose = replace(problem, relative=relative)
+            ends.append(self._ends(loose, problem, start, victims, ceil(_TRIAL * self.iterations)))
+            promising = torch.tensor([tried.loss < found.loss for found, tried in zip(*ends, strict=True)])
+            rows = promising[victims.cpu()]
+            if rows.any():
+                again = iter(self._ends(loose, problem, start[rows], victims[rows], self.iterations))
+                ends.append([next(again) if more else end for more, end in zip(promising, ends[0], strict=True)])
         return [min(of_one, key=lambda end: end.loss) for of_one in zip(*ends, strict=True)]
 
-    def _found(
-        self, problem: Matching, start: Tensor, victims: Tensor, judge: Matching | None = None
+    def _ends(
+        self, problem: Matching, judge: Matching, start: Tensor, victims: Tensor, iterations: int
     ) -> list[Reconstruction]:
-        """Return each victim's best restart from starts (Q, D) of victims (Q,), as `judge` compares them."""
+        """Return each victim's best end from starts (Q, D) of victims (Q,), as `judge` compares them."""
+        found = [self._found(way, judge, start, victims, iterations) for way in problem.ways]
+        return [min(of_one, key=lambda end: end.loss) for of_one in zip(*found, strict=True)]
+
+    def _found(
+        self, problem: Matching, judge: Matching, start: Tensor, victims: Tensor, iterations: int
+    ) -> list[Reconstruction]:
         snapshots = Snapshots(problem.images)
         descent = adam(
             lambda points: problem.value_and_gradient(points, victims),
             problem.begun(start.to(problem.device), victims),
-            decayed(self.lr, self.iterations),
+            decayed(self.lr, iterations),
             signed=True,
             watch=snapshots.note,
             boxed=problem.pixels,
         )
-        if judge is not None:
+        if judge.relative is not None or len(judge.ways) > 1:
             values = judge.judged(descent.best, victims).nan_to_num(torch.inf)
             descent = replace(descent, best_values=torch.where(descent.best_values.isfinite(), values, torch.inf))
         return best_restarts(problem, descent, victims, snapshots)

@@ -290,10 +290,9 @@ class Matching:
         return torch.cat([self.losses(chunk, owners).detach() for chunk, owners in chunks])
 
     def judged(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return by what ends of searches that went different `ways` are compared, (Q,): no truth is needed."""
-        values = (self if self.relative is None else replace(self, relative=self.relative.judge)).values(
-            points, victims
-        )
+        """Return by what ends of different searches are compared, (Q,): no truth is needed."""
+        judge = None if self.relative is None else self.relative.judge
+        values = replace(self, relative=judge).values(points, victims)
         if self.sent is None or self.sent.signs is None:
             return values
         nats = [self._nats(chunk, owners) for chunk, owners in self._chunks(points, victims)]
@@ -301,10 +300,8 @@ class Matching:
 
     @property
     def ways(self) -> list[Self]:
-        """The problem with each weight of the variation and measure of signs that is tried, the smoothest first."""
-        sent = (None,) if self.sent is None else self.sent.ways
-        relative = (None,) if self.relative is None else self.relative.ways
-        return [replace(self, sent=s, relative=r) for r in relative for s in sent]
+        """The problem with each measure of signs that is tried."""
+        return [self] if self.sent is None else [replace(self, sent=sent) for sent in self.sent.ways]
 
     def _nats(self, points: Tensor, victims: Tensor) -> Tensor:
         """Return the nats that describe the wrong signs at points, and the images there (`relative`), (Q,)."""

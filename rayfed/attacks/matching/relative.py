@@ -5,10 +5,10 @@ negative logarithm of a posterior from which the deviation of what the images do
 of a gradient leave n/2 log d, differences of D pixels from their neighbours, of a Laplace density of scale b, leave
 D TV / b, so k is 2 D / (b n). The weight of the variation is k d, then, which vanishes where the gradient is met.
 
-That is where the search should end. Which way leads there is another question: of photographs most of the way is found
-under a weight as if the n values were no more than the pixels, k = 2 / b, under which a search for a drawing with sharp
-edges ends at a flat image. So both ways are gone. The end of the second counts, the smoother one, where noise explains
-the distance that it leaves (Morozov's discrepancy principle); else the end that leaves less.
+The values of a gradient are far from independent, and early on a search needs more smoothness than at its end: most is
+found in few steps as if a sixteenth of them counted, and never more smoothness than if those that count were no more
+than the pixels. Under that a search for a drawing with sharp edges may stay at a flat image, though. So a short search
+as if all values counted is played, too, and a whole one where its end is the better one. Ends are compared by k = 1 / b.
 
 Where an update tells signs alone, the end counts that is described in the fewest nats: its n signs, a share d of which
 is wrong, in n H(d), with H the entropy, and its images in D TV / b.
@@ -41,8 +41,11 @@ from rayfed.update import Named, Observation
 
 _PER_VARIATION = 10.0
 """2 / b: that of a mean difference of 0.2 between neighbours."""
-_SLACK = 4.0
-"""Distance above the noise's own that the weight of the variation leaves, in units of what the images can follow."""
+_COUNTING = 1 / 16
+"""Share of a gradient's values that count. Of 1, 1/2, 1/4, 1/8, 1/16 an untrained ConvNet's photographs are best at 1/4
+(0.5 dB before 1/16), digits and a trained LeNet's photographs at 1/16 (10 dB and 1 dB before 1/4)."""
+_COMPARING = _PER_VARIATION / 2
+"""k by which ends of searches are compared: neither rough images that fit a little better win, nor flat ones."""
 _LARGEST = 1024
 """Largest number of rows or columns, whichever are fewer, of a matrix whose singular values are looked at."""
 _LEAST = 1e-3
@@ -58,19 +61,19 @@ class RelativeVariation:
     reach: float
     """Share of the gradient's directions in which the images can move it: D/n, at most 1."""
     count: int
-    weight: float = _PER_VARIATION
+    weight: float
     """k, the factor of the variation in the exponential."""
 
     @property
-    def ways(self) -> tuple[Self, ...]:
-        """The same with each weight under which a search is tried, the smoothest first."""
-        weights = dict.fromkeys((_PER_VARIATION, self.reach * _PER_VARIATION))
-        return tuple(replace(self, weight=weight) for weight in weights)
+    def loose(self) -> Self | None:
+        """The same with the weight by which all values count, so that edges stay sharp; None where that is no less."""
+        weight = _PER_VARIATION * self.reach
+        return replace(self, weight=weight) if weight < self.weight else None
 
     @property
-    def judge(self) -> RelativeVariation:
-        """What ends of such searches are compared by: of equals the first counts."""
-        return _Unexplained(self.cosines, self.reach, self.count)
+    def judge(self) -> Self:
+        """What ends of searches are compared by."""
+        return replace(self, weight=_COMPARING)
 
     @classmethod
     def of(cls, observations: Sequence[Observation], sent: Sent | None) -> Self:
@@ -83,7 +86,9 @@ class RelativeVariation:
         values = (1 + len(first.earlier)) * sum(tensor.numel() for tensor in first.update.values())
         pixels = first.sample.blank(first.batch_size).numel()
         cosines = (1 - shares).clamp(min=0).sqrt().clamp(min=_LEAST)
-        return cls(cosines.to(device), min(1.0, pixels / values), first.batch_size)
+        reach = min(1.0, pixels / values)
+        weight = _PER_VARIATION * min(1.0, reach / _COUNTING)
+        return cls(cosines.to(device), reach, first.batch_size, weight)
 
     def __call__(self, distance: Tensor, images: Tensor, victims: Tensor) -> Tensor:
         """Return the objective of distances (Q,), one minus the cosine, and images (Q, N, C, H, W) of victims (Q,)."""
@@ -95,14 +100,6 @@ class RelativeVariation:
         below = within * (above / within.clamp(min=torch.finfo(distance.dtype).tiny)).clamp(max=0).exp()
         counts = torch.where(above > 0, above.clamp(min=0) + within, below)
         return counts * (self.weight * total_variation(images[:, : self.count]).mean(1)).exp()
-
-
-class _Unexplained(RelativeVariation):
-    """Distance of gradients, none below what noise leaves of it."""
-
-    def __call__(self, distance: Tensor, images: Tensor, victims: Tensor) -> Tensor:
-        noise = 1 - self.cosines[victims].to(distance)
-        return torch.maximum(distance, (1 + _SLACK * self.reach) * noise)
 
 
 def _noise_share(rounds: Sequence[Observation]) -> float:

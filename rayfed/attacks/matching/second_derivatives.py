@@ -161,7 +161,7 @@ def way_of(model: nn.Module, network: nn.Module, weights: Named, images_shape: t
     """Return `fitting_way` of `network`, a copy of `model` that can be differentiated, which is found once for a model.
 
     `weights` are those that are trained, of the precision that counts. The trial is at the model's own state, moved at
-    random from what it was initialised with: zeros would hide a fault, and no observation decides what the next one gets.
+    random, as zeros would hide a fault: so no observation decides what the next one gets.
     """
     modes = tuple(module.training for module in model.modules())
     first = next(iter(weights.values()))

@@ -23,7 +23,18 @@ HEADER = """\
 Made by `python docs/generate.py` from the schema; `rayfed schema` prints the same for editors. A component (data set,
 partition, model, aggregation, protection, defence, attack, and what an attack `observes` and has as `knowledge`) is
 named by its short name, by an entry point of another installed package (`rayfed.attacks`, `rayfed.defences`, ...), or
-by a dotted path `my_module:Name`; its own fields stand beside the name.
+by a dotted path `my_module:Name`, or as `FILE.py:Name`; its own fields stand beside the name.
+
+**Paths.** A relative path in a scenario (data, weights, networks, `FILE.py:Name`, in the values of a `sweep`, too) is
+looked for beside the scenario's file, then in the current folder, and the command says so where it takes the latter's.
+One on the command line (`--set`, `--model`, `--defence`, `--data`, `--out`) is relative to the current folder, and so
+is what is written (`output.folder`). `~` and environment variables are expanded. The run notes in its `scenario.yaml`
+what was found, as absolute paths: `rayfed resume` and Ray's processes look there, whatever the current folder. A field
+of a component of your own is a path where its type is `pathlib.Path`.
+
+**`--set PATH=VALUE`.** Entries of lists go by index or name: `attacks.0.iterations`, `attacks.idlg.iterations`. An
+arm's defences go by either whether the arm is a list or has `defences`: `arms.noise.gaussian.sigma`,
+`arms.noise.defences.0.sigma`.
 """
 
 

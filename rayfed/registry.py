@@ -13,8 +13,10 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from functools import cache
-from importlib import import_module
+from importlib import import_module, invalidate_caches
 from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
 import pydantic
@@ -40,6 +42,8 @@ KINDS = (
 )
 DOTTED_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 """What names a module and something in it; nothing else is imported, so whoever looks for these finds all."""
+FILE_PATH = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)", re.DOTALL)
+"""What names a Python file and something in it, wherever the file lies."""
 SEARCHED: list[str] = []
 """The folders that `search` was given, the first one searched first; a run notes them, for who resumes it elsewhere."""
 _ROOMS = {
@@ -116,6 +120,21 @@ def search(folder: str, last: bool = False) -> None:
             folders.insert(len(folders) if last else 0, folder)
 
 
+def dotted(file: Path, name: str) -> str:
+    """Return the dotted path of something in a Python file, whose folder is searched from now on.
+
+    Raises `UserError` where that name leads to another module.
+    """
+    if not file.stem.isidentifier():
+        raise UserError(f"{file} cannot be imported: name it by letters, digits and '_' alone")
+    search(str(file.parent))
+    invalidate_caches()
+    origin = getattr(find_spec(file.stem), "origin", None)
+    if origin is None or not Path(origin).exists() or not file.samefile(origin):
+        raise UserError(f"{file} cannot be imported: another module is called '{file.stem}', {origin}; rename the file")
+    return f"{file.stem}:{name}"
+
+
 def find(kind: str, name: str) -> Any:
     """The class or function behind a name.
 
@@ -124,9 +143,17 @@ def find(kind: str, name: str) -> Any:
     """
     known = table(kind)
     path = known.get(name, name)
+    if named := FILE_PATH.fullmatch(path):
+        raise UserError(
+            f"there is no file {named['file']} for {kind.rstrip('s')} '{name}': it is looked for beside the scenario "
+            f"and in the current folder"
+        )
+    if path.endswith(".py"):
+        raise UserError(f"'{name}' is a file: say what in it is the {kind.rstrip('s')}, as {name}:Name")
     if not DOTTED_PATH.fullmatch(path):
         raise UserError(
-            f"unknown {kind.rstrip('s')} '{name}': {nearest(name, known)}, or a dotted path `my_module:Name`"
+            f"unknown {kind.rstrip('s')} '{name}': {nearest(name, known)}, or a dotted path `my_module:Name`, or "
+            f"`FILE.py:Name`"
         )
     module, _, attribute = path.partition(":")
     try:

@@ -23,7 +23,7 @@ from tests.conftest import REPOSITORY
 
 FLOORS = (
     "rayfed.samples rayfed.update rayfed.gradients rayfed.objective rayfed.registry rayfed.seeds rayfed.errors"
-    " rayfed.documents rayfed.questions rayfed.subsets",
+    " rayfed.documents rayfed.questions rayfed.subsets rayfed.files",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
     "rayfed.protections",

@@ -117,7 +117,7 @@ def test_random_draws_lie_in_their_range_and_are_the_same_again() -> None:
     [
         ("fields: {arms.nose.defences.0.sigma: [1]}", "did you mean 'noise'"),
         ("fields: {arms.noise.defences.gaussian.sgma: [1]}", "did you mean 'sigma'"),
-        ("fields: {arms.noise.defences.laplace.scale: [1]}", "no place"),
+        ("fields: {arms.noise.defences.laplace.scale: [1]}", "there is no"),
         ("fields: {training.lr: [0.1, -1]}", "training.lr = -1"),
         ("fields: {training.lr: {low: 0.1, high: 1}}", "a grid needs the values in a list"),
         ("fields: {training.lr: {low: 1, high: 0.1}}, search: random, samples: 2", "low < high"),

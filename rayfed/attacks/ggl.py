@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -44,9 +45,8 @@ class Ggl:
 
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
-    generator: str
-    """File that `rayfed train-generator` wrote; relative to the working directory, `~` and environment variables are
-    expanded."""
+    generator: Path
+    """File that `rayfed train-generator` wrote; `~` and environment variables are expanded."""
     optimiser: Literal["cma", "adam"] = "cma"
     """`cma`: CMA-ES, which needs values alone and leaves local minima; `adam`: descent on the latent."""
     iterations: Annotated[int, Field(ge=1)] = 200

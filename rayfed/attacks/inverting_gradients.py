@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -50,7 +51,7 @@ class InvertingGradients(MixedPrecision, GradientMatching):
     large factor, and by a small one in a quarter of the steps, or in all where that leads to a better end."""
     noise: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the share of noise that an evaluation network sees in the images, for attackers who know `refiner`."""
-    evaluator: str | None = None
+    evaluator: Path | None = None
     """File of the evaluation network, as `refiner` takes it; null takes the one that comes with rayfed."""
 
     def check(self, model: nn.Module, sample: SampleSpec, classes: int) -> None:

@@ -220,8 +220,9 @@ def _scenario(plan: Plan, iterations: dict[str, int], changes: list[str]) -> Sce
     """Return the audit's scenario; its problems name fields and no lines, for nobody wrote a file."""
     from rayfed import scenario
 
-    document = yaml.safe_load(plan.scenario_text(iterations))
-    return scenario.check(scenario.with_changes(document, changes), "the audit, whose arms are --defence")
+    document = scenario.with_changes(yaml.safe_load(plan.scenario_text(iterations)), changes)
+    scenario.find_inputs(document, [Path.cwd()])
+    return scenario.check(document, "the audit, whose arms are --defence")
 
 
 def _over(took: float, budget: float, iterations: int | None) -> str:

@@ -168,11 +168,15 @@ def ray_beside(
 
 
 def load(path: Path, changes: list[str] | None) -> Any:
-    """Load a scenario file; dotted paths in it name modules of the working directory or beside the file."""
+    """Load a scenario file; what it names lies beside it or in the current folder, which is said of data."""
     from rayfed import scenario
 
+    notes: dict[str, None] = {}
     search_beside(path)
-    return scenario.load(path, changes or [])
+    loaded = scenario.load(path, changes or [], lambda line: notes.update({line: None}))
+    for line in notes:
+        print(f"note: {line}", file=sys.stderr)
+    return loaded
 
 
 def search_beside(path: Path) -> None:
@@ -186,15 +190,15 @@ def search_beside(path: Path) -> None:
 def dotted(name: str) -> str:
     """Return the dotted path of `FILE.py:Name`, whose folder is searched from now on; any other name as it is."""
     from rayfed import registry
+    from rayfed.files import find_in
 
-    file, _, attribute = name.rpartition(":")
-    if not file.endswith(".py"):
+    match = registry.FILE_PATH.fullmatch(name)
+    if match is None:
         return name
-    path = Path(file).expanduser().resolve()
+    path = find_in([Path.cwd()], match["file"])
     if not path.is_file():
         raise UserError(f"there is no file {path}, named by '{name}'")
-    registry.search(str(path.parent))
-    return f"{path.stem}:{attribute}"
+    return registry.dotted(path, match["name"])
 
 
 def search_where(run: str) -> None:

@@ -5,10 +5,8 @@ Samples stay as they are stored, images as uint8; whoever trains on a batch make
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, NamedTuple, Protocol
 
 import numpy as np
@@ -231,8 +229,3 @@ def hold_out_fifth(split: Split, where: str) -> tuple[Split, Split]:
     test = stratified(split.labels, count // 5)
     train = np.setdiff1d(np.arange(count), test, assume_unique=True)
     return split.take(train), split.take(test)
-
-
-def local_path(path: str) -> Path:
-    """Return a path as a scenario writes it, with `~` and environment variables expanded."""
-    return Path(os.path.expandvars(path)).expanduser()

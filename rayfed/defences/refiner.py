@@ -6,6 +6,7 @@ Source: Fan et al. 2024, "Refiner: Data Refining against Gradient Leakage Attack
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import torch
@@ -43,7 +44,7 @@ class Refiner(Defence):
     """Largest Euclidean distance of the gradient that is sent from the true one; no privacy parameter."""
     lr: Annotated[float, Field(gt=0)] = 1.0
     """Step size of the refinement."""
-    evaluator: str | None = None
+    evaluator: Path | None = None
     """File that `rayfed train-evaluator` wrote, `~` and environment variables expanded; null takes the network that
     comes with rayfed."""
 

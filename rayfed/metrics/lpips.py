@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rayfed.errors import UserError
+from rayfed.files import local_path
 
 if TYPE_CHECKING:
     from lpips import LPIPS
@@ -74,7 +75,7 @@ class Lpips:
 
 def _weights_file(net: Net, weights: str | Path | None) -> Path:
     """Return the backbone's file that `Lpips` would read; raises `LpipsUnavailable` where there is none."""
-    place = Path(torch.hub.get_dir(), "checkpoints") if weights is None else Path(weights).expanduser()
+    place = Path(torch.hub.get_dir(), "checkpoints") if weights is None else local_path(weights)
     for path in [place] if place.is_file() else [place / name for name in _FILES[net]]:
         if path.is_file():
             return path

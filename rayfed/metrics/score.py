@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -28,11 +29,11 @@ class Scorer:
     """Scorer of reconstructed batches by named metrics; raises `UserError` for one that does not fit the samples."""
 
     names: tuple[str, ...]
-    lpips_weights: str | None = None
+    lpips_weights: Path | None = None
     """Weights of LPIPS, as `Lpips` takes them. Without usable ones its columns stay empty, with one warning."""
-    evaluator: str | None = None
+    evaluator: Path | None = None
     """File of the evaluator, as `NoiseRatio` takes it; what is said of LPIPS holds for it, too."""
-    recogniser: str | None = None
+    recogniser: Path | None = None
     """File of the recogniser, as `Identity` takes it; what is said of LPIPS holds for it, too."""
     people: tuple[str, ...] = ()
     """Names of the classes, which are whom the images show."""

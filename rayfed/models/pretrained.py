@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from rayfed.errors import UserError
+from rayfed.files import local_path
 from rayfed.models.dcgan import Generator
 from rayfed.models.evaluator import Evaluator
 from rayfed.models.recogniser import Recogniser
@@ -78,7 +79,7 @@ def load_generator(path: str | Path, image_shape: tuple[int, ...], classes: int)
 
     Raises `UserError` for a file that is missing, altered or no generator, and for one of other images or classes.
     """
-    path = Path(os.path.expandvars(path)).expanduser()
+    path = local_path(path)
     content = _read(path, GENERATOR)
     with _foreign(path, GENERATOR):
         generator = Generator(**content["shape"])
@@ -93,12 +94,12 @@ def load_generator(path: str | Path, image_shape: tuple[int, ...], classes: int)
 
 
 @lru_cache
-def load_evaluator(path: str | None, device: torch.device) -> Evaluator:
+def load_evaluator(path: Path | None, device: torch.device) -> Evaluator:
     """Load the evaluation network of a file, or the one that comes with rayfed; frozen, once a process.
 
     Raises `NetworkUnavailable` for a file that is missing, altered or no evaluation network.
     """
-    found = SHIPPED_EVALUATOR if path is None else Path(os.path.expandvars(path)).expanduser()
+    found = SHIPPED_EVALUATOR if path is None else local_path(path)
     evaluator = Evaluator()
     content = _read(found, EVALUATOR)
     with _foreign(found, EVALUATOR):
@@ -107,12 +108,12 @@ def load_evaluator(path: str | None, device: torch.device) -> Evaluator:
 
 
 @lru_cache
-def load_recogniser(path: str, people: tuple[str, ...], device: torch.device) -> Recogniser:
+def load_recogniser(path: Path, people: tuple[str, ...], device: torch.device) -> Recogniser:
     """Load the recogniser of a file, frozen, in evaluation mode, once a process.
 
     Raises `NetworkUnavailable` for a file that is missing, altered or no recogniser, and for one of other people.
     """
-    found = Path(os.path.expandvars(path)).expanduser()
+    found = local_path(path)
     content = _read(found, RECOGNISER)
     with _foreign(found, RECOGNISER):
         known = tuple(map(str, content["shape"]["people"]))

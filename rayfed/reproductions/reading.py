@@ -174,8 +174,9 @@ class Reproduction(Section):
         for path, value in self.reduced.items() if scale == "reduced" else ():
             try:
                 put(document, path, value)
-            except KeyError:
-                raise ScenarioError(f"{self.title}: `reduced`: the scenario has no place '{path}'") from None
+            except KeyError as error:
+                said = f"there is no '{path}' in the scenario: {error.args[0]}"
+                raise ScenarioError(f"{self.title}: `reduced`: {said}") from None
         return with_changes(document, changes)
 
 

@@ -18,6 +18,7 @@ from rayfed.scenario.components import (
     ProtectionSpec,
 )
 from rayfed.scenario.editors import json_schema
+from rayfed.scenario.inputs import find_inputs
 from rayfed.scenario.reading import check, dotted_paths, has_form, load, parse, read_text, with_changes
 from rayfed.scenario.sections import Actors, ArmSpec, Failures, Scenario, Training
 from rayfed.scenario.sweep import Sweep
@@ -42,6 +43,7 @@ __all__ = [
     "Training",
     "check",
     "dotted_paths",
+    "find_inputs",
     "has_form",
     "json_schema",
     "load",

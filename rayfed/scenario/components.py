@@ -49,7 +49,7 @@ class ComponentSpec(Section):
     kind: ClassVar[str]
 
     name: str
-    """A short name of `rayfed list`, or a dotted path `my_module:Name`."""
+    """A short name of `rayfed list`, a dotted path `my_module:Name`, or `FILE.py:Name`."""
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -2,37 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from rayfed.scenario.sections import ArmSpec
+
+_Place = dict[str, Any] | list[Any]
 
 
 def put(document: dict[str, Any], path: str, value: Any) -> None:
-    """Set the field at a path of a document; raises `KeyError` where there is no such place.
+    """Set the field at a path of a document; raises `KeyError`, which says what is there, where it has no such place.
 
     An entry of a list goes by its index or by its `name`, sections that are missing are made, and a component that is
-    given by its bare name is written out to take the field.
+    given by its bare name, or an arm that is a list of defences, is written out to take the field. The defences of an
+    arm may be left out: `arms.noise.gaussian.sigma`.
     """
-    *parents, last = path.split(".")
-    place: Any = document
-    for key in parents:
-        at: Any = _index(place, key) if isinstance(place, list) else key
-        held = place[at] if isinstance(place, list) else place.setdefault(key, {})
-        if isinstance(held, str) and key != "name":
-            held = place[at] = {"name": held}
-        if not isinstance(held, dict | list):
-            raise KeyError(path)
-        place = held
+    place: Any
+    place, key = _find(document, path.split("."), ())
+    place[key] = value
+
+
+def get(document: dict[str, Any], path: str) -> Any:
+    """Return the field at a path of a document that `put` has set."""
+    place: Any
+    place, key = _find(document, path.split("."), ())
+    return place[key]
+
+
+def _find(place: Any, keys: Sequence[str], passed: tuple[str, ...]) -> tuple[_Place, Any]:
+    """Return the section or list that a path ends in, and its last key or index; `passed` are the keys before."""
+    key, rest = _first(place, keys, passed)
+    if not rest:
+        return place, key
+    if passed == ("arms",) and key not in place and rest[0] not in ArmSpec.model_fields:
+        raise KeyError(_content(place, passed))
+    held = place[key] if isinstance(place, list) else place.setdefault(key, {})
+    if isinstance(held, str) and key != "name":
+        held = place[key] = {"name": held}
+    if passed == ("arms",):
+        if isinstance(held, list) and rest[0] in ArmSpec.model_fields:
+            held = place[key] = {"defences": held}
+        elif isinstance(held, dict) and rest[0] not in ArmSpec.model_fields:
+            rest = ("defences", *rest)
+    inside = (*passed, str(key))
+    if not isinstance(held, dict | list):
+        raise KeyError(_content(held, inside))
+    return _find(held, rest, inside)
+
+
+def _first(place: Any, keys: Sequence[str], passed: tuple[str, ...]) -> tuple[Any, Sequence[str]]:
+    """Return the first key of a path, which may have dots in it as names of arms do, and the keys after it."""
     if isinstance(place, list):
-        place[_index(place, last)] = value
-    elif last.isdigit():
-        raise KeyError(path)
+        names = [entry.get("name") if isinstance(entry, dict) else entry for entry in place]
+        index = int(keys[0]) if keys[0].isdigit() else names.index(keys[0]) if keys[0] in names else len(place)
+        if index >= len(place):
+            raise KeyError(_content(place, passed))
+        return index, keys[1:]
+    known = [count for count in range(len(keys), 1, -1) if ".".join(keys[:count]) in place]
+    count = known[0] if known else 1
+    key = ".".join(keys[:count])
+    if key.isdigit() and key not in place:
+        raise KeyError(_content(place, passed))
+    return key, keys[count:]
+
+
+def _content(held: Any, passed: tuple[str, ...]) -> str:
+    """Return what stands at a path, in words."""
+    if isinstance(held, list):
+        entries = [f"{i} ({one.get('name') if isinstance(one, dict) else one})" for i, one in enumerate(held)]
     else:
-        place[last] = value
-
-
-def _index(entries: list[Any], key: str) -> int:
-    """Return the index of the entry with this index or name; the first where several have the name."""
-    names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
-    index = int(key) if key.isdigit() else names.index(key) if key in names else len(entries)
-    if index >= len(entries):
-        raise KeyError(key)
-    return index
+        entries = list(map(str, held)) if isinstance(held, dict) else [repr(held)]
+    return f"{'.'.join(passed) or 'the scenario'} has {', '.join(entries) or 'nothing in it'}"

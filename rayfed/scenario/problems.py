@@ -82,7 +82,7 @@ def _fields_at(model: type[BaseModel], path: Place) -> list[str]:
     return list(model.model_fields)
 
 
-def _specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
+def specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
     """Yield every place in the raw document that names a component."""
     single: dict[str, type[ComponentSpec]] = {"data": DataSpec, "partition": PartitionSpec, "model": ModelSpec}
     yield from (((key,), spec, raw[key]) for key, spec in single.items() if key in raw)
@@ -118,7 +118,7 @@ def _rules(path: Place, section: Any) -> Iterator[tuple[Place, type[ComponentSpe
 
 def component_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield unknown components, and problems of components' own parameters."""
-    for path, spec, value in _specs(raw):
+    for path, spec, value in specs(raw):
         value = named(value)
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             continue  # the schema's own check says so

@@ -8,21 +8,29 @@ from typing import Any
 
 from rayfed.documents import Place, read_yaml
 from rayfed.errors import ScenarioError
-from rayfed.registry import DOTTED_PATH
+from rayfed.registry import DOTTED_PATH, FILE_PATH
+from rayfed.scenario.inputs import Note, find_inputs
 from rayfed.scenario.modalities import modality_problems, with_metrics
 from rayfed.scenario.paths import put
 from rayfed.scenario.problems import Problem, component_problems, joint_problems, repeated, schema_problems
 from rayfed.scenario.sections import Scenario
 from rayfed.scenario.sweep_problems import sweep_problems
 
+_CODE = DOTTED_PATH, FILE_PATH
 
-def load(source: str | Path, changes: Sequence[str] = ()) -> Scenario:
+
+def load(source: str | Path, changes: Sequence[str] = (), note: Note = lambda _: None) -> Scenario:
     """Read a scenario file and check it whole.
 
-    `changes` are `path.to.field=value` with the value in YAML, as `--set` gives them. Raises `ScenarioError` with every
-    problem of the file.
+    `changes` are `path.to.field=value` with the value in YAML, as `--set` gives them. Files that the scenario names are
+    looked for beside it, then in the current folder, of which `note` is told; those of `changes` in the current folder.
+    Raises `ScenarioError` with every problem of the file.
     """
-    return parse(read_text(source), str(source), changes)
+    raw, found = _document(read_text(source), str(source))
+    here = Path.cwd()
+    find_inputs(raw, (Path(source).resolve().parent, here), note)
+    find_inputs(with_changes(raw, changes), (here,))
+    return check(raw, str(source), dict(found), tuple(repeated(found)))
 
 
 def read_text(source: str | Path) -> str:
@@ -36,12 +44,12 @@ def read_text(source: str | Path) -> str:
 
 
 def dotted_paths(text: str, changes: Sequence[str] = ()) -> list[str]:
-    """Return all that looks like a dotted path in a scenario's text; nothing is checked or imported."""
+    """Return all that looks like a dotted path or `FILE.py:Name` in a scenario; nothing is checked or imported."""
     try:
         values = [read_yaml(part)[0] for part in (text, *(c.partition("=")[2] for c in changes))]
     except ValueError:
         return []  # `parse` says what is wrong
-    return sorted({text for value in values for text in _texts(value) if DOTTED_PATH.fullmatch(text)})
+    return sorted({text for value in values for text in _texts(value) if any(p.fullmatch(text) for p in _CODE)})
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -53,28 +61,28 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def parse(text: str, origin: str = "scenario", changes: Sequence[str] = ()) -> Scenario:
-    """Parse and check the text of a scenario, see `load`."""
-    raw, found = _document(text, origin, changes)
-    return check(raw, origin, dict(found), tuple(repeated(found)))
+    """Parse and check the text of a scenario, see `load`; nothing is looked for, relative paths stay as they are."""
+    raw, found = _document(text, origin)
+    return check(with_changes(raw, changes), origin, dict(found), tuple(repeated(found)))
 
 
 def has_form(text: str, changes: Sequence[str] = ()) -> bool:
     """Return whether a scenario has the schema's form; its components, which take seconds to import, may be wrong."""
     try:
-        return not schema_problems(_document(text, "scenario", changes)[0])
+        return not schema_problems(with_changes(_document(text, "scenario")[0], changes))
     except ScenarioError:
         return False
 
 
-def _document(text: str, origin: str, changes: Sequence[str]) -> tuple[dict[str, Any], list[tuple[Place, int]]]:
-    """Return the document of a text, changes made, and the lines of its paths."""
+def _document(text: str, origin: str) -> tuple[dict[str, Any], list[tuple[Place, int]]]:
+    """Return the document of a text, and the lines of its paths."""
     try:
         raw, found = read_yaml(text)
     except ValueError as error:
         raise ScenarioError(f"{origin}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ScenarioError(f"{origin}: not a scenario: expected `key: value` lines, found {type(raw).__name__}")
-    return with_changes(raw, changes), found
+    return raw, found
 
 
 def with_changes(document: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
@@ -111,8 +119,8 @@ def _apply(raw: dict[str, Any], change: str) -> None:
         raise ScenarioError(f"--set {change}: the value is not valid YAML: {error}") from error
     try:
         put(raw, path, value)
-    except KeyError:
-        raise ScenarioError(f"--set {change}: the scenario has no place '{path}' to set") from None
+    except KeyError as error:
+        raise ScenarioError(f"--set {change}: there is no '{path}' to set: {error.args[0]}") from None
 
 
 def _report(origin: str, problems: Sequence[Problem], lines: Mapping[Place, int] | None) -> str:

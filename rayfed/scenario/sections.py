@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from math import ceil
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
@@ -187,11 +188,11 @@ class Metrics(Section):
         "reconstruction success (PoRS), stands in the report for each of these metrics that is measured. Where nothing "
         f"is said, {_SUCCESS}.",
     )
-    lpips_weights: str | None = None
+    lpips_weights: Path | None = None
     """File or folder with the backbone's weights for LPIPS; null looks into torch's hub cache. Never downloads."""
-    evaluator: str | None = None
+    evaluator: Path | None = None
     """File that `rayfed train-evaluator` wrote, for `noise_ratio`; null takes the network that comes with rayfed."""
-    recogniser: str | None = None
+    recogniser: Path | None = None
     """File that `rayfed train-recogniser` wrote on these data, for `top1`, `top3` and `top5`; `~` and environment
     variables are expanded. Null: these columns stay empty."""
 

@@ -79,8 +79,8 @@ def scenario_of(scenario: Scenario, trial: Trial) -> Scenario:
         arm, rest = scenario.owner_of(path)
         try:
             put(document["arms"][arm] if arm is not None else document, rest, value)
-        except KeyError:
-            raise ScenarioError(f"sweep.fields: the scenario has no place '{path}'") from None
+        except KeyError as error:
+            raise ScenarioError(f"sweep.fields: there is no '{path}' in the scenario: {error.args[0]}") from None
     return check(document, f"the sweep's trial with {_said(trial)}")
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from rayfed.data.base import Dataset, Source, local_path
+from pathlib import Path
+
+from rayfed.data.base import Dataset, Source
 from rayfed.data.mapped import mapped
 from rayfed.errors import DataError
+from rayfed.files import local_path
 from rayfed.registry import component
 
 
@@ -12,7 +15,7 @@ from rayfed.registry import component
 class Arrow(Source):
     """Arrow file that `rayfed pack` wrote, mapped and not loaded: all nodes of a cluster have it at this path."""
 
-    path: str
+    path: Path
     """The file; `~` and environment variables are expanded."""
 
     def load(self) -> Dataset:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from rayfed.data.base import Source, Split, hold_out_fifth, local_path
+from rayfed.data.base import Source, Split, hold_out_fifth
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
+from rayfed.files import local_path
 from rayfed.registry import component
 
 ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -22,7 +23,7 @@ class ImageFolder(Source):
     Without `test` a stratified fifth is the test split.
     """
 
-    root: str
+    root: Path
     """Folder of the classes or of `train` and `test`; `~` and environment variables are expanded."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:

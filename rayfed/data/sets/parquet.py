@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rayfed.data.base import Source, Split, check_labels, hold_out_fifth, local_path
+from rayfed.data.base import Source, Split, check_labels, hold_out_fifth
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
+from rayfed.files import local_path
 from rayfed.registry import component
 
 _MOST_CLASSES = 100_000
@@ -29,9 +30,9 @@ _MOST_CLASSES = 100_000
 class Parquet(Source):
     """Any data set in the Hugging Face image layout; without `test` a stratified fifth of `train` is held out."""
 
-    train: str
+    train: Path
     """A Parquet file, or a folder of which all *.parquet are read; `~` and environment variables are expanded."""
-    test: str | None = None
+    test: Path | None = None
     """Parquet file, or folder, of the test split."""
     image_column: str = "image"
     """Column of the images."""
@@ -74,7 +75,7 @@ class _Shard(NamedTuple):
     classes: tuple[str, ...] | None
 
 
-def _files(path: str) -> list[Path]:
+def _files(path: Path) -> list[Path]:
     local = local_path(path).resolve()
     if local.is_file():
         return [local]

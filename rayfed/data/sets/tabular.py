@@ -20,8 +20,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from rayfed.data.base import Dataset, Split, at_most, local_path, stratified
+from rayfed.data.base import Dataset, Split, at_most, stratified
 from rayfed.errors import DataError, nearest
+from rayfed.files import local_path
 from rayfed.registry import component
 from rayfed.samples import Column, Modality, Records
 
@@ -105,7 +106,7 @@ class Table(Tabular):
     noted. A row needs its label, and infinite numbers are refused.
     """
 
-    path: str
+    path: Path
     """A `.csv` file with names in its first line, or a `.parquet` file; `~` and environment variables are expanded."""
     label: str
     """Name of the column of the classes."""

@@ -16,8 +16,9 @@ import tokenizers
 from pydantic import Field
 from tokenizers import Tokenizer
 
-from rayfed.data.base import Dataset, Split, at_most, local_path
+from rayfed.data.base import Dataset, Split, at_most
 from rayfed.errors import DataError
+from rayfed.files import local_path
 from rayfed.registry import component
 from rayfed.samples import MOST_TOKENS, Modality, Tokens
 
@@ -36,14 +37,14 @@ class Text:
 
     holds: ClassVar[Modality] = "tokens"
 
-    root: str | None = None
+    root: Path | None = None
     """A folder with a folder for each class, `CLASS/*.txt` in UTF-8; `~` and environment variables are expanded. None
     takes the three authors that come with rayfed."""
     length: Annotated[int, Field(ge=2, le=4096)] = 16
     """Number of tokens of a sample."""
     vocabulary: Annotated[int, Field(ge=_BYTES, le=MOST_TOKENS)] = 1024
     """Tokens to learn, the 256 bytes among them; a small text may have fewer. The model's has to be as large."""
-    tokenizer: str | None = None
+    tokenizer: Path | None = None
     """A `tokenizer.json` of the `tokenizers` library, in place of what is learnt; its own vocabulary counts then."""
     train_samples: Annotated[int, Field(ge=1)] | None = None
     """Use only this many training samples: always the same ones, each class in its share. None uses all."""

@@ -9,8 +9,9 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rayfed.data.base import Source, local_path
+from rayfed.data.base import Source
 from rayfed.errors import DataError
+from rayfed.files import local_path
 from rayfed.registry import component
 
 
@@ -23,8 +24,8 @@ class TorchvisionSource(Source):
     layout: ClassVar[str]
     """Files that belong under `root`, in words for errors."""
 
-    root: str
-    """Folder of the files, relative to the working directory; `~` and environment variables are expanded."""
+    root: Path
+    """Folder of the files; `~` and environment variables are expanded."""
     download: bool = False
     """Let torchvision download files that are missing into `root`."""
 

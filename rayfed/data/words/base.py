@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from rayfed.data.base import local_path
 from rayfed.errors import DataError
+from rayfed.files import local_path
 from rayfed.registry import component
 
 
@@ -57,7 +57,7 @@ class Reader:
 class LocalReader(Reader):
     """Base of the formats of word images that lie in a folder."""
 
-    root: str
+    root: Path
     """Folder with the set's own files; `~` and environment variables are expanded. Nothing is downloaded."""
 
     def file(self, name: str) -> Path:

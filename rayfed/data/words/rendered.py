@@ -12,9 +12,9 @@ from PIL import Image, ImageDraw, ImageFont
 from pydantic import Field
 from scipy.ndimage import gaussian_filter
 
-from rayfed.data.base import local_path
 from rayfed.data.words.base import Reader, Word
 from rayfed.errors import DataError
+from rayfed.files import local_path
 from rayfed.registry import component
 
 _HEIGHT, _MARGIN = 32, 4
@@ -25,7 +25,7 @@ class Rendered(Reader):
     """Rendered words: random letters in one font, anywhere between dark on light and light on dark."""
 
     format: Literal["rendered"]
-    font: str = "DejaVuSans"
+    font: str | Path = "DejaVuSans"
     """A font that comes with matplotlib (DejaVuSerif-Italic, STIXGeneral, cmr10, ...), or the path of a .ttf file."""
     background: Literal["plain", "gradient", "noise"] = "plain"
     """Background of a word: one grey, a slope between two, or blotches."""

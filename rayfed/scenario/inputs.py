@@ -1,0 +1,136 @@
+"""Files that a scenario names, found: a relative path becomes absolute, and `FILE.py:Name` a dotted path.
+
+What is a path follows from the types of a component's fields: `Path`, also in lists, in unions and in other components.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from rayfed import registry
+from rayfed.errors import UserError
+from rayfed.files import find_in, local_path
+from rayfed.scenario.components import ModelSpec
+from rayfed.scenario.paths import get, put
+from rayfed.scenario.problems import specs
+from rayfed.scenario.sections import Metrics
+
+Note = Callable[[str], None]
+"""Takes what the user should know of a file that was found."""
+
+
+def find_inputs(document: dict[str, Any], folders: Sequence[Path], note: Note = lambda _: None) -> None:
+    """Write into a scenario's document where its files are: in the first of these folders that has them.
+
+    A file that none of them has is expected in the first. Of one that another than the first has, `note` is told.
+    Raises `UserError` for a module that another one hides.
+    """
+    Inputs(folders, note).find(document)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Folders that files are looked for in, the first one first."""
+
+    folders: Sequence[Path]
+    note: Note
+
+    def find(self, document: dict[str, Any]) -> None:
+        """Find all that a document names."""
+        self._modules(document)
+        self._files(document)
+        sweep = document.get("sweep")
+        fields = sweep.get("fields") if isinstance(sweep, dict) else None
+        for path, values in fields.items() if isinstance(fields, dict) else ():
+            if isinstance(values, list):
+                fields[path] = [self._swept(document, path, value) for value in values]
+
+    def _swept(self, document: dict[str, Any], path: str, value: Any) -> Any:
+        """Return a value that a field takes in a sweep, its files found as those of the scenario that it makes."""
+        trial = copy.deepcopy(document) | {"sweep": None}
+        try:
+            put(trial, path, value)
+        except KeyError:
+            return value  # the sweep's own check says so
+        self._files(trial)
+        return get(trial, path)
+
+    def _modules(self, value: Any) -> None:
+        """Find every `FILE.py:Name` in lists and mappings."""
+        if isinstance(value, dict | list):
+            for key, inner in list(value.items() if isinstance(value, dict) else enumerate(value)):
+                if isinstance(inner, str) and (match := registry.FILE_PATH.fullmatch(inner)):
+                    file = self._found(match["file"])
+                    if file.is_file():  # otherwise whoever looks the component up says so
+                        value[key] = registry.dotted(file, match["name"])
+                else:
+                    self._modules(inner)
+
+    def _files(self, document: dict[str, Any]) -> None:
+        for hints, section in _sections(document):
+            for key, hint in hints.items():
+                if key in section:
+                    section[key] = self._value(hint, section[key])
+
+    def _value(self, hint: Any, value: Any) -> Any:
+        """Return a field's value with its paths found, by the field's type."""
+        if get_origin(hint) is Annotated:
+            return self._value(get_args(hint)[0], value)
+        if get_origin(hint) in (Union, UnionType):
+            if isinstance(value, str) and str in get_args(hint) and not self._found(value).exists():
+                return value  # something else than a path
+            for option in get_args(hint):
+                value = self._value(option, value)
+            return value
+        if isinstance(value, str) and hint is Path:
+            return value if local_path(value).is_absolute() else str(self._found(value))
+        if isinstance(value, list) and (inner := get_args(hint)):
+            return [self._value(inner[0], item) for item in value]
+        if isinstance(value, dict) and inspect.isclass(hint):
+            hints = _hints(hint)
+            return {key: self._value(hints[key], item) if key in hints else item for key, item in value.items()}
+        return value
+
+    def _found(self, path: str) -> Path:
+        found = find_in(self.folders, path)
+        if found.exists() and found != (expected := find_in(self.folders[:1], path)):
+            self.note(f"there is no {expected}: {found} is taken, in the current folder")
+        return found
+
+
+def _sections(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
+    """Yield the types of the fields of each section that may name files, and the section."""
+    for _, spec, value in specs(document):
+        if isinstance(value, dict):
+            yield _hints_of(spec.kind, value.get("name")), value
+    model, arms = document.get("model"), document.get("arms")
+    shared = model.get("name") if isinstance(model, dict) else model
+    for arm in arms.values() if isinstance(arms, dict) else ():
+        if isinstance(arm, dict) and isinstance(own := arm.get("model"), dict):
+            yield _hints_of(ModelSpec.kind, own.get("name", shared)), own
+    if isinstance(metrics := document.get("metrics"), dict):
+        yield _hints(Metrics), metrics
+
+
+def _hints_of(kind: str, name: Any) -> Mapping[str, Any]:
+    try:
+        return _hints(registry.find(kind, name)) if isinstance(name, str) else {}
+    except UserError:
+        return {}  # the check of components says so
+
+
+def _hints(target: Any) -> Mapping[str, Any]:
+    """Return the types of a component's fields; none where they cannot be read, as of a model's own constructor."""
+    fields = getattr(target, "__pydantic_fields__", None)
+    if fields is not None:
+        return {name: field.annotation for name, field in fields.items()}
+    try:
+        return get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError, AttributeError):
+        return {}

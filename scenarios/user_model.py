@@ -49,4 +49,6 @@ def write_parquet(path: str) -> None:
 
 
 if __name__ == "__main__":
-    write_parquet("scenarios/user_data/train.parquet")
+    from pathlib import Path
+
+    write_parquet(str(Path(__file__).parent / "user_data" / "train.parquet"))

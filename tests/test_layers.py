@@ -23,7 +23,7 @@ from tests.conftest import REPOSITORY
 
 FLOORS = (
     "rayfed.samples rayfed.update rayfed.gradients rayfed.objective rayfed.registry rayfed.seeds rayfed.errors"
-    " rayfed.documents rayfed.questions rayfed.subsets rayfed.files",
+    " rayfed.documents rayfed.questions rayfed.subsets rayfed.files rayfed.shipped",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
     "rayfed.protections",
@@ -42,6 +42,7 @@ ARROWS = {
     "rayfed.update": {"rayfed.samples"},
     # what all components need, in its own order
     "rayfed.registry": {"rayfed.errors"},
+    "rayfed.shipped": {"rayfed.errors"},
     "rayfed.gradients": {"rayfed.objective", "rayfed.update"},
     # secure noise is made of a cipher's key stream
     "rayfed.privacy": {"rayfed.crypto.keys"},

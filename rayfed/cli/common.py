@@ -49,7 +49,33 @@ Set = Annotated[
         "--set", metavar="PATH=VALUE", help="Change a field, for example `training.lr=0.05`. May be repeated."
     ),
 ]
-ScenarioFile = Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario's YAML file.", show_default=False)]
+
+
+def _scenario_file(source: Path) -> Path:
+    """Return the file of a scenario by its path, or by its name where it comes with rayfed.
+
+    A file goes before a name; `NAME.yaml` and a folder of the name do not.
+    """
+    from rayfed.shipped import scenario_names, shipped_scenario
+
+    name = str(source)
+    if source.is_file() or name not in scenario_names():
+        return source  # whoever reads it says what is wrong
+    found, own = shipped_scenario(name), Path(f"{name}.yaml")
+    if own.is_file() and not own.samefile(found):
+        print(f"note: {name} is the scenario that comes with rayfed; yours is {own}", file=sys.stderr)
+    return found
+
+
+ScenarioFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SCENARIO",
+        help="A scenario's YAML file, or the name of a scenario that comes with rayfed, such as noniid.",
+        show_default=False,
+        callback=_scenario_file,
+    ),
+]
 Out = Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its URL.", show_default=False)]
 INTERRUPTED = 130

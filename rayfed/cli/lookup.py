@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,6 +20,8 @@ from rayfed.cli.tables import console
 from rayfed.errors import UserError
 
 commands = typer.Typer()
+_LONGEST = 200
+"""Letters of a scenario's name: a folder's has up to 255, and a run adds its time."""
 
 Kind = Annotated[
     str,
@@ -78,20 +84,53 @@ def schema(debug: Debug = False) -> None:
 @commands.command()
 def new(
     name: Annotated[str, typer.Argument(help="Name of the scenario; NAME.yaml is written.", show_default=False)],
+    origin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="SCENARIO", help="Copy this scenario that comes with rayfed, such as noniid."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Write a commented scenario to start from."""
     with errors_for_people(debug):
-        path = Path(name).with_suffix(".yaml")
-        text = files("rayfed").joinpath("new_scenario.yaml").read_text(encoding="utf-8")
+        from rayfed.scenario import NAME
+
+        folder, own = Path(name).parent, re.sub(r"\.ya?ml$", "", Path(name).name)
+        if not re.fullmatch(NAME, own) or len(own) > _LONGEST:
+            raise UserError(
+                f"'{own}' cannot name a scenario, for its runs are folders of that name: take up to {_LONGEST} letters "
+                f"without accents, digits, '-', '_' and '.', a letter or digit first"
+            )
+        path = folder / f"{own}.yaml"
+        text, beside = _template(origin, path)
         try:
             with open(path, "x", encoding="utf-8") as file:
-                file.write(text.replace("NAME", path.stem))
+                file.write(text)
         except FileExistsError:
             raise UserError(f"{path} is there already; choose another name or remove it") from None
         except OSError as error:
             raise UserError(f"cannot write {path}: {error}") from error
-        print(f"wrote {path}; run it with: rayfed launch {path}")
+        for needed in beside:
+            if not (copy := folder / needed.name).exists():
+                (shutil.copytree if needed.is_dir() else shutil.copyfile)(needed, copy)
+                print(f"wrote {copy}, which it needs")
+        print(f"wrote {path}; run it with: rayfed launch {quote(str(path))}")
+
+
+def _template(origin: str | None, path: Path) -> tuple[str, list[Path]]:
+    """Return the text of a new scenario, and what has to lie beside it."""
+    from rayfed.shipped import shipped_scenario
+
+    name = yaml.safe_dump(path.stem).partition("\n")[0]  # in quotes where it would be a number
+    if origin is None:
+        text = files("rayfed").joinpath("new_scenario.yaml").read_text(encoding="utf-8")
+        return text.replace("name: NAME", f"name: {name}").replace("NAME.yaml", str(path)), []
+    source = shipped_scenario(origin)
+    text = source.read_text(encoding="utf-8").replace(f"scenarios/{origin}.yaml", str(path))
+    others = (other for other in source.parent.iterdir() if other.suffix != ".yaml")
+    return (
+        re.sub(r"^name:.*$", lambda _: f"name: {name}", text, count=1, flags=re.MULTILINE),
+        [other for other in others if re.search(rf"\b{re.escape(other.stem)}\b", text)],
+    )
 
 
 def _first_line(target: Any) -> str:

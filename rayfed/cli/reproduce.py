@@ -49,7 +49,14 @@ def reproduce(
     run: Annotated[
         str | None, typer.Option(metavar="SWEEP", help="Play nothing: compare what this sweep of it came to.")
     ] = None,
-    folder: Annotated[str, typer.Option(metavar="DIR", help="Where reproductions lie.")] = "reproductions",
+    folder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where reproductions lie; `reproductions` in the current folder, and without it those that come with "
+            "rayfed, when not given.",
+        ),
+    ] = None,
     out: Out = None,
     executor: Executor = ExecutorName.RAY,
     address: Address = None,
@@ -59,7 +66,9 @@ def reproduce(
     """Play a paper's table or figure again, and say how near ours comes to it."""
     with errors_for_people(debug, resumable=True):
         from rayfed.reproductions.reading import find, names
+        from rayfed.shipped import shipped
 
+        folder = folder or str(own if (own := Path("reproductions")).is_dir() else shipped("reproductions"))
         if what == "list":
             _list([find(name, folder) for name in names(folder)])
             return

@@ -20,8 +20,6 @@ from rayfed.scenario.components import Section
 from rayfed.scenario.paths import put
 from rayfed.store.schemas import OUTCOME_COLUMNS, TABLES
 
-FOLDER = "reproductions"
-"""Folder in the working directory where the command looks for reproductions."""
 Scale = Literal["reduced", "full"]
 Convention = Literal["root_psnr", "root_mse"]
 
@@ -180,15 +178,15 @@ class Reproduction(Section):
         return with_changes(document, changes)
 
 
-def names(folder: str = FOLDER) -> list[str]:
+def names(folder: str) -> list[str]:
     """Return the names of the reproductions of a folder, in order; raises `UserError` where there is none."""
     found = sorted(path.stem for path in Path(folder).glob("*.yaml"))
     if not found:
-        raise UserError(f"no reproductions in '{folder}': work in a checkout of rayfed, or give --folder")
+        raise UserError(f"no reproductions in '{folder}': give their folder by --folder")
     return found
 
 
-def find(name: str, folder: str = FOLDER) -> Path:
+def find(name: str, folder: str) -> Path:
     """Return the file of a reproduction by its name or path; raises `UserError` where there is none."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else Path(folder, f"{name}.yaml")
     if not path.is_file():

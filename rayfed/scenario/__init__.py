@@ -20,10 +20,11 @@ from rayfed.scenario.components import (
 from rayfed.scenario.editors import json_schema
 from rayfed.scenario.inputs import find_inputs
 from rayfed.scenario.reading import check, dotted_paths, has_form, load, parse, read_text, with_changes
-from rayfed.scenario.sections import Actors, ArmSpec, Failures, Scenario, Training
+from rayfed.scenario.sections import NAME, Actors, ArmSpec, Failures, Scenario, Training
 from rayfed.scenario.sweep import Sweep
 
 __all__ = [
+    "NAME",
     "Actors",
     "AggregationSpec",
     "ArmSpec",

@@ -89,7 +89,7 @@ class Inputs:
                 value = self._value(option, value)
             return value
         if isinstance(value, str) and hint is Path:
-            return value if local_path(value).is_absolute() else str(self._found(value))
+            return value if local_path(value).is_absolute() else str(self._expected(value))
         if isinstance(value, list) and (inner := get_args(hint)):
             return [self._value(inner[0], item) for item in value]
         if isinstance(value, dict) and inspect.isclass(hint):
@@ -97,9 +97,15 @@ class Inputs:
             return {key: self._value(hints[key], item) if key in hints else item for key, item in value.items()}
         return value
 
+    def _expected(self, path: str) -> Path:
+        found = self._found(path)
+        if not found.exists() and len(self.folders) > 1:
+            self.note(f"there is no {found}, nor is there one in the current folder; --set names another")
+        return found
+
     def _found(self, path: str) -> Path:
-        found = find_in(self.folders, path)
-        if found.exists() and found != (expected := find_in(self.folders[:1], path)):
+        found, expected = find_in(self.folders, path), find_in(self.folders[:1], path)
+        if found.exists() and found != expected:
             self.note(f"there is no {expected}: {found} is taken, in the current folder")
         return found
 

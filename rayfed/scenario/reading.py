@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.documents import Place, read_yaml
-from rayfed.errors import ScenarioError
+from rayfed.errors import ScenarioError, nearest
 from rayfed.registry import DOTTED_PATH, FILE_PATH
 from rayfed.scenario.inputs import Note, find_inputs
 from rayfed.scenario.modalities import modality_problems, with_metrics
@@ -15,6 +15,7 @@ from rayfed.scenario.paths import put
 from rayfed.scenario.problems import Problem, component_problems, joint_problems, repeated, schema_problems
 from rayfed.scenario.sections import Scenario
 from rayfed.scenario.sweep_problems import sweep_problems
+from rayfed.shipped import scenario_names
 
 _CODE = DOTTED_PATH, FILE_PATH
 
@@ -38,7 +39,11 @@ def read_text(source: str | Path) -> str:
     try:
         return Path(source).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ScenarioError(f"{source}: no such scenario file; `rayfed new NAME` writes one to start from") from None
+        named = Path(source).name == str(source) and not Path(source).suffix
+        known = f", nor a scenario that comes with rayfed: {nearest(str(source), scenario_names())}" if named else ""
+        raise ScenarioError(
+            f"{source}: no such scenario file{known}; `rayfed new NAME` writes one to start from"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{source}: cannot be read as a text file: {error}") from error
 

@@ -242,10 +242,14 @@ class Output(Section):
     """A local folder or any fsspec URL; each run makes `<name>-<time>` in it."""
 
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+"""Pattern of a scenario's name."""
+
+
 class Scenario(Section):
     """A scenario: one whole experiment, the only thing that a user has to write."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+    name: Annotated[str, Field(pattern=NAME)]
     """Name of the run folder; letters, digits, '-', '_', '.'."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """All randomness follows from it, unless `privacy.secure` takes some of it from elsewhere."""

@@ -8,7 +8,7 @@ D TV / b, so k is 2 D / (b n). The weight of the variation is k d, then, which v
 The values of a gradient are far from independent, and early on a search needs more smoothness than at its end: most is
 found in few steps as if a sixteenth of them counted, and never more smoothness than if those that count were no more
 than the pixels. Under that a search for a drawing with sharp edges may stay at a flat image, though. So a short search
-as if all values counted is played, too, and a whole one where its end is the better one. Ends are compared by k = 1 / b.
+as if all values counted is played, too, and a whole one where its end is the better. Ends are compared by k = 1 / b.
 
 Where an update tells signs alone, the end counts that is described in the fewest nats: its n signs, a share d of which
 is wrong, in n H(d), with H the entropy, and its images in D TV / b.

@@ -7,7 +7,8 @@ ends with exit code 2. Anything else is a defect of ours: exit code 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from signal import Signals
 
@@ -67,6 +68,15 @@ class Killed(KeyboardInterrupt):
     def __init__(self, signal: int) -> None:
         super().__init__(f"killed by {Signals(signal).name}")
         self.signal = signal
+
+
+@contextmanager
+def needing(package: str, extra: str, what: str) -> Iterator[None]:
+    """Turn a failed import of an optional package into a `DataError` that names the extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise DataError(f"{what} needs {package}, which is not installed: pip install 'rayfed[{extra}]'") from error
 
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")

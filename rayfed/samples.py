@@ -47,14 +47,19 @@ def held(target: Any) -> Modality:
     return found
 
 
+def in_unit_range(levels: Tensor) -> Tensor:
+    """Return levels of 8 or 16 bits as floats in [0, 1]."""
+    return levels.float().div_(torch.iinfo(levels.dtype).max)
+
+
 class SampleSpec(ABC):
     """Base of the descriptions of samples as models take them: floats in [0, 1] unless a modality says otherwise."""
 
     modality: ClassVar[Modality]
     noun: ClassVar[str]
     """Name of samples in messages, plural."""
-    stored: ClassVar[type[np.generic]] = np.uint8
-    """Type of the numbers that a data set keeps."""
+    stored: ClassVar[tuple[type[np.generic], ...]] = (np.uint8,)
+    """Types of the numbers that a data set may keep."""
     axes: ClassVar[tuple[str, ...]] = ("C", "H", "W")
     """Names of a sample's dimensions."""
 
@@ -85,7 +90,7 @@ class SampleSpec(ABC):
 
     def tensor(self, stored: np.ndarray, device: torch.device | None = None) -> Tensor:
         """Return inputs (N, *shape) from the numbers that a data set keeps."""
-        return torch.from_numpy(stored).to(device).float().div_(255)
+        return in_unit_range(torch.from_numpy(stored).to(device))
 
     def blank(self, count: int) -> Tensor:
         """Return inputs (count, *shape) of zeros."""
@@ -114,6 +119,7 @@ class Pixels(SampleSpec):
 
     modality: ClassVar[Modality] = "pixels"
     noun: ClassVar[str] = "images"
+    stored: ClassVar[tuple[type[np.generic], ...]] = (np.uint8, np.uint16)
 
     channels: int
     height: int
@@ -145,7 +151,7 @@ class Tokens(SampleSpec):
 
     modality: ClassVar[Modality] = "tokens"
     noun: ClassVar[str] = "texts"
-    stored: ClassVar[type[np.generic]] = np.int64
+    stored: ClassVar[tuple[type[np.generic], ...]] = (np.int64,)
     axes: ClassVar[tuple[str, ...]] = ("L",)
 
     vocabulary: tuple[str, ...]

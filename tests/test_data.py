@@ -461,7 +461,6 @@ BROKEN_PARQUET = {
         ["'label' is double", "whole numbers"],
     ),
     "no label column": (GOOD, [0] * 6, {"label_column": "y"}, ["no column 'label'", "image, y"]),
-    "no image column": (GOOD, [0] * 6, {"image_column": "x"}, ["no column 'image'", "x, label"]),
     "no bytes": ([*GOOD[:5], None], [0] * 6, {}, ["row 5 (from 0)", "no bytes in column 'image'"]),
     "truncated image": (
         [GOOD[0], GOOD[1][:50], *GOOD[2:]],
@@ -494,9 +493,11 @@ def test_a_truncated_parquet_file_is_named(tmp_path):
 
 def test_an_image_column_of_another_layout_is_refused(tmp_path):
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"image": GOOD, "label": [0] * 6}), path)
-    with pytest.raises(DataError, match=f"{path}: column 'image' is binary, expected struct"):
+    pq.write_table(pa.table({"image": [[1, 2]] * 6, "label": [0] * 6}), path)
+    with pytest.raises(DataError, match=f"{path} has no column 'image'; its columns are image, label"):
         load("parquet", train=str(path))
+    with pytest.raises(DataError, match=f"{path}: column 'image' is list.*expected binary or struct"):
+        load("parquet", train=str(path), image_column="image")
 
 
 def test_files_that_disagree_or_overlap_are_refused(tmp_path):
@@ -511,9 +512,9 @@ def test_files_that_disagree_or_overlap_are_refused(tmp_path):
         load("parquet", train=str(tmp_path / "nowhere"))
 
 
-def test_images_of_more_than_eight_bits_are_refused():
+def test_other_formats_of_more_than_eight_bits_are_refused():
     stream = io.BytesIO()
-    Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(stream, "PNG")
+    Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(stream, "PPM")
     with pytest.raises(DataError, match=r"here cannot be decoded: it has more than 8 bits a channel"):
         decode([Encoded("here", stream.getvalue())], None)
 

@@ -313,10 +313,15 @@ def test_png_of_a_diverged_image() -> None:
     assert decode_png(encode_png(image)).flatten().tolist() == [0.0, 0.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("shape", [(28, 28), (2, 8, 8), (1, 1, 8, 8)])
+@pytest.mark.parametrize("shape", [(28, 28), (0, 8, 8), (1, 1, 8, 8)])
 def test_png_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="an image is"):
         encode_png(torch.zeros(shape))
+
+
+def test_images_of_other_channels_are_shown_side_by_side() -> None:
+    bands = torch.arange(4 * 2 * 3).view(4, 2, 3) / 255
+    assert torch.equal(decode_png(encode_png(bands)), torch.cat(tuple(bands), 1)[None])
 
 
 # Checkpoint

@@ -249,7 +249,7 @@ SPECS = [
 def test_inputs_are_what_the_sample_says(sample: SampleSpec) -> None:
     drawn = np.random.default_rng(0)
     stored = drawn.integers(sample.largest if sample.modality == "tokens" else 256, size=(4, *sample.shape))
-    made = (sample.tensor(stored.astype(sample.stored)), sample.blank(4), sample.trial(), sample.noise(50))
+    made = (sample.tensor(stored.astype(sample.stored[0])), sample.blank(4), sample.trial(), sample.noise(50))
     for inputs in made:
         assert inputs.dtype == sample.dtype
         assert inputs.shape[1:] == sample.shape

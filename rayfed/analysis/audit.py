@@ -20,6 +20,8 @@ import yaml
 from rayfed import registry
 from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.summary import Row, measured
+from rayfed.data.sets import hugging_face
+from rayfed.data.sets.image_table import tables_of_images
 from rayfed.data.sets.tabular import column_names
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
@@ -156,12 +158,20 @@ def title(method: Method, batch: int) -> str:
 
 
 def data_section(data: str, size: int | None, label: str | None = None) -> dict[str, Any]:
-    """Return a scenario's `data` of a file, a folder of images or texts by class, or the name of a data set.
+    """Return a scenario's `data` of a file, a folder of images or texts, or the name of a data set.
 
-    Of tables, `label` names the column of the classes. `size` is the height and width to which images are resized;
-    None: what they have. Raises `UserError` for a table without a label, and for what is no data at all.
+    Images lie in folders by class, beside a table that names files and classes, or in the files of a data set of
+    Hugging Face. Of tables, `label` names the column of the classes. `size` is the height and width to which images are
+    resized; None: what they have. Raises `UserError` for a table without a label, and for what is no data at all.
     """
     path, resized = Path(data).expanduser(), {} if size is None else {"size": size}
+    named = {} if label is None else {"label_column": label}
+    if path.is_dir() and hugging_face.splits(path):
+        return {"name": "hugging_face", "root": data} | named | resized
+    if tables := tables_of_images(path):
+        return {"name": "image_table", **_splits(data, tables)} | named | resized
+    if path.suffix == ".parquet" and path.is_file() and not column_names(path):
+        return {"name": "parquet", "train": data} | named | resized
     if label is not None:
         return {"name": "table", "path": data, "label": label}
     if path.is_file() and (columns := column_names(path)):
@@ -175,7 +185,22 @@ def data_section(data: str, size: int | None, label: str | None = None) -> dict[
         return {"name": "parquet", "train": data} | resized
     if path.is_dir() and any(path.glob("*/*.txt")):
         return {"name": "text", "root": data}
+    if path.suffix == ".arrow":
+        return {"name": "arrow", "path": data} | resized
     return ({"name": "image_folder", "root": data} if path.is_dir() else {"name": data}) | resized
+
+
+def _splits(data: str, tables: Sequence[Path]) -> dict[str, str]:
+    """Return the table of images and that of the test split, where there is one; raises `UserError` for others."""
+    by_split = {
+        next((split for split in ("train", *hugging_face.TESTS) if split in t.stem.lower()), ""): t for t in tables
+    }
+    test = next((split for split in hugging_face.TESTS if split in by_split), None)
+    if len(tables) == 1:
+        return {"table": str(tables[0])}
+    if len(tables) == 2 and "train" in by_split and test:
+        return {"table": str(by_split["train"]), "test": str(by_split[test])}
+    raise UserError(f"--data {data} has several tables of images: name one of {', '.join(map(str, tables))}")
 
 
 State = Literal["leaks", "not reconstructed", "nothing to attack", "inconclusive", "not measured"]

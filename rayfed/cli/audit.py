@@ -44,9 +44,12 @@ def audit(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="A Parquet or CSV file, a folder with one folder a class, or a data set's name."),
+        typer.Option(
+            help="A folder of images, with a folder for each class, a table of names and classes, or files of "
+            "Hugging Face; a Parquet or CSV file; or a data set's name."
+        ),
     ] = None,
-    label: Annotated[str | None, typer.Option(help="Column of the classes, where the data are a table.")] = None,
+    label: Annotated[str | None, typer.Option(help="Column of the classes, where the data have a table.")] = None,
     defence: Annotated[
         list[str] | None,
         typer.Option(

@@ -1,6 +1,7 @@
 """Loaded data sets, and the contract of a component that loads one.
 
-Samples stay as they are stored, images as uint8; whoever trains on a batch makes its inputs (`SampleSpec.tensor`).
+Samples stay as they are stored, images as uint8 or uint16; whoever trains on a batch makes its inputs
+(`SampleSpec.tensor`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Dataset:
     """Data set of a train and a test split; building one that does not hold together raises `DataError`."""
 
     train_images: Images
-    """Training samples (N, C, H, W) uint8, of records too; texts as (N, L) int64."""
+    """Training samples (N, C, H, W) uint8, or uint16 of images with more than 8 bits; texts as (N, L) int64."""
     train_labels: np.ndarray
     """Training labels (N,) int64, indices into `classes`; or words (N, L) int64, letter by letter, filled up with 0."""
     test_images: Images
@@ -121,8 +122,8 @@ class Dataset:
 
 
 def _check_split(split: str, images: Images, labels: np.ndarray, classes: int, sample: type[SampleSpec]) -> None:
-    if images.dtype != sample.stored or len(images.shape) != 1 + len(sample.axes) or 0 in images.shape:
-        expected = f"{sample.stored.__name__} (N, {', '.join(sample.axes)}) with N >= 1"
+    if images.dtype not in sample.stored or len(images.shape) != 1 + len(sample.axes) or 0 in images.shape:
+        expected = f"{' or '.join(kind.__name__ for kind in sample.stored)} (N, {', '.join(sample.axes)}) with N >= 1"
         raise DataError(f"{split}_images is {images.dtype} {images.shape}, expected {expected}")
     if labels.dtype != np.int64 or labels.shape[:1] != images.shape[:1] or labels.ndim > 2:
         raise DataError(f"{split}_labels is {labels.dtype} {labels.shape}, expected int64 ({len(images)},)")

@@ -1,7 +1,8 @@
-"""Decoding and resizing of images into one uint8 array."""
+"""Decoding and resizing of images into one array of 8 or 16 bits a channel."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -10,14 +11,17 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch.nn import functional as F
 
+from rayfed.data import dicom, tiff
 from rayfed.errors import DataError
 
 _GREY = ("1", "L", "LA")
 _DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 """Pillow's modes of more than 8 bits a channel, which a conversion to 8 would clip."""
+_PNG, _DEPTH = b"\x89PNG\r\n\x1a\n", 24
+"""First bytes of a PNG, and where the bits of a channel stand in it; 16 bits in colour are 8 to Pillow."""
 
 
 class Encoded(NamedTuple):
@@ -29,57 +33,121 @@ class Encoded(NamedTuple):
     """The encoded bytes, or the file that is nothing but them."""
 
 
+class Kind(NamedTuple):
+    """What `decode` makes of an image, but for its size."""
+
+    channels: int
+    depth: np.dtype
+    """uint8 or uint16."""
+
+
 def resize(images: np.ndarray, size: int | None) -> np.ndarray:
-    """Resize images (N, C, H, W) uint8 to height = width = `size`, bilinear with antialias; None keeps their size."""
+    """Resize images (N, C, H, W) to height = width = `size`, bilinear with antialias; None keeps their size."""
     if size is None or images.shape[2:] == (size, size):
         return images
-    return F.interpolate(torch.from_numpy(images), size=(size, size), mode="bilinear", antialias=True).numpy()
+    if images.dtype == np.uint8:
+        return F.interpolate(torch.from_numpy(images), size=(size, size), mode="bilinear", antialias=True).numpy()
+    levels = torch.from_numpy(images.astype(np.float32))
+    resized = F.interpolate(levels, size=(size, size), mode="bilinear", antialias=True)
+    return resized.round_().clamp_(0, np.iinfo(images.dtype).max).numpy().astype(images.dtype)
 
 
 def decode(images: Sequence[Encoded], size: int | None) -> np.ndarray:
-    """Decode images into one (N, C, H, W) uint8 array, at height = width = `size` if that is given.
+    """Decode images into one (N, C, H, W) array, at height = width = `size` if that is given.
 
-    All are grey (C = 1) if every one of them is; otherwise all are RGB (C = 3). Transparency is dropped.
-    Raises `DataError` for bytes that are no image, for more than 8 bits a channel, and for sizes that differ
-    without `size`.
+    It is uint16 if one of them has more than 8 bits a channel, and white is 65535; otherwise uint8. All are grey
+    (C = 1) if every one of them is; grey ones among RGB are RGB (C = 3), and any other number of channels is that of
+    all. They are turned as their EXIF orientation says, transparency is dropped, and of an animation the first picture
+    is taken. Raises `DataError` for bytes that are no image, for sizes that differ without `size`, and for channels
+    that differ.
     """
     arrays = [resize(_decode(image), size) for image in images]
+    channels = max(array.shape[1] for array in arrays)
     for image, array in zip(images, arrays, strict=True):
         if array.shape[2:] != arrays[0].shape[2:]:
             raise DataError(
                 f"images differ in size: {images[0].where} is {_extent(arrays[0])}, {image.where} is "
                 f"{_extent(array)} (height x width); set `size` to resize all of them"
             )
-    channels = max(array.shape[1] for array in arrays)
-    together = np.empty((len(arrays), channels, *arrays[0].shape[2:]), np.uint8)
+        if array.shape[1] != channels and (array.shape[1], channels) != (1, 3):
+            raise DataError(f"images differ in channels: {image.where} has {array.shape[1]}, another has {channels}")
+    depth = max(array.dtype for array in arrays)
+    together = np.empty((len(arrays), channels, *arrays[0].shape[2:]), depth)
     for target, array in zip(together, arrays, strict=True):
-        target[:] = array[0]  # grey is repeated over the three channels
+        target[:] = deepened(array[0], depth)  # grey is repeated over the three channels
     return together
 
 
-def is_grey(image: Encoded) -> bool:
-    """Return whether `decode` takes an image for grey, from its header alone; raises `DataError` without one."""
-    with _opened(image) as picture:
-        return picture.mode in _GREY
+def deepened(images: np.ndarray, depth: np.dtype) -> np.ndarray:
+    """Return images of 8 bits at another depth, white as white; those that have it as they are."""
+    return images if images.dtype == depth else images.astype(depth) * 257
+
+
+def kind(image: Encoded) -> Kind:
+    """Return channels and depth of an image, from its header alone where Pillow reads it; raises `DataError`."""
+    with _named(image):
+        content = _content(image)
+        if (found := _other(content)) is not None:
+            return Kind(len(found), found.dtype)
+        with Image.open(BytesIO(content)) as picture:
+            return Kind(1 if picture.mode in _GREY else 3, np.dtype(np.uint8))
 
 
 def _decode(image: Encoded) -> np.ndarray:
-    """Decode an image into (1, 1 or 3, H, W) uint8."""
-    with _opened(image) as picture:
+    """Decode an image into (1, C, H, W) uint8 or uint16."""
+    with _named(image):
+        content = _content(image)
+        found = _other(content)
+        return np.ascontiguousarray(_pillow(content) if found is None else found)[None]
+
+
+def _content(image: Encoded) -> bytes:
+    return image.data if isinstance(image.data, bytes) else image.data.read_bytes()
+
+
+def _other(content: bytes) -> np.ndarray | None:
+    """Return an image (C, H, W) that is not for Pillow, None for others."""
+    if dicom.is_dicom(content):
+        return dicom.decode(content)
+    if content.startswith(tiff.MAGIC):
+        return tiff.decode(content)
+    if content.startswith(_PNG) and content[_DEPTH : _DEPTH + 1] == b"\x10":
+        return _png_of_16_bits(content)
+    return None
+
+
+def _png_of_16_bits(content: bytes) -> np.ndarray:
+    """Decode a PNG of 16 bits a channel into (1 or 3, H, W); Pillow keeps the lower byte of grey alone."""
+    with Image.open(BytesIO(content)) as picture:
         if picture.mode in _DEEP:
-            raise ValueError(f"it has more than 8 bits a channel (mode {picture.mode})")
-        pixels = np.array(picture.convert("L" if picture.mode in _GREY else "RGB"))
-    return np.ascontiguousarray(np.atleast_3d(pixels).transpose(2, 0, 1))[None]
+            return np.array(ImageOps.exif_transpose(picture)).astype(np.uint16)[None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is to move to another package
+        from torchvision.io import ImageReadMode, decode_png
+
+        stored = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        pixels = decode_png(stored, ImageReadMode.UNCHANGED, apply_exif_orientation=True).numpy()
+    return pixels[: len(pixels) - (len(pixels) % 2 == 0)]  # two and four channels have one of transparency
+
+
+def _pillow(content: bytes) -> np.ndarray:
+    """Decode an image of 8 bits into (1 or 3, H, W)."""
+    with Image.open(BytesIO(content)) as picture:
+        if picture.mode in _DEEP:
+            raise ValueError(f"it has more than 8 bits a channel (mode {picture.mode}): save it as PNG or TIFF")
+        pixels = np.array(ImageOps.exif_transpose(picture).convert("L" if picture.mode in _GREY else "RGB"))
+    return np.atleast_3d(pixels).transpose(2, 0, 1)
 
 
 @contextmanager
-def _opened(image: Encoded) -> Iterator[Image.Image]:
+def _named(image: Encoded) -> Iterator[None]:
     try:
-        with Image.open(BytesIO(image.data) if isinstance(image.data, bytes) else image.data) as picture:
-            yield picture
-    except Exception as error:  # Pillow's decoders raise whatever broken bytes lead them to
+        yield
+    except DataError as error:
+        raise DataError(f"{image.where}: {error}") from error
+    except Exception as error:  # decoders raise whatever broken bytes lead them to
         raise DataError(
-            f"{image.where} cannot be decoded: {error}; expected a whole 8-bit PNG, JPEG or similar image"
+            f"{image.where} cannot be decoded: {error}; expected a whole PNG, JPEG, TIFF, DICOM or similar image"
         ) from error
 
 

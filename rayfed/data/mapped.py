@@ -1,8 +1,8 @@
 """Data sets larger than memory: an Arrow file whose pixels are read where they lie, page by page, when asked for.
 
-The file is in Arrow's IPC file format, uncompressed: a column `image` of C * H * W bytes a row and a column `label`
-(int64), training samples first; the schema's metadata say the rest (`Layout`). A data set from it is sent to another
-process as the file's path, so every node has to have the file there.
+The file is in Arrow's IPC file format, uncompressed: a column `image` of C * H * W values a row, 8 or 16 bits each,
+and a column `label` (int64), training samples first; the schema's metadata say the rest (`Layout`). A data set from it
+is sent to another process as the file's path, so every node has to have the file there.
 """
 
 from __future__ import annotations
@@ -36,9 +36,22 @@ class Layout:
     identity: str
     """Identity, drawn anew whenever a file is packed; two processes that share a data set compare it."""
 
+    bits: int = 8
+    """Bits of a value, 8 or 16."""
+
+    @property
+    def depth(self) -> np.dtype:
+        """Type of a value."""
+        return np.dtype(np.uint8 if self.bits == 8 else np.uint16)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of an image."""
+        return math.prod(self.shape) * self.depth.itemsize
+
     def schema(self) -> pa.Schema:
         """Return the file's schema, with the layout in its metadata."""
-        columns = [("image", pa.binary(math.prod(self.shape))), ("label", pa.int64())]
+        columns = [("image", pa.binary(self.row_bytes)), ("label", pa.int64())]
         return pa.schema(columns, metadata={_METADATA: json.dumps(asdict(self))})
 
     @classmethod
@@ -54,7 +67,9 @@ class Layout:
         if min(channels, height, width) < 1:
             raise ValueError(f"its images have the shape {channels}x{height}x{width}")
         classes = tuple(map(str, said["classes"]))
-        layout = cls((channels, height, width), int(said["train"]), classes, str(said["identity"]))
+        if (bits := int(said.get("bits", 8))) not in (8, 16):
+            raise ValueError(f"its images have {bits} bits a value")
+        layout = cls((channels, height, width), int(said["train"]), classes, str(said["identity"]), bits)
         if not schema.equals(layout.schema()):
             raise ValueError("its columns are not those of a packed file")
         return layout
@@ -72,7 +87,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """Images in a mapped file, (N, C, H, W) uint8 as far as data sets ask (`rayfed.data.base.Images`)."""
+    """Images in a mapped file, (N, C, H, W) as far as data sets ask (`rayfed.data.base.Images`)."""
 
     batches: Sequence[np.ndarray]
     """Batches of images in the file, (n, C, H, W) each."""
@@ -83,8 +98,8 @@ class Mapped:
 
     @property
     def dtype(self) -> np.dtype:
-        """Type of a pixel, uint8."""
-        return np.dtype(np.uint8)
+        """Type of a pixel, uint8 or uint16."""
+        return self.batches[0].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -97,7 +112,7 @@ class Mapped:
     def __getitem__(self, chosen: np.ndarray) -> np.ndarray:
         """Return some of the images in memory, by their indices."""
         rows = self.rows[chosen]
-        found = np.empty((len(rows), *self.shape[1:]), np.uint8)
+        found = np.empty((len(rows), *self.shape[1:]), self.dtype)
         batches = np.searchsorted(self.ends, rows, side="right")
         for place, (row, batch) in enumerate(zip(rows, batches, strict=True)):
             found[place] = self.batches[batch][row - self.ends[batch]]  # counted from the batch's end
@@ -169,7 +184,7 @@ def mapped(
         raise DataError(f"{path} cannot be mapped: {error}; make it with `rayfed pack`") from error
     if identity not in (None, layout.identity):
         raise DataError(f"{path} on the machine {gethostname()} is another file than the run's: copy that one there")
-    pixels = [_pixels(batch.column("image"), layout.shape) for batch in batches]
+    pixels = [_pixels(batch.column("image"), layout) for batch in batches]
     labels = np.concatenate([batch.column("label").to_numpy() for batch in batches])
     train = _some("train_samples", labels[: layout.train], train_samples)
     test = _some("test_samples", labels[layout.train :], test_samples) + layout.train
@@ -185,11 +200,11 @@ def mapped(
     return data.with_public(public) if public else data
 
 
-def _pixels(column: pa.Array, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return images (n, C, H, W) uint8 in the column's own memory."""
-    flat = np.frombuffer(column.buffers()[1], np.uint8)
-    size = math.prod(shape)
-    return flat[column.offset * size : (column.offset + len(column)) * size].reshape(-1, *shape)
+def _pixels(column: pa.Array, layout: Layout) -> np.ndarray:
+    """Return images (n, C, H, W) in the column's own memory."""
+    flat = np.frombuffer(column.buffers()[1], layout.depth)
+    size = math.prod(layout.shape)
+    return flat[column.offset * size : (column.offset + len(column)) * size].reshape(-1, *layout.shape)
 
 
 def _some(field: str, labels: np.ndarray, samples: int | None) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed.data.base import Dataset, Source, Split, check_labels, in_memory
-from rayfed.data.images import Encoded, decode, is_grey, resize
+from rayfed.data.images import Encoded, Kind, decode, deepened, kind, resize
 from rayfed.data.mapped import Layout
 from rayfed.errors import DataError
 from rayfed.samples import held
@@ -29,16 +29,16 @@ def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> La
     count = len(train.labels) + len(test.labels)
     check_labels("train", train.labels, len(classes))
     check_labels("test", test.labels, len(classes))
-    grey_only = all(_grey(split.images) for split in (train, test))
-    first = next(_batches(train, source.size, grey_only, 1))[0]
-    layout = Layout(first.shape[1:], len(train.labels), classes, uuid4().hex)
+    common = _common(split.images for split in (train, test))
+    first = next(_batches(train, source.size, common, 1))[0]
+    layout = Layout(first.shape[1:], len(train.labels), classes, uuid4().hex, 8 * common.depth.itemsize)
     temporary, done = path.with_name(f".{path.name}.tmp"), 0
     try:
         with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, layout.schema()) as writer:
             for split in (train, test):
-                for images, labels in _batches(split, source.size, grey_only, _rows(layout)):
+                for images, labels in _batches(split, source.size, common, _rows(layout)):
                     if images.shape[1:] != layout.shape:
-                        raise DataError(f"images differ in size: {images.shape[1:]} and {layout.shape}; set `size`")
+                        raise DataError(f"images differ in shape: {images.shape[1:]} and {layout.shape}; set `size`")
                     pixels = pa.FixedSizeBinaryArray.from_buffers(
                         layout.schema().field("image").type, len(images), [None, pa.py_buffer(images)]
                     )
@@ -65,19 +65,23 @@ def _splits(source: Source) -> tuple[Split, Split, tuple[str, ...]]:
     return Split(train, data.train_labels), Split(test, data.test_labels), data.classes
 
 
-def _grey(images: np.ndarray | Sequence[Encoded]) -> bool:
-    return images.shape[1] == 1 if isinstance(images, np.ndarray) else all(map(is_grey, images))
+def _common(splits: Iterable[np.ndarray | Sequence[Encoded]]) -> Kind:
+    """Return the kind that images of all kinds together have."""
+    found: set[Kind] = set()
+    for images in splits:
+        found |= {Kind(images.shape[1], images.dtype)} if isinstance(images, np.ndarray) else set(map(kind, images))
+    return Kind(max(one.channels for one in found), max(one.depth for one in found))
 
 
 def _rows(layout: Layout) -> int:
-    return max(1, _BATCH // int(np.prod(layout.shape)))
+    return max(1, _BATCH // layout.row_bytes)
 
 
-def _batches(split: Split, size: int | None, grey_only: bool, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield images (n, C, H, W) uint8 and labels (n,), so many rows at a time."""
+def _batches(split: Split, size: int | None, common: Kind, rows: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield images (n, C, H, W) of one kind and labels (n,), so many rows at a time."""
     for low in range(0, len(split.labels), rows):
         some = split.images[low : low + rows]
         images = resize(some, size) if isinstance(some, np.ndarray) else decode(some, size)
-        if images.shape[1] == 1 and not grey_only:
+        if (images.shape[1], common.channels) == (1, 3):
             images = np.repeat(images, 3, axis=1)
-        yield np.ascontiguousarray(images), split.labels[low : low + rows]
+        yield np.ascontiguousarray(deepened(images, common.depth)), split.labels[low : low + rows]

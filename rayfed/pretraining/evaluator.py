@@ -103,9 +103,10 @@ def make(
 
 
 def public_images(spec: DataSpec) -> np.ndarray:
-    """Return the public training images (N, C, H, W) uint8, or all of them where no part is set aside."""
+    """Return the public training images (N, C, H, W) as uint8, or all of them where no part is set aside."""
     data = spec.load()
-    return in_memory(data.train_images if data.public_images is None else data.public_images)
+    images = in_memory(data.train_images if data.public_images is None else data.public_images)
+    return images if images.dtype == np.uint8 else (images >> 8).astype(np.uint8)
 
 
 def pyramid(images: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ from rayfed.data.base import in_memory
 from rayfed.errors import DataError, UserError
 from rayfed.models.dcgan import Critic, Generator
 from rayfed.models.pretrained import Origin, is_trained, save_generator
+from rayfed.samples import in_unit_range
 from rayfed.scenario import DataSpec
 
 _LR_GENERATOR, _LR_CRITIC = 5e-4, 1e-3
@@ -51,7 +52,7 @@ def train(
 ) -> Generator:
     """Train a generator and return it in evaluation mode, on the CPU; it follows from the arguments alone.
 
-    `images` is (N, C, H, W) uint8, `labels` (N,) int64. An epoch leaves out the last, incomplete batch. Raises
+    `images` is (N, C, H, W) as stored, `labels` (N,) int64. An epoch leaves out the last, incomplete batch. Raises
     `DataError` for less than one batch of images.
     """
     if len(images) < _BATCH:
@@ -63,13 +64,14 @@ def train(
         critic = Critic(shape, classes, width).to(device)
     average = AveragedModel(generator, multi_avg_fn=get_ema_multi_avg_fn(_DECAY), use_buffers=True)
     game = _Game(generator, critic)
-    pixels, targets = torch.from_numpy(images), torch.from_numpy(labels)
+    targets = torch.from_numpy(labels)
     draws = seeds.torch_generator(seed, "train-generator")
     for epoch in range(1, epochs + 1):
         losses = []
-        for index in torch.randperm(len(pixels), generator=draws)[: len(pixels) // _BATCH * _BATCH].split(_BATCH):
+        for index in torch.randperm(len(images), generator=draws)[: len(images) // _BATCH * _BATCH].split(_BATCH):
             latents = torch.randn(2, _BATCH, latent, generator=draws).to(device)
-            real, kind = pixels[index].to(device).float() / 255, targets[index].to(device)
+            real = in_unit_range(torch.from_numpy(images[index.numpy()]).to(device))
+            kind = targets[index].to(device)
             losses.append(torch.stack([game.criticise(real, latents[0], kind), game.generate(latents[1], kind)]))
             average.update_parameters(generator)
         progress(epoch, epochs, *torch.stack(losses).mean(0).tolist())

@@ -154,7 +154,7 @@ def examiner_of(scenario: Scenario, images: int, epochs: int, seed: int) -> Exam
             f"set a larger share of the training samples aside, for example `public: 0.3`"
         )
     assert data.public_labels is not None
-    pixels = torch.from_numpy(in_memory(data.public_images)).float() / 255
+    pixels = data.sample.tensor(in_memory(data.public_images))
     labels = torch.from_numpy(data.public_labels)
     bare = replace(next(iter(resolve(scenario).values())), model=scenario.model, defences=[])
     net = build_arm(bare, data.sample, len(data.classes), scenario.seed).model

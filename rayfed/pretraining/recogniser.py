@@ -25,6 +25,7 @@ from rayfed.metrics.identity import Identity
 from rayfed.metrics.top import TOP
 from rayfed.models.pretrained import RECOGNISER, Origin, is_trained, save_recogniser
 from rayfed.models.recogniser import Recogniser
+from rayfed.samples import in_unit_range
 from rayfed.scenario import DataSpec
 
 _BATCH = 64
@@ -53,7 +54,7 @@ def train(
 ) -> Recogniser:
     """Train a recogniser and return it in evaluation mode, on the CPU; it follows from the arguments alone.
 
-    `images` is (N, C, H, W) uint8, `labels` (N,) int64. An epoch leaves out the last, incomplete batch of 64. Raises
+    `images` is (N, C, H, W), `labels` (N,) int64. An epoch leaves out the last, incomplete batch of 64. Raises
     `DataError` where a person has no image.
     """
     if missing := people - len(np.unique(labels)):
@@ -66,11 +67,12 @@ def train(
         batches = len(images) // size
         optimiser = AdamW(network.parameters(), _LR, weight_decay=_DECAY)
         schedule = OneCycleLR(optimiser, _LR, total_steps=epochs * batches)
-        draws, pixels = seeds.torch_generator(seed, "train-recogniser"), torch.from_numpy(images)
+        draws = seeds.torch_generator(seed, "train-recogniser")
         for epoch in range(1, epochs + 1):
             losses = []
-            for index in torch.randperm(len(pixels), generator=draws)[: batches * size].split(size):
-                logits = network(varied(pixels[index].float() / 255, draws).to(device))
+            for index in torch.randperm(len(images), generator=draws)[: batches * size].split(size):
+                pixels = in_unit_range(torch.from_numpy(images[index.numpy()]))
+                logits = network(varied(pixels, draws).to(device))
                 target = torch.from_numpy(labels)[index].to(device)
                 loss = F.cross_entropy(logits, target, label_smoothing=_SMOOTHING)
                 optimiser.zero_grad()
@@ -128,7 +130,7 @@ def make(
 
 
 def faces(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Return a recogniser's training data: the public images (N, C, H, W) uint8 and their labels (N,).
+    """Return a recogniser's training data: the public images (N, C, H, W) and their labels (N,).
 
     These are all training images, those of the clients, where no part is set aside.
     """
@@ -140,5 +142,5 @@ def faces(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
 def held_out(path: Path, data: Dataset) -> dict[str, float]:
     """Return the metrics of `TOP`, 0..1, of the recogniser in a file on the test images, which none is trained on."""
     asked, labels = Identity(str(path), data.classes), torch.from_numpy(data.test_labels)
-    places = asked(labels, torch.from_numpy(in_memory(data.test_images)).float() / 255)
+    places = asked(labels, data.sample.tensor(in_memory(data.test_images)))
     return {name: float((places <= k).double().mean()) for name, k in TOP.items()}

@@ -13,11 +13,14 @@ from torch import Tensor
 def encode_png(image: Tensor) -> bytes:
     """Encode an image as PNG, 8 bits a channel: lossless but for rounding to the nearest of 256 levels.
 
-    `image` is (1, H, W) grey or (3, H, W) RGB, in [0, 1]. What a diverged attack leaves outside that range is
-    clamped, NaN becomes 0. Raises `ValueError` for any other shape.
+    `image` is (1, H, W) grey or (3, H, W) RGB, in [0, 1]; any other number of channels is shown side by side, as one
+    grey picture. What a diverged attack leaves outside that range is clamped, NaN becomes 0. Raises `ValueError` for
+    any other shape.
     """
-    if image.ndim != 3 or image.shape[0] not in (1, 3):
-        raise ValueError(f"an image is (1, H, W) or (3, H, W), not {tuple(image.shape)}")
+    if image.ndim != 3 or not image.shape[0]:
+        raise ValueError(f"an image is (C, H, W), not {tuple(image.shape)}")
+    if image.shape[0] != 3:
+        image = torch.cat(tuple(image), dim=-1)[None]
     levels = (image.detach().float().nan_to_num(nan=0.0).clamp(0, 1) * 255).round().to("cpu", torch.uint8)
     pixels = levels[0] if image.shape[0] == 1 else levels.permute(1, 2, 0)
     buffer = BytesIO()

@@ -10,6 +10,8 @@ TABLE: dict[str, str] = {
     "svhn": "rayfed.data.sets.svhn:SVHN",
     "gaussian_toy": "rayfed.data.sets.gaussian_toy:GaussianToy",
     "image_folder": "rayfed.data.sets.image_folder:ImageFolder",
+    "image_table": "rayfed.data.sets.image_table:ImageTable",
+    "hugging_face": "rayfed.data.sets.hugging_face:HuggingFace",
     "diabetes": "rayfed.data.sets.tabular:Diabetes",
     "table": "rayfed.data.sets.tabular:Table",
     "text": "rayfed.data.sets.text:Text",

@@ -7,20 +7,21 @@ from pathlib import Path
 import numpy as np
 
 from rayfed.data.base import Source, Split, hold_out_fifth
+from rayfed.data.files import ENDINGS, is_image
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
 from rayfed.files import local_path
 from rayfed.registry import component
 
-ENDINGS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-"""A file of another kind inside a class folder is passed over, as tools leave thumbnails and notes there."""
+_TESTS = ("test", "val", "valid", "validation")
 
 
 @component
 class ImageFolder(Source):
-    """Images in `root/train/CLASS/*` and `root/test/CLASS/*`, or in `root/CLASS/*`.
+    """Images in `root/train/CLASS/*` and `root/test/CLASS/*`, or in `root/CLASS/*`: PNG, JPEG, TIFF, DICOM and others.
 
-    Without `test` a stratified fifth is the test split.
+    The test split may be called `val`, `valid` or `validation`, where there is no `test`; without splits a stratified
+    fifth is the test split. Files that are no images by their ending are passed over, as tools leave notes there.
     """
 
     root: Path
@@ -31,7 +32,9 @@ class ImageFolder(Source):
         root = local_path(self.root)
         if not root.is_dir():
             raise DataError(f"{root} is no folder; expected one with CLASS/*.png (or .jpg, ...) in it")
-        train, test = root / "train", root / "test"
+        train = root / "train"
+        names = _TESTS if train.is_dir() else _TESTS[:1]  # without a training split `valid` may be a class
+        test = next((root / name for name in names if (root / name).is_dir()), root / "test")
         if not train.is_dir() and not test.is_dir():
             classes = _classes(root)
             return *hold_out_fifth(_split(root, classes), str(root)), classes
@@ -56,7 +59,7 @@ def _split(folder: Path, classes: tuple[str, ...]) -> Split:
     images: list[Encoded] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        paths = sorted(path for path in (folder / name).glob("*") if path.suffix.lower() in ENDINGS)
+        paths = sorted(path for path in (folder / name).glob("*") if path.is_file() and is_image(path))
         if not paths:
             raise DataError(f"{folder / name} has no image; expected files ending in {', '.join(sorted(ENDINGS))}")
         images += [Encoded(str(path), path) for path in paths]

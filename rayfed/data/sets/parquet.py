@@ -1,15 +1,15 @@
-"""Parquet files in the Hugging Face image layout.
+"""Tables of images, Parquet or Arrow: encoded bytes in one column and classes in another.
 
-Column `image`: struct of `bytes` (an encoded image) and `path`; column `label`: integer; the names of the classes
-in the schema's metadata under `huggingface` (feature type `ClassLabel`).
+In the Hugging Face layout a column is a struct of `bytes` and `path`, the other one integers, and the names of the
+classes stand in the schema's metadata under `huggingface` (feature type `ClassLabel`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayfed.data.base import Source, Split, check_labels, hold_out_fifth
+from rayfed.data.files import LABEL_COLUMNS, by_value
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
 from rayfed.files import local_path
@@ -28,22 +29,28 @@ _MOST_CLASSES = 100_000
 
 @component
 class Parquet(Source):
-    """Any data set in the Hugging Face image layout; without `test` a stratified fifth of `train` is held out."""
+    """Images in Parquet files, their bytes in a column; without `test` a stratified fifth of `train` is held out."""
 
     train: Path
     """A Parquet file, or a folder of which all *.parquet are read; `~` and environment variables are expanded."""
     test: Path | None = None
     """Parquet file, or folder, of the test split."""
-    image_column: str = "image"
-    """Column of the images."""
-    label_column: str = "label"
-    """Column of the labels."""
+    image_column: str | None = None
+    """Column of the images, as bytes or as structs of `bytes` and `path`; null: the one that there is."""
+    label_column: str | None = None
+    """Column of the classes, whole numbers or names; null: `label`, `class`, `target`, `diagnosis` or alike, or what
+    the metadata call a class."""
 
     def read(self) -> tuple[Split, Split, tuple[str, ...]]:
         """Read both splits in the order stored; several files are read in the order of their names."""
         train = _files(self.train)
         test = _files(self.test) if self.test is not None else []
-        return read_parquet(train, test, (self.image_column,), (self.label_column,))
+        return read_parquet(train, test, named(self.image_column), named(self.label_column))
+
+
+def named(column: str | None) -> tuple[str, ...]:
+    """Return the names that a column may have: the one that is asked for, or none where it is to be found."""
+    return () if column is None else (column,)
 
 
 def read_parquet(
@@ -51,13 +58,14 @@ def read_parquet(
 ) -> tuple[Split, Split, tuple[str, ...]]:
     """Read train split, test split and class names; of the columns named, the first that a file has is read.
 
-    Without test files a stratified fifth of the training split is held out. Where the files name no classes, these
-    are numbered up to the largest label of the training files. Raises `DataError`, naming file and row.
+    Where none is named, the column is found by the metadata, its name or its type. Without test files a stratified
+    fifth of the training split is held out. Where the files name no classes, these are numbered up to the largest label
+    of the training files; labels that are text are the classes themselves. Raises `DataError`, naming file and row.
     """
     for path in test:
         if path in train:
             raise DataError(f"{path} is in the training and in the test split; every file may be in one only")
-    shards = [_read_file(path, image_columns, label_columns) for path in (*train, *test)]
+    shards = _numbered([_read_file(path, image_columns, label_columns) for path in (*train, *test)])
     classes = _classes(shards, len(train))
     for shard in shards:
         check_labels(str(shard.path), shard.labels, len(classes))
@@ -67,7 +75,7 @@ def read_parquet(
 
 
 class _Shard(NamedTuple):
-    """Content of one file, labels not yet checked against the classes."""
+    """Content of one file, labels not yet checked against the classes, or still text."""
 
     path: Path
     images: list[Encoded]
@@ -87,36 +95,84 @@ def _files(path: Path) -> list[Path]:
 
 def _read_file(path: Path, image_columns: Sequence[str], label_columns: Sequence[str]) -> _Shard:
     try:
-        with pq.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            image_column = _column(path, schema, image_columns)
-            label_column = _column(path, schema, label_columns)
-            table = file.read([image_column, label_column])
+        schema = _schema(path)
+        features = _features(path, schema)
+        image_column = _column(path, schema, image_columns, lambda: _image_columns(schema, features))
+        label_column = _column(path, schema, label_columns, lambda: _label_columns(schema, features), "label")
+        table = _table(path, [image_column, label_column])
+        table[label_column].validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:  # names that are no UTF-8 are a ValueError
-        raise DataError(f"{path} cannot be read: {error}; expected a whole Parquet file; fetch it again") from error
+        kind = "Arrow" if path.suffix == ".arrow" else "Parquet"
+        raise DataError(f"{path} cannot be read: {error}; expected a whole {kind} file; fetch it again") from error
     if not table.num_rows:
         raise DataError(f"{path} has no rows; expected one a sample")
     content, labels = _bytes(path, table, image_column), table[label_column]
-    if not pa.types.is_integer(labels.type):
-        raise DataError(f"{path}: column '{label_column}' is {labels.type}, expected whole numbers (int64)")
+    text = pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type)
+    if not text and not pa.types.is_integer(labels.type):
+        raise DataError(f"{path}: column '{label_column}' is {labels.type}, expected whole numbers (int64) or names")
     _refuse_null(path, content, f"no bytes in column '{image_column}', expected an encoded image")
-    _refuse_null(path, labels, f"no label in column '{label_column}', expected a whole number")
+    _refuse_null(path, labels, f"no label in column '{label_column}', expected a whole number or a name")
     encoded = [Encoded(f"{path}, row {row} (from 0)", data) for row, data in enumerate(content.to_pylist())]
-    return _Shard(path, encoded, labels.to_numpy().astype(np.int64), _class_names(path, schema, label_column))
+    values = labels.to_numpy().astype(str if text else np.int64)
+    return _Shard(path, encoded, values, None if text else _class_names(path, features, label_column))
 
 
-def _column(path: Path, schema: pa.Schema, names: Sequence[str]) -> str:
+def _schema(path: Path) -> pa.Schema:
+    if path.suffix != ".arrow":
+        return pq.read_schema(path)
+    with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+        return reader.schema
+
+
+def _table(path: Path, columns: list[str]) -> pa.Table:
+    if path.suffix != ".arrow":
+        with pq.ParquetFile(path) as file:
+            return file.read(columns)
+    with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+        return reader.read_all().select(columns)
+
+
+def _column(
+    path: Path, schema: pa.Schema, names: Sequence[str], found: Callable[[], Sequence[str]], what: str = "image"
+) -> str:
+    """Return the first of the columns named that a file has; where none is named, the only one that is found."""
     for name in names:
         if name in schema.names:
             return name
-    raise DataError(f"{path} has no column '{names[0]}'; its columns are {', '.join(schema.names)}")
+    fitting = [] if names else found()
+    if len(fitting) != 1:
+        problem = f"has several columns of the kind: {', '.join(fitting)}: name one by `{what}_column`"
+        missing = f"has no column '{names[0] if names else what}'; its columns are {', '.join(schema.names)}"
+        raise DataError(f"{path} {problem if fitting else missing}")
+    return fitting[0]
+
+
+def _image_columns(schema: pa.Schema, features: Mapping[str, Any]) -> list[str]:
+    """Return the columns that hold images: those that the metadata say, those called so, or those of bytes."""
+    told = _of_kind(features, "Image")
+    binary = [field.name for field in schema if pa.types.is_struct(field.type) or pa.types.is_binary(field.type)]
+    return told or [name for name in binary if name.lower() == "image"] or binary
+
+
+def _label_columns(schema: pa.Schema, features: Mapping[str, Any]) -> list[str]:
+    """Return the columns that hold classes: those that the metadata say, or those called so."""
+    told = _of_kind(features, "ClassLabel")
+    return told or [name for name in schema.names if name.lower() in LABEL_COLUMNS]
+
+
+def _of_kind(features: Mapping[str, Any], kind: str) -> list[str]:
+    return [name for name, said in features.items() if isinstance(said, dict) and said.get("_type") == kind]
 
 
 def _bytes(path: Path, table: pa.Table, image_column: str) -> pa.ChunkedArray:
     kind = table.schema.field(image_column).type
+    if pa.types.is_binary(kind):
+        return table[image_column]
     fields = {field.name: field.type for field in kind} if pa.types.is_struct(kind) else {}
     if fields.get("bytes") != pa.binary():
-        raise DataError(f"{path}: column '{image_column}' is {kind}, expected struct<bytes: binary, path: string>")
+        raise DataError(
+            f"{path}: column '{image_column}' is {kind}, expected binary or struct<bytes: binary, path: string>"
+        )
     return pc.struct_field(table[image_column], "bytes")
 
 
@@ -126,18 +182,49 @@ def _refuse_null(path: Path, column: pa.ChunkedArray, problem: str) -> None:
         raise DataError(f"{path}, row {row} (from 0): {problem} ({column.null_count} such rows in all)")
 
 
-def _class_names(path: Path, schema: pa.Schema, label_column: str) -> tuple[str, ...] | None:
+def _features(path: Path, schema: pa.Schema) -> Mapping[str, Any]:
+    """Return what the metadata say of each column; nothing where there are none."""
     written = (schema.metadata or {}).get(b"huggingface")
     if written is None:
+        return {}
+    try:
+        features = json.loads(written)["info"]["features"]
+        return {str(name): said for name, said in features.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path}: the schema's `huggingface` metadata describe no columns ({type(error).__name__}: {error}); "
+            f"expected info.features"
+        ) from error
+
+
+def _class_names(path: Path, features: Mapping[str, Any], label_column: str) -> tuple[str, ...] | None:
+    if not features:
         return None
     try:
-        names = json.loads(written)["info"]["features"][label_column].get("names")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        names = features[label_column].get("names")
+    except (KeyError, AttributeError) as error:
         raise DataError(
             f"{path}: the schema's `huggingface` metadata does not describe column '{label_column}' "
             f"({type(error).__name__}: {error}); expected info.features.{label_column}.names"
         ) from error
     return tuple(map(str, names)) if names is not None else None
+
+
+def _numbered(shards: list[_Shard]) -> list[_Shard]:
+    """Return shards with numbers for labels that are text, in the order of the names; others as they are."""
+    text = [shard.labels.dtype.kind == "U" for shard in shards]
+    if not any(text):
+        return shards
+    if not all(text):
+        raise DataError(
+            f"{shards[text.index(False)].path} has numbers for labels, and {shards[text.index(True)].path} text"
+        )
+    classes = by_value({label for shard in shards for label in shard.labels.tolist()})
+    number = {name: place for place, name in enumerate(classes)}
+    return [
+        shard._replace(labels=np.array([number[name] for name in shard.labels.tolist()], np.int64), classes=classes)
+        for shard in shards
+    ]
 
 
 def _classes(shards: Sequence[_Shard], train: int) -> tuple[str, ...]:

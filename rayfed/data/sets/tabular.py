@@ -16,11 +16,11 @@ from typing import Annotated, ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet as pq
 from pydantic import Field
 
 from rayfed.data.base import Dataset, Split, at_most, stratified
+from rayfed.data.files import read_table
 from rayfed.errors import DataError, nearest
 from rayfed.files import local_path
 from rayfed.registry import component
@@ -107,14 +107,15 @@ class Table(Tabular):
     """
 
     path: Path
-    """A `.csv` file with names in its first line, or a `.parquet` file; `~` and environment variables are expanded."""
+    """A `.csv` or `.tsv` file with names in its first line, or a `.parquet` file; `~` and environment variables are
+    expanded."""
     label: str
     """Name of the column of the classes."""
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
         """Read all columns in the order of the file; classes and categories in that of their values."""
         path = local_path(self.path)
-        table = _table(path)
+        table = read_table(path)
         if self.label not in table.column_names:
             raise DataError(
                 f"data.label: {path} has no column '{self.label}': {nearest(self.label, table.column_names)}"
@@ -133,19 +134,20 @@ class Table(Tabular):
 
 
 def column_names(path: Path) -> list[str]:
-    """Return the columns of a `.csv` file, or of a `.parquet` file without images; of other files none.
+    """Return the columns of a `.csv` or `.tsv` file, or of a `.parquet` file without images; of other files none.
 
     Raises `DataError` for one that cannot be read.
     """
-    if path.suffix == ".csv":
-        return list(_table(path).column_names)
+    if path.suffix in (".csv", ".tsv"):
+        return list(read_table(path).column_names)
     if path.suffix != ".parquet":
         return []
     try:
         schema = pq.read_schema(path)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} cannot be read: {error}; expected a whole Parquet file") from error
-    return [] if any(pa.types.is_struct(kind) for kind in schema.types) else list(schema.names)
+    images = any(pa.types.is_struct(kind) or pa.types.is_binary(kind) for kind in schema.types)
+    return [] if images else list(schema.names)
 
 
 def _name(value: str | float) -> str:
@@ -165,20 +167,6 @@ def _encoded(column: Column, values: np.ndarray) -> np.ndarray:
     if not column.categories:
         return column.encode(values)
     return column.encode(np.searchsorted(np.array(column.categories), values))
-
-
-def _table(path: Path) -> pa.Table:
-    absent = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
-    try:
-        table = pq.read_table(path) if path.suffix == ".parquet" else pyarrow.csv.read_csv(path, convert_options=absent)
-        names = table.column_names
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise DataError(
-            f"{path} cannot be read: {error}; expected a .csv with names in line 1, or a .parquet"
-        ) from error
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"{path}: two columns are called '{twice[0]}': rename one")
-    return table
 
 
 def _values(path: Path, name: str, column: pa.ChunkedArray) -> np.ndarray:

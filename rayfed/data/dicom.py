@@ -1,0 +1,82 @@
+"""DICOM images: modality rescale, window and inverted grey, as the standard says what a viewer shows.
+
+Source: DICOM PS3.3 2024, C.11.1 (modality LUT), C.11.2.1.2 (window centre and width) and C.7.6.3.1.2 (photometric
+interpretation).
+"""
+
+from __future__ import annotations
+
+import warnings
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+
+from rayfed.errors import DataError, needing
+
+_WHITE = 65535
+
+
+def is_dicom(content: bytes) -> bool:
+    """Return whether bytes begin as a DICOM file does: 128 of any kind, then four letters."""
+    return content[128:132] == b"DICM"
+
+
+def decode(content: bytes) -> np.ndarray:
+    """Decode an image into (C, H, W): grey as uint16, black at 0 and white at 65535; RGB as it is stored.
+
+    Grey goes by the file's first window. Without one, black and white are the smallest and the largest value that the
+    stored bits can have, so that images of one scanner stay comparable. Raises `DataError` for files without pixels,
+    with several frames, or with look-up tables in place of a window, and where pydicom is missing.
+    """
+    with needing("pydicom", "medical", "a DICOM file"):
+        import pydicom
+        from pydicom.pixels import apply_color_lut, apply_modality_lut
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tags beside the image
+        found = pydicom.dcmread(BytesIO(content))
+        if "PixelData" not in found:
+            raise DataError("it has no pixels: expected a DICOM image, and this is another kind of object")
+        if (frames := int(found.get("NumberOfFrames") or 1)) > 1:
+            raise DataError(f"it has {frames} frames: save those that are samples as files of their own")
+        stored = found.pixel_array
+        if found.PhotometricInterpretation == "PALETTE COLOR":
+            stored = apply_color_lut(stored, found)
+            return _colour(stored, 8 * stored.itemsize)
+        if found.SamplesPerPixel == 3:
+            return _colour(stored, int(found.BitsStored))
+        windowed = found.get("WindowCenter") is not None
+        if "ModalityLUTSequence" in found or ("VOILUTSequence" in found and not windowed):
+            raise DataError("its grey goes by a look-up table: expected a window, or neither")
+        values = apply_modality_lut(stored, found).astype(np.float64)
+        black, white = _window(found) if windowed else _range(found)
+    share = ((values - black) / (white - black)).clip(0, 1)
+    if found.PhotometricInterpretation == "MONOCHROME1":
+        share = 1 - share
+    return np.rint(share * _WHITE).astype(np.uint16)[None]
+
+
+def _colour(pixels: np.ndarray, bits: int) -> np.ndarray:
+    """Return colours (H, W, 3) as (3, H, W)."""
+    if bits not in (8, 16):
+        raise DataError(f"its colours have {bits} bits: expected 8 or 16")
+    return pixels.transpose(2, 0, 1).astype(np.uint8 if bits == 8 else np.uint16)
+
+
+def _window(found: Any) -> tuple[float, float]:
+    """Return the values that the first window shows black and white."""
+    centre, width = (float(np.atleast_1d(found[name].value)[0]) for name in ("WindowCenter", "WindowWidth"))
+    function = found.get("VOILUTFunction", "LINEAR")
+    if function not in ("LINEAR", "LINEAR_EXACT"):
+        raise DataError(f"its window is of the kind {function}: expected a linear one")
+    if function == "LINEAR":  # the standard's own, half a value beside the middle
+        centre, width = centre - 0.5, max(width - 1, 1e-6)
+    return centre - width / 2, centre + width / 2
+
+
+def _range(found: Any) -> tuple[float, float]:
+    """Return the smallest and the largest value that the stored bits can have, in the units of the rescale."""
+    bits = int(found.BitsStored)
+    low = -(2 ** (bits - 1)) if found.PixelRepresentation else 0
+    slope, intercept = float(found.get("RescaleSlope", 1)), float(found.get("RescaleIntercept", 0))
+    return low * slope + intercept, (low + 2**bits - 1) * slope + intercept

@@ -1,0 +1,99 @@
+"""Data sets of Hugging Face on disk, read without the package `datasets`.
+
+What `save_to_disk` wrote: Arrow streams with a `state.json` beside them, for each split where there is a
+`dataset_dict.json`. A repository of the hub, as it was downloaded: Parquet files called by their splits, as
+`data/train-00000-of-00001.parquet`, or in folders called by them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from rayfed.data.base import Source, Split
+from rayfed.data.sets.parquet import named, read_parquet
+from rayfed.documents import read_json
+from rayfed.errors import DataError
+from rayfed.files import local_path
+from rayfed.registry import component
+
+TESTS = ("test", "validation", "valid", "val", "dev")
+"""Splits that may be the test split, the first that there is."""
+_SHARD = re.compile(r"(.+?)-\d+(-of-\d+)?")
+
+
+@component
+class HuggingFace(Source):
+    """Images of a data set of Hugging Face on disk: a folder of `save_to_disk`, or a repository of the hub."""
+
+    root: Path
+    """Folder of the data set; `~` and environment variables are expanded."""
+    train: str = "train"
+    """Name of the training split; a data set that has one split alone is that."""
+    test: str | None = None
+    """Name of the test split; null: `test`, `validation` or alike, and without one a stratified fifth of `train`."""
+    image_column: str | None = None
+    """Column of the images; null: the one that there is."""
+    label_column: str | None = None
+    """Column of the classes; null: the one that the metadata call so, or that is called `label` or alike."""
+
+    def read(self) -> tuple[Split, Split, tuple[str, ...]]:
+        """Read both splits in the order stored."""
+        root = local_path(self.root)
+        found = splits(root)
+        known = ", ".join(found) or "none"
+        name = self.train if self.train in found or len(found) != 1 else next(iter(found))
+        for asked in (name, self.test):
+            if asked is not None and asked not in found:
+                raise DataError(f"{root} has no split '{asked}' of Parquet or Arrow files; it has {known}")
+        test = self.test or next((other for other in TESTS if other in found and other != name), None)
+        files = found[name], [] if test is None else found[test]
+        return read_parquet(*files, named(self.image_column), named(self.label_column))
+
+
+def splits(root: Path) -> dict[str, list[Path]]:
+    """Return the files of each split of a data set; empty for a folder that is none."""
+    if (root / "dataset_dict.json").is_file():
+        written = _said(root / "dataset_dict.json", "splits")
+        return {str(name): _saved(root / str(name)) for name in written}
+    if (root / "state.json").is_file():
+        return {"train": _saved(root)}
+    found: dict[str, list[Path]] = {}
+    for path in sorted(root.rglob("*.parquet")):
+        shard = _SHARD.fullmatch(path.stem)
+        name = shard[1] if shard else path.parent.name if path.stem.isdecimal() else path.stem
+        found.setdefault(name, []).append(path)
+    if not {"train", *TESTS} & found.keys():
+        return {}
+    for name, paths in found.items():
+        if len(folders := dict.fromkeys(str(path.parent) for path in paths)) > 1:
+            raise DataError(f"{root} has the split '{name}' in several folders: give one of {', '.join(folders)}")
+    return found
+
+
+def _saved(folder: Path) -> list[Path]:
+    """Return the files of one split, in their order."""
+    state = folder / "state.json"
+    if not state.is_file():
+        raise DataError(f"{state} is missing; expected what `save_to_disk` writes, copy the whole folder")
+    written: list[Any] = _said(state, "_data_files")
+    try:
+        names = [str(one["filename"]) for one in written]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{state} names no files in `_data_files`; fetch it again") from error
+    if escaping := [name for name in names if Path(name).name != name]:
+        raise DataError(f"{state} names '{escaping[0]}', which is no file beside it")
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise DataError(f"{folder / missing[0]} is missing, though {state} names it; copy the whole folder")
+    return [folder / name for name in names]
+
+
+def _said(path: Path, key: str) -> list[Any]:
+    try:
+        written = read_json(path.read_text(encoding="utf-8"))[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} cannot be read: {error!r}; expected a list `{key}` in it") from error
+    if not isinstance(written, list):
+        raise DataError(f"{path}: `{key}` is no list; fetch it again")
+    return written

@@ -1,0 +1,90 @@
+"""TIFF images of any number of channels, 8 or 16 bits each; Pillow reads the simple ones, tifffile the others.
+
+Source: Adobe, "TIFF Revision 6.0" (1992): PhotometricInterpretation, ExtraSamples, Orientation. Pillow drops a fourth
+channel that is no transparency, the lower byte of colours of 16 bits, all pages but the first, and takes no notice of
+a white that is zero in grey of 16 bits.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from rayfed.errors import DataError, needing
+
+MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+"""First bytes of a file; the last two of one larger than 4 GiB."""
+_BITS, _PHOTOMETRIC, _ORIENTATION, _EXTRA_SAMPLES = 258, 262, 274, 338
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2
+_TRANSPARENCY = (1, 2)
+
+
+def decode(content: bytes) -> np.ndarray:
+    """Decode an image into (C, H, W), uint8 or, with more than 8 bits a channel, uint16, white the largest.
+
+    Pages of one size, grey each, are channels of one image. Raises `DataError` for what is neither, and where tifffile
+    is needed and missing.
+    """
+    found = _simple(content)
+    return _general(content) if found is None else found
+
+
+def _simple(content: bytes) -> np.ndarray | None:
+    """Decode what Pillow reads as it is; None for the rest."""
+    try:
+        picture: Any = Image.open(BytesIO(content))
+    except UnidentifiedImageError:
+        return None
+    with picture:
+        tags = picture.tag_v2
+        bits, others = max(tags.get(_BITS, (1,))), tags.get(_EXTRA_SAMPLES, ())
+        if picture.n_frames > 1 or not {*others} <= {*_TRANSPARENCY}:
+            return None
+        if picture.mode.startswith("I;16"):
+            return _levels(np.array(picture)[None], bits, tags[_PHOTOMETRIC])
+        if bits > 8 or picture.mode in ("I", "F"):
+            return None
+        pixels = np.array(ImageOps.exif_transpose(picture).convert("L" if picture.mode in ("1", "L", "LA") else "RGB"))
+    return np.atleast_3d(pixels).transpose(2, 0, 1)
+
+
+def _general(content: bytes) -> np.ndarray:
+    with needing("tifffile", "medical", "a TIFF of several pages or channels, or of colours of 16 bits"):
+        from tifffile import TiffFile
+    with TiffFile(BytesIO(content)) as file:
+        if len(file.series) > 1:
+            raise DataError("its pages differ in size or kind: save one page, or pages of one size")
+        series, page = file.series[0], file.series[0].keyframe
+        axes, pixels = series.axes, series.asarray()
+    if page.photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB) or pixels.dtype not in (np.uint8, np.uint16):
+        named = getattr(page.photometric, "name", page.photometric)
+        raise DataError(f"its values are {pixels.dtype}, {named}: expected 8 or 16 bits without sign, grey or RGB")
+    channels = [place for place, axis in enumerate(axes) if axis not in "YX"]
+    if len(channels) > 1:
+        raise DataError(f"it has the axes {axes}: expected height, width and one of channels or pages")
+    pixels = np.moveaxis(pixels, channels[0], 0) if channels else pixels[None]
+    if page.extrasamples and page.extrasamples[-1] in _TRANSPARENCY and "S" in axes:
+        pixels = pixels[:-1]
+    orientation = page.tags.valueof(_ORIENTATION, default=1)
+    return _levels(_turned(pixels, int(orientation)), page.bitspersample, int(page.photometric))
+
+
+def _levels(pixels: np.ndarray, bits: int, photometric: int) -> np.ndarray:
+    """Return values of so many bits at 8 or 16, the largest as white."""
+    depth, largest = np.dtype(np.uint8 if bits <= 8 else np.uint16), 2**bits - 1
+    values = largest - pixels if photometric == _WHITE_IS_ZERO else pixels
+    if largest == np.iinfo(depth).max:
+        return values.astype(depth)
+    return np.rint(values / largest * np.iinfo(depth).max).astype(depth)
+
+
+def _turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Return an image (C, H, W) as it is to be seen."""
+    if orientation >= 5:
+        pixels = pixels.swapaxes(1, 2)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[:, ::-1]
+    return pixels[:, :, ::-1] if orientation in (2, 3, 6, 7) else pixels

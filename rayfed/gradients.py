@@ -158,3 +158,14 @@ def norm(tensors: Named) -> Tensor:
     """Return the Euclidean norm over all tensors together, a scalar."""
     total: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in tensors.values()]))
     return total
+
+
+def clipped(tensors: Named, bound: float, leading: int = 0) -> Named:
+    """Return a gradient scaled down to a norm where it is longer, as `torch.nn.utils.clip_grad_norm_` does.
+
+    With `leading` dimensions there is a gradient at each of their places.
+    """
+    squares = torch.stack([t.reshape(*t.shape[:leading], -1).square().sum(-1) for t in tensors.values()]).sum(0)
+    norms = squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()  # a root has no slope at 0
+    share = (bound / (norms + 1e-6)).clamp(max=1)
+    return {name: t * share.view(*share.shape, *[1] * (t.dim() - leading)) for name, t in tensors.items()}

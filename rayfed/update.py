@@ -152,6 +152,10 @@ class LocalTraining:
     """Samples of one step; None: all of the client's."""
     lr: float = 1.0
     momentum: float = 0.0
+    weight_decay: float = 0.0
+    """Share of the weights that is added to the gradient of every step."""
+    clip_norm: float | None = None
+    """Largest norm of a step's gradient, before weight decay and momentum; None: any."""
 
     @property
     def scale(self) -> float:
@@ -235,5 +239,20 @@ class Observation:
 
     @property
     def gradient(self) -> Named:
-        """The attacker's estimate of the mean gradient at `weights`."""
+        """The attacker's estimate of the mean gradient at `weights`; shorter where it was clipped (`local`)."""
+        return {name: tensor / self.scale for name, tensor in self.undecayed.items()}
+
+    @property
+    def undecayed(self) -> Named:
+        """The update without what weight decay adds, exactly so after one step.
+
+        Where a defence has left nothing there is nothing to take off.
+        """
+        if not (decay := self.scale * self.local.weight_decay):
+            return self.update
+        return {n: torch.where(t == 0, t, t - decay * self.weights[n]) for n, t in self.update.items()}
+
+    @property
+    def step(self) -> Named:
+        """The mean local step behind the update, over the learning rate: the gradient, and the weight decay with it."""
         return {name: tensor / self.scale for name, tensor in self.update.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -30,13 +32,14 @@ DIGITS = torch.tensor([3, 5, 7])
 def trained(model: nn.Module, images: Tensor, labels: Tensor, local: LocalTraining) -> Observation:
     """What a client sends that PyTorch's own optimiser trains on batches in the given order."""
     seen = observe(model, images, labels)
-    optimiser = torch.optim.SGD(model.parameters(), lr=local.lr, momentum=local.momentum)
+    optimiser = torch.optim.SGD(model.parameters(), local.lr, local.momentum, weight_decay=local.weight_decay)
     step = 0
     while step < local.steps:
         for x, y in zip(images.split(local.batch_size or 99), labels.split(local.batch_size or 99), strict=True):
             if step < local.steps:
                 optimiser.zero_grad()
                 nn.functional.cross_entropy(model(x), y).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), local.clip_norm or math.inf)
                 optimiser.step()
                 step += 1
     update = {name: seen.weights[name] - w.detach() for name, w in model.named_parameters()}
@@ -48,9 +51,11 @@ def three_digits(local: LocalTraining = LOCAL) -> tuple[nn.Module, Observation]:
     return model, trained(model, torch.cat([digit(int(i)) for i in DIGITS]), DIGITS, local)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_simulated_steps_are_those_of_a_client(momentum: float) -> None:
-    model, seen = three_digits(replace(LOCAL, momentum=momentum))
+@pytest.mark.parametrize(
+    "told", [{"momentum": 0.0}, {}, {"weight_decay": 0.1}, {"clip_norm": 0.3}, {"weight_decay": 0.1, "clip_norm": 0.3}]
+)
+def test_simulated_steps_are_those_of_a_client(told: dict[str, float]) -> None:
+    model, seen = three_digits(replace(LOCAL, **told))  # type: ignore[arg-type]
     images = torch.cat([digit(int(i)) for i in DIGITS])
     update = local_update(model, seen.weights, seen.buffers, images, DIGITS, seen.local)
     for name, tensor in seen.update.items():
@@ -99,6 +104,31 @@ def test_many_simulations_equal_one_by_one() -> None:
             torch.testing.assert_close(together[name][row], tensor, rtol=1e-4, atol=1e-6)
 
 
+def test_weight_decay_of_one_step_is_undone_exactly() -> None:
+    """The decay is a hundred times the gradient here; who does not take it off sees nothing else."""
+    _, seen = three_digits(LocalTraining(lr=0.1, weight_decay=10.0))
+    _, plain = three_digits(LocalTraining(lr=0.1))
+    for name, gradient in plain.gradient.items():
+        torch.testing.assert_close(seen.gradient[name], gradient, rtol=1e-3, atol=1e-4)
+    assert float((seen.step["fc.weight"] - plain.step["fc.weight"]).norm()) > 10 * float(plain.step["fc.weight"].norm())
+    cut = replace(seen, update={n: t * (t.abs() > t.abs().median()) for n, t in seen.update.items()})
+    assert all((cut.gradient[name][tensor == 0] == 0).all() for name, tensor in cut.update.items())
+
+
+@pytest.mark.parametrize("told", [{"weight_decay": 1.0}, {"clip_norm": 0.3}])
+@pytest.mark.parametrize("steps", ["divided", "simulated"])
+@pytest.mark.parametrize("pruned", [False, True])
+def test_the_truth_is_the_end_of_a_search_whatever_the_step_was(told: Any, steps: Any, pruned: bool) -> None:
+    model, seen = three_digits(LocalTraining(lr=0.1, **told))
+    if pruned:
+        kept = {n: t.abs() >= t.abs().flatten().kthvalue(t.numel() // 2 + 1).values for n, t in seen.update.items()}
+        seen = replace(seen, update={n: t * kept[n] for n, t in seen.update.items()})
+    images, victims = torch.cat([digit(int(i)) for i in DIGITS]), torch.tensor([0])
+    problem = Matching.of([seen], model, None, squared_l2, local_steps=steps, dtype=torch.float64)
+    true, other = (problem.losses(x.reshape(1, -1).double(), victims).item() for x in (images, 1 - images))
+    assert true < 1e-6 * other + 1e-9
+
+
 def test_one_step_simulated_is_one_divided() -> None:
     model, seen = three_digits(LocalTraining(lr=0.1))
     points = torch.rand(1, 192, generator=seeded(0)[0])
@@ -122,6 +152,8 @@ def test_simulation_beats_division_after_many_steps() -> None:
 
 def test_the_server_knows_what_its_clients_were_told() -> None:
     assert local_training(21, Training(epochs=2, batch_size=8, lr=0.3, momentum=0.5)) == LocalTraining(6, 8, 0.3, 0.5)
+    told = Training(lr=0.3, weight_decay=0.1, clip_norm=2.0)
+    assert local_training(21, told) == LocalTraining(1, 21, 0.3, weight_decay=0.1, clip_norm=2.0)
     assert local_training(5, Training(batch_size=8)).batch_size == 5
     assert local_training(21, Training(algorithm="fedsgd", batch_size=None)) == LocalTraining(batch_size=21)
 

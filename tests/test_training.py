@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -31,6 +31,7 @@ from rayfed.models.build import build_model
 from rayfed.registry import component
 from rayfed.samples import Pixels
 from rayfed.scenario import AttackSpec, DataSpec, DefenceSpec, ModelSpec, Scenario, Training, resolve
+from rayfed.scenario.sections import Schedule
 from rayfed.update import Named, Update
 from tests.test_claims_accounts import FILLED
 
@@ -78,18 +79,64 @@ def test_local_training_is_torchs_sgd(digits, momentum: float) -> None:  # type:
         torch.testing.assert_close(work.weights[name] - update.tensors[name], p.detach(), atol=1e-6, rtol=1e-5)
 
 
-def test_local_training_is_torchs_adam(digits) -> None:  # type: ignore[no-untyped-def]
-    training = Training(epochs=2, batch_size=8, lr=0.01, optimiser="adam")
+@pytest.mark.parametrize(
+    "settings", [{}, {"weight_decay": 0.1}, {"clip_norm": 0.5}, {"weight_decay": 0.1, "clip_norm": 0.5}]
+)
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_local_training_is_torchs_own(digits, name: str, settings: dict[str, float]) -> None:  # type: ignore[no-untyped-def]
+    training = Training(epochs=2, batch_size=8, lr=0.01, optimiser=name.lower(), **settings)  # type: ignore[arg-type]
     work = task(digits, mlp())
     update = update_method(training, [])(work)
     reference = mlp()
-    optimiser = torch.optim.Adam(reference.parameters(), lr=0.01)
+    optimiser = getattr(torch.optim, name)(reference.parameters(), 0.01, weight_decay=settings.get("weight_decay", 0.0))
     for index in batches(21, training, work.order):
         optimiser.zero_grad()
         nn.functional.cross_entropy(reference(work.data.inputs[index]), work.data.labels[index]).backward()
+        if "clip_norm" in settings:
+            assert nn.utils.clip_grad_norm_(reference.parameters(), settings["clip_norm"]) > settings["clip_norm"]
         optimiser.step()
-    for name, p in reference.named_parameters():
-        torch.testing.assert_close(work.weights[name] - update.tensors[name], p.detach(), atol=1e-6, rtol=1e-5)
+    for parameter, p in reference.named_parameters():
+        torch.testing.assert_close(
+            work.weights[parameter] - update.tensors[parameter], p.detach(), atol=1e-6, rtol=1e-5
+        )
+
+
+def test_schedules_are_torchs_own() -> None:
+    from torch.optim import lr_scheduler as torchs
+
+    def rates(scheduler: Any, rounds: int) -> list[float]:
+        optimiser = torch.optim.SGD([torch.zeros(1)], 0.2)
+        of_round, found = scheduler(optimiser), []
+        for _ in range(rounds):
+            found.append(optimiser.param_groups[0]["lr"])
+            optimiser.step()
+            of_round.step()
+        return found
+
+    def ours(count: int, **schedule: Any) -> list[float]:
+        training = Training(lr=0.2, schedule=Schedule(**schedule))
+        return [training.in_round(round).lr for round in range(count)]
+
+    assert ours(6, kind="cosine", rounds=6) == pytest.approx(rates(lambda o: torchs.CosineAnnealingLR(o, 6), 6))
+    assert ours(9, kind="step", rounds=3, factor=0.5) == pytest.approx(rates(lambda o: torchs.StepLR(o, 3, 0.5), 9))
+    assert ours(6, warmup=4) == pytest.approx(rates(lambda o: torchs.LinearLR(o, 0.25, 1, 3), 6))
+    assert ours(6, kind="cosine", rounds=4, warmup=2)[2:] == pytest.approx(ours(4, kind="cosine", rounds=4))
+    assert Training(schedule=Schedule(kind="step", rounds=5)).in_round(4) == Training(
+        schedule=Schedule(kind="step", rounds=5)
+    )
+
+
+def test_bf16_rounds_the_passes_and_nothing_else(digits) -> None:  # type: ignore[no-untyped-def]
+    found = {}
+    for precision in ("float32", "bf16"):
+        model = mlp()
+        update = update_method(Training(batch_size=8, precision=precision), [])(task(digits, model))  # type: ignore[arg-type]
+        assert all(t.dtype == torch.float32 for t in update.tensors.values())
+        assert model(torch.zeros(1, 1, 8, 8)).dtype == torch.float32
+        assert not torch.is_autocast_enabled("cpu")
+        found[precision] = torch.cat([t.flatten() for t in update.tensors.values()])
+    apart = (found["bf16"] - found["float32"]).norm() / found["float32"].norm()
+    assert 1e-4 < apart < 0.03
 
 
 def test_fedsgd_sends_the_gradient_of_one_batch(digits) -> None:  # type: ignore[no-untyped-def]
@@ -134,7 +181,13 @@ def test_scale_of_an_update_under_a_constant_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"epochs": 2, "batch_size": 8, "momentum": 0.9}, {"algorithm": "fedsgd", "batch_size": 8}]
+    "settings",
+    [
+        {"epochs": 2, "batch_size": 8, "momentum": 0.9},
+        {"algorithm": "fedsgd", "batch_size": 8},
+        {"batch_size": 8, "weight_decay": 0.1, "clip_norm": 0.5},
+        {"batch_size": 8, "optimiser": "adamw", "weight_decay": 0.1, "clip_norm": 0.5},
+    ],
 )
 @pytest.mark.parametrize("model", ["mlp", "lenet"])
 def test_vmapped_cohort_gives_the_loops_numbers(digits, settings: dict[str, int], model: str) -> None:  # type: ignore[no-untyped-def]
@@ -148,7 +201,10 @@ def test_vmapped_cohort_gives_the_loops_numbers(digits, settings: dict[str, int]
         assert (a.client, a.samples) == (b.client, b.samples)
         assert a.loss == pytest.approx(b.loss, abs=1e-5)
         for name in a.tensors:
-            torch.testing.assert_close(a.tensors[name], b.tensors[name], atol=1e-5, rtol=0)
+            # Adam divides by the gradient, however small: rounding is not as small as it
+            torch.testing.assert_close(
+                a.tensors[name], b.tensors[name], atol=1e-4 if "optimiser" in settings else 1e-5, rtol=0
+            )
 
 
 def test_vmapped_cohort_gives_the_loops_numbers_with_adam(digits) -> None:  # type: ignore[no-untyped-def]

@@ -134,7 +134,7 @@ class Imprint:
     def _bins(self, observation: Observation) -> tuple[Tensor, Tensor, Tensor]:
         """Return the content of each bin: weight gradient (k, D), bias gradient (k,), and the thresholds (k + 1,)."""
         weight, bias = (observation.weights[f"imprint.encode.{name}"].double() for name in ("weight", "bias"))
-        rows, sums = (observation.update[f"imprint.encode.{name}"].double() for name in ("weight", "bias"))
+        rows, sums = (observation.undecayed[f"imprint.encode.{name}"].double() for name in ("weight", "bias"))
         if self.variant == "relu":
             rows = rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])])
             sums = sums - torch.cat([sums[1:], torch.zeros_like(sums[:1])])

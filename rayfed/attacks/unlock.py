@@ -83,13 +83,13 @@ def _keys(seen: Observation, model: nn.Module) -> Named:
 
     Row j of a weight's gradient is the layer's input times entry j of the bias's, in a sum of several steps too.
     """
-    found: Named = {}
+    found, update = Named(), seen.undecayed
     for path, module in model.named_modules():
         if not getattr(module, "private", False):
             continue
         for inner, linear in module.named_modules(prefix=path):
-            if isinstance(linear, nn.Linear) and f"{inner}.bias" in seen.update:
-                weight, bias = seen.update[f"{inner}.weight"], seen.update[f"{inner}.bias"]
+            if isinstance(linear, nn.Linear) and f"{inner}.bias" in update:
+                weight, bias = update[f"{inner}.weight"], update[f"{inner}.bias"]
                 row = bias.abs().argmax()
                 fits = (name for name, b in module.named_buffers(prefix=path) if b.shape == (linear.in_features,))
                 found |= dict.fromkeys(fits, weight[row] / bias[row])

@@ -24,6 +24,7 @@ from rayfed.client.local import (
     data_method,
     functional_gradient,
     gradient_method,
+    mixed_precision,
     returned_buffers,
     trained_samples,
     update_method,
@@ -146,12 +147,13 @@ def _train_together(tasks: Sequence[Task], training: Training, defences: Sequenc
     schedules = [list(batches(len(d.labels), training, t.order)) for d, t in zip(local, tasks, strict=True)]
     weights = {name: w.expand(len(tasks), *w.shape).clone() for name, w in first.weights.items()}
     step = vmap(_stepper(first, gradient_method(defences, functional_gradient)))
-    optimiser = LocalOptimiser(training)
+    optimiser = LocalOptimiser(training, together=True)
     sent: Named = {}
     losses = []
     for k in range(max(map(len, schedules))):
         batch, active = _padded(local, schedules, k)
-        sent, loss = step(weights, batch.inputs, batch.labels, batch.mask)
+        with mixed_precision(first.model, training):
+            sent, loss = step(weights, batch.inputs, batch.labels, batch.mask)
         losses.append(torch.where(active, loss, torch.nan))
         if training.algorithm == "fedavg":
             _step_active(optimiser, weights, sent, active)

@@ -8,7 +8,7 @@ from functools import reduce
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad_and_value
 
 from rayfed import gradients, seeds
@@ -69,8 +69,32 @@ def functional_gradient(task: Task, weights: Named, batch: Batch) -> tuple[Named
 
 def _train(task: Task, training: Training, data: DataMethod, gradient: GradientMethod) -> Update:
     """Train from the weights in `task`, which stay as they are: local steps (fedavg) or one gradient (fedsgd)."""
-    with _own_stream(task):
+    with _own_stream(task), mixed_precision(task.model, training):
         return _descent(task, training, data, gradient)
+
+
+@contextmanager
+def mixed_precision(model: nn.Module, training: Training) -> Iterator[None]:
+    """Let a model's forward passes be autocast to bfloat16, where the training says so; its outputs are float32."""
+    if training.precision == "float32":
+        yield
+        return
+    entered: list[torch.autocast] = []
+
+    def enter(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        entered.append(torch.autocast(inputs[0].device.type, torch.bfloat16, cache_enabled=False))
+        entered[-1].__enter__()
+
+    def leave(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | None) -> Tensor | None:
+        entered.pop().__exit__(None, None, None)
+        return None if output is None else output.float()
+
+    hooks = model.register_forward_pre_hook(enter), model.register_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
@@ -130,7 +154,7 @@ def privately_trained(task: Task, training: Training, epochs: int) -> Named:
     fixed = {name: b.clone() for name, b in task.buffers.items()} | public
     alone = training.model_copy(update={"algorithm": "fedavg", "epochs": epochs, "steps": None})
     optimiser = LocalOptimiser(alone)
-    with _own_stream(task):
+    with _own_stream(task), mixed_precision(task.model, alone):
         for index in batches(len(task.data.labels), alone, task.order):
             images, labels, *_ = task.data.rows(index)
             slope, _ = gradients.gradient(task.model, own, fixed, images, labels)
@@ -174,4 +198,5 @@ def local_training(samples: int, training: Training) -> LocalTraining:
     size = min(training.batch_size or samples, samples)
     if training.algorithm == "fedsgd":
         return LocalTraining(batch_size=size)
-    return LocalTraining(_steps(samples, size, training), size, training.lr, training.momentum)
+    steps, t = _steps(samples, size, training), training
+    return LocalTraining(steps, size, t.lr, t.momentum, t.weight_decay, t.clip_norm)

@@ -1,4 +1,4 @@
-"""Local optimisers: SGD with momentum, or Adam (Kingma and Ba 2015, algorithm 1).
+"""Local optimisers: SGD with momentum, Adam (Kingma and Ba 2015, algorithm 1) or AdamW (Loshchilov and Hutter 2019).
 
 Written out rather than taken from `torch.optim`, so that one call moves a whole cohort's stacked weights under vmap.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from rayfed.gradients import clipped
 from rayfed.scenario import Training
 from rayfed.update import Named
 
@@ -16,8 +17,9 @@ _BETAS, _EPSILON = (0.9, 0.999), 1e-8
 class LocalOptimiser:
     """Optimiser of a client's local steps: moves weights in place, begins anew every round."""
 
-    def __init__(self, training: Training) -> None:
-        self._training = training
+    def __init__(self, training: Training, together: bool = False) -> None:
+        """Begin; with `together` every tensor has a leading dimension of clients, which are clipped one by one."""
+        self._training, self._together = training, together
         self._steps = 0
         self._first: Named = {}
         """SGD's velocity, or Adam's first moment."""
@@ -26,10 +28,17 @@ class LocalOptimiser:
     @torch.no_grad()
     def step(self, weights: Named, slope: Named) -> None:
         """Take one step down the slope, in place on `weights`."""
+        training = self._training
         self._steps += 1
-        move = self._adam if self._training.optimiser == "adam" else self._sgd
+        move = self._sgd if training.optimiser == "sgd" else self._adam
+        if training.clip_norm is not None:
+            slope = clipped(slope, training.clip_norm, leading=int(self._together))
         for name, g in slope.items():
-            weights[name].sub_(move(name, g), alpha=self._training.lr)
+            if training.weight_decay and training.optimiser == "adamw":
+                weights[name].mul_(1 - training.lr * training.weight_decay)
+            elif training.weight_decay:
+                g = g.add(weights[name], alpha=training.weight_decay)
+            weights[name].sub_(move(name, g), alpha=training.lr)
 
     def _sgd(self, name: str, g: torch.Tensor) -> torch.Tensor:
         if not self._training.momentum:

@@ -156,7 +156,7 @@ class ClientRuntime:
                 order=self.order(sent, client),
                 private=built.private,
             )
-            weights |= privately_trained(task, built.spec.training, epochs)
+            weights |= privately_trained(task, built.spec.training.in_round(sent.round), epochs)
         return weights, buffers
 
     def _batches(self, split: Split, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
@@ -243,7 +243,8 @@ class ClientRuntime:
     ) -> tuple[Any, CohortReport]:
         """Do the work of one of `cohorts`; `honest` is what malicious clients that collude would send otherwise."""
         began = perf_counter()
-        training, defences, malicious = self.specs[arm].training, self.arm(arm).defences, self.malicious[arm]
+        training, defences = self.specs[arm].training.in_round(sent.round), self.arm(arm).defences
+        malicious = self.malicious[arm]
 
         def given(members: Sequence[int]) -> list[Task]:
             return [self.task(arm, sent, c, self.parts[c], copy.deepcopy(states.get(c, {}))) for c in members]
@@ -273,7 +274,7 @@ class ClientRuntime:
 
         Raises `ClientError` for a client that fails: there is nothing without it.
         """
-        update = update_method(self.specs[arm].training, self.arm(arm).defences)
+        update = update_method(self.specs[arm].training.in_round(sent.round), self.arm(arm).defences)
         tasks = (self.task(arm, sent, c, self.parts[c], copy.deepcopy(states.get(c, {}))) for c in clients)
         attempts = (checked(attempt(task.client, partial(update, task)), task) for task in tasks)
         return [made_or_raise(made, arm, sent.round) for made in attempts]

@@ -59,7 +59,7 @@ class View:
         """Yield fields of the attack that do not go with the view, and why, in words."""
         from rayfed.scenario import resolve
 
-        if self.of_round and any(arm.training.optimiser == "adam" for arm in resolve(scenario).values()):
+        if self.of_round and any(arm.training.optimiser != "sgd" for arm in resolve(scenario).values()):
             message = "an update after steps of Adam is no sum of gradients: set `observes: gradient`, or train by sgd"
             yield "observes", message
         if self.of_round and attack.batch_size != 1:

@@ -114,7 +114,7 @@ class ObservedClient:
     @property
     def arms_training(self) -> Training:
         """Local training of the arm's clients in a round."""
-        return self.arm.spec.training
+        return self.arm.spec.training.in_round(self.round)
 
     @cached_property
     def training(self) -> Training:

@@ -26,7 +26,7 @@ from rayfed.scenario.components import (
     Section,
     named,
 )
-from rayfed.scenario.sections import ArmSpec, Scenario, Training
+from rayfed.scenario.sections import ArmSpec, Scenario, Schedule, Training
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
     """Yield problems that lie in several fields together."""
     if s.arms and s.defences:
         yield Problem(path=("defences",), message="give either `defences` (one pipeline) or `arms` (several), not both")
-    yield from _training_problems(("training",), s.training)
+    yield from _training_problems(("training",), s.training, s.federation.rounds)
     of_arms = [problem for name, arm in s.arms.items() for problem in _arm_problems(s, name, arm)]
     yield from of_arms
     for rule in (arm.aggregation or s.federation.aggregation for arm in s.played.values()):
@@ -192,15 +192,23 @@ def _malicious_problems(s: Scenario) -> Iterator[Problem]:
             yield Problem(path=path, message=message)
 
 
-def _training_problems(path: Place, training: Training) -> Iterator[Problem]:
+def _training_problems(path: Place, training: Training, rounds: int) -> Iterator[Problem]:
     if training.epochs and training.steps:
         yield Problem(path=(*path, "steps"), message="give either `epochs` or `steps`, not both")
-    if training.algorithm == "fedsgd" and (training.epochs or training.steps or training.momentum):
-        message = "fedsgd sends the gradient of one batch: it takes no epochs, steps or momentum (use fedavg)"
+    schedule, of_steps = training.schedule, ("epochs", "steps", "momentum", "weight_decay", "clip_norm")
+    found = [name for name in of_steps if getattr(training, name)] + ["schedule"] * (schedule != Schedule())
+    if training.algorithm == "fedsgd" and found:
+        message = f"fedsgd sends the gradient of one batch: it takes no {', '.join(found)} of local steps (use fedavg)"
         yield Problem(path=(*path, "algorithm"), message=message)
-    if training.optimiser == "adam" and (training.algorithm == "fedsgd" or training.momentum):
-        message = "adam takes local steps (algorithm: fedavg) and has no momentum of its own: leave that out"
-        yield Problem(path=(*path, "optimiser"), message=message)
+    if training.optimiser != "sgd" and (training.algorithm == "fedsgd" or training.momentum):
+        message = f"{training.optimiser} takes local steps (algorithm: fedavg) and has no momentum of its own: leave "
+        yield Problem(path=(*path, "optimiser"), message=f"{message}that out")
+    if (schedule.kind == "constant") != (schedule.rounds is None):
+        message = f"{schedule.kind} takes {'no' if schedule.kind == 'constant' else 'a number of'} rounds"
+        yield Problem(path=(*path, "schedule", "rounds"), message=message)
+    elif schedule.kind == "cosine" and rounds > schedule.warmup + (schedule.rounds or 0):
+        message = f"found {schedule.rounds}, after which nothing is learnt, and there are {rounds}: raise it"
+        yield Problem(path=(*path, "schedule", "rounds"), message=message)
 
 
 def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
@@ -217,7 +225,8 @@ def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
                 problem = _problem(e, model)
                 yield replace(problem, path=("arms", name, section, *problem.path))
             return
-    yield from _training_problems(("arms", name, "training"), Training.model_validate(whole["training"][1]))
+    own = Training.model_validate(whole["training"][1])
+    yield from _training_problems(("arms", name, "training"), own, s.federation.rounds)
     if arm.model:
         spec = ModelSpec.model_validate(whole["model"][1])
         try:

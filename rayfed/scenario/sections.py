@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
-from math import ceil
+from math import ceil, cos, pi
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -34,6 +34,28 @@ if TYPE_CHECKING:
     from rayfed.samples import Modality
 
 
+class Schedule(Section):
+    """Learning rate over the rounds, as a share of `lr`; within a round it stays the same."""
+
+    kind: Literal["constant", "cosine", "step"] = "constant"
+    """`cosine`: half a wave from 1 down to 0. `step`: times `factor` every so many rounds."""
+    rounds: Annotated[int, Field(ge=1)] | None = None
+    """Rounds after the warm-up: until `cosine` is at 0, or from one `step` to the next."""
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Factor of `step`."""
+    warmup: Annotated[int, Field(ge=0)] = 0
+    """First rounds, over which the share rises in equal steps to 1."""
+
+    def share(self, round: int) -> float:
+        """Return the share of `lr` in a round, which counts from 0."""
+        if round < self.warmup:
+            return (round + 1) / self.warmup
+        after = (round - self.warmup) / (self.rounds or 1)
+        if self.kind == "cosine":
+            return (1 + cos(pi * after)) / 2
+        return float(self.factor ** int(after)) if self.kind == "step" else 1.0
+
+
 class Training(Section):
     """Local training of a client in one round."""
 
@@ -50,12 +72,29 @@ class Training(Section):
     samples in every step, from which the privacy account of `dp_sgd` gains."""
     lr: Annotated[float, Field(gt=0)] = 0.1
     """Learning rate of the local steps; the server's under fedsgd unless that has its own."""
-    optimiser: Literal["sgd", "adam"] = "sgd"
-    """Optimiser of the local steps (fedavg); it begins anew every round. No attack undoes the steps of `adam`."""
+    schedule: Schedule = Schedule()
+    """Learning rate over the rounds (fedavg)."""
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    """Optimiser of the local steps (fedavg); it begins anew every round. No attack undoes the steps of `adam` and
+    `adamw`."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Momentum of sgd, starting from zero every round."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay of the local steps (fedavg): `adamw` shrinks the weights themselves, the others add this times the
+    weights to the gradient."""
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    """Largest norm of the gradient of a local step (fedavg): longer ones are scaled down to it. It keeps training
+    stable and is no privacy mechanism, which `dp_sgd` is. Null: any."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """`bf16`: clients' forward passes in mixed precision (`torch.autocast`), weights and updates in float32. Attacks
+    calculate in float32."""
     vectorise: Literal["auto", "loop", "vmap"] = "auto"
     """Train a cohort client by client, or in one `torch.func.vmap` call; `auto` takes vmap on CUDA where it can."""
+
+    def in_round(self, round: int) -> Training:
+        """Return the training with the learning rate of a round."""
+        share = self.schedule.share(round)
+        return self if share == 1 else self.model_copy(update={"lr": self.lr * share})
 
 
 class ServerSection(Section):

@@ -170,8 +170,9 @@ class _Candidates:
         return {name: w - parts[name] for name, w in self.observation.weights.items()}
 
     def _flat(self) -> Tensor:
-        """Return the update (D,), in the order of the weights."""
-        return flatten({name: self.observation.update[name] for name in self.observation.weights})
+        """Return the update (D,), in the order of the weights, without weight decay."""
+        update = self.observation.undecayed
+        return flatten({name: update[name] for name in self.observation.weights})
 
     def _losses(self, weights: Named) -> Tensor:
         state = {**weights, **self.observation.buffers}

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from rayfed.attacks.matching.second_derivatives import TOGETHER, Way
+from rayfed.gradients import clipped
 from rayfed.update import LocalTraining, Named
 
 
@@ -34,6 +35,10 @@ def local_update(
         coarse = {name: t.to(dtype) for name, t in now.items()}
         found = way.gradient(model, coarse, buffers, images[part], labels[part])
         step = {name: g.to(weights[name].dtype) for name, g in found.items()}
+        if local.clip_norm is not None:
+            step = clipped(step, local.clip_norm)
+        if local.weight_decay:
+            step = {name: g + local.weight_decay * now[name] for name, g in step.items()}
         if local.momentum:
             step = velocity = {n: local.momentum * velocity[n] + g if velocity else g for n, g in step.items()}
         now = {name: w - local.lr * step[name] for name, w in now.items()}

@@ -24,7 +24,7 @@ from rayfed.attacks.matching.relative import RelativeVariation, image_nats
 from rayfed.attacks.matching.second_derivatives import TOGETHER, Way, way_of
 from rayfed.attacks.matching.sent import Sent, sign_nats, wrong_signs
 from rayfed.errors import UserError, nearest
-from rayfed.gradients import unflatten
+from rayfed.gradients import clipped, unflatten
 from rayfed.update import LocalTraining, Named, Observation
 
 Distance = Callable[[Named, Named], Tensor]
@@ -119,8 +119,10 @@ class Matching:
     distance: Distance
     prior: Prior | None
     """Prior that is added to the distance."""
-    local: LocalTraining | None
-    """The local steps to simulate; None: a gradient at the weights is matched."""
+    local: LocalTraining
+    """The local steps behind the targets."""
+    simulated: bool
+    """Whether the steps are simulated; otherwise a gradient at the weights is matched, clipped as one."""
     supposed: Tensor | None
     """(V, N, K) probabilities of soft labels where a search begins (`begun`); None: it begins anywhere."""
     model_dtype: torch.dtype
@@ -161,12 +163,10 @@ class Matching:
         first = observations[0]
         alone = alone and not first.earlier
         names = matched_layers(first.update, layers)
-        gradients = [observation.gradient for observation in observations]
-        device = gradients[0][names[0]].device
+        device = first.update[names[0]].device
         inner = model_dtype or dtype
         network = without_tracking(model).to(device, inner)
         weights, buffers = _cast(first.weights, dtype), _cast(buffers_for(network, first), inner)
-        targets = _cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype)
         shape = (first.batch_size, *first.sample.shape)
         known = [o.labels for o in observations if o.labels is not None]
         given = torch.stack(known).to(device) if known else None
@@ -174,6 +174,8 @@ class Matching:
         tried = torch.eye(first.classes, dtype=dtype, device=device)[:1] if labels is None else labels[0]
         way = way_of(model, network, weights, shape, tried)
         sent = Sent.of(observations, names, dtype, model, alone)
+        gradients = [observation.gradient if sent is None else observation.step for observation in observations]
+        targets = _cast({name: torch.stack([g[name] for g in gradients]) for name in names}, dtype)
         rounds = zip(*(observation.earlier for observation in observations), strict=True)
         return cls(
             model=network,
@@ -185,7 +187,8 @@ class Matching:
             classes=first.classes,
             distance=distance,
             prior=prior,
-            local=first.local if local_steps == "simulated" else None,
+            local=first.local,
+            simulated=local_steps == "simulated",
             supposed=given if labels is None else None,
             model_dtype=inner,
             sent=sent,
@@ -278,7 +281,11 @@ class Matching:
         """Return what is compared: the gradients of images, as they would have been sent, and the targets."""
         targets = {name: target[victims] for name, target in self.targets.items()}
         gradients = self._gradients(images, labels, found)
-        return (gradients if self.sent is None else self.sent.like(gradients, targets, victims)), targets
+        if self.sent is None:
+            return gradients, targets
+        if decay := self.local.weight_decay:  # what a defence changed has it still
+            gradients = {name: g + decay * self.weights[name] for name, g in gradients.items()}
+        return self.sent.like(gradients, targets, victims), targets
 
     def _unit(self, targets: Named) -> Tensor:
         """Return half the distance of the opposite gradients, (Q,): a share of it has the distance's units."""
@@ -341,16 +348,21 @@ class Matching:
         return _cast(self._own_gradients(**inner, found=_cast(found, self.model_dtype)), images.dtype)
 
     def _own_gradients(self, images: Tensor, labels: Tensor, found: Named) -> Named:
-        """Return the gradients of images in the model's precision."""
-        if self.local is not None:
-            updates = many_local_updates(
-                self.model, self.weights, self.buffers, images, labels, self.local, found, self.way
+        """Return the gradients of images in the model's precision, those of simulated steps without weight decay."""
+        local = self.local
+        if self.simulated:
+            updates = many_local_updates(self.model, self.weights, self.buffers, images, labels, local, found, self.way)
+            steps = {name: updates[name] / local.scale for name in self.targets}
+            return (
+                {n: s - local.weight_decay * self.weights[n] for n, s in steps.items()} if local.weight_decay else steps
             )
-            return {name: updates[name] / self.local.scale for name in self.targets}
         weights = _cast(self.weights, self.model_dtype)
-        matched = {name: weights[name] for name in self.targets}
+        matched = weights if local.clip_norm is not None else {name: weights[name] for name in self.targets}
         fixed = self.buffers | {name: w for name, w in weights.items() if name not in matched}
-        return self.way.gradients(self.model, matched, fixed, images, labels, found)
+        gradients = self.way.gradients(self.model, matched, fixed, images, labels, found)
+        if local.clip_norm is not None:
+            gradients = clipped(gradients, local.clip_norm, leading=1)
+        return {name: gradients[name] for name in self.targets}
 
 
 def _deviation(supposed: Tensor) -> Tensor:

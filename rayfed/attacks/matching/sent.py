@@ -71,7 +71,7 @@ class Sent:
         Unless they are matched `alone`, without other rounds, a quantiser's zeros count as they are.
         Who knows the defence has masks of what it has left to match, besides: the rest may be anything.
         """
-        gradients = [observation.gradient for observation in observations]
+        gradients = [observation.step for observation in observations]  # what a defence had before it
         entering = cache(lambda: vectors_entering(model, observations[0]))  # takes a while, and is seldom asked for
         seen = [bounds(g, o.weights, entering, alone) for g, o in zip(gradients, observations, strict=True)]
         known: list[Named | None] = [observation.extra.get("defence") for observation in observations]

@@ -31,7 +31,7 @@ def decode(content: bytes) -> np.ndarray:
     """
     with needing("pydicom", "medical", "a DICOM file"):
         import pydicom
-        from pydicom.pixels import apply_color_lut, apply_modality_lut
+        from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tags beside the image
         found = pydicom.dcmread(BytesIO(content))
@@ -60,7 +60,8 @@ def _colour(pixels: np.ndarray, bits: int) -> np.ndarray:
     """Return colours (H, W, 3) as (3, H, W)."""
     if bits not in (8, 16):
         raise DataError(f"its colours have {bits} bits: expected 8 or 16")
-    return pixels.transpose(2, 0, 1).astype(np.uint8 if bits == 8 else np.uint16)
+    channels_first: np.ndarray = pixels.transpose(2, 0, 1).astype(np.uint8 if bits == 8 else np.uint16)
+    return channels_first
 
 
 def _window(found: Any) -> tuple[float, float]:

@@ -117,7 +117,7 @@ def _other(content: bytes) -> np.ndarray | None:
 
 
 def _png_of_16_bits(content: bytes) -> np.ndarray:
-    """Decode a PNG of 16 bits a channel into (1 or 3, H, W); Pillow keeps the lower byte of grey alone."""
+    """Decode a PNG of 16 bits a channel into (1 or 3, H, W); Pillow keeps both bytes of grey alone."""
     with Image.open(BytesIO(content)) as picture:
         if picture.mode in _DEEP:
             return np.array(ImageOps.exif_transpose(picture)).astype(np.uint16)[None]
@@ -126,7 +126,7 @@ def _png_of_16_bits(content: bytes) -> np.ndarray:
         from torchvision.io import ImageReadMode, decode_png
 
         stored = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        pixels = decode_png(stored, ImageReadMode.UNCHANGED, apply_exif_orientation=True).numpy()
+        pixels: np.ndarray = decode_png(stored, ImageReadMode.UNCHANGED, apply_exif_orientation=True).numpy()
     return pixels[: len(pixels) - (len(pixels) % 2 == 0)]  # two and four channels have one of transparency
 
 

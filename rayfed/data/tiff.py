@@ -74,11 +74,10 @@ def _general(content: bytes) -> np.ndarray:
 
 def _levels(pixels: np.ndarray, bits: int, photometric: int) -> np.ndarray:
     """Return values of so many bits at 8 or 16, the largest as white."""
-    depth, largest = np.dtype(np.uint8 if bits <= 8 else np.uint16), 2**bits - 1
-    values = largest - pixels if photometric == _WHITE_IS_ZERO else pixels
-    if largest == np.iinfo(depth).max:
-        return values.astype(depth)
-    return np.rint(values / largest * np.iinfo(depth).max).astype(depth)
+    depth, white, largest = (np.uint8, 255, 2**bits - 1) if bits <= 8 else (np.uint16, 65535, 2**bits - 1)
+    values: np.ndarray = largest - pixels if photometric == _WHITE_IS_ZERO else pixels
+    scaled: np.ndarray = values if largest == white else np.rint(values / largest * white)
+    return scaled.astype(depth)
 
 
 def _turned(pixels: np.ndarray, orientation: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from rayfed.data.sets.image_folder import ENDINGS
+from rayfed.data.files import ENDINGS
 from rayfed.data.words.base import LocalReader, Word, lines
 from rayfed.errors import DataError
 from rayfed.registry import component

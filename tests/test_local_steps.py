@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Attack
 from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.gradinversion import GradInversion
+from rayfed.attacks.head import Head
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.labels import LabelReader
 from rayfed.attacks.matching.local_steps import local_update, many_local_updates
 from rayfed.attacks.matching.options import class_averages
 from rayfed.attacks.matching.problem import Matching, matched_layers, one_minus_cosine, squared_l2
@@ -113,6 +115,12 @@ def test_weight_decay_of_one_step_is_undone_exactly() -> None:
     assert float((seen.step["fc.weight"] - plain.step["fc.weight"]).norm()) > 10 * float(plain.step["fc.weight"].norm())
     cut = replace(seen, update={n: t * (t.abs() > t.abs().median()) for n, t in seen.update.items()})
     assert all((cut.gradient[name][tensor == 0] == 0).all() for name, tensor in cut.update.items())
+
+
+def test_labels_of_clipped_batches_are_never_sure() -> None:
+    for bound in (None, 0.3):
+        model, seen = three_digits(LocalTraining(lr=0.1, clip_norm=bound))
+        assert LabelReader(Head.of(model, seen), seen).read(seen).sure == (bound is None)
 
 
 @pytest.mark.parametrize("told", [{"weight_decay": 1.0}, {"clip_norm": 0.3}])

@@ -161,7 +161,8 @@ class LabelReader:
             proven = residual < -_PROVEN * noise**0.5 / own.unit
         numbers = counted_labels(size * shares, proven, size)
         off = (size * shares - numbers.bincount(minlength=len(shares))).abs()
-        return Labels(numbers, bool((torch.maximum(off, size * deviations) < _OFF).all()))
+        lengths = observation.local.clip_norm is None  # counts are lengths, and clipping leaves directions
+        return Labels(numbers, lengths and bool((torch.maximum(off, size * deviations) < _OFF).all()))
 
 
 def with_labels(observations: Sequence[Observation], model: nn.Module, soft: bool = False) -> list[Observation]:

@@ -50,10 +50,11 @@ def decode(content: bytes) -> np.ndarray:
             raise DataError("its grey goes by a look-up table: expected a window, or neither")
         values = apply_modality_lut(stored, found).astype(np.float64)
         black, white = _window(found) if windowed else _range(found)
-    share = ((values - black) / (white - black)).clip(0, 1)
+    share: np.ndarray = ((values - black) / (white - black)).clip(0, 1)
     if found.PhotometricInterpretation == "MONOCHROME1":
         share = 1 - share
-    return np.rint(share * _WHITE).astype(np.uint16)[None]
+    levels: np.ndarray = np.rint(share * _WHITE).astype(np.uint16)
+    return levels[None]
 
 
 def _colour(pixels: np.ndarray, bits: int) -> np.ndarray:

@@ -151,9 +151,11 @@ def find(kind: str, name: str) -> Any:
     if path.endswith(".py"):
         raise UserError(f"'{name}' is a file: say what in it is the {kind.rstrip('s')}, as {name}:Name")
     if not DOTTED_PATH.fullmatch(path):
+        is_file = kind == "datasets" and ("/" in name or Path(name).suffix)
+        of_data = "; a file stands in its own field, as {name: parquet, train: FILE}" if is_file else ""
         raise UserError(
             f"unknown {kind.rstrip('s')} '{name}': {nearest(name, known)}, or a dotted path `my_module:Name`, or "
-            f"`FILE.py:Name`"
+            f"`FILE.py:Name`{of_data}"
         )
     module, _, attribute = path.partition(":")
     try:

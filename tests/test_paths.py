@@ -53,6 +53,7 @@ def load(home: Path, *changes: str, notes: list[str] | None = None) -> scenario.
     return scenario.load(home / "s.yaml", changes, [].append if notes is None else notes.append)
 
 
+@pytest.mark.engine
 def test_a_run_and_its_resumption_find_what_lies_beside_the_scenario(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def test_every_place_of_a_scenario(home: Path) -> None:
     }
 
 
+@pytest.mark.engine
 def test_fields_that_name_files_are_paths() -> None:
     """What is found follows from the type `Path`: a field that says it is a file has it."""
     for kind in registry.KINDS:
@@ -160,6 +162,10 @@ def test_names_in_a_scenario_that_lead_nowhere(home: Path) -> None:
         load(home, "model=nets/none.py:Net")
     with pytest.raises(UserError, match=r"unknown model 'resnet19': did you mean 'resnet1"):
         load(home, "model=resnet19")
+    with pytest.raises(
+        UserError, match=r"data\.name: unknown dataset 'x/t\.parquet': .*a file stands in its own field"
+    ):
+        load(home, "data=x/t.parquet")
     with pytest.raises(UserError, match=r"defences\.0\.name: there is no file mine\.py"):
         load(home, 'defences=["mine.py:Mine"]')
 

@@ -47,9 +47,10 @@ class Inputs:
         self._files(document)
         sweep = document.get("sweep")
         fields = sweep.get("fields") if isinstance(sweep, dict) else None
-        for path, values in fields.items() if isinstance(fields, dict) else ():
-            if isinstance(values, list):
-                fields[path] = [self._swept(document, path, value) for value in values]
+        if isinstance(fields, dict):
+            for path, values in fields.items():
+                if isinstance(values, list):
+                    values[:] = [self._swept(document, path, value) for value in values]
 
     def _swept(self, document: dict[str, Any], path: str, value: Any) -> Any:
         """Return a value that a field takes in a sweep, its files found as those of the scenario that it makes."""

@@ -170,6 +170,13 @@ def test_names_in_a_scenario_that_lead_nowhere(home: Path) -> None:
         load(home, 'defences=["mine.py:Mine"]')
 
 
+@pytest.mark.parametrize("odd", ["x" * 5000, "~nobody-here/x", "$UNSET/x", "a/" * 3000, "."])
+def test_paths_that_no_file_can_have_end_in_words(home: Path, odd: str) -> None:
+    load(home, f"metrics.evaluator={odd}", f"data.root={odd}")
+    with pytest.raises(UserError, match="there is no file"):
+        load(home, f"model={odd}.py:net")
+
+
 def test_a_module_that_another_one_hides(home: Path) -> None:
     (home / "json.py").write_text(NET)
     (home / "my-net.py").write_text(NET)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from rayfed import registry
 from rayfed.errors import UserError
-from rayfed.files import find_in, local_path
+from rayfed.files import exists, find_in, local_path
 from rayfed.scenario.components import ModelSpec
 from rayfed.scenario.paths import get, put
 from rayfed.scenario.problems import specs
@@ -68,7 +68,7 @@ class Inputs:
             for key, inner in list(value.items() if isinstance(value, dict) else enumerate(value)):
                 if isinstance(inner, str) and (match := registry.FILE_PATH.fullmatch(inner)):
                     file = self._found(match["file"])
-                    if file.is_file():  # otherwise whoever looks the component up says so
+                    if exists(file):  # otherwise whoever looks the component up says so
                         value[key] = registry.dotted(file, match["name"])
                 else:
                     self._modules(inner)
@@ -84,7 +84,7 @@ class Inputs:
         if get_origin(hint) is Annotated:
             return self._value(get_args(hint)[0], value)
         if get_origin(hint) in (Union, UnionType):
-            if isinstance(value, str) and str in get_args(hint) and not self._found(value).exists():
+            if isinstance(value, str) and str in get_args(hint) and not exists(self._found(value)):
                 return value  # something else than a path
             for option in get_args(hint):
                 value = self._value(option, value)
@@ -100,13 +100,13 @@ class Inputs:
 
     def _expected(self, path: str) -> Path:
         found = self._found(path)
-        if not found.exists() and len(self.folders) > 1:
+        if not exists(found) and len(self.folders) > 1:
             self.note(f"there is no {found}, nor is there one in the current folder; --set names another")
         return found
 
     def _found(self, path: str) -> Path:
         found, expected = find_in(self.folders, path), find_in(self.folders[:1], path)
-        if found.exists() and found != expected:
+        if exists(found) and found != expected:
             self.note(f"there is no {expected}: {found} is taken, in the current folder")
         return found
 
@@ -139,5 +139,5 @@ def _hints(target: Any) -> Mapping[str, Any]:
         return {name: field.annotation for name, field in fields.items()}
     try:
         return get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    except (NameError, TypeError, AttributeError):
+    except Exception:  # whatever annotations of the user's lead to
         return {}

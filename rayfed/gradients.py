@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from rayfed import objective
+from rayfed import losses
 from rayfed.update import Named
 
 Result = TypeVar("Result")
@@ -44,10 +44,10 @@ class Penalised(ABC):
 def batch_loss(
     model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """Return the mean loss of a batch (`rayfed.objective`) with what its `Penalised` modules add, a scalar.
+    """Return the mean of the model's loss (`rayfed.losses`) over a batch with what `Penalised` modules add, a scalar.
 
     `inputs` is (N, *shape), such as images (N, C, H, W) in [0, 1]; `labels` is (N,) int64, or (N, K) probabilities, or
-    words (N, L) int64; `mask` is (N,) weights of the samples, 0 for padding.
+    words (N, L) int64, or numbers (N, k); `mask` is (N,) weights of the samples, 0 for padding.
     """
     return within(model, {**weights, **buffers}, lambda module: loss_of(module, inputs, labels, mask))
 
@@ -75,10 +75,11 @@ def loss_of(model: nn.Module, inputs: Tensor, labels: Tensor, mask: Tensor | Non
     """Return `batch_loss` at the model's own tensors."""
     with _penalties(model) as penalties:
         logits = model(inputs)
+    loss = losses.of(model)
     if mask is None:
-        return objective.loss(logits, labels) + sum(penalty.mean() for penalty in penalties)
-    losses = objective.loss(logits, labels, "none") + sum(penalties)
-    return (losses * mask).sum() / mask.sum().clamp(min=1)
+        return loss(logits, labels) + sum(penalty.mean() for penalty in penalties)
+    each = loss(logits, labels, "none") + sum(penalties)
+    return (each * mask).sum() / mask.sum().clamp(min=1)
 
 
 @contextmanager

@@ -22,13 +22,19 @@ def are_words(labels: Tensor) -> bool:
     return labels.ndim == 2 and not labels.is_floating_point()
 
 
-def loss(logits: Tensor, labels: Tensor, reduction: Literal["mean", "sum", "none"] = "mean") -> Tensor:
+def loss(
+    logits: Tensor,
+    labels: Tensor,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
     """Return the cross entropy of logits (N, K), or for (N, T, K) the word's negative log-probability, in nats.
 
-    A word that needs more than T places (equal letters need a blank between them) costs nothing.
+    `label_smoothing` is the share of a class that is spread over all; words have none. A word that needs more than T
+    places (equal letters need a blank between them) costs nothing.
     """
     if not are_words(labels):
-        return F.cross_entropy(logits, labels, reduction=reduction)
+        return F.cross_entropy(logits, labels, reduction=reduction, label_smoothing=label_smoothing)
     steps = torch.full((len(labels),), logits.shape[1])
     letters = (labels != BLANK).sum(1)
     shares = logits.log_softmax(2).transpose(0, 1).cpu()  # on CUDA its gradient is another every time

@@ -35,6 +35,7 @@ KINDS = (
     "aggregations",
     "protections",
     "models",
+    "losses",
     "datasets",
     "partitions",
     "poisonings",
@@ -66,7 +67,7 @@ _METHODS = {
     "poisonings": ("poison_update",),
     "metrics": ("function",),
 }
-"""What tells components of one kind from others: one of these methods. A model may be any callable."""
+"""What tells components of one kind from others: one of these methods. A model and a loss may be any callable."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -113,6 +114,11 @@ def _registered(kind: str) -> list[tuple[str, str]]:
     return [(entry.name, entry.value) for entry in entry_points(group=f"rayfed.{kind}")]
 
 
+def _one(kind: str) -> str:
+    """Return the name of one component of a kind."""
+    return "loss" if kind == "losses" else kind.removesuffix("s")
+
+
 def search(folder: str, last: bool = False) -> None:
     """Let dotted paths name modules in this folder too, before all others or after them."""
     for folders in (sys.path, SEARCHED):
@@ -145,16 +151,16 @@ def find(kind: str, name: str) -> Any:
     path = known.get(name, name)
     if named := FILE_PATH.fullmatch(path):
         raise UserError(
-            f"there is no file {named['file']} for {kind.rstrip('s')} '{name}': it is looked for beside the scenario "
+            f"there is no file {named['file']} for {_one(kind)} '{name}': it is looked for beside the scenario "
             f"and in the current folder"
         )
     if path.endswith(".py"):
-        raise UserError(f"'{name}' is a file: say what in it is the {kind.rstrip('s')}, as {name}:Name")
+        raise UserError(f"'{name}' is a file: say what in it is the {_one(kind)}, as {name}:Name")
     if not DOTTED_PATH.fullmatch(path):
         is_file = kind == "datasets" and ("/" in name or Path(name).suffix)
         of_data = "; a file stands in its own field, as {name: parquet, train: FILE}" if is_file else ""
         raise UserError(
-            f"unknown {kind.rstrip('s')} '{name}': {nearest(name, known)}, or a dotted path `my_module:Name`, or "
+            f"unknown {_one(kind)} '{name}': {nearest(name, known)}, or a dotted path `my_module:Name`, or "
             f"`FILE.py:Name`{of_data}"
         )
     module, _, attribute = path.partition(":")
@@ -162,23 +168,21 @@ def find(kind: str, name: str) -> Any:
         imported = import_module(module)
     except ImportError as error:
         raise UserError(
-            f"cannot import '{module}' for {kind.rstrip('s')} '{name}': {error}; "
+            f"cannot import '{module}' for {_one(kind)} '{name}': {error}; "
             f"is its folder on PYTHONPATH? The working directory and a scenario's own folder are searched, too"
         ) from error
     except Exception as error:  # whatever the user's own code raises
         raise UserError(
-            f"the module '{module}' of {kind.rstrip('s')} '{name}' fails when it is imported: "
+            f"the module '{module}' of {_one(kind)} '{name}' fails when it is imported: "
             f"{type(error).__name__}: {error}; --debug shows where"
         ) from error
     try:
         found = getattr(imported, attribute)
     except AttributeError as error:
-        raise UserError(f"module '{module}' has no '{attribute}' (asked for as {kind.rstrip('s')} '{name}')") from error
+        raise UserError(f"module '{module}' has no '{attribute}' (asked for as {_one(kind)} '{name}')") from error
     methods = _METHODS.get(kind, ())
     if methods and not (is_dataclass(found) and any(hasattr(found, method) for method in methods)):
-        raise UserError(
-            f"'{name}' is no {kind.rstrip('s')}: expected a class with @component and {' or '.join(methods)}()"
-        )
+        raise UserError(f"'{name}' is no {_one(kind)}: expected a class with @component and {' or '.join(methods)}()")
     return found
 
 

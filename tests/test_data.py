@@ -454,11 +454,11 @@ BROKEN_PARQUET = {
         {"names": ["a", "b"]},
         ["row 4", "label 2", "0 to 1"],
     ),
-    "fractional label": (
+    "label in words": (
         GOOD,
-        [0.5] * 6,
-        {"label_type": pa.float64()},
-        ["'label' is double", "whole numbers"],
+        ["half"] * 6,
+        {"label_type": pa.string()},
+        ["'label' is string", "expected numbers"],
     ),
     "no label column": (GOOD, [0] * 6, {"label_column": "y"}, ["no column 'label'", "image, y"]),
     "no bytes": ([*GOOD[:5], None], [0] * 6, {}, ["row 5 (from 0)", "no bytes in column 'image'"]),

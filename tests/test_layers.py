@@ -23,7 +23,7 @@ from tests.conftest import REPOSITORY
 
 FLOORS = (
     "rayfed.samples rayfed.update rayfed.gradients rayfed.objective rayfed.registry rayfed.seeds rayfed.errors"
-    " rayfed.documents rayfed.questions rayfed.subsets rayfed.files rayfed.shipped",
+    " rayfed.documents rayfed.questions rayfed.subsets rayfed.files rayfed.shipped rayfed.losses",
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
     "rayfed.protections",
@@ -43,7 +43,8 @@ ARROWS = {
     # what all components need, in its own order
     "rayfed.registry": {"rayfed.errors"},
     "rayfed.shipped": {"rayfed.errors"},
-    "rayfed.gradients": {"rayfed.objective", "rayfed.update"},
+    "rayfed.losses": {"rayfed.errors", "rayfed.objective", "rayfed.registry"},
+    "rayfed.gradients": {"rayfed.losses", "rayfed.update"},
     # secure noise is made of a cipher's key stream
     "rayfed.privacy": {"rayfed.crypto.keys"},
     "rayfed.metrics": {"rayfed.models.pretrained"},

@@ -591,7 +591,7 @@ def test_a_clients_state_comes_back_and_an_attacker_does_not_change_it() -> None
 def test_evaluation_counts_what_the_model_gets_right() -> None:
     s = scenario()
     h, sent = runtime(s)
-    parts: Sequence[tuple[float, int]] = [h.evaluate("none", sent, i, min(i + 60, 100)) for i in range(0, 100, 60)]
+    parts = [h.evaluate("none", sent, i, min(i + 60, 100)) for i in range(0, 100, 60)]
     model = h.arm("none").model
     with torch.no_grad():
         logits = model(torch.from_numpy(h.data.test_images).float() / 255)

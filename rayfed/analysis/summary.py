@@ -105,7 +105,9 @@ class ArmSummary:
     accuracy_change: float | None
     """Difference in accuracy to the first arm; None for the first arm itself."""
     loss: float | None
-    """Loss on the test set after the last evaluated round (nats)."""
+    """Loss on the test set after the last evaluated round."""
+    error: float | None
+    """Mean absolute error there, where targets are quantities."""
     actor_seconds: Spread | None
     """Cost of a round's training: its cohorts' wall times, summed."""
     bytes_up: int
@@ -247,7 +249,9 @@ def arms(
     result: list[ArmSummary] = []
     for name in names:
         mine = sorted(played.get((name,), []), key=lambda row: row["round"])
-        last = next((row for row in reversed(mine) if measured(row["test_accuracy"])), None)
+        last = next(
+            (row for row in reversed(mine) if measured(row["test_accuracy"]) or measured(row["test_loss"])), None
+        )
         accuracy = last["test_accuracy"] if last else None
         reference = result[0].accuracy if result else None
         result.append(
@@ -261,6 +265,7 @@ def arms(
                 accuracy_round=last["round"] if last else None,
                 accuracy_change=None if accuracy is None or reference is None else accuracy - reference,
                 loss=last["test_loss"] if last else None,
+                error=last["test_error"] if last else None,
                 actor_seconds=spread(row["actor_seconds"] for row in mine),
                 bytes_up=sum(row["bytes_up"] or 0 for row in mine),
                 bytes_down=sum(row["bytes_down"] or 0 for row in mine),

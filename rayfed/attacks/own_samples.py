@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rayfed import losses
 from rayfed.attacks.head import Head
 from rayfed.update import Observation
 
@@ -68,7 +69,7 @@ def _followed(head: Head, inputs: Tensor, labels: Tensor) -> Tensor:
 
 def _slope(head: Head, inputs: Tensor, labels: Tensor) -> Tensor:
     moving = inputs.detach().requires_grad_()
-    slope: Tensor = torch.autograd.grad(F.cross_entropy(head.logits(moving), labels, reduction="sum"), moving)[0]
+    slope: Tensor = torch.autograd.grad(losses.of(head.model)(head.logits(moving), labels, "sum"), moving)[0]
     return slope
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import nn
 
-from rayfed import seeds
+from rayfed import losses, seeds
 from rayfed.aggregation.base import AnyAggregation
 from rayfed.aggregation.boosting_over_channel import BoostingOverChannel
 from rayfed.aggregation.fedboosting import FedBoosting
@@ -114,6 +114,7 @@ def build_arm(spec: ResolvedArm, sample: SampleSpec, classes: int, seed: int | b
         raise UserError(f"model '{model.name}' has nothing to train: let one of its parameters have requires_grad=True")
     if trained <= private_names(net):
         raise UserError(f"no layer of model '{model.name}' is left to share: keep fewer private")
+    losses.attach(net, spec.loss.build())
     net.train()
     if model.batch_norm == "eval":
         for module in net.modules():

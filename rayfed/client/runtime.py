@@ -7,15 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
+from math import nan
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from rayfed import objective
+from rayfed import losses
 from rayfed.aggregation.base import AnyAggregation, InteractiveAggregation
 from rayfed.aggregation.over_channel import OverChannel
 from rayfed.aggregation.server import TreeFold
@@ -49,6 +50,25 @@ class CohortReport:
 
     def __add__(self, other: CohortReport) -> CohortReport:
         return CohortReport([*self.rows, *other.rows], self.seconds + other.seconds, {**self.states, **other.states})
+
+
+class Evaluation(NamedTuple):
+    """How well a model does on some samples; `right` and `error` are NaN where the loss knows no such thing."""
+
+    loss: float
+    right: float
+    """Share of labels that are right."""
+    error: float
+    """Absolute error of targets that are quantities."""
+
+    def __add__(self, other: object) -> Evaluation:
+        """Return the sums of both."""
+        assert isinstance(other, Evaluation)
+        return Evaluation(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def over(self, samples: int) -> Evaluation:
+        """Return the means over so many samples."""
+        return Evaluation(*(value / samples for value in self))
 
 
 class ClientRuntime:
@@ -320,30 +340,33 @@ class ClientRuntime:
     def evaluate_as(
         self, arm: str, sent: Sent, client: int, state: State, split: Literal["validation", "train"]
     ) -> tuple[float, float]:
-        """Return mean loss and accuracy as a client finds them on its held-out or training samples.
+        """Return mean loss and accuracy (NaN without one) as a client finds them on held-out or training samples.
 
         A malicious client finds them on its poisoned samples.
         """
         weights, buffers = self._completed(arm, self.here(sent), client, state)
         data = self.own_data(arm, client, self.validation[client] if split == "validation" else self.parts[client])
         batches = zip(data.inputs.split(500), data.labels.split(500), strict=True)
-        loss, correct = self._evaluated(arm, {**weights, **buffers}, batches)
-        return loss / len(data.labels), correct / len(data.labels)
+        found = self._evaluated(arm, {**weights, **buffers}, batches).over(len(data.labels))
+        return found.loss, found.right
 
     @torch.no_grad()
-    def _evaluated(self, arm: str, state: Named, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, int]:
-        """Return summed loss and correct predictions of a whole model on some inputs and their labels."""
+    def _evaluated(self, arm: str, state: Named, batches: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
+        """Return how well a whole model does on some inputs and their labels, summed over the samples."""
         model = self.arm(arm).model
-        loss, correct = 0.0, 0
+        loss, found = losses.of(model), Evaluation(0.0, 0.0, 0.0)
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
         for inputs, labels in batches:
-            logits = functional_call(model, state, (inputs,))
-            loss += float(objective.loss(logits, labels, "sum"))
-            correct += int(objective.correct(logits, labels).sum())
+            outputs = functional_call(model, state, (inputs,))
+            right, error = (
+                nan if each is None else float(each.sum())
+                for each in (loss.right(outputs, labels), loss.error(outputs, labels))
+            )
+            found += Evaluation(float(loss(outputs, labels, "sum")), right, error)
         for module, mode in modes:
             module.training = mode
-        return loss, correct
+        return found
 
 
 def _partial(rule: AnyAggregation, sent: Iterator[Any]) -> Any:

@@ -51,17 +51,19 @@ class Dataset:
     train_images: Images
     """Training samples (N, C, H, W) uint8, or uint16 of images with more than 8 bits; texts as (N, L) int64."""
     train_labels: np.ndarray
-    """Training labels (N,) int64, indices into `classes`; or words (N, L) int64, letter by letter, filled up with 0."""
+    """Training labels (N,) int64, indices into `classes`; or words (N, L) int64, letter by letter, filled up with 0; or
+    numbers (N, k) float32, one for each output of a model."""
     test_images: Images
     """Test samples, M of the same shape."""
     test_labels: np.ndarray
-    """Test labels (M,) or (M, L') int64."""
+    """Test labels (M,) or (M, L') int64, or (M, k) float32."""
     classes: tuple[str, ...]
-    """Names of the classes, in the order of their labels; the first letter of words is the blank, no letter at all."""
+    """Names of the classes, in the order of their labels; the first letter of words is the blank, no letter at all. Of
+    numbers: the names of the outputs."""
     public_images: Images | None = None
     """Public samples, P that no client owns and everybody knows, see `with_public`."""
     public_labels: np.ndarray | None = None
-    """Public labels (P,) or (P, L) int64."""
+    """Public labels (P,) or (P, L) int64, or (P, k) float32."""
     sources: tuple[str, ...] = ()
     """Names of the sources that the training samples come from, where that is known."""
     train_sources: np.ndarray | None = None
@@ -86,11 +88,41 @@ class Dataset:
     @property
     def has_words(self) -> bool:
         """Whether a label is a word rather than a class."""
-        return self.train_labels.ndim == 2
+        return self.train_labels.ndim == 2 and not self.has_numbers
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether labels are numbers, one for each output of a model, rather than classes or words."""
+        return self.train_labels.dtype.kind == "f"
+
+    def as_numbers(self) -> Dataset:
+        """Return a copy whose classes are numbers: of two classes whether it is the second, else one for each class.
+
+        Partitions go by the classes still. Raises `DataError` for words.
+        """
+        if self.has_words:
+            raise DataError("its labels are words, and the loss takes numbers or classes: leave `loss` out")
+        two = len(self.classes) == 2
+        hot = np.eye(len(self.classes), dtype=np.float32)[:, 1:] if two else np.eye(len(self.classes), dtype=np.float32)
+        grouped = self.train_sources is not None
+        return replace(
+            self,
+            train_labels=hot[self.train_labels],
+            test_labels=hot[self.test_labels],
+            classes=self.classes[1:] if two else self.classes,
+            public_labels=None if self.public_labels is None else hot[self.public_labels],
+            sources=self.sources if grouped else self.classes,
+            train_sources=self.train_sources if grouped else self.train_labels,
+        )
 
     @property
     def groups(self) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Groups that partitions go by: each training sample's group (N,) and the names; sources, else classes."""
+        """Groups that partitions go by: each training sample's group (N,) and the names; sources, else classes.
+
+        Numbers without sources are one group.
+        """
+        if self.train_sources is None and self.has_numbers:
+            return np.zeros(len(self.train_labels), np.int64), ("all",)
         if self.train_sources is None:
             return self.train_labels, self.classes
         return self.train_sources, self.sources
@@ -125,6 +157,9 @@ def _check_split(split: str, images: Images, labels: np.ndarray, classes: int, s
     if images.dtype not in sample.stored or len(images.shape) != 1 + len(sample.axes) or 0 in images.shape:
         expected = f"{' or '.join(kind.__name__ for kind in sample.stored)} (N, {', '.join(sample.axes)}) with N >= 1"
         raise DataError(f"{split}_images is {images.dtype} {images.shape}, expected {expected}")
+    if labels.dtype == np.float32 and labels.shape == (len(images), classes):
+        check_numbers(f"{split}_labels", labels)
+        return
     if labels.dtype != np.int64 or labels.shape[:1] != images.shape[:1] or labels.ndim > 2:
         raise DataError(f"{split}_labels is {labels.dtype} {labels.shape}, expected int64 ({len(images)},)")
     check_labels(f"{split}_labels", labels, classes)
@@ -141,13 +176,33 @@ def check_labels(where: str, labels: np.ndarray, classes: int) -> None:
         )
 
 
+def check_numbers(where: str, labels: np.ndarray) -> None:
+    """Raise `DataError`, naming `where` and the first such row, unless all labels (N, k) are finite."""
+    if len(wrong := np.flatnonzero(~np.isfinite(labels).all(1))):
+        found = labels[wrong[0]].tolist()
+        raise DataError(
+            f"{where}, row {wrong[0]} (from 0): {found}, expected finite numbers ({len(wrong)} such rows in all)"
+        )
+
+
+def scaled_numbers(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels (N, k) and (M, k) float32 for which the training labels lie between 0 and 1, in every column.
+
+    Labels that are 0 and 1 stay as they are.
+    """
+    low, high = train.min(0), train.max(0)
+    width = np.where(high > low, high - low, 1)
+    scaled: list[np.ndarray] = [((part - low) / width).astype(np.float32) for part in (train, test)]
+    return scaled[0], scaled[1]
+
+
 class Split(NamedTuple):
     """One split as its source has it: images not yet resized, and not yet decoded where they lie in files."""
 
     images: np.ndarray | Sequence[Encoded]
     """Samples as `Dataset` has them, or N encoded images."""
     labels: np.ndarray
-    """Labels (N,) int64."""
+    """Labels (N,) int64, or numbers (N, k)."""
 
     def take(self, indices: np.ndarray) -> Split:
         """Return the samples at some indices, in that order."""
@@ -212,9 +267,10 @@ def _pixels(
 def stratified(labels: np.ndarray, samples: int) -> np.ndarray:
     """Return indices (samples,) of a subset in which each class has its share, rounded up or down; ascending.
 
-    Systematic sampling: evenly spaced positions in the samples sorted by class; nothing is drawn at random.
+    Systematic sampling: evenly spaced positions in the samples sorted by class, or by numbers (N, k); nothing is drawn
+    at random.
     """
-    by_class = np.argsort(labels, kind="stable")
+    by_class = np.argsort(labels, kind="stable") if labels.ndim == 1 else np.lexsort(labels.T[::-1])
     positions = (2 * np.arange(samples) + 1) * len(labels) // (2 * samples)
     return np.sort(by_class[positions])
 

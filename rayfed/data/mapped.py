@@ -136,6 +136,10 @@ class MappedDataset(Dataset):
         assert isinstance(found, MappedDataset)
         return replace(found, origin=(*self.origin[:-1], share))
 
+    def as_numbers(self) -> Dataset:
+        """Raise `DataError`: whoever opens the file again would find classes."""
+        raise DataError("a packed file holds classes, and the loss takes numbers: use the data set as it is")
+
     def _images(self, rows: np.ndarray) -> Mapped:
         assert isinstance(self.train_images, Mapped)
         return self.train_images.only(rows)

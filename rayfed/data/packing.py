@@ -26,6 +26,8 @@ def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> La
     Raises `DataError` for what the source raises it, for words, and where the file cannot be written.
     """
     train, test, classes = _splits(source)
+    if train.labels.dtype.kind == "f":
+        raise DataError("a packed file holds classes, not numbers: use the data set as it is")
     count = len(train.labels) + len(test.labels)
     check_labels("train", train.labels, len(classes))
     check_labels("test", test.labels, len(classes))

@@ -17,6 +17,7 @@ from torch.func import functional_call, grad, vmap
 from torch.linalg import vector_norm
 from torch.nn import functional as F
 
+from rayfed import losses
 from rayfed.defences.base import Batch, Defence, GradientMethod, Task
 from rayfed.errors import UserError
 from rayfed.models.build import uses_batch_statistics
@@ -161,7 +162,7 @@ def _sample_gradients(task: Task, weights: Named, images: Tensor, labels: Tensor
 
     def loss(w: Named, image: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
         logits = functional_call(task.model, {**w, **task.buffers}, (image[None],))
-        return F.cross_entropy(logits, label[None]), logits[0]
+        return losses.of(task.model)(logits, label[None]), logits[0]
 
     each = vmap(grad(loss, has_aux=True), in_dims=(None, 0, 0), randomness="different")
     gradients, logits = each(weights, images, labels)

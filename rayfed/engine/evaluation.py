@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import sqrt
+from math import isnan, sqrt
 from typing import Any
 
 import numpy as np
+import torch
 
 from rayfed.client.sent import Split, State
 from rayfed.data.base import Dataset
 from rayfed.engine.executor import Call, Ref, Run
+from rayfed.losses import Loss
 
 _ONE_SIDED = 1.645
 """Standard deviations below which 95 % of a normal distribution lie."""
@@ -27,7 +29,7 @@ def slices(samples: int) -> int:
 
 
 def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> dict[str, Found]:
-    """Return loss and accuracy, arm by arm; `sizes` gives the samples of each split."""
+    """Return loss, accuracy and error, arm by arm; `sizes` gives the samples of each split."""
     calls = [
         Call("evaluate", (arm, ref, start, min(start + EVALUATION_SLICE, size), split), (arm, split, start))
         for arm, ref in sent.items()
@@ -44,20 +46,37 @@ def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> d
     return {
         arm: {
             "test_loss": mean(arm, "test", 0),
-            "test_accuracy": mean(arm, "test", 1),
-            "train_accuracy": mean(arm, "train", 1),
+            "test_accuracy": known(mean(arm, "test", 1)),
+            "train_accuracy": known(mean(arm, "train", 1)),
+            "test_error": known(mean(arm, "test", 2)),
         }
         for arm in sent
     }
 
 
-def guessing_accuracy(data: Dataset) -> float | None:
-    """Return what naming the commonest class gets, and at most on 95 of 100 test sets as large; None of words."""
+def known(value: float | None) -> float | None:
+    """Return a value, or None where the loss knows no such thing."""
+    return None if value is None or isnan(value) else value
+
+
+def guesses(data: Dataset, loss: Loss) -> Found:
+    """Return what guessing gets: the accuracy of naming the commonest class, or the error of always saying the median.
+
+    The accuracy is at most that on 95 of 100 test sets as large. Labels that are each 0 or 1 count one by one. None of
+    words, and where the loss knows no such thing.
+    """
     if data.has_words:
-        return None
-    count = len(data.test_labels)
-    share = float(np.bincount(data.test_labels).max()) / count
-    return min(1.0, share + _ONE_SIDED * sqrt(share * (1 - share) / count))
+        return {"guessing_accuracy": None, "guessing_error": None}
+    count, labels = len(data.test_labels), torch.from_numpy(data.test_labels)
+    outputs = labels if data.has_numbers else torch.zeros(count, len(data.classes))
+    accuracy = error = None
+    if loss.right(outputs, labels) is not None:
+        of_each = data.test_labels.astype(np.int64).reshape(count, -1).T
+        share = float(np.mean([np.bincount(column).max() for column in of_each])) / count
+        accuracy = min(1.0, share + _ONE_SIDED * sqrt(share * (1 - share) / count))
+    if loss.error(outputs, labels) is not None:
+        error = float(np.abs(data.test_labels - np.median(data.test_labels, axis=0)).mean())
+    return {"guessing_accuracy": accuracy, "guessing_error": error}
 
 
 def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str, Found]:
@@ -87,7 +106,7 @@ def evaluate_members(
     states: Mapping[str, Mapping[int, State]],
     samples: np.ndarray,
     splits: Sequence[Split],
-) -> tuple[dict[str, Found], dict[tuple[str, int], float]]:
+) -> tuple[dict[str, Found], dict[tuple[str, int], float | None]]:
     """Evaluate members with the private parts of the model that they keep, and a non-member, who has none.
 
     Returns, arm by arm, the mean over the clients in `states` beside what a non-member gets, and every client's own
@@ -112,11 +131,12 @@ def evaluate_members(
     means: dict[str, Found] = {
         arm: {
             "test_loss": mean(arm, "test", 0),
-            "test_accuracy": mean(arm, "test", 1),
-            "train_accuracy": mean(arm, "train", 1),
-            "stranger_accuracy": found[arm, None][0],
-            "stranger_mean_accuracy": found[arm, None][1],
+            "test_accuracy": known(mean(arm, "test", 1)),
+            "train_accuracy": known(mean(arm, "train", 1)),
+            "test_error": known(mean(arm, "test", 2)),
+            "stranger_accuracy": known(found[arm, None][0]),
+            "stranger_mean_accuracy": known(found[arm, None][1]),
         }
         for arm in asked
     }
-    return means, {(arm, c): found[arm, c]["test"][1] for arm in asked for c in states[arm]}
+    return means, {(arm, c): known(found[arm, c]["test"][1]) for arm in asked for c in states[arm]}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayfed import seeds
+from rayfed import losses, seeds
 from rayfed.aggregation.over_channel import OverChannel, SumOverChannel
 from rayfed.analysis.audit import Criterion
 from rayfed.attacks.base import Checked
@@ -25,6 +25,7 @@ from rayfed.defences.base import NEEDS_PUBLIC, Defence
 from rayfed.engine.account import Account
 from rayfed.engine.machine import check_arithmetic
 from rayfed.errors import UserError
+from rayfed.losses import DEFAULT, BinaryCrossEntropy, OwnLoss
 from rayfed.metrics.guessing import Others
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import places_of
@@ -134,7 +135,7 @@ def prepare(scenario: Scenario, rounds: int | None = None, data: Dataset | None 
     default the scenario's own. Raises `UserError` for what does not fit.
     """
     check_arithmetic(scenario.resources.deterministic)
-    data = scenario.data.load() if data is None else data
+    data = _with_targets(scenario, scenario.data.load() if data is None else data)
     parts, validation = _dealt(scenario, data)
     plan.check_victims(scenario, parts.sizes)
     accounts = [_account(scenario, arm, data, parts.sizes, rounds) for arm in resolve(scenario).values()]
@@ -153,10 +154,38 @@ def prepare(scenario: Scenario, rounds: int | None = None, data: Dataset | None 
     return Inputs(scenario, data, parts, validation, accounts)
 
 
+def _with_targets(scenario: Scenario, data: Dataset) -> Dataset:
+    """Return the data with labels as the loss takes them; raises `UserError` where it takes no such labels."""
+    loss, name = scenario.loss.build(), scenario.loss.name
+    if loss.takes == "numbers" and not data.has_numbers:
+        data = data.as_numbers()
+    if loss.takes == "classes" and data.has_numbers:
+        raise UserError(
+            f"loss '{name}' takes classes, and data '{scenario.data.name}' has {len(data.classes)} number(s) for each "
+            f"sample: set loss to binary_cross_entropy (labels that are 0 or 1), mean_squared_error, or one of your own"
+        )
+    if data.has_words and loss != DEFAULT:
+        raise UserError(f"loss '{name}': words are learnt by CTC, which is cross_entropy as it is: leave `loss` out")
+    labels = np.concatenate([data.train_labels, data.test_labels])
+    if isinstance(loss, BinaryCrossEntropy) and not np.isin(labels, (0, 1)).all():
+        raise UserError(
+            f"loss '{name}' takes labels that are 0 or 1, and data '{scenario.data.name}' has other numbers"
+        )
+    if isinstance(loss, OwnLoss):
+        outputs = torch.randn(3, len(data.classes), generator=torch.Generator().manual_seed(0))
+        loss.check(outputs, torch.from_numpy(data.train_labels[np.arange(3) % len(data.train_labels)]))
+    return data
+
+
 def _dealt(scenario: Scenario, data: Dataset) -> tuple[Parts, Parts]:
     """Return the training indices of every client, and those that it has held out."""
-    generator = seeds.numpy_generator(scenario.seed, "partition")
-    parts = Parts.of(scenario.partition.build().split(data.groups[0], scenario.federation.clients, generator))
+    generator, partition = seeds.numpy_generator(scenario.seed, "partition"), scenario.partition.build()
+    if getattr(partition, "by_label", False) and data.has_numbers and data.train_sources is None:
+        raise UserError(
+            f"partition '{scenario.partition.name}' deals by class, and the labels of data '{scenario.data.name}' are "
+            f"numbers: take iid or quantity"
+        )
+    parts = Parts.of(partition.split(data.groups[0], scenario.federation.clients, generator))
     _check_dealt(scenario, parts.sizes)
     if not (share := scenario.federation.validation):
         return parts, Parts.of([])
@@ -185,12 +214,32 @@ def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.n
     """
     arm = build_arm(spec, data.sample, len(data.classes), scenario.seed)
     _check_words(scenario, arm, data)
+    if data.has_numbers:
+        _check_numbers(arm, data)
+        if scenario.attacks:
+            raise UserError(f"attacks: '{scenario.attacks[0].title}' knows classes, not numbers: leave attacks out")
     for written, defence in zip(spec.defences, arm.defences, strict=True):
         _check_samples(f"arm '{spec.name}': {written.name}", defence, samples, data)
     for method in (attack.build() for attack in scenario.attacks):
         if isinstance(method, Checked):
             method.check(arm.model, data.sample, len(data.classes))
     return Account(scenario, arm, samples, data.sample).calibrated(rounds or scenario.federation.rounds)
+
+
+def _check_numbers(arm: Arm, data: Dataset) -> None:
+    """Raise `UserError` for what knows classes alone, where labels are numbers."""
+    for spec, defence in zip(arm.spec.defences, arm.defences, strict=True):
+        if getattr(defence, "needs_classes", False):
+            raise UserError(f"defence '{spec.name}' knows classes, and labels are numbers here: take another one")
+    malicious = arm.spec.malicious
+    if malicious and type(malicious.build()).poison_data is not Poisoning.poison_data:
+        raise UserError(f"malicious: '{malicious.name}' knows classes, not numbers: take one that works on the update")
+    labels = torch.from_numpy(data.test_labels[:1])
+    if aggregation_of(arm.spec).validates and losses.of(arm.model).right(torch.zeros_like(labels), labels) is None:
+        raise UserError(
+            f"arm '{arm.spec.name}': {arm.spec.aggregation.name} has clients score models by accuracy, which numbers "
+            f"do not have: take another rule"
+        )
 
 
 def _check_samples(title: str, defence: Defence, samples: np.ndarray, data: Dataset) -> None:

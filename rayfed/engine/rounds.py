@@ -15,7 +15,7 @@ from rayfed.engine.evaluation import (
     evaluate,
     evaluate_backdoors,
     evaluate_members,
-    guessing_accuracy,
+    guesses,
     measure_private_layers,
     slices,
 )
@@ -219,7 +219,7 @@ class Round:
             row["test_accuracy"] = own.get((row["arm"], row["client"]))
         found = evaluate(run, shared, sizes) | means
         for values in found.values():
-            values["guessing_accuracy"] = guessing_accuracy(federation.data)
+            values |= guesses(federation.data, federation.scenario.loss.build())
         backdoored = {a: ref for a, ref in shared.items() if federation.malicious[a].poisoning.has_trigger}
         for arm, share in evaluate_backdoors(run, backdoored, sizes["test"]).items():
             found[arm] |= share

@@ -18,7 +18,7 @@ from rayfed.attacks.base import Guess, Inference, Reconstruction
 from rayfed.client.diagnosis import private_layers
 from rayfed.client.local import PRIVATE
 from rayfed.client.observations import ObservationBuilder
-from rayfed.client.runtime import ClientRuntime
+from rayfed.client.runtime import ClientRuntime, Evaluation
 from rayfed.client.sent import Sent, Split, State
 from rayfed.client.visit import ClientVisit, Truth
 from rayfed.defences.base import Batch
@@ -39,8 +39,8 @@ class ClientWorker(ClientRuntime):
     def _scorer(self) -> Scorer:
         return scorer(self.scenario, self.data)
 
-    def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> tuple[float, int]:
-        """Return summed loss and correct predictions on a slice of the test set, or of all clients' own samples."""
+    def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> Evaluation:
+        """Return how well an arm does on a slice of the test set, or of all clients' own samples, in sums."""
         sent, rows = self.here(sent), np.arange(start, stop)
         state = {**sent.weights, **sent.buffers}
         return self._evaluated(arm, state, self._batches(split, rows if split == "test" else self.parts.indices[rows]))
@@ -49,20 +49,20 @@ class ClientWorker(ClientRuntime):
         """Count, in a slice of the test set with the backdoor's trigger, the images taken for its target, and all."""
         sent, poisoning = self.here(sent), self.malicious[arm].poisoning
         tried = [poisoning.triggered(Batch(*batch)) for batch in self._batches("test", np.arange(start, stop))]
-        _, taken = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.inputs, b.labels) for b in tried])
-        return taken, sum(len(batch.labels) for batch in tried)
+        found = self._evaluated(arm, {**sent.weights, **sent.buffers}, [(b.inputs, b.labels) for b in tried])
+        return int(found.right), sum(len(batch.labels) for batch in tried)
 
     def evaluate_member(
         self, arm: str, sent: Sent, client: int, state: State, splits: Sequence[Split]
-    ) -> dict[Split, tuple[float, float]]:
-        """Return mean loss and accuracy of the weights with one client's private part, by split."""
+    ) -> dict[Split, Evaluation]:
+        """Return how well the weights do with one client's private part, by split."""
         task = self.task(arm, self.here(sent), client, self.parts[client], state)
         rows = {"test": np.arange(len(self.data.test_labels)), "train": self.parts[client]}
-        found: dict[Split, tuple[float, float]] = {}
-        for split in splits:
-            loss, correct = self._evaluated(arm, {**task.weights, **task.buffers}, self._batches(split, rows[split]))
-            found[split] = loss / len(rows[split]), correct / len(rows[split])
-        return found
+        state_of_all = {**task.weights, **task.buffers}
+        return {
+            split: self._evaluated(arm, state_of_all, self._batches(split, rows[split])).over(len(rows[split]))
+            for split in splits
+        }
 
     def evaluate_non_member(self, arm: str, sent: Sent, states: Sequence[State]) -> tuple[float, float]:
         """Return the test accuracies of a non-member, who has the weights but no private part of a client.
@@ -75,7 +75,7 @@ class ClientWorker(ClientRuntime):
         learnt = {n: t for n, t in without(drawn, self.arm(arm).keys).items() if t.is_floating_point()}
         mean = {name: torch.stack([s[PRIVATE][name].to(t) for s in states]).mean(0) for name, t in learnt.items()}
         whole = [{**sent.weights, **sent.buffers, **own} for own in (drawn, drawn | mean)]
-        anew, averaged = (self._evaluated(arm, state, self._batches("test", rows))[1] for state in whole)
+        anew, averaged = (self._evaluated(arm, state, self._batches("test", rows)).right for state in whole)
         return anew / len(rows), averaged / len(rows)
 
     def private_layers(self, arm: str, states: Sequence[State]) -> list[dict[str, Any]]:

@@ -37,6 +37,14 @@ class Normalise:
         return ((images - mean) / std,)
 
 
+_ONE_OUTPUT = ", or set `loss: binary_cross_entropy`, for which two classes are one output"
+
+
+def _as_column(module: nn.Module, inputs: tuple[Tensor], outputs: Tensor) -> Tensor:
+    """Forward hook: the outputs (N,) of a model with one output as (N, 1), like those of all others."""
+    return outputs[:, None]
+
+
 def build_model(
     name: str,
     parameters: Mapping[str, Any],
@@ -150,10 +158,13 @@ def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int
         module.training = training
     if not isinstance(logits, Tensor):
         raise UserError(f"model '{name}' answers with a {type(logits).__name__}, not with one tensor of logits")
+    if logits.shape == (2,) and classes == 1:
+        model.register_forward_hook(_as_column)
+        return
     if logits.shape not in {(2, classes), (2, *logits.shape[1:2], classes)}:
         raise UserError(
             f"model '{name}' gives {tuple(logits.shape)} for 2 {sample.noun} of {sample.extent}, where logits "
-            f"(2, {classes}) are needed: set its number of classes to {classes}"
+            f"(2, {classes}) are needed: set its number of classes to {classes}{_ONE_OUTPUT * (logits.shape == (2, 1))}"
         )
 
 

@@ -190,6 +190,7 @@ def _charts(
         "accuracy": plots.curve(rounds, arms, "test_accuracy", "Test accuracy", as_share=True),
         "train_loss": plots.curve(rounds, arms, "train_loss", "Training loss"),
         "test_loss": plots.curve(rounds, arms, "test_loss", "Test loss"),
+        "test_error": plots.curve(rounds, arms, "test_error", "Test error"),
         "every_image": plots.every_image(attacks, leaks, arms),
         "mix": plots.label_bars(mix) if mix else None,
     }

@@ -161,7 +161,7 @@ class RunView:
             if VERSUS in row["arm"] and row.get("test_accuracy") is None:
                 continue  # every arm against every opponent are many
             loss = _loss(row, ".4f")
-            accuracy = (_tested(row, "accuracy {:6.2%}") or " " * 16) + _strangers(row)
+            accuracy = (_tested(row, "accuracy {:6.2%}") or _missed(row) or " " * 16) + _strangers(row)
             left = self._time_left(row["round"])
             arm = f"{row['arm']:<{width}} " if len(rows) > 1 else ""
             self._say(f"round {row['round'] + 1:>3}/{self._rounds}  {arm}{loss}  {accuracy}  {self._speed}  {left}")
@@ -366,6 +366,13 @@ def _loss(row: dict[str, Any], form: str) -> str:
 def _tested(row: dict[str, Any], form: str) -> str:
     """Return the test accuracy in words, or nothing for a round that was not evaluated."""
     return "" if row.get("test_accuracy") is None else form.format(row["test_accuracy"])
+
+
+def _missed(row: dict[str, Any]) -> str:
+    """Return the test error in words, beside that of a guess, or nothing where targets are no quantities."""
+    if row.get("test_error") is None:
+        return ""
+    return f"error {row['test_error']:.4f} (the median's {row['guessing_error']:.4f})"
 
 
 def _strangers(row: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rayfed.scenario.components import AggregationSpec, DefenceSpec, MaliciousSpec, ModelSpec, ProtectionSpec
+from rayfed.scenario.components import AggregationSpec, DefenceSpec, LossSpec, MaliciousSpec, ModelSpec, ProtectionSpec
 from rayfed.scenario.sections import Scenario, ServerSection, Training
 
 
@@ -14,6 +14,7 @@ class ResolvedArm:
 
     name: str
     model: ModelSpec
+    loss: LossSpec
     training: Training
     defences: list[DefenceSpec]
     """The defence pipeline, in the order in which the defences are applied."""
@@ -52,6 +53,7 @@ def resolve(scenario: Scenario) -> dict[str, ResolvedArm]:
         name: ResolvedArm(
             name,
             ModelSpec.model_validate(s.model_with(arm.model)) if arm.model else s.model,
+            s.loss,
             Training.model_validate({**s.training.model_dump(), **arm.training}) if arm.training else s.training,
             arm.defences,
             arm.aggregation or federation.aggregation,

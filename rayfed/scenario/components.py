@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from rayfed import registry
+from rayfed import losses, registry
 from rayfed.errors import UserError
 
 if TYPE_CHECKING:
@@ -127,6 +127,16 @@ class ModelSpec(ComponentSpec):
     """Subtract a mean and divide by a deviation inside the model."""
     batch_norm: Literal["train", "eval"] = "train"
     """Which statistics batch norm uses while clients train: the batch's own, or the running ones."""
+
+
+class LossSpec(ComponentSpec):
+    """The loss that clients minimise: `rayfed list losses`, or the user's own function of outputs and targets."""
+
+    kind: ClassVar[str] = "losses"
+
+    def build(self) -> losses.Loss:
+        """Return the loss itself."""
+        return losses.build(self.name, self.parameters)
 
 
 class AttackSpec(ComponentSpec):

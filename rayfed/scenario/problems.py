@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from inspect import signature
 from typing import Any, get_args, get_origin
 
@@ -19,6 +19,7 @@ from rayfed.scenario.components import (
     ComponentSpec,
     DataSpec,
     DefenceSpec,
+    LossSpec,
     MaliciousSpec,
     ModelSpec,
     PartitionSpec,
@@ -84,7 +85,12 @@ def _fields_at(model: type[BaseModel], path: Place) -> list[str]:
 
 def specs(raw: Mapping[str, Any]) -> Iterator[tuple[Place, type[ComponentSpec], Any]]:
     """Yield every place in the raw document that names a component."""
-    single: dict[str, type[ComponentSpec]] = {"data": DataSpec, "partition": PartitionSpec, "model": ModelSpec}
+    single: dict[str, type[ComponentSpec]] = {
+        "data": DataSpec,
+        "partition": PartitionSpec,
+        "model": ModelSpec,
+        "loss": LossSpec,
+    }
     yield from (((key,), spec, raw[key]) for key, spec in single.items() if key in raw)
     yield from _rules(("federation",), raw.get("federation"))
     opponents = raw.get("opponents")
@@ -132,8 +138,8 @@ def component_problems(raw: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _parameter_problems(path: Place, spec: type[ComponentSpec], target: Any, own: dict[str, Any]) -> Iterator[Problem]:
-    if spec is ModelSpec and not hasattr(target, "build"):
-        return  # the user's own module: its constructor is the judge, when the model is built
+    if (spec is ModelSpec and not hasattr(target, "build")) or (spec is LossSpec and not is_dataclass(target)):
+        return  # the user's own: whether it takes them is seen when it is called
     known = list(signature(target).parameters)
     for key in own.keys() - set(known):
         names = [*known, *(f for f in spec.model_fields if f != "name")]

@@ -18,6 +18,7 @@ from rayfed.scenario.components import (
     AttackSpec,
     DataSpec,
     DefenceSpec,
+    LossSpec,
     MaliciousSpec,
     ModelSpec,
     PartitionSpec,
@@ -298,6 +299,8 @@ class Scenario(Section):
     """The partition of its training samples among clients."""
     model: Annotated[ModelSpec, Short] = ModelSpec(name="lenet")
     """The model that is trained."""
+    loss: Annotated[LossSpec, Short] = LossSpec(name="cross_entropy")
+    """The loss that it is trained for."""
     training: Training = Training()
     """The clients' local training."""
     federation: FederationSection

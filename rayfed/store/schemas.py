@@ -60,9 +60,14 @@ TABLES: dict[str, pa.Schema] = {
         [
             _ARM,
             _ROUND,
-            _value("train_loss", _real, "mean training loss of the round's clients (nats), weighted by samples"),
-            _value("test_loss", _real, "mean cross entropy on the test set (nats); null where not evaluated"),
-            _value("test_accuracy", _real, "share of the test set classified right, 0..1; null where not evaluated"),
+            _value("train_loss", _real, "mean training loss of the round's clients, weighted by samples"),
+            _value("test_loss", _real, "mean loss on the test set (cross entropies in nats); null where not evaluated"),
+            _value(
+                "test_accuracy",
+                _real,
+                "share of the test set's labels that are right, 0..1; null where not evaluated, and of quantities",
+            ),
+            _value("test_error", _real, "mean absolute error on the test set, where targets are quantities; else null"),
             _value("train_accuracy", _real, "share of all clients' own samples classified right, 0..1; null likewise"),
             _value(
                 "stranger_accuracy", _real, "of who has no private part: a random one in its place, 0..1; null likewise"
@@ -72,6 +77,7 @@ TABLES: dict[str, pa.Schema] = {
                 "backdoor_accuracy", _real, "share of test images with the trigger taken for its target, 0..1; likewise"
             ),
             _value("guessing_accuracy", _real, "most that naming one class gets on 95 % of such test sets; likewise"),
+            _value("guessing_error", _real, "mean absolute error of the test set's median, beside `test_error`"),
             _value("clients", _int, "clients whose updates were aggregated"),
             _value("samples", _long, "training samples behind those updates"),
             _value("actor_seconds", _real, "training of the arm: its cohorts' wall times on client actors, summed (s)"),

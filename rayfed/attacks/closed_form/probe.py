@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from rayfed import gradients, objective
+from rayfed import gradients, losses
 from rayfed.attacks.base import NotApplicable
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.update import Named, Observation
@@ -75,7 +75,7 @@ class Probe:
         _, _, logits = self.run(torch.full((len(outputs), *self.shape), 0.5).to(outputs), {use: outputs})
         found = []
         for row in labels.to(self.device):
-            loss = objective.loss(logits, row, "sum")
+            loss = losses.of(self._model)(logits, row, "sum")
             found.append(torch.autograd.grad(loss, outputs, retain_graph=True, materialize_grads=True)[0].detach())
         return torch.stack(found, 1)
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from rayfed import losses
 from rayfed.attacks.base import Inference, InferenceMetric
 from rayfed.attacks.forward_probe import without_tracking
 from rayfed.attacks.inference.one_by_one import OneByOne
@@ -177,7 +178,7 @@ class _Candidates:
     def _losses(self, weights: Named) -> Tensor:
         state = {**weights, **self.observation.buffers}
         logits = torch.cat([functional_call(self.model, state, (some,)) for some in self.inputs.split(_AT_ONCE)])
-        return F.cross_entropy(logits, self.labels, reduction="none")
+        return losses.of(self.model)(logits, self.labels, "none")
 
     def _confidences(self, weights: Named) -> Tensor:
         """Return log(p / (1 - p)) of the probability p of each candidate's label, which is spread like a normal."""

@@ -5,7 +5,7 @@ Hsu, Qi and Brown, arXiv:1909.06335, section 3; the same in appendix D of Refine
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -22,6 +22,8 @@ class Dirichlet:
     Hsu et al. is K times this one. As a sample is dealt only once, a class can run out: those who drew it share
     what there is by lot, and draw the rest from the classes that are left, still in the proportions of their q.
     """
+
+    by_label: ClassVar[bool] = True
 
     alpha: Annotated[float, Field(gt=0)]
     """Concentration for each class: near 0 a client has one class for the most part, above about 100 it has the

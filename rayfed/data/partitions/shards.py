@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -14,6 +14,8 @@ from rayfed.registry import component
 @component
 class Shards:
     """Equal shards of the samples sorted by label, as many of which are dealt to each client at random."""
+
+    by_label: ClassVar[bool] = True
 
     shards_per_client: Annotated[int, Field(ge=1)] = 2
     """Shards of each client: roughly how many classes it has."""

@@ -1,7 +1,9 @@
 """Tables of images, Parquet or Arrow: encoded bytes in one column and classes in another.
 
 In the Hugging Face layout a column is a struct of `bytes` and `path`, the other one integers, and the names of the
-classes stand in the schema's metadata under `huggingface` (feature type `ClassLabel`).
+classes stand in the schema's metadata under `huggingface` (feature type `ClassLabel`). Where
+these are floating-point numbers, or lists of numbers as long in every row, samples have numbers for labels, which are
+scaled as those of tables.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rayfed.data.base import Source, Split, check_labels, hold_out_fifth
+from rayfed.data.base import Source, Split, check_labels, check_numbers, hold_out_fifth, scaled_numbers
 from rayfed.data.files import LABEL_COLUMNS, by_value
 from rayfed.data.images import Encoded
 from rayfed.errors import DataError
@@ -65,13 +67,23 @@ def read_parquet(
     for path in test:
         if path in train:
             raise DataError(f"{path} is in the training and in the test split; every file may be in one only")
-    shards = _numbered([_read_file(path, image_columns, label_columns) for path in (*train, *test)])
-    classes = _classes(shards, len(train))
+    shards = [_read_file(path, image_columns, label_columns) for path in (*train, *test)]
+    numbers = any(shard.labels.dtype.kind == "f" for shard in shards)
+    shards = shards if numbers else _numbered(shards)
+    classes = _outputs(shards) if numbers else _classes(shards, len(train))
     for shard in shards:
-        check_labels(str(shard.path), shard.labels, len(classes))
+        if numbers:
+            check_numbers(str(shard.path), shard.labels)
+        else:
+            check_labels(str(shard.path), shard.labels, len(classes))
     if not test:
-        return *hold_out_fifth(_join(shards), ", ".join(map(str, train))), classes
-    return _join(shards[: len(train)]), _join(shards[len(train) :]), classes
+        trained, tested = hold_out_fifth(_join(shards), ", ".join(map(str, train)))
+    else:
+        trained, tested = _join(shards[: len(train)]), _join(shards[len(train) :])
+    if numbers:
+        scaled = scaled_numbers(trained.labels, tested.labels)
+        trained, tested = (part._replace(labels=y) for part, y in zip((trained, tested), scaled, strict=True))
+    return trained, tested, classes
 
 
 class _Shard(NamedTuple):
@@ -107,14 +119,39 @@ def _read_file(path: Path, image_columns: Sequence[str], label_columns: Sequence
     if not table.num_rows:
         raise DataError(f"{path} has no rows; expected one a sample")
     content, labels = _bytes(path, table, image_column), table[label_column]
-    text = pa.types.is_string(labels.type) or pa.types.is_large_string(labels.type)
-    if not text and not pa.types.is_integer(labels.type):
-        raise DataError(f"{path}: column '{label_column}' is {labels.type}, expected whole numbers (int64) or names")
+    kind = labels.type
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    several = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    of = kind.value_type if several else kind
+    if not text and not pa.types.is_integer(of) and not pa.types.is_floating(of):
+        raise DataError(f"{path}: column '{label_column}' is {kind}, expected numbers, lists of them, or names")
     _refuse_null(path, content, f"no bytes in column '{image_column}', expected an encoded image")
     _refuse_null(path, labels, f"no label in column '{label_column}', expected a whole number or a name")
     encoded = [Encoded(f"{path}, row {row} (from 0)", data) for row, data in enumerate(content.to_pylist())]
+    if several or pa.types.is_floating(of):
+        return _Shard(path, encoded, _numbers(path, label_column, labels.to_pylist()), None)
     values = labels.to_numpy().astype(str if text else np.int64)
     return _Shard(path, encoded, values, None if text else _class_names(path, features, label_column))
+
+
+def _numbers(path: Path, column: str, rows: Sequence[float | Sequence[float | None]]) -> np.ndarray:
+    """Return labels that are numbers, (N, k) float64; raises `DataError` for lists of several lengths."""
+    lists = [row if isinstance(row, list) else [row] for row in rows]
+    row = next((i for i, one in enumerate(lists) if len(one) != len(lists[0]) or None in one or not one), None)
+    if row is not None:
+        raise DataError(
+            f"{path}, row {row} (from 0): '{column}' is {lists[row]}, expected {len(lists[0]) or 'some'} numbers as in "
+            f"every row: several labels are a 0 or 1 for each"
+        )
+    return np.array(lists, dtype=np.float64)
+
+
+def _outputs(shards: Sequence[_Shard]) -> tuple[str, ...]:
+    """Return numbers for names of the outputs; raises `DataError` where files differ in how many there are."""
+    for shard in shards:
+        if shard.labels.shape[1:] != shards[0].labels.shape[1:]:
+            raise DataError(f"{shard.path} and {shards[0].path} have labels of different kinds or lengths")
+    return tuple(map(str, range(shards[0].labels.shape[1])))
 
 
 def _schema(path: Path) -> pa.Schema:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
-from rayfed.data.base import Dataset, Split, at_most, stratified
+from rayfed.data.base import Dataset, Split, at_most, check_numbers, scaled_numbers, stratified
 from rayfed.data.files import read_table
 from rayfed.errors import DataError, nearest
 from rayfed.files import local_path
@@ -67,6 +67,8 @@ class Tabular:
             )
         codes = np.concatenate([_encoded(c, found) for c, found in zip(columns, values.values(), strict=True)], axis=1)
         images = codes[:, None, None, :]
+        if labels.dtype.kind == "f":
+            labels = _scaled(labels, trained, classes)
         train = at_most(self.train_samples, Split(images[trained], labels[trained]), "train_samples")
         test = at_most(self.test_samples, Split(images[tested], labels[tested]), "test_samples")
         assert isinstance(train.images, np.ndarray)
@@ -78,7 +80,7 @@ class Tabular:
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
         """Return columns (N,) by name, text where they are categorical; labels (N,) int64; names of the classes.
 
-        What is missing is NaN, or None in text.
+        What is missing is NaN, or None in text. Labels may be numbers (N, k) float64, with the names of their columns.
         """
         raise NotImplementedError
 
@@ -90,11 +92,16 @@ class Diabetes(Tabular):
     Needs no files.
     """
 
+    regression: bool = False
+    """Take the progression itself as the target, a number, in place of the class."""
+
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
         """Read the table of scikit-learn's wheel; its codes for the sex, 1 and 2, are the categories."""
         table, target = np.loadtxt(_shipped("diabetes_data_raw.csv.gz")), np.loadtxt(_shipped("diabetes_target.csv.gz"))
         columns = dict(zip(_DIABETES, table.T, strict=True))
         columns["sex"] = columns["sex"].astype(int).astype(str)
+        if self.regression:
+            return columns, target[:, None], ("progression",)
         return columns, (target > np.median(target)).astype(np.int64), ("slow", "fast")
 
 
@@ -103,34 +110,69 @@ class Table(Tabular):
     """Records of the user's own file: numeric columns are continuous, all others categorical.
 
     Missing numbers are filled with the median of the training rows, missing text is a category of its own; both are
-    noted. A row needs its label, and infinite numbers are refused.
+    noted. A row needs its label, and infinite numbers are refused. Columns that are `targets` become numbers between 0
+    and 1 as continuous columns do, without their levels.
     """
 
     path: Path
     """A `.csv` or `.tsv` file with names in its first line, or a `.parquet` file; `~` and environment variables are
     expanded."""
-    label: str
-    """Name of the column of the classes."""
+    label: str | None = None
+    """Name of the column of the classes; it or `targets` has to be given."""
+    targets: list[str] | None = None
+    """Names of numeric columns that a model predicts, in place of a class: one output each."""
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
         """Read all columns in the order of the file; classes and categories in that of their values."""
         path = local_path(self.path)
         table = read_table(path)
-        if self.label not in table.column_names:
+        if (self.label is None) == (not self.targets):
             raise DataError(
-                f"data.label: {path} has no column '{self.label}': {nearest(self.label, table.column_names)}"
+                f"data: {path} needs `label`, the column of its classes, or `targets`, columns of numbers, not both; "
+                f"its columns are {', '.join(table.column_names)}"
             )
-        if absent := table[self.label].null_count:
-            row = pc.index(table[self.label].is_null(), True).as_py()
-            raise DataError(
-                f"{path}, row {row} (from 0): '{self.label}' is empty ({absent} such rows in all); fill it in, or "
-                f"leave the rows out"
-            )
+        for name in [self.label] if self.label else self.targets or []:
+            _check_target(path, table, "label" if self.label else "targets", name)
         columns = {name: _values(path, name, table[name]) for name in table.column_names}
+        if self.label is None:
+            return _of_numbers(path, columns, list(dict.fromkeys(self.targets or [])))
         classes, labels = np.unique(columns.pop(self.label), return_inverse=True)
         if len(classes) < 2 or not columns:
             raise DataError(f"{path}: expected two or more classes in '{self.label}', and another column beside it")
         return columns, labels.astype(np.int64), tuple(map(_name, classes.tolist()))
+
+
+def _of_numbers(
+    path: Path, columns: dict[str, np.ndarray], targets: list[str]
+) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
+    """Return what `Tabular.read` does of a table whose labels are columns of numbers."""
+    found = {name: columns.pop(name) for name in targets}
+    if text := [name for name, values in found.items() if values.dtype.kind != "f"]:
+        raise DataError(f"{path}: the target '{text[0]}' is text, expected numbers; classes are named by `label`")
+    if not columns:
+        raise DataError(f"{path}: expected another column beside the targets")
+    labels = np.stack(list(found.values()), axis=1)
+    check_numbers(str(path), labels)
+    return columns, labels, tuple(targets)
+
+
+def _check_target(path: Path, table: pa.Table, field: str, name: str) -> None:
+    """Raise `DataError` unless the table has a column of this name that is nowhere empty."""
+    if name not in table.column_names:
+        raise DataError(f"data.{field}: {path} has no column '{name}': {nearest(name, table.column_names)}")
+    if absent := table[name].null_count:
+        row = pc.index(table[name].is_null(), True).as_py()
+        raise DataError(
+            f"{path}, row {row} (from 0): '{name}' is empty ({absent} such rows in all); fill it in, or leave the rows "
+            f"out"
+        )
+
+
+def _scaled(labels: np.ndarray, trained: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
+    """Return numbers (N, k) on the scale of the rows that are `trained`; raises `DataError` for a constant column."""
+    if len(same := np.flatnonzero(np.ptp(labels[trained], axis=0) == 0)):
+        raise DataError(f"the target '{names[same[0]]}' has one value in all training rows: nothing is to be learnt")
+    return scaled_numbers(labels[trained], labels)[1]
 
 
 def column_names(path: Path) -> list[str]:

@@ -1,0 +1,227 @@
+"""Losses that clients minimise: those of the table, components of the user's own, any function of outputs and targets.
+
+A model carries its loss (`attach`, `of`), so whatever trains, evaluates or matches gradients of it takes the same one.
+Targets are classes (N,) int64, or their probabilities (N, K), or words (N, L) int64; or numbers (N, k) float, one for
+each output of the model: 0 and 1 for several labels, anything else for regression.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rayfed import objective, registry
+from rayfed.errors import UserError
+from rayfed.registry import component
+
+TABLE = {
+    "cross_entropy": "rayfed.losses:CrossEntropy",
+    "binary_cross_entropy": "rayfed.losses:BinaryCrossEntropy",
+    "mean_squared_error": "rayfed.losses:MeanSquaredError",
+}
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+@component
+class Loss(ABC):
+    """Base of all losses; the loss of a batch is the mean of its samples'."""
+
+    takes: ClassVar[Literal["classes", "numbers", "either"]]
+    """Targets that it takes; labels that are classes are made numbers where it takes nothing else."""
+
+    @abstractmethod
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return each sample's loss (N,) from outputs (N, K) and targets."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
+        """Return the batch's loss, a scalar, or with `none` each sample's (N,)."""
+        losses = self.per_sample(outputs, targets)
+        return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """Return what outputs (..., K) predict of targets that are numbers; any outputs give targets that can be."""
+        return outputs
+
+    def right(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return which share of each sample's labels is right, (N,); None where targets are no labels."""
+        return None if targets.is_floating_point() else objective.correct(outputs, targets)
+
+    def error(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return each sample's mean absolute error (N,); None where targets are no quantities."""
+        return None
+
+    def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the slopes of each sample's loss in the outputs, (N, K) float64."""
+        moving = outputs.detach().double().requires_grad_()
+        with torch.enable_grad():
+            slopes: Tensor = torch.autograd.grad(self(moving, targets, "sum"), moving)[0]
+        return slopes.nan_to_num()
+
+
+@component
+class CrossEntropy(Loss):
+    """Cross entropy of classes in nats, or connectionist temporal classification where labels are words."""
+
+    takes: ClassVar[Literal["classes"]] = "classes"
+
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of each label that is spread evenly over all classes (Szegedy et al. 2016, section 7)."""
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return each sample's loss (N,); targets are classes (N,), probabilities (N, K) or words (N, L)."""
+        return self(outputs, targets, "none")
+
+    def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
+        """Return the batch's loss, a scalar, or with `none` each sample's (N,)."""
+        return objective.loss(outputs, targets, reduction, self.label_smoothing)
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """Return probabilities (..., K)."""
+        return outputs.softmax(-1)
+
+    def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return probabilities less smoothed labels, (N, K) float64."""
+        labels = F.one_hot(targets, outputs.shape[1]).double()
+        if self.label_smoothing:
+            labels = torch.lerp(labels, torch.full_like(labels, 1 / labels.shape[1]), self.label_smoothing)
+        return outputs.double().softmax(1).nan_to_num() - labels
+
+
+@component
+class BinaryCrossEntropy(Loss):
+    """Binary cross entropy of the outputs' sigmoids in nats, mean over the outputs: one label, or several at a time.
+
+    Of two classes one output is the probability of the second; of more classes each has an output.
+    """
+
+    takes: ClassVar[Literal["numbers"]] = "numbers"
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return each sample's loss (N,); targets (N, k) are 0 and 1, or between."""
+        return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs), reduction="none").mean(1)
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        """Return the outputs' probabilities."""
+        return outputs.sigmoid()
+
+    def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return which share of each sample's labels is right at a threshold of one half, (N,)."""
+        return ((outputs > 0) == (targets > 0.5)).double().mean(1)
+
+
+@component
+class MeanSquaredError(Loss):
+    """Squared error, mean over the outputs: regression."""
+
+    takes: ClassVar[Literal["numbers"]] = "numbers"
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return each sample's loss (N,) from targets (N, k)."""
+        return (outputs - targets.to(outputs)).square().mean(1)
+
+    def error(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return each sample's mean absolute error (N,)."""
+        return (outputs - targets.to(outputs)).abs().mean(1)
+
+
+@dataclass(frozen=True)
+class OwnLoss(Loss):
+    """The user's own function of outputs (N, K) and targets: one loss a sample, or their mean."""
+
+    takes: ClassVar[Literal["either"]] = "either"
+
+    name: str
+    function: Callable[[Tensor, Tensor], Tensor]
+    parameters: Mapping[str, Any]
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return each sample's loss (N,); a function that gives the mean alone is asked sample by sample."""
+        losses = self._value(outputs, targets)
+        if losses.ndim:
+            return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+        return torch.stack([self._value(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))])
+
+    def __call__(self, outputs: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
+        """Return the batch's loss, a scalar, or with `none` each sample's (N,)."""
+        if reduction == "mean":
+            return self._value(outputs, targets).mean()
+        return super().__call__(outputs, targets, reduction)
+
+    def error(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return each sample's mean absolute error (N,) where targets are numbers, as if outputs were predictions."""
+        return (outputs - targets).abs().mean(1) if targets.is_floating_point() else None
+
+    def _value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.function(outputs, targets, **self.parameters)
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Try the function on some samples; raises `UserError` where it is not the mean of its samples' losses."""
+        outputs = outputs.requires_grad_()
+        try:
+            value = self._value(outputs, targets)
+            if not isinstance(value, Tensor) or (value.ndim and len(value) != len(outputs)):
+                raise UserError(
+                    f"loss '{self.name}' gives {_described(value)} for {len(outputs)} samples: return a scalar, "
+                    f"their mean, or a loss for each of them"
+                )
+            (slope,) = torch.autograd.grad(value.mean(), outputs, allow_unused=True)
+            alone = torch.stack([self(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))])
+        except UserError:
+            raise
+        except Exception as error:  # whatever the user's own code raises
+            raise UserError(
+                f"loss '{self.name}' fails on outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} "
+                f"{str(targets.dtype).removeprefix('torch.')}: {type(error).__name__}: {error}"
+            ) from error
+        if slope is None:
+            raise UserError(f"loss '{self.name}' does not depend on the outputs, so nothing would be learnt")
+        if not torch.allclose(value.mean(), alone.mean(), rtol=1e-3, atol=1e-6):
+            raise UserError(
+                f"loss '{self.name}' gives {float(value.mean()):g} for {len(outputs)} samples together and "
+                f"{float(alone.mean()):g} in the mean alone: a batch's loss has to be the mean of its samples'"
+            )
+
+
+def _described(value: Any) -> str:
+    return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def build(name: str, parameters: Mapping[str, Any]) -> Loss:
+    """Return the loss of a name: of the table, or a dotted path to a component, a function, or a class of functions.
+
+    Raises `UserError` for the name, and for what cannot be called with its parameters.
+    """
+    target = registry.find("losses", name)
+    if isinstance(target, type) and issubclass(target, Loss):
+        found: Loss = registry.build("losses", name, parameters)
+        return found
+    if not callable(target):
+        raise UserError(f"loss '{name}' is a {type(target).__name__}: name a function of outputs and targets")
+    if not isinstance(target, type):
+        return OwnLoss(name, target, dict(parameters))
+    try:  # such as torch.nn:HuberLoss
+        return OwnLoss(name, target(**parameters), {})
+    except Exception as error:
+        raise UserError(f"loss '{name}' failed when called with {dict(parameters)}: {error}") from error
+
+
+DEFAULT = CrossEntropy()
+
+
+def attach(model: nn.Module, loss: Loss) -> None:
+    """Make a loss that of a model, in place; copies of the model have it, too."""
+    model.rayfed_loss = loss  # type: ignore[assignment]  # no tensor and no module: nothing of it is sent
+
+
+def of(model: nn.Module) -> Loss:
+    """Return the loss of a model: cross entropy unless another one was attached."""
+    found: Loss = getattr(model, "rayfed_loss", DEFAULT)
+    return found

@@ -91,6 +91,8 @@ class Plan:
     samples: int
     """Samples attacked for each batch size, rounded up to batches."""
     seed: int = 0
+    loss: Mapping[str, Any] = field(default_factory=lambda: {"name": "cross_entropy"})
+    """The scenario's section `loss`."""
     defences: Defences = field(default_factory=lambda: DEFENCES)
     threshold: float | None = None
     """From where on a reconstruction may be a leak; None: the usual one of the leading metric."""
@@ -122,6 +124,7 @@ class Plan:
             "seed": self.seed,
             "data": dict(self.data),
             "model": dict(self.model),
+            "loss": dict(self.loss),
             "federation": {"rounds": 1, "clients": self.samples},
             "arms": {UNDEFENDED: [], **self.defences},
             "attacks": attacks,
@@ -157,14 +160,19 @@ def title(method: Method, batch: int) -> str:
     return f"{method.name} batch {batch}"
 
 
-def data_section(data: str, size: int | None, label: str | None = None) -> dict[str, Any]:
+def data_section(
+    data: str, size: int | None, label: str | None = None, targets: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Return a scenario's `data` of a file, a folder of images or texts, or the name of a data set.
 
     Images lie in folders by class, beside a table that names files and classes, or in the files of a data set of
-    Hugging Face. Of tables, `label` names the column of the classes. `size` is the height and width to which images are
-    resized; None: what they have. Raises `UserError` for a table without a label, and for what is no data at all.
+    Hugging Face. Of tables, `label` names the column of the classes, or `targets` columns of numbers. `size` is the
+    height and width to which images are resized; None: what they have. Raises `UserError` for a table without a label,
+    and for what is no data at all.
     """
     path, resized = Path(data).expanduser(), {} if size is None else {"size": size}
+    if targets:
+        return {"name": "table", "path": data, "targets": list(targets)}
     named = {} if label is None else {"label_column": label}
     if path.is_dir() and hugging_face.splits(path):
         return {"name": "hugging_face", "root": data} | named | resized
@@ -176,7 +184,8 @@ def data_section(data: str, size: int | None, label: str | None = None) -> dict[
         return {"name": "table", "path": data, "label": label}
     if path.is_file() and (columns := column_names(path)):
         raise UserError(
-            f"--data {data} is a table: name the column of its classes by --label, one of {', '.join(columns)}"
+            f"--data {data} is a table: name the column of its classes by --label, or columns of numbers that are "
+            f"predicted by --target, of {', '.join(columns)}"
         )
     known = registry.table("datasets")
     if not path.exists() and path.suffix != ".parquet" and data not in known and ":" not in data:
@@ -237,6 +246,9 @@ class Finding:
     """Share of labels found by the attack that found most, of those not given any; None where none was asked for."""
     commonest: float = 0.0
     """Share of labels that naming the commonest one for every sample would find."""
+    targets: float | None = None
+    """Mean absolute error of the numbers that the attack found which came nearest, of those not given any; None where
+    labels are classes."""
 
 
 @dataclass(frozen=True)
@@ -379,6 +391,7 @@ def _finding(
         gain=best[1]["above_guessing"] if best else None,
         labels=_labels_found(rows),
         commonest=_commonest(rows),
+        targets=_targets_found(rows),
         untimed=tuple(sorted({name.partition(" ")[0] for name in answered if name.partition(",")[0] in untimed})),
     )
 
@@ -393,11 +406,25 @@ def _answers(row: Row, criterion: Criterion) -> bool:
 def _labels_found(rows: Sequence[Row]) -> float | None:
     """Return the share of labels found by the attack that found most; None where all were given, or none was sought."""
     shares: dict[str, dict[tuple[Any, ...], float]] = {}
-    for row in rows:
-        if row.get("label_accuracy") is not None and "labels" not in (row["knowledge"] or "").split(","):
+    for row in _without_labels(rows):
+        if row.get("label_accuracy") is not None:
             batch = row.get("round"), row["victim"], row.get("repeat")
             shares.setdefault(row["attack"], {})[batch] = row["label_accuracy"]
     return max((fmean(found.values()) for found in shares.values()), default=None)
+
+
+def _targets_found(rows: Sequence[Row]) -> float | None:
+    """Return the mean absolute error of numbers by the attack whose is smallest; None where none was sought."""
+    errors: dict[str, list[float]] = {}
+    for row in _without_labels(rows):
+        if row.get("target_error") is not None:
+            errors.setdefault(row["attack"], []).append(row["target_error"])
+    return min(map(fmean, errors.values()), default=None)
+
+
+def _without_labels(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of attacks that were not given the labels."""
+    return [row for row in rows if "labels" not in (row["knowledge"] or "").split(",")]
 
 
 def _commonest(rows: Sequence[Row]) -> float:
@@ -479,7 +506,9 @@ def _labels(group: Sequence[Finding]) -> str:
     """Return the labels found at each batch size, beside what naming the commonest finds; empty where none was."""
     sought = [f for f in group if f.labels is not None]
     told = [f"{f.labels:.0%} at batch {f.batch} (the commonest: {f.commonest:.0%})" for f in sought]
-    return f", labels found: {', '.join(told)}" if told else ""
+    missed = [f"{f.targets:.2g} at batch {f.batch}" for f in group if f.targets is not None]
+    found = f", labels found: {', '.join(told)}" if told else ""
+    return found + (f", targets found with a mean error of {', '.join(missed)}" if missed else "")
 
 
 @dataclass(frozen=True)

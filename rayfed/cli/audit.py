@@ -50,6 +50,18 @@ def audit(
         ),
     ] = None,
     label: Annotated[str | None, typer.Option(help="Column of the classes, where the data have a table.")] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of numbers that the model predicts, in place of --label. May be repeated."),
+    ] = None,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="YAML",
+            help="A loss of `rayfed list losses`, your own `my_module:fn` or `FILE.py:fn` of outputs and targets, or "
+            "`{name: cross_entropy, label_smoothing: 0.1}`.  [default: the run's, or cross_entropy]",
+        ),
+    ] = None,
     defence: Annotated[
         list[str] | None,
         typer.Option(
@@ -95,7 +107,8 @@ def audit(
         trained = Trained.of(run) if run else None
         plan = Plan(
             model=_model(model, trained),
-            data=_data(data, size, label, trained),
+            data=_data(data, size, label, target, trained),
+            loss=_loss(loss, trained),
             batches=_batches(batch or _BATCHES),
             samples=images,
             seed=seed,
@@ -127,6 +140,7 @@ class Trained:
     arm: str
     model: dict[str, Any]
     data: dict[str, Any]
+    loss: dict[str, Any]
 
     @classmethod
     def of(cls, run: str) -> Trained:
@@ -139,7 +153,8 @@ class Trained:
         folder = RunFolder.open(run)
         loaded = scenario.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
         name, arm = next(iter(resolve(loaded).items()))
-        return cls(name, arm.model.model_dump(mode="json"), loaded.data.model_dump(mode="json"))
+        parts = (part.model_dump(mode="json") for part in (arm.model, loaded.data, arm.loss))
+        return cls(name, *parts)
 
 
 def _rehearsed(
@@ -181,7 +196,7 @@ def _rehearsed(
         plan = _able(plan, refused, say, shrink)
         loaded = _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
         inputs = prepare(loaded, data=data)
-    say(f"model {loaded.model.name}:")
+    say(f"model {loaded.model.name}, loss {loaded.loss.name}:")
     for line in described(inputs.accounts[0].arm.model, inputs.data.sample):
         say(f"  {line}")
     say("attacks, tried on the undefended model:")
@@ -257,11 +272,30 @@ def _model(model: str | None, trained: Trained | None) -> dict[str, Any]:
     return trained.model
 
 
-def _data(data: str | None, size: int | None, label: str | None, trained: Trained | None) -> dict[str, Any]:
+def _loss(text: str | None, trained: Trained | None) -> dict[str, Any]:
+    """Return the section `loss` of what the command was given; raises `UserError` for what is none."""
+    from rayfed.scenario.components import named
+
+    if text is None:
+        return {"name": "cross_entropy"} if trained is None else trained.loss
+    try:
+        value = named(yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise UserError(f"--loss: '{text}' is no YAML: {error}") from error
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise UserError(f"--loss: found '{text}'; give a name, or {{name: NAME, FIELD: VALUE}}")
+    return {**value, "name": dotted(value["name"])}
+
+
+def _data(
+    data: str | None, size: int | None, label: str | None, targets: Sequence[str] | None, trained: Trained | None
+) -> dict[str, Any]:
     from rayfed.analysis.audit import data_section
 
+    if label is not None and targets:
+        raise UserError("--label names the column of the classes, --target columns of numbers: give one of them")
     if data is not None:
-        return data_section(data, size, label)
+        return data_section(data, size, label, targets)
     if trained is None:
         raise UserError("--data: name a file, a folder or a data set, or a run by --run")
     return trained.data

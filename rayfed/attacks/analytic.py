@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import answer, distance, nothing_found, studied
+from rayfed.attacks.closed_form.answer import answer, distance, fitted_numbers, nothing_found, studied
 from rayfed.attacks.closed_form.equations import solve
 from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
 from rayfed.attacks.closed_form.lines import best_points
@@ -115,9 +115,11 @@ def _features(layer: Layer, observation: Observation) -> Tensor:
 
 def _scaled(probed: Probe, observation: Observation, origin: Tensor, direction: Tensor) -> Tensor:
     """Return the image on a line, inside [0, 1], at which the model's gradient is nearest to the observed one."""
-    labels = torch.zeros(1, dtype=torch.int64) if observation.labels is None else observation.labels
+    given = probed.blank(1) if observation.labels is None else observation.labels
+    fitted = observation.labels is None and observation.has_numbers
 
     def miss(images: Tensor, _: Tensor) -> Tensor:
+        labels = fitted_numbers(probed, observation, images) if fitted else given
         return images.new_tensor([distance(probed, observation, images, labels)])
 
     return best_points(origin, direction, miss)[0]

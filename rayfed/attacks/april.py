@@ -96,7 +96,7 @@ def _before(output: Tensor, leaves: Named, names: Sequence[str], slope: Tensor) 
 def _sums(probed: Probe, sent: Named) -> Iterator[_Sum]:
     """Yield the tensors to which a parameter is added and before which weights lie, in the forward pass's order."""
     inputs = probed.samples(1)
-    gradient = probed.gradient(inputs, torch.zeros(1, dtype=torch.int64))
+    gradient = probed.gradient(inputs, probed.blank(1))
     uses, leaves, _ = probed.run(inputs)
     names = list(sent)
     for place, use in enumerate(uses):

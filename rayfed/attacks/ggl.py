@@ -43,6 +43,7 @@ class Ggl:
     What it finds looks like a real image of its class under every defence: judge it by how near the truth it is.
     """
 
+    needs_classes: ClassVar[bool] = True
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     generator: Path

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from rayfed import losses
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.gradients import within
 from rayfed.update import Named, Observation
@@ -61,7 +62,8 @@ class Head:
             if scale is None:
                 continue
             exact = None if f"{layer}.bias" in observation.update else _Slopes.of(network, state, observation, inputs)
-            return cls(network, state, layer, scale, exact if exact is not None and exact.exact else None)
+            centred = losses.of(network).takes == "classes"
+            return cls(network, state, layer, scale, exact if exact is not None and exact.exact(centred) else None)
         return cls(network, state, None, 1.0, _Slopes.of(network, state, observation, inputs))
 
     @property
@@ -110,10 +112,11 @@ class _Slopes:
         """Variance of slopes that do not vary."""
         return _SAME**2 * self.mean.square().mean(0).max()
 
-    @property
-    def exact(self) -> bool:
-        """Whether those that do not vary tell all of r, which sums to nothing over the classes."""
+    def exact(self, centred: bool) -> bool:
+        """Return whether those that do not vary tell all of r, which sums to nothing over classes (`centred`)."""
         same = self.mean[:, self.variance <= self._rounding]
+        if not centred:
+            return bool(torch.linalg.matrix_rank(same) == len(same))
         return bool(torch.linalg.matrix_rank(same - same.mean(0)) == len(same) - 1)
 
     def residual(self, gradient: Named) -> Tensor:
@@ -154,14 +157,15 @@ def _scale(model: nn.Module, state: Named, layer: str, inputs: Tensor) -> float 
     features, logits = _forward(model, state | {f"{layer}.weight": weight}, layer, inputs)
     if features is None or features.ndim != 2 or logits.ndim != 2 or features.shape[1] != weight.shape[1]:
         return None
-    mix = _centred(torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits))
+    centred = _centred if losses.of(model).takes == "classes" else torch.Tensor.clone
+    mix = centred(torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits))
     (slope,) = torch.autograd.grad(logits, weight, mix, allow_unused=True)
     if slope is None:
         return None
     expected = (mix.T @ features).detach()
     scale = (slope * expected).sum() / expected.square().sum()
     bias = f"{layer}.bias"
-    apart = _centred(logits - scale * (features @ weight.T + state.get(bias, 0)))
+    apart = centred(logits - scale * (features @ weight.T + state.get(bias, 0)))
     same = (slope - scale * expected).norm() <= _SAME * slope.norm() and apart.norm() <= _SAME * logits.norm()
     return float(scale) if same and scale != 0 else None
 

@@ -25,9 +25,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from rayfed import losses
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import with_labels
+from rayfed.attacks.labels import filled, with_labels
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 
@@ -95,12 +96,14 @@ class Imprint:
         if "imprint.encode.weight" not in observations[0].weights:
             return [not_applicable(observation, _NO_BLOCK) for observation in observations]
         tampered = self._in_front_of(model, observations[0].sample.shape)
-        labelled = with_labels(observations, tampered)
+        labelled = [filled(observation) for observation in with_labels(observations, tampered)]
         return in_groups(lambda group, _: [self._reconstruction(o) for o in group], labelled, generators)
 
     def _in_front_of(self, model: nn.Module, image_shape: tuple[int, ...]) -> nn.Module:
         block = ImprintBlock(prod(image_shape), self.bins, self.variant == "sparse")
-        return nn.Sequential(OrderedDict(imprint=block, model=model))
+        whole = nn.Sequential(OrderedDict(imprint=block, model=model))
+        losses.attach(whole, losses.of(model))
+        return whole
 
     def _block(self, image_shape: tuple[int, ...], extra: Mapping[str, Any], generator: torch.Generator) -> Named:
         """Return the block's weights, by name."""

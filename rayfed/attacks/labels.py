@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rayfed import losses
 from rayfed.attacks.base import Attack, Reconstruction
 from rayfed.attacks.head import Head
 from rayfed.attacks.label_shares import estimated_shares, likelihood
@@ -40,6 +41,9 @@ _OFF = 0.25
 """Samples by which counts that are sure are off a whole number, and expected to be."""
 _PROVEN = 3
 """Deviations of the noise by which a residual has to be negative to prove that its class occurs."""
+
+_LEAST = 0.05
+"""Residual of an output, between -1 and 1, below which noise may have changed its sign."""
 
 _UNSURE = "the update does not tell the labels for sure"
 _FITTED = "soft labels were fitted with the samples"
@@ -114,7 +118,7 @@ class OwnProducts:
         stages, numbers = own_samples(head, observation)
         features, logits = head.forward(stages.flatten(0, 1))
         labels = F.one_hot(numbers, observation.classes).double()
-        residuals = logits.double().softmax(1).nan_to_num() - labels.repeat(len(stages), 1)
+        residuals = losses.of(head.model).residuals(logits, numbers.repeat(len(stages)))
         features = residuals[:, :0] if features is None else features.double().nan_to_num(0, 0, 0)
         basis = torch.linalg.svd(features, full_matrices=False).Vh[: _SHOWN // observation.classes].T
         unit = float(features.norm(dim=1).mean()) or 1.0
@@ -138,9 +142,11 @@ class LabelReader:
     def read(self, observation: Observation) -> Labels:
         """Return the labels of an observation."""
         cross, residual = self.head.products(observation.gradient)
-        size = observation.batch_size
+        size, smoothed = observation.batch_size, residual
+        if residual is not None and (smoothing := getattr(losses.of(self.head.model), "label_smoothing", 0.0)):
+            smoothed = residual + smoothing / len(residual)  # what each class of a label that is smoothed has anyway
         if size == 1:
-            return one_label(cross, residual)
+            return one_label(cross, smoothed)
         own = self._own
         width = own.basis.shape[1]
         parts = [] if cross is None else [cross.double() @ own.basis]
@@ -157,18 +163,41 @@ class LabelReader:
         )
         shares, deviations = estimated_shares(likelier, own.labels, seen, size, noise)
         proven = torch.zeros_like(shares, dtype=torch.bool)
-        if residual is not None:
-            proven = residual < -_PROVEN * noise**0.5 / own.unit
+        if smoothed is not None:
+            proven = smoothed < -_PROVEN * noise**0.5 / own.unit
         numbers = counted_labels(size * shares, proven, size)
         off = (size * shares - numbers.bincount(minlength=len(shares))).abs()
         lengths = observation.local.clip_norm is None  # counts are lengths, and clipping leaves directions
         return Labels(numbers, lengths and bool((torch.maximum(off, size * deviations) < _OFF).all()))
 
 
+def one_samples_numbers(head: Head, observation: Observation) -> Tensor | None:
+    """Return the labels (1, K) of 0 and 1 behind a single sample's binary cross entropy; None where they are not told.
+
+    The residual of each output is its sigmoid less the label, over K: negative where that is 1.
+    """
+    if observation.batch_size > 1 or not isinstance(losses.of(head.model), losses.BinaryCrossEntropy):
+        return None
+    _, residual = head.products(observation.gradient)
+    if residual is None:
+        return None
+    sizes = residual.abs() * len(residual)
+    told = (sizes > _LEAST) & (sizes <= 1 + _LEAST)  # else a defence has changed it, or nobody knows its sign
+    return (residual < 0).float()[None] if bool(told.all()) else None
+
+
+def filled(observation: Observation) -> Observation:
+    """Return the observation with NaN for labels that are numbers and could not be read."""
+    if observation.labels is not None:
+        return observation
+    return replace(observation, labels=torch.full((observation.batch_size, observation.classes), torch.nan))
+
+
 def with_labels(observations: Sequence[Observation], model: nn.Module, soft: bool = False) -> list[Observation]:
     """Return the observations, all sent the same weights in a round, with labels: inferred where not given.
 
-    Where `soft`, those that are not sure are probabilities (N, K), to be fitted from there.
+    Where `soft`, those that are not sure are probabilities (N, K), to be fitted from there. Numbers that the gradient
+    does not tell stay None, as only a search or the samples tell them.
     """
     readers: list[tuple[Observation, LabelReader]] = []
 
@@ -182,7 +211,9 @@ def with_labels(observations: Sequence[Observation], model: nn.Module, soft: boo
 
     labelled = []
     for observation in observations:
-        if observation.labels is None:
+        if observation.labels is None and observation.has_numbers:
+            observation = replace(observation, labels=one_samples_numbers(reader(observation).head, observation))
+        elif observation.labels is None:
             rounds = [observation, *observation.earlier]
             labels, sure = _agreed([reader(one).read(one) for one in rounds], rounds)
             if soft and not sure:
@@ -216,7 +247,7 @@ def needs_labels(reconstruct: Reconstruct) -> Reconstruct:
     def inferring(
         attack: Attack, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
-        return reconstruct(attack, with_labels(observations, model), model, generators)
+        return reconstruct(attack, [filled(o) for o in with_labels(observations, model)], model, generators)
 
     return cast(Reconstruct, inferring)
 
@@ -232,7 +263,8 @@ def fits_labels(reconstruct: Reconstruct) -> Reconstruct:
         attack: Attack, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         labelled = with_labels(observations, model, soft=True)
-        unsure = {i: o.labels for i, o in enumerate(labelled) if o.labels is not None and o.labels.is_floating_point()}
+        classes = {i: o.labels for i, o in enumerate(labelled) if o.labels is not None and not o.has_numbers}
+        unsure = {i: labels for i, labels in classes.items() if labels.is_floating_point()}
         likeliest = [replace(o, labels=unsure[i].argmax(-1)) if i in unsure else o for i, o in enumerate(labelled)]
         same = [generators[i].clone_state() for i in unsure]  # both begin at the same images
         found = reconstruct(attack, likeliest, model, generators)

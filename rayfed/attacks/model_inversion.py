@@ -39,6 +39,7 @@ class ModelInversion:
     read from the update's last layer.
     """
 
+    needs_classes: ClassVar[bool] = True
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
 
     cut: str

@@ -68,12 +68,18 @@ def _reconstruction(probed: Probe, observation: Observation, generator: torch.Ge
             outputs = outputs_of(probed, layer, factors)
             if outputs is None:
                 continue
-            inputs = _Search(probed, layer, factors, outputs, observation.classes, generator).all() @ factors.right
+            guesses = probed.hypotheses(observation.classes)
+            if guesses is None:
+                return not_applicable(observation, _COUNTLESS)
+            inputs = _Search(probed, layer, factors, outputs, guesses, generator).all() @ factors.right
             if len(inputs) == 0:
                 return nothing_found(observation, _NONE.format(layer.weight))
             slopes = factors.left @ (factors.values[:, None] * factors.right @ torch.linalg.pinv(inputs))
             return samples_behind(probed, observation, layer, inputs, slopes.T)
     return not_applicable(observation, _NO_LAYER)
+
+
+_COUNTLESS = "it tries the labels that a sample may have one by one, and these are numbers, or labels of many outputs"
 
 
 class _Search:
@@ -85,12 +91,12 @@ class _Search:
         layer: Layer,
         factors: Factors,
         outputs: Tensor,
-        classes: int,
+        guesses: Tensor,
         generator: torch.Generator,
     ) -> None:
         self._probed, self._use, self._factors, self._outputs = probed, layer.use, factors, outputs
         self._generator, self._biased = generator, layer.bias is not None
-        self._classes = torch.arange(classes)
+        self._guesses = guesses
         samples = probed.samples(8, seed=4)
         with torch.no_grad():
             self._length = float(layer.features(probed, samples).norm(dim=1).mean())
@@ -98,7 +104,7 @@ class _Search:
     def all(self) -> Tensor:
         """Return the coordinates of all inputs that are found, (n, b)."""
         full = self._factors
-        vectors, labels = full.right[:0] @ full.right.T, torch.empty(0, dtype=torch.int64)
+        vectors, labels = full.right[:0] @ full.right.T, self._guesses[:0]
         idle = 0
         while len(vectors) < len(full.values) and idle < _IDLE_ROUNDS:
             basis, left = self._rest(vectors, labels)
@@ -113,7 +119,7 @@ class _Search:
         return vectors
 
     def _slopes(self, vectors: Tensor, labels: Tensor) -> Tensor:
-        """Return the model's slopes (S, R, O) at inputs of coordinates (S, b), for R classes each (R, S)."""
+        """Return the model's slopes (S, R, O) at inputs of coordinates (S, b), for R labels each (R, S)."""
         slopes: Tensor = self._probed.slopes(self._use, vectors @ self._outputs.T, labels).double()
         return slopes
 
@@ -130,7 +136,7 @@ class _Search:
         return rows[:rank], left @ columns[:, :rank]
 
     def _started(self, basis: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
-        """Return vectors (S, b) of the rest's span between, and beyond, random guides, with a class each (S,)."""
+        """Return vectors (S, b) of the rest's span between, and beyond, random guides, with a label each (S,)."""
         guides, _ = self._factors.guides(self._biased)
         pairs = torch.randint(len(guides), (2, _STARTS), generator=self._generator).to(guides.device)
         share = 2 * torch.rand(_STARTS, 1, generator=self._generator).to(guides) - 0.5
@@ -140,10 +146,11 @@ class _Search:
             signs = torch.tensor([1.0, -1.0]).to(guides).repeat(_STARTS // 2)[:, None]
             vectors = vectors / vectors.norm(dim=1, keepdim=True) * signs * self._length
         vectors = self._scaled(vectors @ basis.T @ basis)
-        slopes = self._slopes(vectors, self._classes[:, None].expand(-1, _STARTS))
+        every = self._guesses[:, None].expand(-1, _STARTS, *self._guesses.shape[1:])
+        slopes = self._slopes(vectors, every)
         best = _outside(slopes, left).norm(dim=2).argmin(1).cpu()
-        cycled = torch.arange(_STARTS) // 2 % len(self._classes)
-        return vectors, self._classes[torch.where(torch.arange(_STARTS) % 2 == 0, best, cycled)]
+        cycled = torch.arange(_STARTS) // 2 % len(self._guesses)
+        return vectors, self._guesses[torch.where(torch.arange(_STARTS) % 2 == 0, best, cycled)]
 
     def _scaled(self, vectors: Tensor) -> Tensor:
         """Return vectors on the plane on which inputs have a 1 for the bias; as they are where there is none."""
@@ -177,7 +184,7 @@ def _with(vectors: Tensor, labels: Tensor, vector: Tensor, label: Tensor) -> tup
     """Return the vectors and labels with one more, unless it is one that is there, as far as descents are exact."""
     if ((vectors - vector).norm(dim=1) < _APART * vector.norm()).any():
         return vectors, labels
-    return torch.cat([vectors, vector[None]]), torch.cat([labels, label.reshape(1)])
+    return torch.cat([vectors, vector[None]]), torch.cat([labels, label[None]])
 
 
 def levenberg_marquardt(residual: Residual, moves: Tensor, steps: int) -> Tensor:

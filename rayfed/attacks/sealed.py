@@ -16,6 +16,7 @@ from rayfed.attacks.undone import noted, undone
 from rayfed.update import Encrypted, Observation, Update
 
 _UNBROKEN = ", and its key cannot be found by factoring in any reasonable time"
+_NO_CLASSES = "it asks about classes, and labels are numbers under this loss"
 _NOT_SHOWN = "this arm's aggregation shows no client another's update"
 
 
@@ -32,6 +33,8 @@ def attempt(
     """
     observations = [undone(unmixed(observation)) for observation in observations]
     sealed = observations[0].sealed
+    if observations[0].has_numbers and getattr(method, "needs_classes", False):
+        return [_nothing(method, observation, _NO_CLASSES) for observation in observations]
     if observations[0].update or not getattr(method, "reads_update", True):
         return _played(method, observations, model, generators)
     if sealed is None:

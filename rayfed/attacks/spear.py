@@ -25,7 +25,6 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from rayfed import objective
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.closed_form.answer import nothing_found, studied
 from rayfed.attacks.closed_form.batch import samples_behind
@@ -82,7 +81,7 @@ def _slopes_of_own(probed: Probe, layer: Layer) -> tuple[Tensor, Tensor]:
     """Return the slopes of the loss in a layer's outputs, and the outputs, at samples of the attacker's own."""
     uses, _, logits = probed.run(probed.samples(16, seed=2))
     output = uses[layer.use].output
-    loss = objective.loss(logits, torch.zeros(len(logits), dtype=torch.int64, device=logits.device), "sum")
+    loss = probed.loss(logits, probed.blank(len(logits)).to(logits.device), "sum")
     (slopes,) = torch.autograd.grad(loss, output, materialize_grads=True)
     return slopes.flatten(1), output.detach().flatten(1)
 
@@ -113,10 +112,12 @@ def _sides(probed: Probe, observation: Observation, layer: Layer, factors: Facto
         return None
     if layer.bias is None:
         return Sides(outputs, guides, False, None)
-    classes = torch.arange(observation.classes) if observation.labels is None else observation.labels.unique().cpu()
+    given = observation.labels
+    guesses = probed.hypotheses(observation.classes) if given is None else given.unique(dim=0).cpu()
 
     def slopes(vectors: Tensor) -> Tensor:
-        labels = classes[:, None].expand(-1, len(vectors))
+        assert guesses is not None
+        labels = guesses[:, None].expand(-1, len(vectors), *guesses.shape[1:])
         return probed.slopes(layer.use, (vectors / (vectors @ one)) @ outputs.T, labels).double()
 
-    return Sides(outputs - threshold * one.T, guides, True, slopes)
+    return Sides(outputs - threshold * one.T, guides, True, None if guesses is None else slopes)

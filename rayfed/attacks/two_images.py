@@ -38,6 +38,7 @@ class TwoImages(InvertingGradients):
     than one it is a guess which goes with which.
     """
 
+    needs_classes: ClassVar[bool] = True
     several_rounds: ClassVar[bool] = False
 
     lambda_g: Annotated[float, Field(gt=0, le=1)] = 0.7

@@ -111,7 +111,7 @@ def _holding(observed: ObservedClient) -> Tensor | None:
 
     A batch is drawn without replacement from its client's samples, so it lacks a class with hypergeometric probability.
     """
-    if getattr(observed.attack.build(), "metric", None) != "accuracy":
+    if getattr(observed.attack.build(), "metric", None) != "accuracy" or observed.runtime.data.has_numbers:
         return None
     from scipy.stats import hypergeom  # an import of a second
 
@@ -189,6 +189,7 @@ def _observation(
         sample=data.sample.published(),
         classes=len(data.classes),
         labels=given.get("labels"),
+        has_numbers=data.has_numbers,
         local=local,
         extra={name: value for name, value in given.items() if name != "labels"},
         returned_buffers=update.buffers,

@@ -43,6 +43,7 @@ class Dcs2(Defence):
     one. Empirical.
     """
 
+    needs_classes: ClassVar[bool] = True
     takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     sensitive: Literal["all"] | Annotated[float, Field(gt=0, le=1)] | Labels | list[int] = "all"

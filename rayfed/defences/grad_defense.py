@@ -48,6 +48,7 @@ class GradDefense(Defence):
     2022.
     """
 
+    needs_classes: ClassVar[bool] = True
     takes: ClassVar[tuple[Modality, ...]] = ("pixels", "records")
 
     scale: Annotated[float, Field(ge=0)]

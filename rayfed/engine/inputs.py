@@ -216,8 +216,6 @@ def _account(scenario: Scenario, spec: ResolvedArm, data: Dataset, samples: np.n
     _check_words(scenario, arm, data)
     if data.has_numbers:
         _check_numbers(arm, data)
-        if scenario.attacks:
-            raise UserError(f"attacks: '{scenario.attacks[0].title}' knows classes, not numbers: leave attacks out")
     for written, defence in zip(spec.defences, arm.defences, strict=True):
         _check_samples(f"arm '{spec.name}': {written.name}", defence, samples, data)
     for method in (attack.build() for attack in scenario.attacks):

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -57,20 +58,22 @@ class Scorer:
 
         Images are (N, C, H, W) in [0, 1], labels (N,) int64; the reconstruction may be in any order and on any
         device. A row holds `sample` (index of the true image), `order` (index of the reconstruction matched to it),
-        `true_label`, `label` (the one found with that reconstruction) and the named metrics: None where the
-        reconstruction is not finite, or where a metric's network has no weights. With a metric that compares classes
+        `true_label`, `label` (the one found with that reconstruction; of numbers `target_error`) and the named metrics:
+        None where the reconstruction is not finite, where a metric's network has no weights, and where it compares
+        labels and these are numbers. With a metric that compares classes
         it holds `people`, too, among how many the recogniser chose.
         """
-        images, labels = images.to(true_images), labels.to(true_labels)
+        images, labels = images.to(true_images), labels.to(true_labels.device)
         order = assign(true_images, images, self.sample.modality)
         guess = images[order]
         columns = {
             "sample": list(range(len(order))),
             "order": order.tolist(),
-            "true_label": true_labels.tolist(),
-            "label": labels[order].tolist(),
+            **_stated(true_labels, labels, order),
         }
         functions = _functions(self)
+        if true_labels.is_floating_point():
+            functions = {n: function for n, function in functions.items() if METRICS[n].compares == "samples"}
         if any(METRICS[name].compares == "class" for name in functions):
             columns["people"] = [len(self.people)] * len(order)
         for name in self.names:
@@ -87,7 +90,18 @@ class Scorer:
     def nothing(self, true_labels: Tensor) -> list[dict[str, Any]]:
         """Return the rows of an attack that could not strike: the truth, and None for all that was not found."""
         empty = dict.fromkeys(("label", *self.names))
-        return [{"sample": i, "true_label": label} | empty for i, label in enumerate(true_labels.tolist())]
+        known = [None] * len(true_labels) if true_labels.is_floating_point() else true_labels.tolist()
+        return [{"sample": i, "true_label": label} | empty for i, label in enumerate(known)]
+
+
+def _stated(true: Tensor, found: Tensor, order: Tensor) -> dict[str, list[Any]]:
+    """Return the columns on labels: classes (N,), or how far numbers (N, k) are off; None for those not found."""
+    if not true.is_floating_point():
+        return {"true_label": true.tolist(), "label": found.to(true)[order].tolist()}
+    nothing: list[Any] = [None] * len(true)
+    errors = (found[order] - true).abs().mean(1).tolist() if found.shape == true.shape else nothing
+    told = [None if error is None or isnan(error) else error for error in errors]
+    return {"true_label": nothing, "label": nothing, "target_error": told}
 
 
 def _column(function: Callable[..., Any] | None, true: Tensor, guess: Tensor) -> list[float | None]:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from rayfed import losses, registry
+from rayfed import registry
 from rayfed.errors import UserError
 
 if TYPE_CHECKING:
     from rayfed.data.base import Dataset
+    from rayfed.losses import Loss
 
 
 def _found(kind: str, name: str) -> str:
@@ -134,9 +135,11 @@ class LossSpec(ComponentSpec):
 
     kind: ClassVar[str] = "losses"
 
-    def build(self) -> losses.Loss:
+    def build(self) -> Loss:
         """Return the loss itself."""
-        return losses.build(self.name, self.parameters)
+        from rayfed.losses import build  # takes PyTorch along, and who only reads a scenario does without
+
+        return build(self.name, self.parameters)
 
 
 class AttackSpec(ComponentSpec):

@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.closed_form.probe import Probe, probe
 from rayfed.attacks.groups import in_groups
-from rayfed.attacks.labels import with_labels
+from rayfed.attacks.labels import filled, with_labels
 from rayfed.gradients import flatten
+from rayfed.losses import BinaryCrossEntropy, OwnLoss
 from rayfed.update import Named, Observation
 
+_NEWTON_STEPS, _WAY = 5, 1e-3
+"""Steps to numbers under a loss whose gradient is not affine in them, and the difference by which slopes are taken."""
 _MOST_CLASSES = 100
 """Number of classes up to which the label of a single sample is found by trying them all."""
 
@@ -62,12 +65,37 @@ def distance(probe: Probe, observation: Observation, images: Tensor, labels: Ten
     return float((factor * own - observed).norm() / observed.norm())
 
 
+def fitted_numbers(probe: Probe, observation: Observation, images: Tensor) -> Tensor:
+    """Return the labels (N, K) at which images have the observed gradient, in least squares.
+
+    A gradient is affine in labels under binary cross entropy and squared error, and one step is exact; of a loss of the
+    user's own more are made.
+    """
+    sent = {name: tensor.to(probe.dtype) for name, tensor in observation.gradient.items()}
+    observed = flatten(sent)
+    finite = observed.isfinite()
+
+    def at(labels: Tensor) -> Tensor:
+        found = probe.gradient(images, labels)
+        return flatten({name: found[name] for name in sent})[finite]
+
+    labels = probe.blank(observation.batch_size).to(probe.device)
+    for _ in range(_NEWTON_STEPS if isinstance(probe.loss, OwnLoss) else 1):
+        origin = at(labels)
+        ways = _WAY * torch.eye(labels.numel()).to(labels).reshape(-1, *labels.shape)
+        slopes = torch.stack([(at(labels + way) - origin) / _WAY for way in ways], 1)
+        labels = labels + (torch.linalg.pinv(slopes) @ (observed[finite] - origin)).view_as(labels)
+    return (labels.clamp(0, 1) if isinstance(probe.loss, BinaryCrossEntropy) else labels).float().cpu()
+
+
 def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool) -> Reconstruction:
     """Return images (N, *shape) as a reconstruction, whose `loss` is the `distance` of its gradient, not scaled.
 
     Unless the labels are `aligned` with the images, as that of a single sample is, the loss stays NaN.
     """
     images = images.reshape(observation.batch_size, *observation.sample.shape).clamp(0, 1)
+    if observation.labels is None and observation.has_numbers:
+        observation, aligned = replace(observation, labels=fitted_numbers(probe, observation, images)), True
     if observation.labels is None and observation.batch_size == 1 and observation.classes <= _MOST_CLASSES:
         classes = torch.arange(observation.classes)
         nearest = min(classes, key=lambda c: distance(probe, observation, images, c.reshape(1), scaled=False))
@@ -85,7 +113,7 @@ def nothing_found(observation: Observation, message: str) -> Reconstruction:
     It has diverged where it looked and nothing fits, and failed where the gradient is not finite: that hides nothing
     from an attacker who leaves out what is no number.
     """
-    labels = observation.labels
+    labels = filled(observation).labels if observation.has_numbers else observation.labels
     finite = all(tensor.isfinite().all() for tensor in observation.gradient.values())
     return Reconstruction(
         images=observation.sample.blank(observation.batch_size) + 0.5,

@@ -8,13 +8,18 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.base import NotApplicable, Reconstruction
 from rayfed.attacks.closed_form.answer import answer
 from rayfed.attacks.closed_form.equations import solve
 from rayfed.attacks.closed_form.layers import Layer, front
 from rayfed.attacks.closed_form.lines import best_points
 from rayfed.attacks.closed_form.probe import Probe
 from rayfed.update import Observation
+
+_NO_SCALE = (
+    "the linear layer '{}' has no bias, so the scale of what enters it is told by labels that can be tried one by one, "
+    "and these are numbers"
+)
 
 
 def samples_behind(
@@ -40,18 +45,31 @@ def samples_behind(
     inputs, slopes = inputs / lengths, slopes * lengths
     origins = solved(torch.zeros_like(inputs))
 
+    guesses = _guesses(probe, observation)
+    if guesses is None:
+        raise NotApplicable(_NO_SCALE.format(layer.weight))
+
     def miss(images: Tensor, scales: Tensor) -> Tensor:
-        return _misses(probe, observation, layer, images, slopes / scales[:, None]).amin(1)
+        return _misses(probe, observation, layer, images, slopes / scales[:, None], guesses).amin(1)
 
     images, found = best_points(origins, solved(inputs) - origins, miss)
     return _labelled(probe, observation, layer, images, slopes / found[:, None])
 
 
-def _misses(probe: Probe, observation: Observation, layer: Layer, images: Tensor, slopes: Tensor) -> Tensor:
-    """Return the relative distance of each sample's slopes (n, O) from the model's own for each class, (n, K)."""
+def _guesses(probe: Probe, observation: Observation) -> Tensor | None:
+    """Return labels (R,) or (R, K) of which each sample has one: numbers that are given, or all there are, or None."""
+    if observation.has_numbers and observation.labels is not None:
+        return observation.labels.cpu()
+    return probe.hypotheses(observation.classes)
+
+
+def _misses(
+    probe: Probe, observation: Observation, layer: Layer, images: Tensor, slopes: Tensor, guesses: Tensor
+) -> Tensor:
+    """Return the relative distance of each sample's slopes (n, O) from the model's own for each guess, (n, R)."""
     with torch.no_grad():
         outputs = probe.run(images.to(probe.dtype))[0][layer.use].output.flatten(1)
-    labels = torch.arange(observation.classes)[:, None].expand(-1, len(images))
+    labels = guesses[:, None].expand(-1, len(images), *guesses.shape[1:])
     own = probe.slopes(layer.use, outputs, labels).double() / observation.batch_size
     if layer.bias is not None:  # whose scale counts nothing, as the loss may be a sum
         along = (own * slopes[:, None]).sum(2, keepdim=True) / own.square().sum(2, keepdim=True)
@@ -61,13 +79,20 @@ def _misses(probe: Probe, observation: Observation, layer: Layer, images: Tensor
 
 
 def _labelled(probe: Probe, observation: Observation, layer: Layer, images: Tensor, slopes: Tensor) -> Reconstruction:
-    """Return the reconstruction of images (n, *shape), each with the class that its slopes fit, or its given label."""
-    misses = _misses(probe, observation, layer, images.clamp(0, 1), slopes).nan_to_num(torch.inf).cpu()
-    order = torch.arange(observation.batch_size) % len(images)
+    """Return the reconstruction of images (n, *shape), each with the label that its slopes fit, of those given if any.
+
+    Numbers of which there are countless are left to the whole gradient.
+    """
+    order, guesses = torch.arange(observation.batch_size) % len(images), _guesses(probe, observation)
+    if guesses is None:
+        return answer(probe, observation, images[order.to(images.device)], aligned=True)
+    misses = _misses(probe, observation, layer, images.clamp(0, 1), slopes, guesses).nan_to_num(torch.inf).cpu()
     if observation.labels is None:
-        observation = replace(observation, labels=misses.argmin(1)[order])
+        observation = replace(observation, labels=guesses[misses.argmin(1)[order]])
     else:
-        costs = misses[order][:, observation.labels.cpu()].clamp(max=1e9)
+        costs = (misses[order] if observation.has_numbers else misses[order][:, observation.labels.cpu()]).clamp(
+            max=1e9
+        )
         rows, columns = linear_sum_assignment(costs.numpy())
         order = order[torch.from_numpy(rows[columns.argsort()])]
     return answer(probe, observation, images[order.to(images.device)], aligned=True)

@@ -55,7 +55,7 @@ def linear_layers(probe: Probe, sent: Named) -> Iterator[Layer]:
     """
     sample = probe.samples(1)
     try:
-        gradient = probe.gradient(sample, torch.zeros(1, dtype=torch.int64))
+        gradient = probe.gradient(sample, probe.blank(1))
         uses, _, _ = probe.run(sample)
     except Exception as error:  # such as batch norm's in training mode
         said = str(error).partition("\n")[0]

@@ -19,6 +19,9 @@ from rayfed.attacks.base import NotApplicable
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.update import Named, Observation
 
+_MOST_HYPOTHESES = 64
+"""Labels of several outputs that are tried one by one: of six outputs."""
+
 
 class Use(NamedTuple):
     """One operation of a forward pass that reads parameters."""
@@ -40,6 +43,7 @@ class Probe:
         self.weights = self._converted(observation.weights)
         self._buffers = self._converted(buffers_for(self._model, observation))
         self.shape = observation.sample.shape
+        self.loss, self._outputs = losses.of(self._model), observation.classes if observation.has_numbers else None
 
     def _converted(self, tensors: Named) -> Named:
         return {n: t.to(self.dtype) if t.is_floating_point() else t for n, t in tensors.items()}
@@ -48,6 +52,20 @@ class Probe:
         """Draw random samples (count, *shape) in [0, 1]; a seed always gives the same."""
         drawn = torch.rand(count, *self.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return drawn.to(self.device, self.dtype)
+
+    def blank(self, count: int) -> Tensor:
+        """Return labels of so many samples that the loss takes: class 0 (count,) int64, or zeros (count, K)."""
+        if self._outputs is None:
+            return torch.zeros(count, dtype=torch.int64)
+        return torch.zeros(count, self._outputs, dtype=self.dtype)
+
+    def hypotheses(self, classes: int) -> Tensor | None:
+        """Return all labels that a sample may have: (R,) int64, or (R, K) of 0 and 1; None where they are countless."""
+        if self._outputs is None:
+            return torch.arange(classes)
+        if not isinstance(self.loss, losses.BinaryCrossEntropy) or 2**self._outputs > _MOST_HYPOTHESES:
+            return None
+        return torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * self._outputs).reshape(-1, self._outputs)
 
     def gradient(self, inputs: Tensor, labels: Tensor) -> Named:
         """Return the gradient of the mean loss of a batch (N, *shape), by parameter; without a graph."""
@@ -69,13 +87,14 @@ class Probe:
     def slopes(self, use: int, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the slopes of each sample's loss in the outputs (N, O) of an operation, (N, R, O).
 
-        `labels` is (R, N): R classes for each sample. Samples have to be independent of each other.
+        `labels` is (R, N): R classes for each sample, or (R, N, K) numbers. Samples have to be independent of each
+        other.
         """
         outputs = outputs.detach().to(self.dtype).requires_grad_()
         _, _, logits = self.run(torch.full((len(outputs), *self.shape), 0.5).to(outputs), {use: outputs})
         found = []
         for row in labels.to(self.device):
-            loss = losses.of(self._model)(logits, row, "sum")
+            loss = self.loss(logits, row, "sum")
             found.append(torch.autograd.grad(loss, outputs, retain_graph=True, materialize_grads=True)[0].detach())
         return torch.stack(found, 1)
 
@@ -88,7 +107,7 @@ def probe(model: nn.Module, observation: Observation) -> Probe:
             probed = Probe(model, observation, dtype)
             samples = probed.samples(observation.batch_size)
             probed.run(samples)
-            probed.gradient(samples, torch.zeros(len(samples), dtype=torch.int64))
+            probed.gradient(samples, probed.blank(len(samples)))
             return probed
         except Exception as error:  # whatever a user's own model raises
             reason = f"the model cannot be studied: {type(error).__name__}: {error}"

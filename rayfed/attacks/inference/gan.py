@@ -56,6 +56,7 @@ class Gan(OneByOne):
     The share is judged by the nearest neighbours among the test images, never by the model that was attacked.
     """
 
+    needs_classes: ClassVar[bool] = True
     takes: ClassVar[tuple[Modality, ...]] = ("pixels",)
     metric: ClassVar[InferenceMetric] = "class_share"
     reads_update: ClassVar[bool] = False

@@ -37,6 +37,7 @@ class PropertyInference(OneByOne):
     that is right for most of the batches gets that the attack's victims could have drawn.
     """
 
+    needs_classes: ClassVar[bool] = True
     takes: ClassVar[tuple[Modality, ...]] = MODALITIES
     metric: ClassVar[InferenceMetric] = "accuracy"
 

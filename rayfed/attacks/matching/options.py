@@ -21,6 +21,7 @@ from rayfed.registry import component
 from rayfed.update import Observation
 
 _NO_PUBLIC = "the start `class_average` is a mean of public images; grant them with `knowledge: [public]`"
+_NO_CLASSES = "the start `class_average` needs classes, and labels are numbers here"
 _NO_LABELS = "the start `class_average` needs labels; grant them with `knowledge: [labels]`, or take `idlg`"
 
 
@@ -69,6 +70,8 @@ class GradientMatching:
             return None
         if "public" not in observation.extra:
             return _NO_PUBLIC
+        if observation.has_numbers:
+            return _NO_CLASSES
         return _NO_LABELS if observation.labels is None else None
 
     def _started(self, points: Tensor, observation: Observation) -> Tensor:

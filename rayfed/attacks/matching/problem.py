@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from rayfed import losses
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.matching.batch_norm import MovedStatistics
 from rayfed.attacks.matching.local_steps import many_local_updates
@@ -101,8 +102,9 @@ def _cast(tensors: Named, dtype: torch.dtype) -> Named:
 class Matching:
     """The matching problems of V victims with the same batch size N.
 
-    A point (a row of D numbers) is the pixels of one victim's images, behind them N*K label logits where the labels are
-    not known, and then what is sought of the model itself: how far from `sought` it is, in deviations of each tensor.
+    A point (a row of D numbers) is the pixels of one victim's images, behind them N*K outputs that predict the labels
+    where these are not known, and then what is sought of the model itself: how far from `sought` it is, in deviations
+    of each tensor.
     """
 
     model: nn.Module
@@ -112,7 +114,7 @@ class Matching:
     targets: Named
     """The observed gradients of the parameters that are matched, each with a leading dimension V."""
     labels: Tensor | None
-    """(V, N) int64 or (V, N, K) probabilities, or None to optimise soft labels."""
+    """(V, N) int64 or (V, N, K) probabilities or numbers, or None to optimise them with the images."""
     images_shape: tuple[int, ...]
     """(N, C, H, W)"""
     classes: int
@@ -125,6 +127,8 @@ class Matching:
     """Whether the steps are simulated; otherwise a gradient at the weights is matched, clipped as one."""
     supposed: Tensor | None
     """(V, N, K) probabilities of soft labels where a search begins (`begun`); None: it begins anywhere."""
+    has_numbers: bool
+    """Whether labels are numbers rather than classes: what the model's loss says that outputs predict."""
     model_dtype: torch.dtype
     """The precision of the model's passes; the sums that local steps make keep that of the weights."""
     sent: Sent | None = None
@@ -170,7 +174,8 @@ class Matching:
         shape = (first.batch_size, *first.sample.shape)
         known = [o.labels for o in observations if o.labels is not None]
         given = torch.stack(known).to(device) if known else None
-        labels = None if given is None or given.is_floating_point() else given
+        soft = given is None or (given.is_floating_point() and not first.has_numbers)
+        labels = None if given is None or soft else _cast({"": given}, dtype)[""]
         tried = torch.eye(first.classes, dtype=dtype, device=device)[:1] if labels is None else labels[0]
         way = way_of(model, network, weights, shape, tried)
         sent = Sent.of(observations, names, dtype, model, alone)
@@ -190,6 +195,7 @@ class Matching:
             local=first.local,
             simulated=local_steps == "simulated",
             supposed=given if labels is None else None,
+            has_numbers=first.has_numbers,
             model_dtype=inner,
             sent=sent,
             statistics=MovedStatistics.of(observations, model, network, _cast(weights, inner) | buffers, way.each),
@@ -247,7 +253,9 @@ class Matching:
         return torch.cat([points[:, : self.pixels], shares.log().flatten(1).to(points), points[:, self.shown :]], 1)
 
     def hard_labels(self, points: Tensor, victims: Tensor) -> Tensor:
-        """Return the known labels, or the most likely ones of the logits: (Q, N) int64."""
+        """Return the known labels, or the most likely ones of the logits: (Q, N) int64; numbers (Q, N, K) as found."""
+        if self.has_numbers:
+            return (self._soft_labels(points) if self.labels is None else self.labels[victims]).detach().float()
         return most_likely(self._logits(points) if self.labels is None else self.labels[victims])
 
     def target_norms(self) -> Tensor:
@@ -271,7 +279,7 @@ class Matching:
     def _matched(self, points: Tensor, victims: Tensor) -> tuple[Tensor, Named, Named]:
         """Return images of points (Q, D) of victims (Q,), and gradients and targets of all rounds as one."""
         images = self.images(points)
-        labels = self.labels[victims] if self.labels is not None else self._logits(points).softmax(-1)
+        labels = self.labels[victims] if self.labels is not None else self._soft_labels(points)
         found = self._found(points)
         sides = [one._sides(images, labels, victims, found) for one in self.rounds]
         gradients, targets = map(_as_one, zip(*sides, strict=True))
@@ -335,6 +343,10 @@ class Matching:
     def _logits(self, points: Tensor) -> Tensor:
         logits: Tensor = points[:, self.pixels : self.shown].unflatten(1, (self.images_shape[0], self.classes))
         return logits
+
+    def _soft_labels(self, points: Tensor) -> Tensor:
+        logits = self._logits(points)
+        return losses.of(self.model).predicted(logits) if self.has_numbers else logits.softmax(-1)
 
     def _found(self, points: Tensor) -> Named:
         """Return the tensors that are sought as points have them, each with a leading dimension Q."""

@@ -55,7 +55,8 @@ class Candidates(Grant):
     def _drawn(self, observed: ObservedClient, truth: Truth) -> tuple[np.ndarray, np.ndarray]:
         """Draw rows (3, n) of members in the truth, of non-members and the control in their split; and an order (2 n,).
 
-        The samples of a column have one label. The draw is the same in every round in which the truth is.
+        The samples of a column have one label, unless labels are numbers. The draw is the same in every round in which
+        the truth is.
         """
         import numpy as np
 
@@ -65,6 +66,8 @@ class Candidates(Grant):
         split, unseen = runtime.untrained(observed.client)
         stored = runtime.data.test_labels if split == "test" else runtime.data.train_labels
         known, of_unseen = truth.labels.cpu().numpy(), stored[unseen]
+        if runtime.data.has_numbers:  # hardly two samples have the same
+            known, of_unseen = np.zeros(len(known)), np.zeros(len(of_unseen))
         draw = seeds.numpy_generator(runtime.scenario.seed, "candidates", observed.client)
         columns = [np.empty((3, 0), np.int64)]
         for label in np.unique(known):

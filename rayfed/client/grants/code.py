@@ -258,7 +258,7 @@ def _own_task(observed: ObservedClient, seed: int) -> Task:
     device = asked.data.labels.device
     blank = Batch(
         observed.runtime.data.sample.blank(2 * samples).to(device),
-        torch.zeros(2 * samples, dtype=torch.int64, device=device),
+        asked.data.labels.new_zeros(2 * samples, *asked.data.labels.shape[1:]),
         places=torch.arange(2 * samples, device=device),
     )
     own, others = (blank.rows(places) for places in torch.arange(2 * samples, device=device).split(samples))

@@ -20,5 +20,10 @@ class Labels(Grant):
     fills: ClassVar[tuple[str, ...]] = ("labels",)
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the labels, sorted, (N,) int64."""
-        return {"labels": truth.labels.sort().values}
+        """Return the labels, sorted, (N,) int64, or numbers (N, k) row by row."""
+        import torch
+
+        if truth.labels.ndim == 1:
+            return {"labels": truth.labels.sort().values}
+        order = torch.unique(truth.labels, dim=0, return_inverse=True)[1].argsort(stable=True)
+        return {"labels": truth.labels[order]}

@@ -52,6 +52,7 @@ class Plant:
     """The defence with the mistake, or the control; None where the leak is the model's own."""
     data: dict[str, Any] = field(default_factory=lambda: IMAGES)
     batch: int = 1
+    loss: dict[str, Any] = field(default_factory=lambda: {"name": "cross_entropy"})
 
     def arguments(self, minutes: float, seed: int, out: str) -> list[str]:
         """Return the audit's command line."""
@@ -61,6 +62,7 @@ class Plant:
         samples = ["--batch", str(self.batch), "--images", str(self.batch), "--seed", str(seed)]
         budget = ["--minutes", str(minutes), "--executor", "local", "--out", out, "--quiet"]
         audited = ["--model", self.module, "--data", self.data["name"], "--defence", dumps(self.pipeline)]
+        audited += ["--loss", dumps(self.loss)]
         return ["audit", *audited, *options, *samples, *budget]
 
     @property
@@ -136,6 +138,16 @@ def _texts_and_records() -> Iterator[Plant]:
     yield Plant("records, cosine head", "Dense", keys.dense, {"head": "cosine"}, data=RECORDS)
 
 
+def _losses() -> Iterator[Plant]:
+    binary, quantity = {"name": "binary_cross_entropy"}, {**RECORDS, "regression": True}
+    smoothed = {"name": "cross_entropy", "label_smoothing": 0.1}
+    yield Plant("records, one output", "Dense", keys.dense, data=RECORDS, loss=binary)
+    yield Plant("records, a quantity", "Dense", keys.dense, data=quantity, loss={"name": "mean_squared_error"})
+    yield Plant("records, a loss of one's own", "Dense", keys.dense, data=quantity, loss={"name": "torch.nn:HuberLoss"})
+    yield Plant("several labels, convnet", "Convolutional", keys.convolution, loss=binary)
+    yield Plant("smoothed labels", "Dense", keys.dense, loss=smoothed)
+
+
 def _mistakes() -> Iterator[Plant]:
     first, biases = ["first.weight", "first.bias"], [".bias"]
     yield _defended("noise on all layers but the first", keys.dense, "NoiseOn", ends=first, but=True)
@@ -183,7 +195,7 @@ def _controls() -> Iterator[Plant]:
             yield Plant(f"control: {what}, {model}", model, None, defence=defence)
 
 
-PLANTS = (*_architectures(), *_texts_and_records(), *_mistakes())
+PLANTS = (*_architectures(), *_texts_and_records(), *_losses(), *_mistakes())
 EMPTY = tuple(_controls())
 
 

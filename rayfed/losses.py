@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isclose
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -160,6 +161,7 @@ class OwnLoss(Loss):
         return (outputs - targets).abs().mean(1) if targets.is_floating_point() else None
 
     def _value(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        targets = targets.to(outputs.dtype) if targets.is_floating_point() else targets
         return self.function(outputs, targets, **self.parameters)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
@@ -183,10 +185,11 @@ class OwnLoss(Loss):
             ) from error
         if slope is None:
             raise UserError(f"loss '{self.name}' does not depend on the outputs, so nothing would be learnt")
-        if not torch.allclose(value.mean(), alone.mean(), rtol=1e-3, atol=1e-6):
+        together, apart = float(value.detach().mean()), float(alone.detach().mean())
+        if not isclose(together, apart, rel_tol=1e-3, abs_tol=1e-6):
             raise UserError(
-                f"loss '{self.name}' gives {float(value.mean()):g} for {len(outputs)} samples together and "
-                f"{float(alone.mean()):g} in the mean alone: a batch's loss has to be the mean of its samples'"
+                f"loss '{self.name}' gives {together:g} for {len(outputs)} samples together and {apart:g} in the mean "
+                f"alone: a batch's loss has to be the mean of its samples'"
             )
 
 

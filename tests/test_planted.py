@@ -26,6 +26,7 @@ def observed(plant: Plant, seed: int = 3) -> tuple[Any, Any, Any, Any]:
         "seed": seed,
         "data": plant.data,
         "model": {"name": plant.module, **plant.options},
+        "loss": plant.loss,
         "federation": {"rounds": 1, "clients": 4},
         "defences": plant.pipeline,
         "attacks": [attack],
@@ -57,7 +58,7 @@ def test_names_are_many_and_each_has_one_meaning() -> None:
     assert len({plant.name for plant in (*PLANTS, *EMPTY)}) == len(PLANTS) + len(EMPTY)
 
 
-QUICK = ("mlp, ReLU", "noise on all layers but the first", "records, one linear layer", "transformer on tokens")
+QUICK = ("mlp, ReLU", "noise on all layers but the first", "records, a quantity", "transformer on tokens")
 """Found by closed forms, so that they take seconds."""
 
 

@@ -454,11 +454,11 @@ BROKEN_PARQUET = {
         {"names": ["a", "b"]},
         ["row 4", "label 2", "0 to 1"],
     ),
-    "label in words": (
+    "labels that are neither numbers nor names": (
         GOOD,
-        ["half"] * 6,
-        {"label_type": pa.string()},
-        ["'label' is string", "expected numbers"],
+        [True] * 6,
+        {"label_type": pa.bool_()},
+        ["'label' is bool", "expected numbers"],
     ),
     "no label column": (GOOD, [0] * 6, {"label_column": "y"}, ["no column 'label'", "image, y"]),
     "no bytes": ([*GOOD[:5], None], [0] * 6, {}, ["row 5 (from 0)", "no bytes in column 'image'"]),

@@ -10,10 +10,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from rayfed.analysis.figures import grid
 from rayfed.analysis.loading import load
 from rayfed.errors import UserError
 from rayfed.report.export import export
-from tests.result_fixtures import SIGMA, attacked, small_run, small_sweep
+from rayfed.report.paper import run_charts, save
+from tests.result_fixtures import SIGMA, attacked, setting, small_run, small_sweep
 from tests.test_cli import run
 from tests.test_report import make_run
 
@@ -43,8 +45,8 @@ def test_markdown_has_a_row_a_setting_with_its_interval(tmp_path: Path) -> None:
         "arm", "sigma", "attack", "test accuracy", "PSNR (dB)", "training time (s)", "sent by clients (MB)"
     ]  # fmt: skip
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:10]]
-    assert rows[0] == ["none", "–", "dlg", "0.9810 ± 0.0025", "40.10 ± 0.25", "10 ± 0", "0.001 ± 0"]
-    assert lines[-1] == "Mean and half the 95 % interval over 3 repeats."
+    assert rows[0] == ["none", "–", "dlg", "**0.9810 ± 0.0025**", "40.10 ± 0.25", "**10**", "0.001"]
+    assert lines[-1].startswith("Mean and half the 95 % interval (Student's t) over 3 repeats. A figure without one")
 
 
 @pytest.mark.parametrize("table", ["outcomes", "rounds"])
@@ -105,3 +107,72 @@ def test_the_command_prints_or_writes(tmp_path: Path) -> None:
 def test_the_users_mistakes_end_with_2(options: list[str], expected: str, tmp_path: Path) -> None:
     code, output = run("export", small_run(str(tmp_path), {}).url, *options)
     assert (code, expected in output, "Traceback" in output) == (2, True, False), output
+
+
+def test_columns_have_the_users_order_and_headings_and_the_best_is_bold(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"arms": {"a_1": [], "b": [], "c": []}})
+    rows = [attacked(arm, "dlg", psnr=psnr) for arm, psnr in (("a_1", 30.0), ("b", 9.0), ("c", 9.0))]
+    folder.write_part("attacks", 0, rows)
+    chosen = "psnr=PSNR $\\downarrow$,arm=Defence"
+    run("export", folder.url, "--format", "latex", "--columns", chosen, "--out", str(tmp_path / "t.tex"))
+    text = (tmp_path / "t.tex").read_text()
+    lines = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert lines == [r"PSNR $\downarrow$ & Defence \\", r"30 & a\_1 \\", r"\textbf{9} & b \\", r"\textbf{9} & c \\"]
+    assert "best, for who protects data" in text
+    code, text = run("export", folder.url, "--format", "latex", "--columns", "psrn")
+    assert (code, "did you mean 'psnr'" in text) == (2, True)
+    code, text = run("export", folder.url, "--columns", "psnr")
+    assert (code, "latex or markdown" in text) == (2, True)
+
+
+def test_what_proves_nothing_is_marked_and_never_bold() -> None:
+    weak = setting("noise", psnr=3.0)
+    weak.rows[0]["verdict"] = "inconclusive"  # type: ignore[index]
+    found = grid([setting("none", psnr=30.0), setting("prune", psnr=20.0), weak])
+    assert [row[-1] for row in found.rows] == ["30", "20", "3†"]
+    assert found.best == {(1, 2)}
+    assert "†: no evidence of protection" in found.note
+
+
+def test_figures_are_drawn_from_the_tables_rows(tmp_path: Path) -> None:
+    results = load(make_run(str(tmp_path)).url)
+    charts = {chart.name: chart for chart in run_charts(results)}
+    assert list(charts)[:2] == ["trade_off", "success_rates"]
+    rounds = {(row["arm"], row["round"]): row["test_accuracy"] for row in results.table("rounds").to_pylist()}
+    drawn = {(row["arm"], row["round"]): row["test_accuracy"] for row in charts["test_accuracy"].rows}
+    assert drawn == {key: value for key, value in rounds.items() if value is not None}
+    means = {(row["arm"], row["attack"]): row["psnr"] for row in results.outcomes().to_pylist()}
+    shown = {(r["arm"], r["attack"]): r["x_mean"] for r in charts["trade_off"].rows if r["x"] == "psnr"}
+    assert shown == pytest.approx(means)
+    assert {row["x_over"] for row in charts["trade_off"].rows} == {"victims"}
+    held = sum(results.table("partition")["count"].to_pylist())
+    assert sum(row["samples"] for row in charts["label_mix"].rows) == held
+
+
+def test_a_figure_has_truetype_fonts_and_the_same_bytes_each_time(tmp_path: Path) -> None:
+    chart = next(c for c in run_charts(load(make_run(str(tmp_path)).url)) if c.name == "test_accuracy")
+    for name in ("a", "b"):
+        save(chart, 3.35, tmp_path / name)
+    pdf, drawing = ((tmp_path / f"a.{ending}").read_bytes() for ending in ("pdf", "svg"))
+    assert (pdf, drawing) == ((tmp_path / "b.pdf").read_bytes(), (tmp_path / "b.svg").read_bytes())
+    assert b"/FontFile2" in pdf
+    assert b"/Type3" not in pdf
+    assert b"CreationDate" not in pdf
+    assert b"<text" in drawing
+    assert b">gaussian</text>" in drawing
+    assert b"#0072b2" in drawing
+
+
+@pytest.mark.engine
+def test_the_command_writes_all_figures_with_their_rows(tmp_path: Path) -> None:
+    for url in (make_run(str(tmp_path)).url, small_sweep(tmp_path).url):
+        out = tmp_path / Path(url).name
+        code, output = run("export", url, "--figures", str(out), "--format", "latex", "--out", f"{out}.tex")
+        assert (code, "trade_off" in output) == (0, True), output
+        tables = {path.stem for path in out.glob("*.csv")}
+        assert {path.name for path in out.iterdir()} == {f"{stem}.csv" for stem in tables} | {
+            f"{stem}{wide}.{ending}" for stem in tables for wide in ("", "-wide") for ending in ("pdf", "svg")
+        }
+        assert all(len(pd.read_csv(path)) for path in out.glob("*.csv"))
+        assert "booktabs" not in output
+        assert "toprule" in Path(f"{out}.tex").read_text()

@@ -8,6 +8,7 @@ from typing import Any
 
 from rayfed.analysis.loading import Results
 from rayfed.analysis.outcomes import yaml_line
+from rayfed.analysis.paired import NO_PAIRS, Paired, paired
 from rayfed.analysis.settings import Setting
 from rayfed.errors import UserError
 
@@ -22,6 +23,8 @@ _BASIS = {
     "resources": "the resources differ: so may times",
 }
 """Meaning for the figures when a section differs, by section."""
+_PAIRED = ("data", "seed", "partition", "federation")
+"""Sections in which runs have to be alike for their victims to be the same."""
 _WIDEST = 60
 """Most characters of a value."""
 
@@ -44,10 +47,17 @@ class Comparison:
     differences: list[Difference]
     warnings: list[str]
     """Reasons why figures are not comparable, or only with care."""
+    paired: list[Paired]
+    """Differences of arms on the same victims or seeds, to the first arm or the one that was asked for."""
+    unpaired: str
+    """Reason why there are none, in words; empty where there may be."""
 
 
-def compare(results: Sequence[Results]) -> Comparison:
-    """Compare several runs and sweeps, in the order given; raises `UserError` for fewer than two."""
+def compare(results: Sequence[Results], against: str | None = None) -> Comparison:
+    """Compare several runs and sweeps, in the order given, by pairs with the arm `against`.
+
+    Raises `UserError` for fewer than two, and for an arm that there is not.
+    """
     if len({each.url for each in results}) < 2:
         raise UserError("give at least two runs or sweeps to compare")
     names = _names(results)
@@ -59,7 +69,13 @@ def compare(results: Sequence[Results]) -> Comparison:
     for name, one in zip(names, results, strict=True):
         if (state := one.status.get("state")) != "finished":
             warnings.append(f"{name} is not finished ({state or 'never began'})")
-    return Comparison(names, found, found_different, warnings)
+    groups = [group for name, each in zip(names, results, strict=True) for group in each.groups(name)]
+    if unlike := [section for section in _PAIRED if section in touched]:
+        reason = f"not compared as pairs, for the victims are others: {', '.join(unlike)} differ"
+        return Comparison(names, found, found_different, warnings, [], reason)
+    pairs = paired(groups, against)
+    reason = "" if any(one.pairs > 1 for one in pairs) else NO_PAIRS
+    return Comparison(names, found, found_different, warnings, pairs, reason)
 
 
 def _names(results: Sequence[Results]) -> list[str]:

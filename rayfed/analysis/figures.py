@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, isinf, log10
 
 from rayfed.analysis.formats import NONE, duration, size
 from rayfed.analysis.promises import mixed
-from rayfed.analysis.settings import Estimate, Setting
+from rayfed.analysis.settings import Estimate, Setting, of_rebuilt
+from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.privacy.printing import at_most
@@ -29,6 +30,8 @@ SHOWN = (
 )
 """Measures that tables of settings show, where they are known."""
 SINGLE = "Every setting was played once: nothing is known of the spread over seeds."
+UNPROVEN = "†"
+"""Mark of a figure of leakage that is no evidence of protection."""
 _SCALES = {"bytes": ("MB", 1e-6)}
 """Unit in tables, and how many of it one is, by unit."""
 
@@ -44,7 +47,8 @@ def heading(measure: str) -> str:
 def cell(measure: str, estimate: Estimate | None) -> str:
     """Return a figure under its `heading`: `12.3`, or `12.34 ± 0.56` with half the 95 % interval.
 
-    Both are told to the interval's second digit.
+    Both are told to the interval's second digit; one that is not symmetric is told by its ends. A single value, and
+    values that are all alike, have none.
     """
     if estimate is None:
         return NONE
@@ -54,11 +58,14 @@ def cell(measure: str, estimate: Estimate | None) -> str:
     if MEASURES[measure].unit == "dB" and estimate.mean >= PSNR_CEILING:
         return f"≥{PSNR_CEILING:g}"
     mean = estimate.mean * factor
-    if estimate.high is None:
+    if estimate.spread is None:
         return _plain(mean)
-    half = estimate.high * factor - mean
-    decimals = max(0, 1 - floor(log10(half))) if half > 1e-12 * max(1, abs(mean)) else None
-    return f"{_plain(mean)} ± 0" if decimals is None else f"{mean:.{decimals}f} ± {half:.{decimals}f}"
+    low, high = (end * factor for end in estimate.spread)
+    half = max(high - mean, mean - low)
+    decimals = max(0, 1 - floor(log10(half)))
+    if abs((high - mean) - (mean - low)) > 0.01 * half:
+        return f"{mean:.{decimals}f} ({low:.{decimals}f} to {high:.{decimals}f})"
+    return f"{mean:.{decimals}f} ± {half:.{decimals}f}"
 
 
 def said(measure: str, value: float) -> str:
@@ -80,9 +87,10 @@ def said_with_interval(measure: str, estimate: Estimate) -> str:
 
     The value stands alone where there is no spread.
     """
-    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
+    if estimate.spread is None:
         return said(measure, estimate.mean)
-    return f"{said(measure, estimate.mean)} ({said(measure, estimate.low)} to {said(measure, estimate.high)})"
+    low, high = estimate.spread
+    return f"{said(measure, estimate.mean)} ({said(measure, low)} to {said(measure, high)})"
 
 
 @dataclass(frozen=True)
@@ -95,26 +103,90 @@ class Grid:
     rows: list[list[str]]
     note: str
     """Note on what stands behind the figures."""
+    best: frozenset[tuple[int, int]] = frozenset()
+    """Places, (row, column), of the best figures of a column; ties among them."""
 
 
-def grid(settings: Sequence[Setting]) -> Grid:
-    """Return a table with a row for each setting; columns in which nothing is known are left out."""
+def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None = None) -> Grid:
+    """Return a table with a row for each setting.
+
+    `columns` are their headings by name, in their order; None for the usual heading. Names are `run`, `arm`, `attack`,
+    those of swept fields and of measures. By default all are told in which something is known. Raises `UserError` for a
+    name that is none.
+    """
     fields = list(dict.fromkeys(path for each in settings for path in each.fields))
-    shown = [name for name in SHOWN if any(name in each.measures for each in settings)]
-    sourced = any(each.source for each in settings)
-    words = ["run"] * sourced + ["arm", *short_names(fields), "attack"]
-    rows = [
-        [each.source] * sourced
-        + [each.arm, *(_value(each.fields.get(path)) for path in fields), each.attack or NONE]
-        + [cell(name, each.measures.get(name)) for name in shown]
-        for each in settings
-    ]
-    repeats = sorted({estimate.n for each in settings for estimate in each.measures.values()})
-    most = "" if repeats[:1] == repeats[-1:] else f"{repeats[0]} to "
-    note = f"Mean and half the 95 % interval over {most}{repeats[-1]} repeats." if repeats[-1:] > [1] else SINGLE
-    if "epsilon" in shown and (found := mixed(settings)):
-        note = f"{note} Note that {found}."
-    return Grid([*words, *map(heading, shown)], len(words), rows, note)
+    words: dict[str, Callable[[Setting], str]] = {
+        **({"run": lambda one: one.source} if any(each.source for each in settings) else {}),
+        "arm": lambda one: one.arm,
+        **{
+            name: lambda one, path=path: _value(one.fields.get(path))  # type: ignore[misc]
+            for name, path in zip(short_names(fields), fields, strict=True)
+        },
+        "attack": lambda one: one.attack or NONE,
+    }
+    measures = [name for name in MEASURES if any(name in each.measures for each in settings)]
+    if columns is None:
+        columns = dict.fromkeys([*words, *(name for name in SHOWN if name in measures)])
+    for name in columns:
+        if name not in words and name not in measures:
+            raise UserError(f"no column is called '{name}': {nearest(name, [*words, *measures])}")
+    shown = [name for name in columns if name in measures]
+    rows = [[words[name](each) if name in words else _marked(name, each) for name in columns] for each in settings]
+    best = {(row, place) for place, name in enumerate(columns) if name in measures for row in _best(name, settings)}
+    headings = [given or (name if name in words else heading(name)) for name, given in columns.items()]
+    leading = next((place for place, name in enumerate(columns) if name in measures), len(columns))
+    return Grid(headings, leading, rows, _note(settings, shown), frozenset(best))
+
+
+def _marked(name: str, one: Setting) -> str:
+    """Return a figure, marked where it is no evidence of protection."""
+    text = cell(name, one.measures.get(name))
+    return f"{text}{UNPROVEN}" if one.unproven and of_rebuilt(name) and text != NONE else text
+
+
+def _best(name: str, settings: Sequence[Setting]) -> set[int]:
+    """Return the rows with the best mean for who protects data: of leakage for each attack, else of all.
+
+    Settings that nobody would use, and figures that prove nothing, are not compared; none is best where all are alike.
+    """
+    if name == "epsilon" and mixed(settings):
+        return set()
+    by_attack: dict[str | None, dict[int, float]] = {}
+    for row, one in enumerate(settings):
+        if not one.useless and (known := one.evidence(name)):
+            attack = one.attack if MEASURES[name].kind == "leakage" else None
+            by_attack.setdefault(attack, {})[row] = known.mean
+    best: set[int] = set()
+    for means in by_attack.values():
+        leading = _plain((max if MEASURES[name].higher_is_better else min)(means.values()))
+        ties = {row for row, mean in means.items() if _plain(mean) == leading}
+        best |= ties if len(ties) < len(means) else set()
+    return best
+
+
+def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
+    """Return what the intervals are over, and what is to be known of the figures besides."""
+    known = [(name, found) for each in settings for name in shown if (found := each.measures.get(name))]
+    counts = {over: sorted({e.n for _, e in known if e.over == over}) for over in ("repeats", "victims")}
+    notes = []
+    for over, words in (
+        ("repeats", "(Student's t) over {} repeats"),
+        ("victims", "(Student's t; of hits the exact one) over {} attacked clients of one training"),
+    ):
+        if counts[over][-1:] > [1]:
+            span = " to ".join(str(n) for n in dict.fromkeys(counts[over][:1] + counts[over][-1:]))
+            notes.append(f"Mean and half the 95 % interval {words.format(span)}.")
+    if any(e.over == "rounds" for _, e in known):
+        notes.append("The interval of the training time is over rounds.")
+    if any(e.n > 1 and e.spread is None and name != "epsilon" for name, e in known):
+        notes.append("A figure without one is of a single value, or of values that are all alike.")
+    if counts["repeats"] == [1]:
+        notes.append(SINGLE)
+    if any(each.unproven and of_rebuilt(name) for each in settings for name in shown if name in each.measures):
+        notes.append(f"{UNPROVEN}: no evidence of protection, for the arm's verdict is inconclusive or not measured.")
+    if "epsilon" in shown and (unlike := mixed(settings)):
+        notes.append(f"Note that {unlike}.")
+    return " ".join(notes)
 
 
 def short_names(fields: Sequence[str]) -> list[str]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rayfed.analysis import outcomes, pareto, settings, success, summary
+from rayfed.analysis import outcomes, paired, pareto, settings, success, summary, victims
 from rayfed.analysis.notebook import html
 from rayfed.analysis.pictures import Picture
+from rayfed.analysis.settings import Setting
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
 from rayfed.errors import RunError, nearest
 from rayfed.store import exits
@@ -28,6 +29,8 @@ OUTCOMES = "outcomes"
 """Name of the table of outcomes, which runs and sweeps both have."""
 SUCCESS = "success_rates"
 """Name of the table of `Results.success_rates` for all metrics that were measured."""
+PAIRED = "paired"
+"""Name of the table of `Results.paired` against the first arm."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,6 +79,18 @@ class Results(ABC):
     def settings(self, source: str = "") -> list[settings.Setting]:
         """Return the outcomes by arm, attack and swept values, with their uncertainty over repeats."""
         return settings.settings(self.outcomes().to_pylist(), self.fields, source)
+
+    @abstractmethod
+    def with_intervals(self) -> list[Setting]:
+        """Return the settings; of a single run with intervals over the clients that were attacked."""
+
+    @abstractmethod
+    def groups(self, source: str = "") -> list[paired.Group]:
+        """Return what arms can be paired by: of a run its victims, of a sweep its seeds."""
+
+    def paired(self, against: str | None = None) -> list[paired.Paired]:
+        """Return paired differences of arms to one of them, by default the first; see `rayfed.analysis.paired`."""
+        return paired.paired(self.groups(), against)
 
     def front(
         self, leakage: str, utility: str, cost: str | None = None, attack: str | None = None
@@ -131,8 +146,8 @@ class Run(Results):
 
     @property
     def tables(self) -> list[str]:
-        """Names that `table` takes: `outcomes`, `success_rates` and those of `rayfed.store.schemas`."""
-        return [OUTCOMES, SUCCESS, *TABLES]
+        """Names that `table` takes: `outcomes`, `success_rates`, `paired` and those of `rayfed.store.schemas`."""
+        return [OUTCOMES, SUCCESS, PAIRED, *TABLES]
 
     def table(self, name: str) -> pa.Table:
         """Return a table as Arrow; one that the run did not write has no rows.
@@ -142,11 +157,25 @@ class Run(Results):
         self._check(name)
         if name == SUCCESS:
             return self.success_rates()
+        if name == PAIRED:
+            return paired.paired_table(self.paired())
         return (
             outcomes.outcomes_table(outcomes.outcomes(self.folder))
             if name == OUTCOMES
             else self.folder.read_table(name)
         )
+
+    def with_intervals(self) -> list[Setting]:
+        """Return the settings, with intervals over the clients that were attacked."""
+        return victims.over_victims(self.settings(), self._victims())
+
+    def groups(self, source: str = "") -> list[paired.Group]:
+        """Return what arms can be paired by: the victims."""
+        return paired.of_victims(self._victims(), source)
+
+    def _victims(self) -> dict[tuple[str, str], dict[int, victims.Victim]]:
+        attacks, inferences = self.attacks.to_pylist(), self.inferences.to_pylist()
+        return victims.victims(attacks, inferences, summary.arm_names(self.scenario, attacks, inferences))
 
     def _groups(self) -> list[success.AttackGroup]:
         return success.attack_groups(self.attacks.to_pylist())
@@ -181,13 +210,23 @@ class Sweep(Results):
 
     @property
     def tables(self) -> list[str]:
-        """Names that `table` takes: `outcomes` and `success_rates`; trials have the others."""
-        return [OUTCOMES, SUCCESS]
+        """Names that `table` takes: `outcomes`, `success_rates` and `paired`; trials have the others."""
+        return [OUTCOMES, SUCCESS, PAIRED]
 
     def table(self, name: str) -> pa.Table:
-        """Return the outcomes or success rates; raises `RunError` for another table, see `Results.table`."""
+        """Return outcomes, success rates or differences; raises `RunError` for another table, see `Results.table`."""
         self._check(name)
+        if name == PAIRED:
+            return paired.paired_table(self.paired())
         return self.success_rates() if name == SUCCESS else SweepFolder(self.folder).outcomes()
+
+    def with_intervals(self) -> list[Setting]:
+        """Return the settings, whose intervals are over repeats."""
+        return self.settings()
+
+    def groups(self, source: str = "") -> list[paired.Group]:
+        """Return what arms can be paired by: the seeds."""
+        return paired.of_seeds(self.settings(source))
 
     def _groups(self) -> list[success.AttackGroup]:
         """Return who was attacked by what in every setting, over all its repeats."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Literal
 
 from scipy.stats import t
 
@@ -32,6 +32,15 @@ class Estimate:
     """Lower end of the 95 % interval of the mean (Student's t); None for a single repeat."""
     high: float | None
     n: int
+    over: Literal["repeats", "victims", "rounds"] = "repeats"
+    """What the interval is over; repeats are seeds."""
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """Return the ends of the interval; None for a single value, and where all values were alike."""
+        if self.low is None or self.high is None or self.high - self.low <= 2e-12 * max(1, abs(self.mean)):
+            return None
+        return self.low, self.high
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,7 @@ def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
     values = [row.get(name) for row in group]
     found = estimate(values)
     if name == "train_seconds" and found and len(group) == 1 and (half := group[0].get("train_seconds_half")):
-        return replace(found, low=found.mean - half, high=found.mean + half)
+        return replace(found, low=found.mean - half, high=found.mean + half, over="rounds")
     if name != "epsilon":
         return found
     promised = [float(value) for value in values if value is not None and isfinite(value)]

@@ -23,6 +23,12 @@ RunOrSweep = Annotated[
 ]
 
 
+Against = Annotated[
+    str | None,
+    typer.Option(metavar="ARM", help="The arm that the others are set against; the first when not given."),
+]
+
+
 @commands.command()
 def recommend(
     run: RunOrSweep,
@@ -92,6 +98,7 @@ def _print(found: Recommendation, commands: dict[str, str]) -> None:
 @commands.command()
 def compare(
     runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Runs and sweeps.", show_default=False)],
+    against: Against = None,
     debug: Debug = False,
 ) -> None:
     """Set runs and sweeps beside each other: what they come to, and what their scenarios have different."""
@@ -99,16 +106,20 @@ def compare(
         from rayfed.analysis import compare as comparison
         from rayfed.analysis.figures import grid
         from rayfed.analysis.loading import load
+        from rayfed.analysis.paired import paired_grid
 
-        found = comparison.compare([load(run) for run in runs])
+        found = comparison.compare([load(run) for run in runs], against)
         page = console()
         settings = grid(found.settings)
         page.print(table("settings", settings.headings, settings.rows, words=settings.words))
         page.print(Text(settings.note))
+        if pairs := paired_grid(found.paired):
+            page.print(table("paired differences", pairs.headings, pairs.rows, words=pairs.words))
+            page.print(Text(pairs.note))
         if found.differences:
             rows = [[each.path, *(value or "-" for value in each.values)] for each in found.differences]
             page.print(table("what the scenarios have different", ["field", *found.names], rows))
-        for warning in found.warnings:
+        for warning in filter(None, [*found.warnings, found.unpaired]):
             page.print(Text.assemble(("note:", "yellow"), f" {warning}"))
 
 
@@ -118,13 +129,25 @@ def export(
     format: Annotated[
         str, typer.Option(help="csv (every row), latex or markdown (means and intervals); folder: a copy to share.")
     ] = "csv",
-    table: Annotated[str, typer.Option(help="outcomes; of a run also rounds, clients, attacks ...")] = "outcomes",
+    table: Annotated[
+        str,
+        typer.Option(help="outcomes; paired: differences between arms; of a run also rounds, clients, attacks ..."),
+    ] = "outcomes",
+    columns: Annotated[
+        str | None,
+        typer.Option(metavar="NAME[=HEADING],...", help="Columns of the outcomes as latex or markdown, in this order."),
+    ] = None,
+    against: Against = None,
+    figures: Annotated[
+        str | None,
+        typer.Option(metavar="FOLDER", help="Write the report's charts as PDF, SVG and CSV; a table only with --out."),
+    ] = None,
     out: Annotated[
         str | None, typer.Option(metavar="FILE", help="File or folder to write; a table is printed when not given.")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a table of a run or sweep for a paper or another program, or a copy that can be shared."""
+    """Write tables and figures of a run or sweep for a paper or another program, or a copy that can be shared."""
     with errors_for_people(debug):
         from rayfed.analysis.loading import load
         from rayfed.report.export import export as exported
@@ -132,9 +155,18 @@ def export(
 
         results = load(run)
         if format == "folder":
+            if figures or columns or against:
+                raise UserError("--format folder makes a copy to share: export figures by a command of their own")
             _share(results, out)
             return
-        text = exported(results, format, table)
+        if figures is not None:
+            from rayfed.report.paper import write_figures
+
+            names = write_figures(results, figures)
+            print(f"wrote {len(names)} figures to {figures}: {', '.join(names)}")
+            if out is None:
+                return
+        text = exported(results, format, table, _headings(columns), against)
         if has_private_states(results):
             typer.echo(
                 f"note: {run} holds in clear what clients keep to themselves (checkpoint/clients): do not share the "
@@ -149,6 +181,14 @@ def export(
         except OSError as error:
             raise UserError(f"cannot write {out}: {error}") from error
         print(f"wrote {out}")
+
+
+def _headings(columns: str | None) -> dict[str, str | None] | None:
+    """Return headings by the columns' names, from `arm=Defence,psnr`; None as a heading for the usual one."""
+    if columns is None:
+        return None
+    parts = (part.partition("=") for part in columns.split(","))
+    return {name.strip(): heading.strip() or None for name, _, heading in parts}
 
 
 def _share(results: Results, out: str | None) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from rayfed.analysis.figures import Grid, grid
+from rayfed.analysis.figures import UNPROVEN, Grid, grid
 from rayfed.analysis.formats import NONE
-from rayfed.analysis.loading import OUTCOMES, Results
+from rayfed.analysis.loading import OUTCOMES, PAIRED, Results
+from rayfed.analysis.paired import NO_PAIRS, paired_grid, paired_table
+from rayfed.analysis.summary import Row
 from rayfed.errors import UserError, nearest
 from rayfed.privacy.printing import at_most
 
@@ -21,38 +24,96 @@ FORMATS = ("csv", "latex", "markdown")
 """Formats of a table; `rayfed.report.share` copies a folder."""
 
 
-def export(results: Results, format: str, table: str = OUTCOMES) -> str:
+def export(
+    results: Results,
+    format: str,
+    table: str = OUTCOMES,
+    columns: Mapping[str, str | None] | None = None,
+    against: str | None = None,
+) -> str:
     """Return a table of a run or sweep as text.
 
     CSV has a table's rows as they are, save that text which a spreadsheet would take for a formula has an apostrophe
     before it. LaTeX (for the package booktabs) and Markdown have the outcomes by setting, with
-    the mean and half the 95 % interval over repeats, and other tables as they are. Columns of images are left out.
-    Raises `UserError` for an unknown format or table.
+    the mean and half the 95 % interval over repeats or, of a run, over its victims, and other tables as they are.
+    `columns` of these are headings by name (`rayfed.analysis.figures.grid`); the best figures are bold. The table of
+    differences is to the arm `against`, by default the first. Columns of images are left out.
+    Raises `UserError` for an unknown format, table, column or arm, and for what does not go together.
     """
     if format not in FORMATS:
         raise UserError(f"cannot export as '{format}': {nearest(format, (*FORMATS, 'folder'))}")
+    if columns is not None and (format == "csv" or table != OUTCOMES):
+        raise UserError("columns can be chosen of the outcomes as latex or markdown; other tables have all of theirs")
+    if against is not None and table != PAIRED:
+        raise UserError("an arm that others are set against goes with the table of differences: --table paired")
+    if table == PAIRED and format == "csv":
+        return _csv(_plain(paired_table(results.paired(against))))
+    if table == PAIRED:
+        found = paired_grid(results.paired(against))
+        if found is None:
+            raise UserError(f"'{results.url}' is {NO_PAIRS}")
+        return _settings(found, format)
     if format == "csv":
-        return str(_in_every_text(_plain(results.table(table)), _no_formula).to_csv(index=False))
+        return _csv(_plain(results.table(table)))
     if table == OUTCOMES:
-        return _settings(grid(results.settings()), format)
+        return _settings(grid(results.with_intervals(), columns), format, own=list((columns or {}).values()))
     frame = _bounds_written(_plain(results.table(table)))
     if format == "markdown":
         return str(_in_every_text(frame, _markdown).to_markdown(index=False)) + "\n"
     return str(frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g"))
 
 
-def _settings(found: Grid, format: str) -> str:
+def as_csv(rows: Sequence[Row]) -> str:
+    """Return rows as CSV, with every column that one of them has."""
     from pandas import DataFrame
 
-    frame = DataFrame(found.rows, columns=found.headings)
+    return _csv(DataFrame([dict(row) for row in rows]))
+
+
+def _csv(frame: DataFrame) -> str:
+    return str(_in_every_text(frame, _no_formula).to_csv(index=False))
+
+
+def _settings(found: Grid, format: str, own: Sequence[str | None] = ()) -> str:
+    """Return a table of text; headings that are the user's `own` may hold LaTeX or Markdown."""
+    from pandas import DataFrame
+
+    escaped, bold = (_markdown, "**{}**") if format == "markdown" else (_latex, r"\textbf{{{}}}")
+    rows = [[escaped(text) for text in cells] for cells in found.rows]
+    for row, place in found.best:
+        rows[row][place] = bold.format(rows[row][place])
+    note = f"{found.note} Bold: the best, for who protects data." if found.best else found.note
+    figures = len(found.headings) - found.words
+    headings = [heading if heading in own else escaped(heading) for heading in found.headings]
+    frame = DataFrame(rows, columns=headings)
     if format == "markdown":
-        aligned = ["left"] * found.words + ["right"] * (len(found.headings) - found.words)
-        frame = _in_every_text(frame, _markdown)
-        return f"{frame.to_markdown(index=False, colalign=aligned, disable_numparse=True)}\n\n{found.note}\n"
-    columns = "l" * found.words + "r" * (len(found.headings) - found.words)
-    caption = found.note.replace("%", r"\%")
-    text = frame.to_latex(index=False, escape=True, column_format=columns, caption=caption)
-    return str(text).replace("±", r"$\pm$").replace(NONE, "--").replace("≥", r"$\ge$")  # for any engine and font
+        aligned = ["left"] * found.words + ["right"] * figures
+        return f"{frame.to_markdown(index=False, colalign=aligned, disable_numparse=True)}\n\n{note}\n"
+    columns = "l" * found.words + "r" * figures
+    return str(frame.to_latex(index=False, escape=False, column_format=columns, caption=_latex(note)))
+
+
+_LATEX = str.maketrans(
+    {
+        **{sign: rf"\{sign}" for sign in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+        "≥": r"$\ge$",
+        "<": r"$<$",
+        ">": r"$>$",
+        NONE: "--",
+        UNPROVEN: r"$^\dagger$",
+        "\n": " ",
+    }
+)
+"""What LaTeX would take for commands, and signs that not every engine and font has."""
+
+
+def _latex(text: str) -> str:
+    """Return text for LaTeX; a number keeps its sign as a minus."""
+    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", text.translate(_LATEX))
 
 
 def _in_every_text(frame: DataFrame, change: Callable[[str], str]) -> DataFrame:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rayfed.analysis.summary import ArmSummary, LabelMix, Leak, Row, measured
 from rayfed.metrics.images import PSNR_CEILING
-from rayfed.report.svg import CLASSES, INK, STYLE, SURFACE, class_colour, clean, dashes, figure, series, short, svg
+from rayfed.report.svg import CLASSES, INK, SURFACE, Chart, class_colour, clean, dashes, line, series, short
 
 MOST_CLIENTS = 60
 """Most clients in the label mix."""
@@ -22,67 +22,82 @@ MOST_MODELS = 30
 
 def curve(
     rounds: Sequence[Row], arms: Sequence[ArmSummary], column: str, label: str, as_share: bool = False
-) -> str | None:
+) -> Chart | None:
     """Plot one column of the rounds' table by round, a line an arm; None where it holds no value."""
-    points = [
-        [(row["round"], row[column]) for row in rounds if row["arm"] == arm.name and measured(row[column])]
-        for arm in arms
+    order = [arm.name for arm in arms]
+    rows = [
+        {"arm": row["arm"], "round": row["round"], column: row[column]}
+        for row in sorted(rounds, key=lambda row: (order.index(row["arm"]), row["round"]))
+        if measured(row[column])
     ]
-    if not any(points):
-        return None
-    with matplotlib.rc_context(STYLE):
-        drawn, axes = figure(3.6, 2.6)
-        for index, line in enumerate(points):
-            xs, ys = zip(*sorted(line), strict=True) if line else ((), ())
+
+    def draw(drawn: Figure) -> None:
+        axes = drawn.add_subplot()
+        for index, arm in enumerate(order):
+            xs, ys = ([row[name] for row in rows if row["arm"] == arm] for name in ("round", column))
             marker = "o" if len(xs) <= 15 else ""
             axes.plot(xs, ys, color=series(index), dashes=dashes(index), linewidth=2, marker=marker, markersize=4.5)
         axes.set_xlabel("round")
-        axes.set_title(label, loc="left", fontsize=10, fontweight="bold")
+        axes.set_title(label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.margins(x=0.03)
         if as_share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-        return svg(drawn, f"{label} by round, one line an arm")
+
+    legend = [(arm, line(index)) for index, arm in enumerate(order)]
+    return Chart(column, f"{label} by round, one line an arm", (3.6, 2.6), draw, rows, legend) if rows else None
 
 
 def every_image(
     attacks: Sequence[Row], leaks: Sequence[Leak], arms: Sequence[ArmSummary], most: int = 200
-) -> str | None:
+) -> Chart | None:
     """Plot the PSNR of every reconstruction, a row for every arm and attack; of more than `most`, some ranks evenly."""
     order = [arm.name for arm in arms]
     known = [leak for leak in leaks if leak.scores["psnr"]]
     if not known:
         return None
-    with matplotlib.rc_context(STYLE):
-        drawn, axes = figure(4.6, 1.0 + 0.34 * max(len(known), 4))
-        for place, leak in enumerate(known):
-            mine = (row for row in attacks if (row["arm"], row["attack"]) == (leak.arm, leak.attack))
-            values = sorted(min(row["psnr"], PSNR_CEILING) for row in mine if measured(row["psnr"]))
-            shown = (
-                values if len(values) <= most else [values[i * (len(values) - 1) // (most - 1)] for i in range(most)]
-            )
+    values = [
+        sorted(
+            min(row["psnr"], PSNR_CEILING)
+            for row in attacks
+            if (row["arm"], row["attack"]) == (leak.arm, leak.attack) and measured(row["psnr"])
+        )
+        for leak in known
+    ]
+
+    def draw(drawn: Figure) -> None:
+        axes = drawn.add_subplot()
+        for place, (leak, found) in enumerate(zip(known, values, strict=True)):
+            shown = found if len(found) <= most else [found[i * (len(found) - 1) // (most - 1)] for i in range(most)]
             heights = [place + 0.11 * (i % 3 - 1) for i in range(len(shown))]
             axes.plot(
                 shown, heights, "o", color=series(order.index(leak.arm)), markersize=5, alpha=0.6, markeredgewidth=0
             )
-            axes.plot([median(values)] * 2, [place - 0.32, place + 0.32], color=INK, linewidth=1.6)
+            axes.plot([median(found)] * 2, [place - 0.32, place + 0.32], color=INK, linewidth=1.6)
         names = [clean(f"{short(leak.arm)} · {short(leak.attack)}") for leak in known]
         axes.set_yticks(range(len(known)), names)
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("PSNR (dB)   leaks more →")
-        return svg(drawn, "PSNR of every reconstructed image by arm and attack")
+
+    rows = [
+        {"arm": leak.arm, "attack": leak.attack, "psnr": value}
+        for leak, found in zip(known, values, strict=True)
+        for value in found
+    ]
+    words = "PSNR of every reconstructed image by arm and attack"
+    return Chart("every_image", words, (4.6, 1.0 + 0.34 * max(len(known), 4)), draw, rows)
 
 
-def label_bars(mix: LabelMix) -> str:
+def label_bars(mix: LabelMix) -> Chart:
     """Plot stacked bars of how many samples of each class every client holds."""
     clients = mix.clients[:MOST_CLIENTS]
-    layers = drawn_classes(mix)
-    with matplotlib.rc_context(STYLE):
-        drawn, axes = figure(9.4, 2.9)
+    layers = [(name, counts[: len(clients)]) for name, counts in drawn_classes(mix)]
+
+    def draw(drawn: Figure) -> None:
+        axes = drawn.add_subplot()
         base = np.zeros(len(clients), np.int64)
-        for index, (_, counts) in enumerate(layers):
-            heights = counts[: len(clients)]
+        for index, (_, heights) in enumerate(layers):
             axes.bar(
                 range(len(clients)), heights, 0.82, base, color=class_colour(index), edgecolor=SURFACE, linewidth=0.6
             )
@@ -91,10 +106,19 @@ def label_bars(mix: LabelMix) -> str:
         if len(clients) > 30:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("client")
-        axes.set_title("Training samples", loc="left", fontsize=10, fontweight="bold")
+        axes.set_title("Training samples")
         axes.grid(axis="x", visible=False)
         axes.margins(x=0.01)
-        return svg(drawn, "Training samples of each client by class, stacked")
+
+    rows = [
+        {"client": client, "class": name, "samples": int(count)}
+        for name, counts in layers
+        for client, count in zip(clients, counts, strict=True)
+    ]
+    legend = [
+        (name, {"color": class_colour(index), "marker": "s", "linestyle": ""}) for index, (name, _) in enumerate(layers)
+    ]
+    return Chart("label_mix", "Training samples of each client by class, stacked", (9.4, 2.9), draw, rows, legend)
 
 
 def drawn_classes(mix: LabelMix) -> list[tuple[str, np.ndarray]]:
@@ -111,11 +135,13 @@ def drawn_classes(mix: LabelMix) -> list[tuple[str, np.ndarray]]:
     return [*large, (f"{len(rest)} other classes", np.sum(rest, axis=0))]
 
 
-def weight_lines(rows: Sequence[Row]) -> str:
+def weight_lines(arm: str, rows: Sequence[Row]) -> Chart:
     """Plot the weights of one arm's clients by round, a line each; the first `CLASSES` have a colour of their own."""
-    with matplotlib.rc_context(STYLE):
-        drawn, axes = figure(4.6, 3.3)
-        for index, client in enumerate(sorted({row["client"] for row in rows})):
+    clients = sorted({row["client"] for row in rows})
+
+    def draw(drawn: Figure) -> None:
+        axes = drawn.add_subplot()
+        for index, client in enumerate(clients):
             xs, ys = zip(*((row["round"], row["weight"]) for row in rows if row["client"] == client), strict=True)
             axes.plot(xs, ys, "o-", color=class_colour(min(index, CLASSES)), linewidth=1.6, markersize=3.5)
         axes.set_xlabel("round")
@@ -123,22 +149,29 @@ def weight_lines(rows: Sequence[Row]) -> str:
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.margins(x=0.03)
-        return svg(drawn, "Weight of every client by round")
+
+    told = [{name: row[name] for name in ("arm", "round", "client", "weight")} for row in rows]
+    legend = [
+        ("the others" if index == CLASSES else f"client {client}", {"color": class_colour(index), "marker": "o"})
+        for index, client in enumerate(clients[: CLASSES + 1])
+    ]
+    return Chart(f"weights-{arm}", "Weight of every client by round", (4.6, 3.3), draw, told, legend)
 
 
-def score_map(rows: Sequence[Row]) -> str:
+def score_map(arm: str, rows: Sequence[Row]) -> Chart:
     """Plot the accuracy of every model, a row each, with every validator, a column each, in one round of one arm."""
     clients = sorted({row["model"] for row in rows})[:MOST_MODELS]
     places = {client: place for place, client in enumerate(clients)}
-    with matplotlib.rc_context(STYLE):
-        drawn, axes = figure(4.6, 3.8)
-        for row in rows:
-            if row["model"] in places and row["validator"] in places:
-                x, y, share = places[row["validator"]], places[row["model"]], row["accuracy"]
-                axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=series(0), alpha=share))
-                if len(clients) <= 12:
-                    ink = SURFACE if share > 0.5 else INK
-                    axes.text(x, y, f"{100 * share:.0f}", ha="center", va="center", color=ink, fontsize=8)
+    shown = [row for row in rows if row["model"] in places and row["validator"] in places]
+
+    def draw(drawn: Figure) -> None:
+        axes = drawn.add_subplot()
+        for row in shown:
+            x, y, share = places[row["validator"]], places[row["model"]], row["accuracy"]
+            axes.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=series(0), alpha=share))
+            if len(clients) <= 12:
+                ink = SURFACE if share > 0.5 else INK
+                axes.text(x, y, f"{100 * share:.0f}", ha="center", va="center", color=ink, fontsize=8)
         names = [str(client) for client in clients]
         axes.set_xticks(range(len(clients)), names)
         axes.set_yticks(range(len(clients)), names)
@@ -147,4 +180,7 @@ def score_map(rows: Sequence[Row]) -> str:
         axes.grid(visible=False)
         axes.set_xlabel("on the held-out samples of client")
         axes.set_ylabel("model of client")
-        return svg(drawn, "Accuracy of every client's model on every client's held-out samples")
+
+    told = [{name: row[name] for name in ("arm", "round", "model", "validator", "accuracy")} for row in shown]
+    words = "Accuracy of every client's model on every client's held-out samples"
+    return Chart(f"scores-{arm}", words, (4.6, 3.8), draw, told)

@@ -16,10 +16,12 @@ from rayfed.analysis.criteria import criteria
 from rayfed.analysis.formats import share
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.outcomes import outcomes
+from rayfed.analysis.paired import of_victims, paired, paired_grid
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
 from rayfed.analysis.verdicts import criterion_of, verdicts
+from rayfed.analysis.victims import victims
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -29,6 +31,7 @@ from rayfed.report.page import flat, optional_document, write_page
 from rayfed.report.passages import passages
 from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
 from rayfed.report.success_plots import success_rates
+from rayfed.report.svg import Chart, svg
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 
@@ -48,9 +51,9 @@ class Vote:
 
     arm: str
     clients: list[int]
-    weights: str
+    weights: Chart
     """Chart of the weights in all rounds."""
-    scores: str
+    scores: Chart
     """Map of the scores in the last round."""
     round: int
 
@@ -93,13 +96,14 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
         "private": _first_and_last(folder.read_table("private").to_pylist()),
         "sums": folder.read_table("secure_sums").to_pylist(),
-        "votes": _votes(folder),
+        "votes": votes(folder),
+        "svg": svg,
         "class_names": classes,
         "mix": mix,
         "mix_layers": plots.drawn_classes(mix) if mix else [],
         "mix_shown": plots.MOST_CLIENTS,
         "models_shown": plots.MOST_MODELS,
-        "charts": _charts(rounds, attacks, arms, leaks, mix),
+        "charts": {name: one and svg(one) for name, one in charts(rounds, attacks, arms, leaks, mix).items()},
         "environment": list(flat(optional_document(folder, "environment.json"))),
         "scenario": folder.scenario_text(),
     }
@@ -114,6 +118,7 @@ def _leakage(
     leaks, claims = summary.leaks(attacks, names, thresholds), summary.claims(inferences, names)
     guesses: list[Leak | Claim] = [*leaks, *claims]
     explorer = explore(settings(outcomes(folder)))
+    leading, groups = summary.leading_metric(attacks), of_victims(victims(attacks, inferences, names))
     pairs = _pairs(folder, explorer, attacks)
     return {
         "explorer": explorer,
@@ -122,6 +127,7 @@ def _leakage(
         "strips": strips(folder),
         "passages": passages(folder, attacks),
         "leaks": leaks,
+        "paired": paired_grid([one for one in paired(groups) if one.measure in (leading, "inferred")]),
         "claims": claims,
         "inference_metrics": INFERRED,
         "area": area,
@@ -179,13 +185,14 @@ def _pairs(folder: RunFolder, explorer: Explorer, attacks: Sequence[Row]) -> lis
     return [replace(found[key(row)], entry=entry.id, title=entry.title) for row, entry in chosen if key(row) in found]
 
 
-def _charts(
+def charts(
     rounds: Sequence[Row],
     attacks: Sequence[Row],
     arms: Sequence[ArmSummary],
     leaks: Sequence[Leak],
     mix: summary.LabelMix | None,
-) -> dict[str, str | None]:
+) -> dict[str, Chart | None]:
+    """Return the charts of a run by their names on the page; None for what was not measured."""
     return {
         "accuracy": plots.curve(rounds, arms, "test_accuracy", "Test accuracy", as_share=True),
         "train_loss": plots.curve(rounds, arms, "train_loss", "Training loss"),
@@ -196,14 +203,14 @@ def _charts(
     }
 
 
-def _votes(folder: RunFolder) -> list[Vote]:
+def votes(folder: RunFolder) -> list[Vote]:
     """Return what clients voted, by arm; none where no rule has asked them."""
     weights = folder.read_table("weights").to_pylist()
     scores = folder.read_table("scores").to_pylist() if weights else []
-    votes = []
+    found = []
     for arm in dict.fromkeys(row["arm"] for row in weights):
         mine, last = ([row for row in rows if row["arm"] == arm] for rows in (weights, scores))
         round = mine[-1]["round"]
-        shown = plots.score_map([row for row in last if row["round"] == round])
-        votes.append(Vote(arm, sorted({row["client"] for row in mine}), plots.weight_lines(mine), shown, round))
-    return votes
+        shown = plots.score_map(arm, [row for row in last if row["round"] == round])
+        found.append(Vote(arm, sorted({row["client"] for row in mine}), plots.weight_lines(arm, mine), shown, round))
+    return found

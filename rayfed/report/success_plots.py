@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from rayfed.analysis.success import MEASURED, SuccessCurve, attack_groups, success_curve
+from rayfed.analysis.success import MEASURED, SuccessCurve, attack_groups, success_curve, success_table
 from rayfed.analysis.summary import Row
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
-from rayfed.report.svg import INK, SERIES, STYLE, dash, dashes, figure, series, svg
+from rayfed.report.svg import INK, SERIES, Chart, dash, dashes, line, panels, series, svg
 
 
 @dataclass(frozen=True)
 class Success:
     """Charts of a run's success rates."""
 
-    drawing: str
-    """Charts as SVG, one for each metric, a line for every arm and attack."""
+    chart: Chart
+    """A drawing for each metric, a line for every arm and attack."""
     attacks: list[tuple[str, str]]
     """Legend, (attack, dash of its lines) each."""
+
+    @property
+    def drawing(self) -> str:
+        """The chart as SVG."""
+        return svg(self.chart)
 
 
 def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mapping[str, float]) -> Success | None:
@@ -37,11 +42,9 @@ def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mappi
     if not found:
         return None
     names = list(dict.fromkeys(one.attack for one in met))
-    with matplotlib.rc_context(STYLE):
-        drawn, whole = figure(3.1 * len(found), 2.7)
-        whole.remove()
-        for place, (metric, curves) in enumerate(found.items()):
-            axes = drawn.add_subplot(1, len(found), place + 1)
+
+    def draw(drawn: Figure) -> None:
+        for axes, (metric, curves) in zip(panels(drawn, len(found)), found.items(), strict=True):
             for each in curves:
                 style = dashes(SERIES * names.index(each.group.attack))
                 colour = series(arms.index(each.group.arm))
@@ -49,9 +52,15 @@ def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mappi
             if metric in thresholds:
                 axes.axvline(thresholds[metric], color=INK, linewidth=1)
             _label(axes, METRICS[metric])
-        titles = ", ".join(METRICS[metric].table_heading for metric in found)
-        text = svg(drawn, f"Share of attacked images that pass a threshold of {titles}")
-    return Success(text, [(name, dash(SERIES * place)) for place, name in enumerate(names)])
+
+    legend = [(arm, line(index)) for index, arm in enumerate(arms)]
+    if len(names) > 1:
+        legend += [(name, {"color": INK, "dashes": dashes(SERIES * place)}) for place, name in enumerate(names)]
+    rows = success_table(each for curves in found.values() for each in curves).to_pylist()
+    titles = ", ".join(METRICS[metric].table_heading for metric in found)
+    words = f"Share of attacked images that pass a threshold of {titles}"
+    chart = Chart("success_rates", words, (3.1 * len(found), 2.7), draw, rows, legend, len(found))
+    return Success(chart, [(name, dash(SERIES * place)) for place, name in enumerate(names)])
 
 
 def _stairs(one: SuccessCurve, curves: Sequence[SuccessCurve]) -> tuple[list[float], list[float]]:
@@ -80,6 +89,6 @@ def _label(axes: Axes, metric: Metric) -> None:
         axes.invert_xaxis()
     unit = f" ({metric.unit})" if metric.unit else ""
     axes.set_xlabel(f"{'at least' if metric.higher_is_closer else 'at most'}{unit}")
-    axes.set_title(metric.table_heading, loc="left", fontsize=10, fontweight="bold")
+    axes.set_title(metric.table_heading)
     axes.set_ylim(-0.03, 1.03)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))

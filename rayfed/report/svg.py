@@ -1,53 +1,69 @@
-"""Charts as inline SVG: drawn by matplotlib's object API, coloured by the page's own style sheet.
+"""Charts, and how they become inline SVG that is coloured by the page's own style sheet.
 
+A chart is drawn by matplotlib's object API in the style of the page, or in that of a paper (`rayfed.report.paper`).
 Every colour that matplotlib writes is replaced by a CSS variable, so one drawing serves light and dark pages.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 from io import StringIO
+from math import ceil
 from typing import Any
 
+import matplotlib
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from rayfed.analysis.summary import Row
 
 SERIES = 8
 """Number of colours before they repeat; after that the dashes change (see `dash`)."""
 CLASSES = 10
 """Number of classes with a colour of their own in the label mix; further ones are drawn together."""
-INK, GRID, SURFACE = "#010203", "#040506", "#070809"
-"""Placeholders for the page's colours, as those that `series` and `class_colour` give."""
+MARKERS = "os^Dv*XP"
+"""Symbols of arms, or of attacks, where colours alone would not do."""
+INK, SURFACE = f"C{SERIES + CLASSES + 1}", f"C{SERIES + CLASSES + 2}"
+"""Colours of text and ground; like those that `series` and `class_colour` give, places in the style's cycle."""
 _DASHES = ("", "5 2", "1.5 1.5", "6 2 1.5 2")
+_INK, _GRID, _SURFACE = "#010203", "#040506", "#070809"
 _COLOURS = {
-    INK: "--muted",
-    GRID: "--line",
-    SURFACE: "--surface",
     **{f"#a0a0{i:02x}": f"--series-{i}" for i in range(SERIES)},
     **{f"#b0b0{i:02x}": f"--class-{i}" for i in range(CLASSES + 1)},
+    _INK: "--muted",
+    _SURFACE: "--surface",
+    _GRID: "--line",
 }
 """Variables of the style sheet by the placeholder that is written into the SVG."""
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rayfed",
     "font.size": 9.5,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    "axes.prop_cycle": cycler(color=list(_COLOURS)),
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _INK,
+    "axes.titlecolor": _INK,
+    "text.color": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
     "axes.facecolor": "none",
     "figure.facecolor": "none",
+    "figure.labelsize": "medium",
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.spines.left": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": GRID,
+    "grid.color": _GRID,
     "grid.linewidth": 0.8,
 }
 
@@ -57,20 +73,50 @@ def dash(index: int) -> str:
     return _DASHES[index // SERIES % len(_DASHES)]
 
 
-def figure(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return an empty chart, with its size in inches."""
-    drawn = Figure(figsize=(width, height), layout="constrained")
-    return drawn, drawn.add_subplot()
+@dataclass(frozen=True)
+class Chart:
+    """One chart, to be drawn in any style and size."""
+
+    name: str
+    """Name of its files."""
+    description: str
+    """What it shows, for those who do not see it."""
+    size: tuple[float, float]
+    """Width and height on the page, in inches."""
+    draw: Callable[[Figure], None]
+    """Draws it on an empty figure."""
+    rows: Sequence[Row]
+    """What is drawn."""
+    legend: Sequence[tuple[str, dict[str, Any]]] = ()
+    """(name, how its line looks) each; a page has its own legends."""
+    panels: int = 1
+    """Number of drawings side by side."""
+
+
+def panels(drawn: Figure, count: int) -> list[Axes]:
+    """Return so many axes side by side, in several rows where they would be narrow."""
+    across = side_by_side(float(drawn.get_figwidth()), count)
+    return [drawn.add_subplot(ceil(count / across), across, place + 1) for place in range(count)]
+
+
+def side_by_side(width: float, count: int) -> int:
+    """Return how many of the panels stand in one row of a figure so many inches wide."""
+    return max(1, min(count, int(width // 1.6)))
+
+
+def line(index: int) -> dict[str, Any]:
+    """Return how the line of the arm at this index looks in a legend."""
+    return {"color": series(index), "dashes": dashes(index), "marker": MARKERS[index % len(MARKERS)]}
 
 
 def series(index: int) -> str:
     """Return the colour of the arm at this index."""
-    return f"#a0a0{index % SERIES:02x}"
+    return f"C{index % SERIES}"
 
 
 def class_colour(index: int) -> str:
     """Return the colour of the class, or client, at this index."""
-    return f"#b0b0{index:02x}"
+    return f"C{SERIES + index}"
 
 
 def dashes(index: int) -> Any:
@@ -88,10 +134,13 @@ def clean(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def svg(drawn: Figure, description: str) -> str:
-    """Return the figure as an SVG element for an HTML page, with a description for those who do not see it."""
+def svg(chart: Chart) -> str:
+    """Return a chart as an SVG element for an HTML page, with a description for those who do not see it."""
     buffer = StringIO()
-    drawn.savefig(buffer, format="svg", metadata={"Date": None})
+    with matplotlib.rc_context(STYLE):
+        drawn = Figure(figsize=chart.size, layout="constrained")
+        chart.draw(drawn)
+        drawn.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -102,4 +151,4 @@ def svg(drawn: Figure, description: str) -> str:
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     for placeholder, variable in _COLOURS.items():
         text = text.replace(placeholder, f"var({variable})")
-    return text.replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
+    return text.replace("<svg", f'<svg role="img" aria-label="{escape(chart.description)}"', 1)

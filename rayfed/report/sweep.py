@@ -12,6 +12,7 @@ from typing import Any
 
 from rayfed.analysis import summary
 from rayfed.analysis.labels import by_batch_size
+from rayfed.analysis.paired import of_seeds, paired, paired_grid
 from rayfed.analysis.settings import Setting, settings
 from rayfed.analysis.summary import Row, Spread, measured, spread
 from rayfed.analysis.sweep_folder import SweepFolder
@@ -76,6 +77,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "worst": worst,
         "strips": strips(sweep.trial(near.run)) if near else [],
         "explorer": explorer,
+        "paired": paired_grid([one for one in paired(of_seeds(found)) if one.measure in (explorer.x, explorer.y)]),
         "labels": by_batch_size(found),
         "pairs": shown,
         "hidden": sum(map(len, every)) - len(shown),

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
 from rayfed.analysis.settings import Setting
 from rayfed.metrics.measures import MEASURES
-from rayfed.report.svg import STYLE, clean, dash, dashes, figure, series, short, svg
+from rayfed.report.svg import SERIES, Chart, clean, dash, dashes, series, short, svg
 
 WIDE = 30
 """Ratio of the largest to the smallest value of a field from which its axis is logarithmic."""
@@ -25,10 +25,15 @@ class Curve:
 
     arm: str
     field: str
-    drawing: str
-    """Charts as SVG, one for each measure."""
+    chart: Chart
+    """A drawing for each measure."""
     attacks: list[tuple[str, str]]
     """Legend, (attack, dash of its line) each."""
+
+    @property
+    def drawing(self) -> str:
+        """The chart as SVG."""
+        return svg(self.chart)
 
 
 def curves(settings: Sequence[Setting], measures: Sequence[str], colours: Sequence[str]) -> list[Curve]:
@@ -46,25 +51,39 @@ def _curve(arm: str, path: str, settings: Sequence[Setting], measures: Sequence[
     attacks = list(dict.fromkeys(one.attack for one in settings))
     places = _places([one.fields[path] for one in settings])
     shown = [name for name in measures if any(name in one.measures for one in settings)]
-    with matplotlib.rc_context(STYLE):
-        drawn, whole = figure(3.4, 0.6 + 1.75 * max(len(shown), 1))
-        whole.remove()
+
+    def lines(name: str) -> Iterator[tuple[int, list[tuple[float, float, list[float]]]]]:
+        # An arm's accuracy is the same whatever attacks it: one line.
+        for number, attack in enumerate(attacks if MEASURES[name].kind == "leakage" else attacks[:1]):
+            mine = [one for one in settings if one.attack == attack and name in one.measures]
+            yield number, list(_line(mine, path, name, places))
+
+    def draw(drawn: Figure) -> None:
         for row, name in enumerate(shown):
             axes = drawn.add_subplot(len(shown), 1, row + 1)
-            # An arm's accuracy is the same whatever attacks it: one line.
-            for number, attack in enumerate(attacks if MEASURES[name].kind == "leakage" else attacks[:1]):
-                mine = [one for one in settings if one.attack == attack and name in one.measures]
-                line = list(_line(mine, path, name, places))
+            for number, line in lines(name):
                 for x, _, values in line:
                     axes.plot([x] * len(values), values, "o", color=series(index), markersize=5, alpha=0.6, mew=0)
                 means = [mean for _, mean, _ in line]
-                style = dashes(number * 8)
+                style = dashes(number * SERIES)
                 axes.plot([x for x, *_ in line], means, color=series(index), linewidth=2, dashes=style)
             _label(axes, name, [one.fields[path] for one in settings], row == len(shown) - 1)
-        drawn.supxlabel(clean(path.rpartition(".")[2]), fontsize=9.5)
-        titles = " and ".join(MEASURES[name].title for name in shown)
-        text = svg(drawn, f"{titles} against {path} in arm {arm}")
-    return Curve(arm, path, text, [(attack or "no attack", dash(8 * n)) for n, attack in enumerate(attacks)])
+        drawn.supxlabel(clean(path.rpartition(".")[2]))
+
+    value_at = {places[repr(one.fields[path])]: one.fields[path] for one in settings}
+    rows = [
+        {"arm": arm, "attack": attacks[number], path: value_at[x], "measure": name, "mean": mean, "value": value}
+        for name in shown
+        for number, line in lines(name)
+        for x, mean, values in line
+        for value in values
+    ]
+    titles = " and ".join(MEASURES[name].title for name in shown)
+    named = [attack or "no attack" for attack in attacks]
+    legend = [(name, {"color": series(index), "dashes": dashes(SERIES * n)}) for n, name in enumerate(named)]
+    words = f"{titles} against {path} in arm {arm}"
+    chart = Chart(f"field-{arm}-{path}", words, (3.4, 0.6 + 1.75 * max(len(shown), 1)), draw, rows, legend)
+    return Curve(arm, path, chart, [(name, dash(SERIES * n)) for n, name in enumerate(named)])
 
 
 def _line(
@@ -96,7 +115,7 @@ def _numeric(values: Sequence[Any]) -> bool:
 def _label(axes: Axes, name: str, values: Sequence[Any], lowest: bool) -> None:
     """Label the axes, with ticks at what was played and the title above."""
     unit = MEASURES[name].unit
-    axes.set_title(f"{MEASURES[name].title}{f' ({unit})' if unit else ''}", loc="left", fontsize=10, fontweight="bold")
+    axes.set_title(f"{MEASURES[name].title}{f' ({unit})' if unit else ''}")
     if _numeric(values):
         low, high = min(values), max(values)
         if low > 0 and high / low > WIDE:

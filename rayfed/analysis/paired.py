@@ -1,0 +1,207 @@
+"""Paired differences between arms: what an attack got from the same victims, or with the same seeds, under another arm.
+
+A run is paired by its victims: attacked clients whose rounds, batches and labels are the same in both arms. A sweep is
+paired by its seeds: victims of one seed share weights, so all of them stand in one pair. What is not the same is left
+out of the pairs, and said to be.
+
+The paired t test (Student 1908) and the signed-rank test (Wilcoxon 1945) are two-sided; their p values are corrected
+over the arms of one attack and measure (Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+from scipy import stats
+
+from rayfed.analysis.figures import SHOWN, Grid, heading
+from rayfed.analysis.formats import NONE
+from rayfed.analysis.settings import Setting, estimate
+from rayfed.analysis.victims import Victim
+from rayfed.errors import UserError, nearest
+from rayfed.metrics.measures import MEASURES
+
+NO_PAIRS = "not compared as pairs: no two arms have two victims or seeds in common that the same attack met"
+_MEASURES = tuple(name for name in SHOWN if MEASURES[name].kind != "cost" and name not in ("epsilon", "pmm"))
+"""Measures that are paired: epsilon is a promise, and PMM the accuracy over a reference's."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Values of one setting under one attack, by what they are paired by."""
+
+    arm: str
+    title: str
+    attack: str | None
+    unit: str
+    """What a value is of: 'victim' or 'seed'."""
+    values: Mapping[str, Mapping[Hashable, float]]
+    """Values by measure and pair; the same key is the same victim or seed."""
+    shared: str = ""
+    """Values of swept fields that arms share: only settings that are alike in them are paired."""
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Mean paired difference of an arm to the reference in one measure."""
+
+    attack: str | None
+    measure: str
+    arm: str
+    """Setting in words; of a run, its arm."""
+    reference: str
+    unit: str
+    pairs: int
+    difference: float | None
+    """Mean over the pairs of the arm's value less the reference's; None where nothing could be paired."""
+    low: float | None
+    """Lower end of its 95 % interval (Student's t); None for a single pair, and where all differences are alike."""
+    high: float | None
+    t: float | None = None
+    """The p value of the paired t test; None as above."""
+    t_holm: float | None = None
+    """The same, corrected over the arms."""
+    wilcoxon: float | None = None
+    """The p value of Wilcoxon's signed-rank test, without pairs that do not differ; None where none does."""
+    wilcoxon_holm: float | None = None
+
+
+def of_victims(found: Mapping[tuple[str, str], Mapping[int, Victim]], source: str = "") -> list[Group]:
+    """Return the groups of a run, from `rayfed.analysis.victims.victims`; `source` is its name among several."""
+
+    def values(victims: Mapping[int, Victim]) -> dict[str, dict[Hashable, float]]:
+        return {
+            name: {(client, v.samples): v.values[name] for client, v in victims.items() if name in v.values}
+            for name in _MEASURES
+        }
+
+    return [
+        Group(arm, f"{source}, {arm}" if source else arm, attack, "victim", values(victims))
+        for (arm, attack), victims in found.items()
+    ]
+
+
+def of_seeds(settings: Sequence[Setting]) -> list[Group]:
+    """Return the groups of a sweep."""
+
+    def values(one: Setting) -> dict[str, dict[Hashable, float]]:
+        return {
+            name: {row["seed"]: float(row[name]) for row in one.rows if None not in (row.get(name), row.get("seed"))}
+            for name in _MEASURES
+            if name in one.measures
+        }
+
+    def shared(one: Setting) -> str:
+        return repr({path: value for path, value in one.fields.items() if not path.startswith("arms.")})
+
+    return [Group(one.arm, one.title, one.attack, "seed", values(one), shared(one)) for one in settings]
+
+
+def paired(groups: Sequence[Group], against: str | None = None) -> list[Paired]:
+    """Return the differences of every setting to the same attack's on the arm `against`, by default the first arm.
+
+    A setting that has no pair with it is told with none. Raises `UserError` for an arm that there is not, and where it
+    has several settings, so that there are several references.
+    """
+    if not groups:
+        return []
+    arms = dict.fromkeys(name for group in groups for name in (group.arm, group.title))
+    if against is not None and against not in arms:
+        raise UserError(f"no arm is called '{against}': {nearest(against, arms)}")
+    base = groups[0].arm if against is None else against
+    references = [group for group in groups if base in (group.title, group.arm)]
+    found = []
+    for attack, shared in dict.fromkeys((group.attack, group.shared) for group in groups):
+        mine = [group for group in groups if (group.attack, group.shared) == (attack, shared)]
+        theirs = [group for group in mine if group in references]
+        if against is not None and len(theirs) > 1:
+            titles = ", ".join(f"'{group.title}'" for group in theirs)
+            raise UserError(f"'{base}' has several settings, {titles}: say which one the others are set against")
+        for name in _MEASURES if theirs else ():
+            one = theirs[0]
+            others = [group for group in mine if group is not one and group.values.get(name)]
+            if one.values.get(name):
+                found += _corrected([_difference(group, one, name) for group in others])
+    return found
+
+
+def _difference(group: Group, reference: Group, measure: str) -> Paired:
+    own, other = group.values[measure], reference.values[measure]
+    differences = np.array([own[key] - other[key] for key in own if key in other])
+    mean = estimate(differences.tolist())
+    one = Paired(group.attack, measure, group.title, reference.title, group.unit, len(differences), None, None, None)
+    if mean is None:
+        return one
+    one = replace(one, difference=mean.mean)
+    differ = differences[differences != 0]
+    if len(differ):
+        one = replace(one, wilcoxon=float(stats.wilcoxon(differ).pvalue))
+    if mean.spread is None:
+        return one
+    low, high = mean.spread
+    return replace(one, low=low, high=high, t=float(stats.ttest_1samp(differences, 0).pvalue))
+
+
+def _corrected(family: Sequence[Paired]) -> list[Paired]:
+    by_t, by_rank = holm([one.t for one in family]), holm([one.wilcoxon for one in family])
+    return [replace(one, t_holm=a, wilcoxon_holm=b) for one, a, b in zip(family, by_t, by_rank, strict=True)]
+
+
+def holm(values: Sequence[float | None]) -> list[float | None]:
+    """Return p values corrected for their number (Holm 1979); None stays None and does not count."""
+    known = sorted((value, place) for place, value in enumerate(values) if value is not None)
+    corrected: list[float | None] = [None] * len(values)
+    least = 0.0
+    for rank, (value, place) in enumerate(known):
+        least = max(least, min(1.0, (len(known) - rank) * value))
+        corrected[place] = least
+    return corrected
+
+
+def paired_table(found: Sequence[Paired]) -> pa.Table:
+    """Return the differences as a table, a row each."""
+    kinds = {"pairs": pa.int64(), **dict.fromkeys(("attack", "measure", "arm", "reference", "unit"), pa.string())}
+    fields = [pa.field(name, kinds.get(name, pa.float64())) for name in Paired.__dataclass_fields__]
+    return pa.Table.from_pylist([asdict(one) for one in found], schema=pa.schema(fields))
+
+
+def paired_grid(found: Sequence[Paired]) -> Grid | None:
+    """Return the differences as a table of text, and what has to be known of them; None where none has two pairs."""
+    if not any(one.pairs > 1 for one in found):
+        return None
+    headings = ["arm", "attack", "measure", "pairs", "difference", "95 % interval", "p (t)", "p (Wilcoxon)"]
+    return Grid(headings, 3, [_told(one) for one in found], " ".join(_notes(found)))
+
+
+def _told(one: Paired) -> list[str]:
+    interval = NONE if one.low is None else f"{one.low:+.3g} to {one.high:+.3g}"
+    difference = NONE if one.difference is None else f"{one.difference:+.4g}" if one.difference else "0"
+    words = [one.arm, one.attack or NONE, heading(one.measure), str(one.pairs), difference, interval]
+    return words + [NONE if p is None else f"{p:.2g}" for p in (one.t_holm, one.wilcoxon_holm)]
+
+
+def _notes(found: Sequence[Paired]) -> list[str]:
+    """Return what a difference is of, what it is about, and which test cannot find anything."""
+    references = " or ".join(dict.fromkeys(f"'{one.reference}'" for one in found))
+    units = dict.fromkeys(one.unit for one in found)
+    notes = [f"Mean over pairs of the arm less {references}, on the same {' or '.join(f'{unit}s' for unit in units)}."]
+    if "victim" in units:
+        notes.append(
+            "Victims of one run share its weights and seed: the interval is about other clients of this training."
+        )
+    notes.append("Both p values are two-sided and corrected over the arms of an attack and measure (Holm).")
+    families: dict[tuple[str | None, str], list[int]] = {}
+    for one in found:
+        if one.wilcoxon is not None:
+            families.setdefault((one.attack, one.measure), []).append(one.pairs)
+    for pairs, arms in sorted({(max(mine), len(mine)) for mine in families.values()}):
+        if (least := arms * 2 / 2**pairs) >= 0.05:
+            notes.append(
+                f"Wilcoxon's cannot be under 5 % with {pairs} pairs and {arms} arms: at the least {min(1, least):.2g}."
+            )
+    if apart := list(dict.fromkeys(f"'{one.arm}'" for one in found if not one.pairs)):
+        notes.append(f"Not compared as pairs, for nothing in them is the same as in the reference: {', '.join(apart)}.")
+    return notes

@@ -1,0 +1,92 @@
+"""What attacks got from each attacked client of one run, so that a single run has intervals and arms can be paired.
+
+Clients of one run share its weights and its seed. An interval over them is about other clients of the same training: it
+says nothing of other seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any
+
+from scipy.stats import t
+
+from rayfed.analysis import summary
+from rayfed.analysis.settings import CONFIDENCE, Estimate, Setting
+from rayfed.analysis.summary import Row
+from rayfed.metrics.known import METRICS
+from rayfed.metrics.measures import JUDGED, MEASURES
+from rayfed.metrics.roc import share
+
+
+@dataclass(frozen=True)
+class Victim:
+    """One attacked client under one arm and attack, over all rounds and repeats."""
+
+    samples: frozenset[Any]
+    """What was attacked: rounds, batches and labels. Two arms have the same victim where these are alike."""
+    values: dict[str, float]
+    """Mean over its samples by measure, where it was measured."""
+    counts: dict[str, int]
+    """Number of values behind each mean."""
+
+
+def victims(
+    attacks: Sequence[Row], inferences: Sequence[Row], arms: Sequence[str]
+) -> dict[tuple[str, str], dict[int, Victim]]:
+    """Return the victims by (arm, attack) and client, from a run's tables, arms in the order given."""
+    found: dict[tuple[str, str], dict[int, Victim]] = {}
+    for client in sorted({row["victim"] for row in [*attacks, *inferences]}):
+        mine, asked = ([row for row in rows if row["victim"] == client] for rows in (attacks, inferences))
+        for leak in summary.leaks(mine, arms, {}):
+            scores = {metric.name: leak.scores[metric.name] for metric in JUDGED}
+            known = {name: score for name, score in scores.items() if score}
+            columns = "round", "repeat", "sample", "true_label", "batch_size", "observes"
+            found.setdefault((leak.arm, leak.attack), {})[client] = Victim(
+                _told_apart(mine, (leak.arm, leak.attack), columns),
+                {name: score.mean for name, score in known.items()},
+                {name: score.n for name, score in known.items()},
+            )
+        for claim in summary.claims(asked, arms):
+            if claim.value and claim.chance:
+                key = claim.arm, claim.attack
+                samples = _told_apart(asked, key, ("round", "repeat", "metric", "candidates"))
+                gain = claim.value.mean - claim.chance.mean
+                found.setdefault(key, {})[client] = Victim(samples, {"inferred": gain}, {"inferred": claim.value.n})
+    return dict(sorted(found.items(), key=lambda entry: arms.index(entry[0][0])))
+
+
+def _told_apart(rows: Sequence[Row], met: tuple[str, str], columns: Sequence[str]) -> frozenset[Any]:
+    return frozenset(tuple(row.get(name) for name in columns) for row in rows if (row["arm"], row["attack"]) == met)
+
+
+def over_victims(settings: Sequence[Setting], found: Mapping[tuple[str, str], Mapping[int, Victim]]) -> list[Setting]:
+    """Return a run's settings with intervals over its victims for what was measured of them; means stay as they are."""
+
+    def estimate(one: Setting, name: str, known: Estimate) -> Estimate:
+        mine = found.get((one.arm, one.attack or ""), {}).values()
+        measured = [(victim.values[name], victim.counts[name]) for victim in mine if name in victim.values]
+        return _interval(name, known.mean, measured) if len(measured) > 1 else known
+
+    return [
+        replace(one, measures={name: estimate(one, name, known) for name, known in one.measures.items()})
+        for one in settings
+    ]
+
+
+def _interval(name: str, mean: float, victims: Sequence[tuple[float, int]]) -> Estimate:
+    """Return a mean with its 95 % interval over victims, (mean of each, number of its values).
+
+    Of hits and misses it is exact (Clopper-Pearson); else Student's t of the ratio estimator, since victims may have
+    batches of several sizes (Cochran 1977, "Sampling Techniques", section 6.3). Of equal sizes it is the usual one.
+    """
+    n, one_each = len(victims), all(count == 1 for _, count in victims)
+    if MEASURES[name].share and name in METRICS and one_each and all(value in (0, 1) for value, _ in victims):
+        exact = share(sum(value == 1 for value, _ in victims), n)
+        return Estimate(mean, exact.low, exact.high, n, "victims")
+    size = sum(count for _, count in victims) / n
+    squares = sum((count / size * (value - mean)) ** 2 for value, count in victims)
+    half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * sqrt(squares / (n - 1) / n)
+    return Estimate(mean, mean - half, mean + half, n, "victims")

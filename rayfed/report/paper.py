@@ -1,0 +1,151 @@
+"""Figures for papers: the report's charts as PDF and SVG, each with the rows that it draws as CSV.
+
+Fonts are embedded in PDFs as TrueType, which publishers ask for, and text in SVGs stays text. Colours are those of
+Okabe and Ito 2008, "Color Universal Design", which colour-blind people tell apart, and symbols differ too; stacked
+classes go from dark to light. The same run gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from cycler import cycler
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from rayfed.analysis import summary
+from rayfed.analysis.loading import Results, Run
+from rayfed.errors import UserError
+from rayfed.metrics.known import METRICS
+from rayfed.metrics.measures import MEASURES
+from rayfed.report.explorer import PREFERRED, explore
+from rayfed.report.export import as_csv
+from rayfed.report.run import charts, votes
+from rayfed.report.success_plots import success_rates
+from rayfed.report.svg import CLASSES, MARKERS, SERIES, STYLE, Chart, clean, side_by_side
+from rayfed.report.sweep_plots import curves
+from rayfed.report.trade_off import trade_off
+
+WIDTHS = {"": 3.35, "-wide": 7.0}
+"""Inches of one column of a paper and of two, by what file names end with."""
+_OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+_INK, _GRID = "#222222", "#dddddd"
+_CYCLE = [
+    *_OKABE_ITO,
+    *(matplotlib.colors.to_hex(matplotlib.colormaps["viridis"](place / CLASSES)) for place in range(CLASSES + 1)),
+    _INK,
+    "#ffffff",
+]
+PAPER: Any = STYLE | {
+    "pdf.fonttype": 42,
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that no machine has another
+    "font.size": 7.5,
+    "axes.prop_cycle": cycler(color=_CYCLE),
+    "axes.titlesize": 8,
+    "axes.spines.left": True,
+    "axes.linewidth": 0.6,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.5,
+    "axes.edgecolor": _INK,
+    **dict.fromkeys(("axes.labelcolor", "axes.titlecolor", "text.color", "xtick.color", "ytick.color"), _INK),
+}
+"""Style of figures; that of the page otherwise."""
+
+
+def write_figures(results: Results, out: str) -> list[str]:
+    """Write every chart of a run or sweep into a folder and return their names; its CSV has no ending of a width.
+
+    Raises `UserError` where there is nothing to draw, or the folder cannot be written.
+    """
+    found = run_charts(results) if isinstance(results, Run) else sweep_charts(results)
+    if not found:
+        raise UserError(f"'{results.url}' has nothing to draw yet: no round was completed, and nothing was attacked")
+    names = []
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        for chart in found:
+            name = re.sub(r"[^\w.-]+", "-", chart.name)
+            Path(out, f"{name}.csv").write_text(as_csv(chart.rows), encoding="utf-8")
+            for ending, width in WIDTHS.items():
+                save(chart, width, Path(out, f"{name}{ending}"))
+            names.append(name)
+    except OSError as error:
+        raise UserError(f"cannot write figures to {out}: {error}") from error
+    return names
+
+
+def run_charts(run: Run) -> list[Chart]:
+    """Return the charts of a run's report; the trade-off has intervals over the clients that were attacked."""
+    scenario, folder = run.scenario, run.folder
+    rounds, attacks, inferences, clients = (
+        folder.read_table(name).to_pylist() for name in ("rounds", "attacks", "inferences", "clients")
+    )
+    names = summary.arm_names(scenario, rounds, attacks, inferences)
+    asked = (scenario.get("metrics") or {}).get("success") or {}
+    thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
+    arms, leaks = summary.arms(names, scenario, rounds, clients, attacks), summary.leaks(attacks, names, thresholds)
+    success = success_rates(attacks, names, thresholds)
+    found = [
+        trade_off(explore(run.with_intervals()), names),
+        success.chart if success else None,
+        *charts(rounds, attacks, arms, leaks, summary.label_mix(folder.read_table("partition"))).values(),
+        *(chart for vote in votes(folder) for chart in (vote.weights, vote.scores)),
+    ]
+    return [chart for chart in found if chart]
+
+
+def sweep_charts(sweep: Results) -> list[Chart]:
+    """Return the charts of a sweep's report."""
+    settings, fields = sweep.settings(), sweep.fields
+    wanted = [name for name in sweep.scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
+    explorer = explore(settings, (), fields, [*wanted, *PREFERRED])
+    arms = summary.arm_names(sweep.scenario, [row for one in settings for row in one.rows])
+    chart = trade_off(explorer, arms)
+    axes = [name for name in (explorer.x, explorer.y) if name]
+    return [*([chart] if chart else []), *(curve.chart for curve in curves(settings, axes, arms))]
+
+
+def save(chart: Chart, width: float, path: Path) -> None:
+    """Draw a chart at a width and write it as PDF and SVG, without the time."""
+    legend = chart.legend if len(chart.legend) > 1 else []
+    longest = max((len(name) for name, _ in legend), default=0)
+    columns = max(1, min(len(legend), int(width / (0.45 + 0.055 * longest))))
+    with matplotlib.rc_context(PAPER):
+        height = _height(chart, width) + 0.16 * ceil(len(legend) / columns)
+        drawn = Figure(figsize=(width, height), layout="constrained")
+        chart.draw(drawn)
+        _mark(drawn)
+        if legend:
+            looks = [Line2D([], [], **{"linewidth": 1.2, "markersize": 4, **look}) for _, look in legend]
+            labels = [clean(name) for name, _ in legend]
+            drawn.legend(looks, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=7)
+        drawn.savefig(path.with_name(f"{path.name}.svg"), metadata={"Date": None, "Title": chart.description})
+        times = {"CreationDate": None, "ModDate": None}
+        drawn.savefig(path.with_name(f"{path.name}.pdf"), metadata={**times, "Title": chart.description})
+
+
+def _height(chart: Chart, width: float) -> float:
+    if chart.panels == 1:
+        return 0.75 * chart.size[1]
+    return 1.75 * ceil(chart.panels / side_by_side(width, chart.panels))
+
+
+def _mark(drawn: Figure) -> None:
+    """Give the lines of every arm a symbol of its own, and all lines the width of print."""
+    lines: Sequence[Line2D] = [line for axes in drawn.axes for line in axes.lines]
+    for line in lines:
+        line.set_linewidth(min(line.get_linewidth(), 1.2))
+        colour = re.fullmatch(r"C(\d+)", str(line.get_color()))
+        if colour is None or int(colour[1]) >= SERIES:
+            continue
+        index = int(colour[1])
+        if line.get_marker() == "o":
+            line.set_marker(MARKERS[index])
+            line.set_markersize(min(line.get_markersize(), 4))
+        elif line.get_drawstyle() != "default":
+            line.set(marker=MARKERS[index], markersize=3, markevery=(0.02 * index, 0.25))

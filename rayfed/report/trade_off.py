@@ -1,0 +1,109 @@
+"""Chart of leakage against utility or cost, with error bars: the page's interactive plot, for paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from rayfed.analysis.figures import SHOWN, heading
+from rayfed.analysis.pareto import front
+from rayfed.analysis.settings import Estimate, Setting, of_rebuilt
+from rayfed.metrics.known import METRICS
+from rayfed.metrics.measures import MEASURES
+from rayfed.report.explorer import Explorer
+from rayfed.report.svg import INK, MARKERS, Chart, panels, series
+
+_FILLS = ("full", "none", "left", "right", "top", "bottom")
+"""How symbols are filled, by attack."""
+
+
+def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
+    """Return a drawing for each measure of leakage that tables show; None where the page has no plot either.
+
+    `arms` are all in the order of their colours. The line is the front.
+    """
+    y = explorer.y
+    if explorer.x is None or y is None:
+        return None
+    more = [name for name in explorer.leakages if name in SHOWN and name in METRICS and name != explorer.x]
+    found = [entry.setting for entry in explorer.entries if entry.status == "finished"]
+    shown = {x: [one for one in found if {x, y} <= one.measures.keys()] for x in (explorer.x, *more)}
+    shown = {x: settings for x, settings in shown.items() if settings}
+    best = {x: front(settings, x, y).best for x, settings in shown.items()}
+    attacks = explorer.attacks
+
+    def draw(drawn: Figure) -> None:
+        for axes, (x, settings) in zip(panels(drawn, len(shown)), shown.items(), strict=True):
+            xs, ys = ([one.measures[name].mean for one in best[x]] for name in (x, y))
+            axes.plot(xs, ys, ":", color=INK, linewidth=1)
+            for one in settings:
+                index = arms.index(one.arm)
+                across, up = one.measures[x], one.measures[y]
+                axes.errorbar(
+                    across.mean,
+                    up.mean,
+                    xerr=_bars(across),
+                    yerr=_bars(up),
+                    color=series(index),
+                    marker=MARKERS[index % len(MARKERS)],
+                    fillstyle=_FILLS[attacks.index(one.attack) % len(_FILLS)] if one.attack else "full",
+                    markersize=5,
+                    elinewidth=0.9,
+                    capsize=2,
+                    alpha=1 if _proves(one, x) else 0.35,
+                )
+            _label(axes, x, y)
+
+    legend: list[tuple[str, dict[str, Any]]] = [
+        (arm, {"color": series(i), "marker": MARKERS[i % len(MARKERS)], "linestyle": ""}) for i, arm in enumerate(arms)
+    ]
+    if len(attacks) > 1:
+        legend += [
+            (attack, {"color": INK, "marker": "o", "linestyle": "", "fillstyle": _FILLS[i % len(_FILLS)]})
+            for i, attack in enumerate(attacks)
+        ]
+    if not all(_proves(one, x) for x, settings in shown.items() for one in settings):
+        legend.append(
+            ("faint: no evidence of protection", {"color": INK, "marker": "o", "linestyle": "", "alpha": 0.35})
+        )
+    rows = [_row(one, x, y, one in best[x]) for x, settings in shown.items() for one in settings]
+    words = f"Leakage against {MEASURES[y].title}, with 95 % intervals"
+    return Chart("trade_off", words, (3.4 * len(shown), 2.7), draw, rows, legend, len(shown))
+
+
+def _bars(value: Estimate) -> list[list[float]] | None:
+    if value.spread is None:
+        return None
+    low, high = value.spread
+    return [[value.mean - low], [high - value.mean]]
+
+
+def _label(axes: Axes, x: str, y: str) -> None:
+    """Label the axes, and say to which side more leaks."""
+    axes.set_xlabel(f"{heading(x)}  {'← leaks more' if MEASURES[x].higher_is_better else 'leaks more →'}")
+    axes.set_ylabel(heading(y))
+    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    for axis, name in ((axes.xaxis, x), (axes.yaxis, y)):
+        if MEASURES[name].share:
+            axis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+
+
+def _row(one: Setting, x: str, y: str, best: bool) -> dict[str, Any]:
+    """Return a point with its intervals, and whether it is on the front and proves something."""
+    row: dict[str, Any] = {"arm": one.arm, "attack": one.attack, **one.fields}
+    for axis, name in (("x", x), ("y", y)):
+        found = one.measures[name]
+        low, high = found.spread or (None, None)
+        row |= {axis: name, f"{axis}_mean": found.mean, f"{axis}_low": low, f"{axis}_high": high, f"{axis}_n": found.n}
+        row[f"{axis}_over"] = found.over
+    return {**row, "on_front": best, "compared": _proves(one, x)}
+
+
+def _proves(one: Setting, x: str) -> bool:
+    """Return whether the setting may stand on a front: its model is of use, and its attacks showed that they work."""
+    return not one.useless and not (of_rebuilt(x) and one.unproven)

@@ -1,0 +1,121 @@
+"""Differences between arms on the same victims or seeds, against published examples and by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayfed.analysis.compare import compare
+from rayfed.analysis.figures import cell
+from rayfed.analysis.loading import load
+from rayfed.analysis.paired import Group, Paired, holm, paired, paired_grid
+from rayfed.errors import UserError
+from tests.result_fixtures import attacked, small_run, small_sweep
+from tests.test_cli import run
+
+SLEEP = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0], [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+"""Hours of sleep of ten patients under two drugs (Student 1908)."""
+MAIZE = [6, 8, 14, 16, 23, 24, 28, 29, 41, -48, 49, 56, 60, -67, 75]
+"""Differences of heights of cross- and self-fertilised maize (Darwin 1876), as in scipy's documentation."""
+ARMS = {"none": [], "noise": ["gaussian"], "other": ["gaussian"]}
+
+
+def group(arm: str, values: list[float]) -> Group:
+    return Group(arm, arm, "dlg", "victim", {"psnr": dict(enumerate(values))})
+
+
+def test_the_published_examples_come_out() -> None:
+    [slept] = paired([group("first", SLEEP[0]), group("second", SLEEP[1])])
+    assert slept.difference == pytest.approx(1.58)
+    assert (slept.low, slept.high) == pytest.approx((0.7001142, 2.4598858))  # R's t.test(paired = TRUE)
+    assert slept.t == pytest.approx(0.00283289)
+    [grown] = paired([group("self", [0.0] * 15), group("cross", [float(each) for each in MAIZE])])
+    assert grown.wilcoxon == pytest.approx(0.041259765625)
+    assert holm([0.05, None, 0.01, 0.03, 0.02, 0.04]) == pytest.approx([0.09, None, 0.05, 0.09, 0.08, 0.09])  # R
+
+
+def test_the_correction_is_over_the_arms_of_one_attack_and_measure() -> None:
+    rest = [[value + 1.0 for value in SLEEP[1]], [value + 2.0 for value in SLEEP[1]]]
+    found = paired([group("a", SLEEP[0]), group("b", SLEEP[1]), group("c", rest[0]), group("d", rest[1])])
+    assert [one.t_holm for one in found] == holm([one.t for one in found])
+    assert found[0].t_holm == found[0].t
+    assert found[2].t_holm == pytest.approx(3 * (found[2].t or 0))
+
+
+def test_what_does_not_differ_has_no_test_and_few_pairs_are_warned_of() -> None:
+    alike = paired([group("a", [1, 2, 3]), group("b", [1, 2, 3]), group("c", [2, 3, 4])])
+    assert [(one.difference, one.low, one.t, one.wilcoxon) for one in alike[:1]] == [(0, None, None, None)]
+    assert (alike[1].difference, alike[1].t, alike[1].low) == (1, None, None)
+    grid = paired_grid(alike)
+    assert grid is not None
+    assert "cannot be under 5 % with 3 pairs and 1 arms: at the least 0.25" in grid.note
+    with pytest.raises(UserError, match="did you mean"):
+        paired([group("arm", [1.0])], "arms")
+
+
+def victims(arm: str, psnr: list[float], label: int = 0) -> list[dict[str, Any]]:
+    return [
+        attacked(arm, "dlg", psnr=value, victim=client, true_label=label, label_accuracy=float(value > 20))
+        for client, value in enumerate(psnr)
+    ]
+
+
+def make(tmp_path: Path, name: str = "small", **changes: Any) -> Any:
+    folder = small_run(str(tmp_path), {"arms": ARMS, **changes}, name)
+    rows = victims("none", [30, 20, 25, 22, 28, 24]) + victims("noise", [20, 16, 17, 14, 24, 19])
+    folder.write_part("attacks", 0, rows + victims("other", [9, 9, 9, 9, 9, 9], label=7))
+    return load(folder.url)
+
+
+def test_a_run_is_paired_by_its_victims_and_others_are_said_to_be_none(tmp_path: Path) -> None:
+    results = make(tmp_path)
+    psnr = [one for one in results.paired() if one.measure == "psnr"]
+    assert [(one.arm, one.reference, one.unit, one.pairs) for one in psnr] == [
+        ("noise", "none", "victim", 6), ("other", "none", "victim", 0)
+    ]  # fmt: skip
+    assert psnr[0].difference == pytest.approx(-39 / 6)
+    assert psnr[0].wilcoxon == 2 / 2**6
+    assert psnr[0].t_holm == psnr[0].t  # an arm without pairs is none of those corrected for
+    grid = paired_grid(psnr)
+    assert grid is not None
+    assert "share its weights and seed" in grid.note
+    assert "nothing in them is the same as in the reference: 'other'" in grid.note
+    assert {one.reference for one in results.paired("noise")} == {"noise"}
+
+
+def test_a_single_run_has_intervals_over_its_victims(tmp_path: Path) -> None:
+    one = make(tmp_path).with_intervals()[1]
+    psnr, labels = one.measures["psnr"], one.measures["label_accuracy"]
+    assert (psnr.over, psnr.n, psnr.mean) == ("victims", 6, pytest.approx(110 / 6))
+    assert cell("psnr", psnr) == "18.3 ± 3.7"  # t(5) = 2.5706, s = 3.5024
+    assert (labels.low, labels.high) == pytest.approx((0.0042107, 0.6412346), abs=1e-6)  # Clopper-Pearson of 1 in 6
+    assert cell("label_accuracy", labels) == "0.17 (0.00 to 0.64)"
+
+
+def test_unequal_batches_keep_the_mean_over_samples(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {})
+    rows = [attacked("none", "dlg", sample, psnr=10.0, victim=1) for sample in range(3)]
+    folder.write_part("attacks", 0, [*rows, attacked("none", "dlg", psnr=20.0, victim=2)])
+    psnr = load(folder.url).with_intervals()[0].measures["psnr"]
+    assert (psnr.mean, psnr.n) == (12.5, 2)
+
+
+def test_a_sweep_is_paired_by_its_seeds(tmp_path: Path) -> None:
+    found = {(one.attack, one.measure, one.arm): one for one in load(small_sweep(tmp_path).url).paired()}
+    one = found["dlg", "psnr", "noise, sigma 0.1"]
+    assert (one.unit, one.pairs, one.difference) == ("seed", 3, pytest.approx(-29))
+    assert one.t is None  # all three differences are alike
+
+
+def test_runs_beside_each_other_are_paired_where_their_victims_are_the_same(tmp_path: Path) -> None:
+    first, second, third = make(tmp_path, "a"), make(tmp_path, "b"), make(tmp_path, "c", seed=5)
+    found: list[Paired] = compare([first, second]).paired
+    assert {one.difference for one in found if one.arm.endswith(", none")} == {0}
+    other = compare([first, third])
+    assert (other.paired, "the victims are others: seed differ" in other.unpaired) == ([], True)
+    code, output = run("compare", first.url, second.url, "--against", f"{first.name}, noise")
+    assert (code, "paired differences" in output, "+6.5" in output) == (0, True, True), output
+    code, output = run("compare", first.url, second.url, "--against", "noise")
+    assert (code, "several settings" in output) == (2, True)

@@ -151,7 +151,8 @@ def export(
     with errors_for_people(debug):
         from rayfed.analysis.loading import load
         from rayfed.report.export import export as exported
-        from rayfed.report.share import has_private_states
+        from rayfed.report.samples import shown
+        from rayfed.report.share import SAMPLES, has_private_states
 
         results = load(run)
         if format == "folder":
@@ -167,6 +168,8 @@ def export(
             if out is None:
                 return
         text = exported(results, format, table, _headings(columns), against)
+        if table in SAMPLES and not shown([results.scenario]).public:
+            typer.echo(f"warning: the table {table} has clients' samples, which are not known to be public", err=True)
         if has_private_states(results):
             typer.echo(
                 f"note: {run} holds in clear what clients keep to themselves (checkpoint/clients): do not share the "
@@ -205,4 +208,5 @@ def _share(results: Results, out: str | None) -> None:
         else:
             write_report(copy)
     print(f"wrote {copy.url}, without the checkpoint, {', '.join(SAMPLES)}; scenario.yaml has the seed and your paths")
+    print("labels, names of classes and how many of each a client has are in it: a page without is `report --redact`")
     print("a table `private` holds figures about clients' private layers, not the layers")

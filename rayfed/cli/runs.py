@@ -140,15 +140,31 @@ def resume(
 
 
 @commands.command()
-def report(run: Run, debug: Debug = False) -> None:
+def report(
+    run: Run,
+    redact: Annotated[
+        bool,
+        typer.Option("--redact", help="Make `report-redacted.html`, without clients' samples, labels and file names."),
+    ] = False,
+    debug: Debug = False,
+) -> None:
     """Make the `report.html` of a run, or of a sweep, again from its tables."""
     with errors_for_people(debug):
         from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
         from rayfed.report.run import write_report
+        from rayfed.report.samples import warning
         from rayfed.report.sweep import write_sweep_report
         from rayfed.store.folder import RunFolder
 
+        if redact:
+            from rayfed.analysis.loading import load as results
+            from rayfed.report.redaction import write_redacted
+
+            print(write_redacted(results(run)))
+            return
         folder = RunFolder.open(run)
+        if said := warning(folder):
+            typer.echo(f"warning: {said}", err=True)
         print(write_sweep_report(SweepFolder(folder)) if is_sweep(folder) else write_report(folder))
 
 

@@ -35,7 +35,7 @@ def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], pl
     scripts = [*([_plotly()] if plotting else []), _own_script()]
     shared = {
         "version": __version__,
-        "folder": folder.url,
+        "folder": "RUN" if contents["redacted"] else folder.url,
         "scripts": scripts,
         "policy": policy(scripts),
         "series": svg.SERIES,

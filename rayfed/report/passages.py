@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rayfed.analysis.summary import Row
 from rayfed.report.pictures import key, most_leaked
+from rayfed.report.samples import Samples
 from rayfed.store.folder import RunFolder
 
 SHOWN = 3
@@ -19,18 +21,26 @@ class Passage:
 
     row: Row
     """Row of `attacks` that scores it."""
-    true: list[str]
+    true: list[str] | None
+    """None where the page does not show it."""
     reconstructed: list[tuple[str, bool]]
     """Tokens, or columns, of the reconstruction, and which of them are right."""
 
 
-def passages(folder: RunFolder, attacks: Sequence[Row]) -> list[Passage]:
-    """Return the samples that leaked most of every arm and attack; none of a run whose samples are pictures."""
-    texts = {key(row): row for row in folder.read_table("texts").to_pylist()}
+def passages(
+    folder: RunFolder, attacks: Sequence[Row], samples: Samples, worst: Collection[tuple[Any, ...]]
+) -> list[Passage]:
+    """Return the samples that leaked most of every arm and attack; none of a run whose samples are pictures.
+
+    `worst` are the keys of those that are shown where no others are.
+    """
+    texts = {key(row): row for row in folder.read_table("texts").to_pylist()} if samples.any else {}
     met = dict.fromkeys((row["arm"], row["attack"]) for row in attacks)
     chosen = [row for pair in met for row in most_leaked(attacks, *pair, SHOWN)] if texts else []
-    return [_passage(row, texts[key(row)]) for row in chosen if key(row) in texts]
+    allowed = worst if samples.mode == "worst" else texts
+    return [_passage(row, texts[key(row)], samples) for row in chosen if key(row) in texts and key(row) in allowed]
 
 
-def _passage(row: Row, text: Row) -> Passage:
-    return Passage(row, text["true"], list(zip(text["reconstructed"], text["right"], strict=True)))
+def _passage(row: Row, text: Row, samples: Samples) -> Passage:
+    rebuilt = zip(samples.words(text["reconstructed"]), text["right"], strict=True)
+    return Passage(row, samples.true_words(text["true"]), list(rebuilt))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from math import inf
 from typing import Any
 
 from rayfed.analysis.summary import Row, leading_metric, measured
+from rayfed.report.samples import Samples
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import image_key
 
@@ -23,8 +23,8 @@ STRIPS = 3
 class Pair:
     """Pair of a true image and its reconstruction."""
 
-    true: str
-    """True image, as a `data:` URL."""
+    true: str | None
+    """True image, as a `data:` URL; None where the page does not show it."""
     reconstructed: str
     row: Row
     """Row of `attacks` that scores the reconstruction."""
@@ -38,7 +38,7 @@ class Pair:
     @property
     def size(self) -> int:
         """Number of characters that the pair takes in a page."""
-        return len(self.true) + len(self.reconstructed)
+        return len(self.true or "") + len(self.reconstructed)
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ def key(row: Row) -> tuple[Any, ...]:
     return tuple(image_key(row).values())
 
 
-def pictures(folder: RunFolder, rows: Iterable[Row]) -> dict[tuple[Any, ...], Pair]:
+def pictures(folder: RunFolder, rows: Iterable[Row], samples: Samples) -> dict[tuple[Any, ...], Pair]:
     """Return the images of some rows of `attacks`, by `key`; rows without images are left out."""
-    wanted = {key(row): row for row in rows}
+    wanted = {key(row): row for row in rows} if samples.any else {}
     found = {}
     for image in _rows(folder, "images") if wanted else ():
         row = wanted.get(key(image))
         if row:
-            found[key(row)] = Pair(data_url(image["true"]), data_url(image["reconstructed"]), row)
+            found[key(row)] = Pair(samples.true_image(image["true"]), samples.image(image["reconstructed"]), row)
     return found
 
 
@@ -87,42 +87,43 @@ def within(settings: Sequence[Sequence[Pair]], budget: int) -> list[Pair]:
     return chosen
 
 
-def strips(folder: RunFolder) -> list[Strip]:
-    """Return the first images of every arm and attack at the iterations that were kept; none where none were."""
+def strips(folder: RunFolder, samples: Samples, worst: Collection[tuple[Any, ...]] = ()) -> list[Strip]:
+    """Return the first images of every arm and attack at the iterations that were kept; none where none were.
+
+    `worst` are the keys of those that are shown where no others are.
+    """
     held: dict[tuple[Any, ...], list[Row]] = {}
-    for row in folder.read_table("snapshots").to_pylist():
-        held.setdefault(key(row), []).append(row)
+    for row in folder.read_table("snapshots").to_pylist() if samples.any else ():
+        if samples.mode != "worst" or key(row) in worst:
+            held.setdefault(key(row), []).append(row)
     chosen: dict[tuple[str, str], list[list[Row]]] = {}
     for rows in held.values():
         mine = chosen.setdefault((rows[0]["arm"], rows[0]["attack"]), [])
         if len(mine) < STRIPS:
             mine.append(sorted(rows, key=lambda row: row["iteration"]))
     shown = [rows for group in chosen.values() for rows in group]
-    true = pictures(folder, (rows[0] for rows in shown))
+    true = pictures(folder, (rows[0] for rows in shown), samples)
     return [
         Strip(
             rows[0],
-            [(row["iteration"], data_url(row["image"])) for row in rows],
+            [(row["iteration"], samples.image(row["image"])) for row in rows],
             true[key(rows[0])].true if key(rows[0]) in true else None,
         )
         for rows in shown
     ]
 
 
-def made(folder: RunFolder, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[str, str]]]:
+def made(
+    folder: RunFolder, wanted: set[tuple[str, str]], samples: Samples
+) -> dict[tuple[str, str], list[tuple[str | None, str]]]:
     """Return the first generated images by (arm, attack), each as (nearest true image, generated image)."""
-    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for image in _rows(folder, "images") if wanted else ():
+    found: dict[tuple[str, str], list[tuple[str | None, str]]] = {}
+    for image in _rows(folder, "images") if wanted and samples.mode not in ("none", "worst") else ():
         if (image["arm"], image["attack"]) in wanted:
             pairs = found.setdefault((image["arm"], image["attack"]), [])
             if len(pairs) < SHOWN:
-                pairs.append((data_url(image["true"]), data_url(image["reconstructed"])))
+                pairs.append((samples.true_image(image["true"]), samples.image(image["reconstructed"])))
     return found
-
-
-def data_url(png: bytes) -> str:
-    """Return a PNG as the source of an <img>."""
-    return f"data:image/png;base64,{b64encode(png).decode()}"
 
 
 def _rows(folder: RunFolder, table: str) -> Iterator[Mapping[str, Any]]:

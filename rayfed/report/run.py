@@ -6,7 +6,7 @@ Read are the tables, `scenario.yaml` and, where they exist, `environment.json` a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from rayfed.report.explorer import Explorer, explore
 from rayfed.report.page import flat, optional_document, write_page
 from rayfed.report.passages import passages
 from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
+from rayfed.report.samples import Samples, shown
 from rayfed.report.success_plots import success_rates
 from rayfed.report.svg import Chart, svg
 from rayfed.store import exits
@@ -58,9 +59,12 @@ class Vote:
     round: int
 
 
-def write_report(folder: RunFolder) -> str:
-    """Make `report.html` of a run and return where it is; raises `RunError` for what cannot be read or written."""
-    contents = _contents(folder)
+def write_report(folder: RunFolder, redacted: bool = False) -> str:
+    """Make `report.html` of a run and return where it is; raises `RunError` for what cannot be read or written.
+
+    Of a `redacted` copy (`rayfed.report.redaction`) the page says what was left out.
+    """
+    contents = _contents(folder) | {"redacted": redacted}
     return write_page(folder, "report.html.j2", contents, plotting=contents["explorer"].x is not None)
 
 
@@ -72,10 +76,11 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     clients = folder.read_table("clients").select(["arm", "sent_bytes"]).to_pylist()
     names = summary.arm_names(scenario, rounds, attacks, inferences)
     arms = summary.arms(names, scenario, rounds, clients, attacks)
-    leakage = _leakage(folder, scenario, names, attacks, inferences)
+    samples = shown([scenario])
+    leakage = _leakage(folder, scenario, names, attacks, inferences, samples)
     mix = summary.label_mix(folder.read_table("partition"))
     classes, leaks = mix.classes if mix else {}, leakage["leaks"]
-    worst, worst_pairs = summary.worst(attacks), pictures(folder, [arm.worst for arm in arms if arm.worst])
+    worst, worst_pairs = summary.worst(attacks), pictures(folder, [arm.worst for arm in arms if arm.worst], samples)
     secure = bool((scenario.get("privacy") or {}).get("secure"))
     return leakage | {
         "name": str(scenario.get("name", folder.name)),
@@ -86,8 +91,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "verdicts": verdicts(scenario, attacks, inferences, finished=status.get("state") == "finished"),
         "criterion": criterion_of(scenario, attacks),
         "distortions": distortions(attacks),
-        "statements": words.of_run(arms, worst, privacy, classes, secure),
-        "warnings": words.short_keys(scenario),
+        "statements": words.of_run(arms, worst, privacy, classes if samples.truth else None, secure),
+        "warnings": words.short_keys(scenario) + _about_samples(samples, leakage),
         "criteria": criteria(arms, leaks),
         "robustness": matrix(sorted(rounds, key=lambda row: row["round"])),
         "worst": worst,
@@ -109,8 +114,19 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     }
 
 
+def _about_samples(samples: Samples, leakage: Mapping[str, Any]) -> list[str]:
+    """Return the warning about samples where the page shows any."""
+    embedded = any(leakage[name] for name in ("pairs", "strips", "passages", "made"))
+    return [samples.warning] if samples.warning and embedded else []
+
+
 def _leakage(
-    folder: RunFolder, scenario: Row, names: Sequence[str], attacks: Sequence[Row], inferences: Sequence[Row]
+    folder: RunFolder,
+    scenario: Row,
+    names: Sequence[str],
+    attacks: Sequence[Row],
+    inferences: Sequence[Row],
+    samples: Samples,
 ) -> dict[str, Any]:
     """Return what the template shows of attacks, arm by arm and sample by sample."""
     asked = (scenario.get("metrics") or {}).get("success") or {}
@@ -119,20 +135,23 @@ def _leakage(
     guesses: list[Leak | Claim] = [*leaks, *claims]
     explorer = explore(settings(outcomes(folder)))
     leading, groups = summary.leading_metric(attacks), of_victims(victims(attacks, inferences, names))
-    pairs = _pairs(folder, explorer, attacks)
+    by_arm = (summary.worst([row for row in attacks if row["arm"] == arm]) for arm in names)
+    worst = {key(row) for row in by_arm if row}
+    pairs = _pairs(folder, explorer, attacks, samples, worst)
     return {
+        "samples": samples,
         "explorer": explorer,
         "pairs": pairs,
         "hidden": max(sum(leak.images for leak in leaks) - len(pairs), 0),
-        "strips": strips(folder),
-        "passages": passages(folder, attacks),
+        "strips": strips(folder, samples, worst),
+        "passages": passages(folder, attacks, samples, worst),
         "leaks": leaks,
         "paired": paired_grid([one for one in paired(groups) if one.measure in (leading, "inferred")]),
         "claims": claims,
         "inference_metrics": INFERRED,
         "area": area,
         "stated": stated,
-        "made": made(folder, {(claim.arm, claim.attack) for claim in claims if claim.metric == "class_share"}),
+        "made": made(folder, {(claim.arm, claim.attack) for claim in claims if claim.metric == "class_share"}, samples),
         "failures": [(guess, *failure, n) for guess in guesses for failure, n in guess.failures.items()],
         "columns": _columns(leaks, (scenario.get("metrics") or {}).get("names", ())),
         "chances": _chances(leaks),
@@ -174,14 +193,17 @@ def _chances(leaks: Sequence[Leak]) -> dict[str, str]:
     }
 
 
-def _pairs(folder: RunFolder, explorer: Explorer, attacks: Sequence[Row]) -> list[Pair]:
-    """Return the worst images of every arm and attack."""
+def _pairs(
+    folder: RunFolder, explorer: Explorer, attacks: Sequence[Row], samples: Samples, worst: Collection[tuple[Any, ...]]
+) -> list[Pair]:
+    """Return the worst images of every arm and attack; `worst` are the keys of those shown where no others are."""
     chosen = [
         (row, entry)
         for entry in explorer.entries
         for row in most_leaked(attacks, entry.setting.arm, entry.setting.attack)
+        if samples.mode != "worst" or key(row) in worst
     ]
-    found = pictures(folder, [row for row, _ in chosen])
+    found = pictures(folder, [row for row, _ in chosen], samples)
     return [replace(found[key(row)], entry=entry.id, title=entry.title) for row, entry in chosen if key(row) in found]
 
 

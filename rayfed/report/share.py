@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BytesIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,11 +23,14 @@ from rayfed.errors import RunError, UserError
 from rayfed.store import client_states
 from rayfed.store.folder import SCENARIO, RunFolder
 from rayfed.store.schemas import TABLES
+from rayfed.update import UNREHEARSED, Encrypted, Masked
 
 SAMPLES = ("images", "texts", "snapshots")
 """Tables with the victims' samples, as they are or as they were reconstructed."""
 LEFT_OUT = "left out of this copy"
 """What a copy has for the message of an error."""
+_OURS = (Encrypted.unreadable, Masked.unreadable, UNREHEARSED)
+"""Messages of attacks that quote nobody, and that verdicts read."""
 _RAISED = re.compile(r"(raised \w+): .*( \([^()]*, line \d+\))", re.DOTALL)
 """Status of a client that raised something: what and where, and its message between them."""
 
@@ -74,9 +78,11 @@ def _without_messages(source: RunFolder, name: str) -> bytes:
         status = source.read_mapping(name)
         return json.dumps(status | ({"error": LEFT_OUT} if status.get("error") else {}), indent=2).encode()
     if name == OUTCOMES_FILE:
-        return _rewritten(source, name, "error", lambda said: LEFT_OUT)
+        return rewritten(source, name, {"error": lambda said: LEFT_OUT})
     if name.startswith("clients/"):
-        return _rewritten(source, name, "status", _without_message)
+        return rewritten(source, name, {"status": _without_message})
+    if name.startswith(("attacks/", "inferences/")):
+        return rewritten(source, name, {"message": _ours})
     return source.scenario_text().encode() if name == SCENARIO else source.read_bytes(name)
 
 
@@ -86,13 +92,22 @@ def _without_message(status: str) -> str:
     return "".join(raised.groups()) if raised else LEFT_OUT if status.startswith("raised ") else status
 
 
-def _rewritten(source: RunFolder, name: str, column: str, kept: Callable[[str], str]) -> bytes:
-    """Return a table's file with the texts of a column changed to what is `kept` of them."""
+def _ours(message: str) -> str:
+    """Return an attack's message as far as it is one of `_OURS`."""
+    return next((ours for ours in _OURS if ours in message), LEFT_OUT) if message else message
+
+
+def rewritten(source: RunFolder, name: str, changes: Mapping[str, Callable[[Any], Any]]) -> bytes:
+    """Return a table's file with the values of some columns, by name, changed; nulls stay.
+
+    Raises `RunError` for a table that cannot be read.
+    """
     try:
         table = pq.read_table(BytesIO(source.read_bytes(name)))
-        place = table.schema.get_field_index(column)
-        texts = [said and kept(said) for said in table[column].to_pylist()]
-        table = table.set_column(place, table.schema.field(place), pa.array(texts, table.schema.field(place).type))
+        for column, change in changes.items():
+            place = table.schema.get_field_index(column)
+            values = [None if value is None else change(value) for value in table[column].to_pylist()]
+            table = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
     except (pa.ArrowException, KeyError) as error:
         raise RunError(f"cannot read '{source.url}/{name}': {error}; restore it from a copy") from error
     buffer = BytesIO()

@@ -20,7 +20,8 @@ from rayfed.metrics.measures import MEASURES
 from rayfed.report import words
 from rayfed.report.explorer import PREFERRED, Explorer, explore
 from rayfed.report.page import flat, optional_document, write_page
-from rayfed.report.pictures import SHOWN, Pair, most_leaked, pictures, strips, within
+from rayfed.report.pictures import SHOWN, Pair, key, most_leaked, pictures, strips, within
+from rayfed.report.samples import Samples, of_sweep
 from rayfed.report.sweep_plots import curves
 from rayfed.store import exits
 from rayfed.store.folder import SCENARIO
@@ -44,9 +45,9 @@ class Cost:
     down: Spread | None
 
 
-def write_sweep_report(sweep: SweepFolder) -> str:
-    """Make `report.html` of a sweep and return where it is; raises `RunError` for what cannot be read or written."""
-    contents = _contents(sweep)
+def write_sweep_report(sweep: SweepFolder, redacted: bool = False) -> str:
+    """Make `report.html` of a sweep and return where it is, as `rayfed.report.run.write_report` of a run."""
+    contents = _contents(sweep) | {"redacted": redacted}
     return write_page(sweep.files, "sweep_report.html.j2", contents, plotting=contents["explorer"].x is not None)
 
 
@@ -58,7 +59,8 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     preferred = [name for name in scenario["sweep"].get("objectives") or PREFERRED if name in MEASURES]
     explorer = explore(found, unfinished, fields, [*preferred, *PREFERRED])
     arms = summary.arm_names(scenario, rows)
-    every = _pairs(sweep, explorer)
+    samples = of_sweep(sweep)
+    every = _pairs(sweep, explorer, samples)
     told, near = _worst(sweep, found), max((pairs[0] for pairs in every if pairs), key=_psnr, default=None)
     worst = near if told and near and _psnr(near) >= told[1]["psnr"] else None  # of later repeats there is no picture
     first = next((sweep.trial(row["run"]) for row in rows if row["run"]), sweep.files)
@@ -71,11 +73,13 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "status": exits.status(sweep.files),
         "states": {state: _trials(row for row in rows if row["status"] == state) for state in _STATES},
         "arm_names": arms,
-        "statements": words.of_sweep(found, told, classes, arms),
+        "statements": words.of_sweep(found, told, classes if samples.truth else None, arms),
         "secure": words.secure(scenario),
-        "warnings": words.short_keys(scenario, _key_lengths(rows, fields)),
+        "warnings": words.short_keys(scenario, _key_lengths(rows, fields))
+        + ([samples.warning] if samples.warning and near else []),
+        "samples": samples,
         "worst": worst,
-        "strips": strips(sweep.trial(near.run)) if near else [],
+        "strips": strips(sweep.trial(near.run), samples, {key(near.row)}) if near else [],
         "explorer": explorer,
         "paired": paired_grid([one for one in paired(of_seeds(found)) if one.measure in (explorer.x, explorer.y)]),
         "labels": by_batch_size(found),
@@ -104,8 +108,8 @@ def _worst(sweep: SweepFolder, found: Sequence[Setting]) -> tuple[str, Row] | No
     return (title, row) if row else None
 
 
-def _pairs(sweep: SweepFolder, explorer: Explorer) -> list[list[Pair]]:
-    """Return the worst images of every setting and attack, over all its repeats."""
+def _pairs(sweep: SweepFolder, explorer: Explorer, samples: Samples) -> list[list[Pair]]:
+    """Return the worst images of every setting and attack, over all its repeats, as far as the page shows them."""
 
     @lru_cache(maxsize=8)  # attacks on one trial come one after another
     def attacks(run: str) -> list[Row]:
@@ -118,9 +122,14 @@ def _pairs(sweep: SweepFolder, explorer: Explorer) -> list[list[Pair]]:
         pairs = [
             replace(pair, entry=entry.id, title=entry.title, run=run)
             for run in runs
-            for pair in pictures(sweep.trial(run), most_leaked(attacks(run), one.arm, one.attack)).values()
+            for pair in pictures(sweep.trial(run), most_leaked(attacks(run), one.arm, one.attack), samples).values()
         ]
         found.append(sorted(pairs, key=_psnr, reverse=True)[:SHOWN])
+    if samples.mode == "worst":
+        nearest: dict[str, Pair] = {}
+        for pair in sorted((pair for pairs in found for pair in pairs), key=_psnr):
+            nearest[pair.row["arm"]] = pair
+        return [[pair for pair in pairs if pair is nearest[pair.row["arm"]]] for pairs in found]
     return found
 
 

@@ -25,6 +25,7 @@ from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import METRICS, leading
 from rayfed.metrics.top import TOP, chance
 from rayfed.privacy.printing import at_most
+from rayfed.report.samples import warning
 from rayfed.store.exits import advice
 from rayfed.store.schemas import VERSUS
 
@@ -203,6 +204,8 @@ class RunView:
             self._console.print(_who_stands_whom(found))
         self._say_verdicts()
         self._say(f"report: {report}")
+        if self._folder and (said := warning(self._folder)):
+            self.note(said)
 
     def audited(self, weights: str, report: str) -> None:
         """Print the worst case of every sample, each defence's effect, a sentence on each, and where to read more."""
@@ -216,6 +219,8 @@ class RunView:
                 self._console.print(_defence_effects(found, audit.distortions(self._attacks), criterion))
         self._say_verdicts()
         self._say(f"report: {report}")
+        if self._folder and (said := warning(self._folder)):
+            self.note(said)
 
     def _say_verdicts(self) -> None:
         """Print a sentence on each arm, where anything was attacked: those that the page begins with."""

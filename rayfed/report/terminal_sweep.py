@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -18,6 +18,10 @@ from rayfed.analysis.pareto import front
 from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, settings, strongest
 from rayfed.metrics.measures import JUDGED
+from rayfed.report.samples import warning
+
+if TYPE_CHECKING:
+    from rayfed.store.folder import RunFolder
 
 _COLUMNS = ("test_accuracy", *(metric.name for metric in JUDGED if "sweep" in metric.tables), "epsilon")
 
@@ -39,11 +43,12 @@ class SweepView:
             disable=quiet or not bar or not console.is_terminal,
         )
         self._task: TaskID | None = None
+        self._folder: RunFolder | None = None
         self._began, self._ended, self._trials, self._failed = 0.0, 0, 0, 0
 
     def starting(self, scenario: Any, folder: Any, where: str, trials: int, done: int) -> None:
         """Say what varies and where results go, and begin the bar."""
-        self._trials, self._began = trials, monotonic()
+        self._trials, self._began, self._folder = trials, monotonic(), folder.files
         before = f", {done} played before" if done else ""
         swept = scenario.sweep
         self._say(
@@ -95,6 +100,8 @@ class SweepView:
         if self._failed:
             self._say(f"{self._failed} trial{'s' * (self._failed != 1)} failed; why stands in outcomes.parquet")
         self._say(f"report: {report}", markup=False)
+        if self._folder and (said := warning(self._folder)):
+            self.note(said)
 
     def _labels(self, found: Sequence[Setting]) -> None:
         """Print the share of labels found by batch size, where that varies."""

@@ -33,9 +33,16 @@ class Statement:
 
 
 def of_run(
-    arms: Sequence[ArmSummary], worst: Row | None, privacy: Sequence[Row], classes: Mapping[int, str], secure: bool
+    arms: Sequence[ArmSummary],
+    worst: Row | None,
+    privacy: Sequence[Row],
+    classes: Mapping[int, str] | None,
+    secure: bool,
 ) -> list[Statement]:
-    """Summarise a run; `worst` is the row of `attacks` with the highest PSNR, None where nothing was scored."""
+    """Summarise a run; `worst` is the row of `attacks` with the highest PSNR, None where nothing was scored.
+
+    `classes` are None where the page says of no sample what it is.
+    """
     told = _worst(worst, f"under arm {worst['arm']}" if len(arms) > 1 else "", classes) if worst else []
     if len(arms) > 1:
         costs = [_cost(arm, arms[0]) for arm in arms[1 : 1 + MOST]]
@@ -49,7 +56,7 @@ def of_run(
 
 
 def of_sweep(
-    settings: Sequence[Setting], worst: tuple[str, Row] | None, classes: Mapping[int, str], arms: Sequence[str]
+    settings: Sequence[Setting], worst: tuple[str, Row] | None, classes: Mapping[int, str] | None, arms: Sequence[str]
 ) -> list[Statement]:
     """Summarise a sweep; `worst` is the setting and the row of `attacks` with the highest PSNR."""
     told = _worst(worst[1], f"under the setting {worst[0]}", classes) if worst else []
@@ -124,15 +131,17 @@ def _held(lines: list[str]) -> Statement:
     return Statement("What is guaranteed", [*lines, rest])
 
 
-def _worst(row: Row, where: str, classes: Mapping[int, str]) -> list[Statement]:
+def _worst(row: Row, where: str, classes: Mapping[int, str] | None) -> list[Statement]:
     sample, close = called(row), decibel(row["psnr"])
     article = "an" if sample == "image" else "a"
     how = "exactly" if close == "exact" else f"at a PSNR of {close} dB"
     likeness = f" and an SSIM of {fixed(row['ssim'], 2)}" if measured(row.get("ssim")) and close != "exact" else ""
     if sample != "image":
         how, likeness = f"with {near(row)}", ""
-    label = classes.get(row["true_label"], row["true_label"]) if row.get("true_label") is not None else None
-    what = f" (sample {row['sample']}, round {row['round']}{f', class {label}' if label is not None else ''})"
+    of_class = ""
+    if classes is not None and (label := row.get("true_label")) is not None:
+        of_class = f", class {classes.get(label, label)}"
+    what = f" (sample {row['sample']}, round {row['round']}{of_class})"
     place = f" {where}" if where else ""
     return [
         Statement(

@@ -280,6 +280,12 @@ class Output(Section):
 
     folder: str = "runs"
     """A local folder or any fsspec URL; each run makes `<name>-<time>` in it."""
+    images: Literal["none", "blurred", "worst", "all"] | None = None
+    """Samples on the page `report.html`: images, texts or records, true and reconstructed. `none`: scores alone.
+    `blurred`: averages over 4x4 fields of an image, and which words are right; still of the sample. `worst`: of each
+    arm the sample that leaked most. `all`: the worst of each arm and attack. Null: `all` where the data set is known to
+    be public, elsewhere reconstructions without the truth. The tables keep all of them; see
+    `rayfed report RUN --redact`."""
 
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"

@@ -1,5 +1,10 @@
 """Data sets: one a file, or one family a file, each a component with `load() -> Dataset`."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
 TABLE: dict[str, str] = {
     "digits": "rayfed.data.sets.digits:Digits",
     "photos": "rayfed.data.sets.photos:Photos",
@@ -19,3 +24,14 @@ TABLE: dict[str, str] = {
     "arrow": "rayfed.data.sets.arrow:Arrow",
     "parquet": "rayfed.data.sets.parquet:Parquet",
 }
+
+PUBLIC = frozenset(
+    ("digits", "photos", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "gaussian_toy", "diabetes", "text")
+)
+"""Data sets that everybody has, by name; `text` as long as it reads no folder of the user's."""
+
+
+def is_public(spec: Mapping[str, Any] | str) -> bool:
+    """Return whether the samples of a scenario's section `data` are known to be public."""
+    written = {"name": spec} if isinstance(spec, str) else spec
+    return written["name"] in PUBLIC and not (written["name"] == "text" and written.get("root"))

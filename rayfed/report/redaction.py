@@ -1,0 +1,99 @@
+"""The page of a run or sweep without clients' data: made from a redacted copy, which has none to show.
+
+Beside what any copy to share lacks (`rayfed.report.share`), it has no labels, no classes by client, and of words none
+but those that rayfed itself knows, the names of arms, attacks and the scenario.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from rayfed.analysis.loading import Results, Sweep
+from rayfed.analysis.sweep_folder import OUTCOMES_FILE, SweepFolder
+from rayfed.report.page import REPORT
+from rayfed.report.run import write_report
+from rayfed.report.share import LEFT_OUT, rewritten, sharing
+from rayfed.report.sweep import write_sweep_report
+from rayfed.scenario.editors import json_schema
+from rayfed.store.folder import SCENARIO, RunFolder
+
+REDACTED = "report-redacted.html"
+_DROPPED = ("partition", "scores", "private")
+"""Tables about the clients' data that the page does without: classes, what others score, private layers."""
+_WORD = re.compile(r"[^\s,()+]+")
+_KEPT = ("arm", "attack", "status", "trial", "run", "verdict", "answer")
+"""Columns of the outcomes whose words are the scenario's names, or ours."""
+
+
+def write_redacted(results: Results) -> str:
+    """Make `report-redacted.html` of a run or sweep and return where it is; raises as `write_report` does."""
+    with TemporaryDirectory() as place, sharing(results, f"{place}/copy") as copy:
+        if isinstance(results, Sweep):
+            sweep = SweepFolder(copy)
+            for name in sweep.trial_names():
+                _redact(sweep.trial(f"trials/{name}"))
+            _redact(copy)
+            write_sweep_report(sweep, redacted=True)
+        else:
+            _redact(copy)
+            write_report(copy, redacted=True)
+        results.folder.write_text(REDACTED, copy.read_text(REPORT))
+    return f"{results.folder.url}/{REDACTED}"
+
+
+def _redact(folder: RunFolder) -> None:
+    """Take out of a copy what says something of the clients' data."""
+    for name in (name for table in _DROPPED for name in folder.parts(table)):
+        folder.remove(name)
+    numbers: dict[int, int] = {}
+    for name in folder.parts("attacks"):
+        same = {column: lambda label: numbers.setdefault(label, len(numbers)) for column in ("true_label", "label")}
+        folder.write_bytes(name, rewritten(folder, name, same))
+    if folder.exists(OUTCOMES_FILE):
+        columns = [column for column in SweepFolder(folder).outcomes().column_names if column not in _KEPT]
+        folder.write_bytes(OUTCOMES_FILE, rewritten(folder, OUTCOMES_FILE, dict.fromkeys(columns, _text)))
+    folder.write_text(SCENARIO, yaml.safe_dump(_known(folder.read_mapping(SCENARIO)), sort_keys=False))
+
+
+def _known(value: Any, path: tuple[str, ...] = ()) -> Any:
+    """Return a part of a scenario without words that rayfed does not know; the names of arms and attacks stay."""
+    if isinstance(value, Mapping):
+        return {key: _known(inner, (*path, str(key))) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_known(inner, path) for inner in value]
+    named = path in (("name",), ("attacks", "name"), ("attacks", "label"))
+    return value if named or not isinstance(value, str) or value in _vocabulary() else LEFT_OUT
+
+
+def _text(value: Any) -> Any:
+    """Return a text, any other value as it is, without words that rayfed does not know."""
+    return (
+        _WORD.sub(lambda word: word[0] if _is_known(word[0]) else LEFT_OUT, value) if isinstance(value, str) else value
+    )
+
+
+def _is_known(word: str) -> bool:
+    return word in _vocabulary() or re.fullmatch(r"-?[\d.]+(e-?\d+)?|None|True|False|→", word) is not None
+
+
+@cache
+def _vocabulary() -> frozenset[str]:
+    """Return the words of rayfed's scenarios: names of components and fields, and values to choose from."""
+    return frozenset(_words(json_schema()))
+
+
+def _words(schema: Any) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        yield from schema.get("properties", {})
+        yield from (word for word in (schema.get("const"), *schema.get("enum", ())) if isinstance(word, str))
+        for inner in schema.values():
+            yield from _words(inner)
+    elif isinstance(schema, Sequence) and not isinstance(schema, str):
+        for inner in schema:
+            yield from _words(inner)

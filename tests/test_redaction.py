@@ -1,0 +1,189 @@
+"""What a page shows of clients' data: planted in a run's tables, searched for in the page, base64 decoded too."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from rayfed.analysis.loading import load
+from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.data.sets import PUBLIC, TABLE, is_public
+from rayfed.report import samples
+from rayfed.report.redaction import REDACTED, write_redacted
+from rayfed.report.run import write_report
+from rayfed.report.share import sharing
+from rayfed.report.sweep import write_sweep_report
+from rayfed.store.folder import RunFolder
+from rayfed.store.images import encode_png
+from tests.report_fixtures import Page, make_run, make_sweep
+from tests.test_cli import run
+
+SECRET = "Ms-Planted-Patient-1947"
+TRUE, REBUILT, ON_THE_WAY = (encode_png(torch.full((1, 8, 8), level)) for level in (0.111, 0.444, 0.777))
+ON_PAGE = {"true": TRUE, "reconstructed": REBUILT, "snapshot": ON_THE_WAY}
+KEY = {"arm": "none", "round": 7, "attack": "idlg", "victim": 1, "repeat": 0, "sample": 0}
+ROW = KEY | {"status": "ok", "batch_size": 1, "psnr": 60.0, "mse": 1e-6, "true_label": 3, "label": 3, "iterations": 5}
+
+
+def plant(folder: RunFolder, images: str | None = None) -> RunFolder:
+    """Plant a client's data wherever a run may have any."""
+    scenario: dict[str, Any] = folder.read_mapping("scenario.yaml")
+    scenario |= {
+        "data": {"name": "image_folder", "root": f"/clinic/{SECRET}", "size": 8},
+        "model": {"name": f"{SECRET.replace('-', '_')}:Net"},
+        "output": {"folder": f"/home/{SECRET}", "images": images},
+        "attacks": [{"name": "ggl", "prior": f"{SECRET}.pt", "label": "idlg"}],
+    }
+    scenario["arms"]["gaussian"] = [{"name": "gaussian", "sigma": 0.01, "path": f"/x/{SECRET}"}]
+    folder.write_text("scenario.yaml", yaml.safe_dump(scenario))
+    folder.write_text("environment.json", json.dumps({"host": SECRET}))
+    folder.write_text("status.json", json.dumps({"state": "failed", "error": f"ValueError: {SECRET}"}))
+    folder.write_part("partition", 0, [{"client": 1, "label": 3, "class_name": SECRET, "count": 9}])
+    scored = {"above_guessing": 20.0, "told_apart": 1.0}
+    failed = KEY | {"sample": 1, "status": "failed", "message": f"ValueError: {SECRET}", "batch_size": 1}
+    folder.write_part("attacks", 7, [ROW | scored, failed])
+    told = {"metric": "auc", "status": "failed", "message": f"KeyError: {SECRET}"}
+    folder.write_part("inferences", 7, [{k: v for k, v in KEY.items() if k != "sample"} | told])
+    folder.write_part("images", 7, [KEY | {"true": TRUE, "reconstructed": REBUILT}])
+    folder.write_part("snapshots", 7, [KEY | {"iteration": 10, "image": ON_THE_WAY}])
+    return folder
+
+
+def planted(out: Path, images: str | None = None) -> RunFolder:
+    return plant(make_run(str(out), {"none": [], "gaussian": []}, {}), images)
+
+
+def decoded(page: str) -> bytes:
+    """A page, and all that is base64 in it."""
+    pieces = (b64decode(found) for found in re.findall(r"base64,([A-Za-z0-9+/]{24,}=*)", page))
+    return page.encode() + b"".join(pieces)
+
+
+def on(page: str) -> set[str]:
+    """Which of the planted images a page has."""
+    return {name for name, png in ON_PAGE.items() if png in decoded(page)}
+
+
+def test_a_redacted_page_has_nothing_that_was_planted(tmp_path: Path) -> None:
+    folder = planted(tmp_path, "all")
+    write_report(folder)
+    plain = folder.read_text("report.html")
+    assert on(plain) == set(ON_PAGE)
+    assert plain.count(SECRET) > 5
+    code, output = run("report", folder.url, "--redact")
+    assert (code, output.strip()) == (0, f"{folder.url}/{REDACTED}")
+    page = folder.read_text(REDACTED)
+    assert SECRET.encode() not in decoded(page)
+    assert SECRET.replace("-", "_") not in page
+    assert Page(page).images == []
+    assert str(tmp_path) not in page
+    for stays in ("Redacted.", "60.0 dB", "sigma 0.01", "idlg", "gaussian", "size: 8", "image_folder"):
+        assert stays in page
+    assert folder.read_text("report.html") == plain
+
+
+@pytest.mark.engine
+def test_a_redacted_page_of_a_sweep_has_nothing_either(tmp_path: Path) -> None:
+    sweep = make_sweep(str(tmp_path), 2, 1)
+    plant(sweep.trial("trials/0000-0"), "all")
+    scenario, rows = sweep.scenario, sweep.outcomes().to_pylist()
+    scenario["data"] = {"name": "table", "path": f"/clinic/{SECRET}.csv"}
+    scenario["sweep"]["fields"]["data.path"] = [f"{SECRET}.csv"]
+    sweep.files.write_text("scenario.yaml", yaml.safe_dump(scenario))
+    spoilt = {"error": f"ValueError: {SECRET}", "data.path": f"{SECRET}.csv", "defences": f"refiner (path {SECRET})"}
+    sweep.write_outcomes([row | spoilt for row in rows])
+    write_sweep_report(sweep)
+    assert SECRET in sweep.files.read_text("report.html")
+    page = Path(write_redacted(load(sweep.url))).read_text()
+    assert SECRET.encode() not in decoded(page)
+    assert Page(page).images == []
+    assert "sigma 0.001" in page
+
+
+TEXT = {k: v for k, v in ROW.items() if k not in ("psnr", "mse")} | {"token_accuracy": 1.0}
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(("images", "times"), [("none", 0), ("blurred", 0), (None, 1), ("worst", 2), ("all", 2)])
+def test_texts_are_shown_as_far_as_the_scenario_allows(images: str | None, times: int, tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path), {"none": []}, {})
+    scenario = {"name": "t", "arms": {"none": []}, "data": {"name": "text", "root": "x"}, "output": {"images": images}}
+    folder.write_text("scenario.yaml", yaml.safe_dump(scenario))
+    folder.write_part("attacks", 7, [TEXT | {"above_guessing": 0.5, "told_apart": 1.0}])
+    folder.write_part("texts", 7, [KEY | {"true": [SECRET], "reconstructed": [SECRET], "right": [True]}])
+    write_report(folder)
+    page = folder.read_text("report.html")
+    assert page.count(SECRET) == times
+    assert ("not known to be public" in page) == (images != "none")
+
+
+SHOWN: dict[str | None, set[str]] = {
+    "none": set(), "blurred": set(), None: {"reconstructed", "snapshot"}, "worst": set(ON_PAGE), "all": set(ON_PAGE),
+}  # fmt: skip
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("images", SHOWN)
+def test_images_are_shown_as_far_as_the_scenario_allows(images: str | None, tmp_path: Path) -> None:
+    folder = planted(tmp_path, images)
+    write_report(folder)
+    page = folder.read_text("report.html")
+    assert on(page) == SHOWN[images]
+    assert bool(Page(page).images) == (images != "none")
+    assert ("not known to be public" in page) == (images != "none")
+    assert (samples.warning(folder) is not None) == (images != "none")
+    assert (f"class {SECRET}" in page) == (images in ("worst", "all"))
+
+
+@pytest.mark.engine
+def test_the_worst_is_one_of_each_arm(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path))
+    folder.write_text("scenario.yaml", folder.read_text("scenario.yaml") + "output: {images: worst}\n")
+    write_report(folder)
+    shown = re.findall(r'<figure data-entry="\d+" data-arm="(\w+)"', folder.read_text("report.html"))
+    assert sorted(shown) == ["gaussian", "none", "prune"]
+
+
+def test_public_data_are_shown_without_a_warning_and_no_others(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path), {"none": []}, {"dlg": 1.0})
+    assert samples.shown([{"data": {"name": "digits"}}]).mode == "all"
+    assert samples.warning(folder) is None
+    assert set(TABLE) >= PUBLIC
+    assert not any(is_public(name) for name in ("image_folder", "table", "parquet", "arrow", "words", "mine:Data"))
+    assert is_public({"name": "text", "root": None})
+    assert not is_public({"name": "text", "root": "letters"})
+
+
+def test_a_sweep_over_data_is_as_private_as_one_of_its_trials(tmp_path: Path) -> None:
+    sweep = make_sweep(str(tmp_path), 2, 1)
+    assert samples.of_sweep(sweep).truth
+    scenario = sweep.scenario
+    scenario["sweep"]["fields"]["data"] = ["digits", {"name": "table"}]
+    sweep.files.write_text("scenario.yaml", yaml.safe_dump(scenario))
+    trial = sweep.trial("trials/0000-0")
+    trial.write_text("scenario.yaml", yaml.safe_dump({**trial.scenario(), "data": {"name": "table", "path": "x"}}))
+    assert not samples.of_sweep(SweepFolder(sweep.files)).truth
+    assert samples.warning(sweep.files) is not None
+
+
+def test_no_message_of_an_attack_leaves_with_a_copy(tmp_path: Path) -> None:
+    folder = planted(tmp_path / "own")
+    with sharing(load(folder.url), str(tmp_path / "copy")) as copy:
+        for table in ("attacks", "inferences"):
+            assert SECRET in str(folder.read_table(table).to_pylist())
+            assert SECRET not in str(copy.read_table(table).to_pylist())
+
+
+def test_the_terminal_warns_of_what_leaves(tmp_path: Path) -> None:
+    folder = planted(tmp_path)
+    folder.write_part("texts", 7, [KEY | {"true": [SECRET], "reconstructed": [SECRET], "right": [True]}])
+    assert "not known to be public" in run("report", folder.url)[1]
+    assert "not known to be public" in run("export", folder.url, "--table", "texts")[1]
+    assert "not known to be public" not in run("export", folder.url, "--table", "rounds")[1]

@@ -25,7 +25,7 @@ from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import METRICS, leading
 from rayfed.metrics.top import TOP, chance
 from rayfed.privacy.printing import at_most
-from rayfed.report.samples import warning
+from rayfed.report.samples import shown
 from rayfed.store.exits import advice
 from rayfed.store.schemas import VERSUS
 
@@ -204,8 +204,7 @@ class RunView:
             self._console.print(_who_stands_whom(found))
         self._say_verdicts()
         self._say(f"report: {report}")
-        if self._folder and (said := warning(self._folder)):
-            self.note(said)
+        self._warn_of_samples()
 
     def audited(self, weights: str, report: str) -> None:
         """Print the worst case of every sample, each defence's effect, a sentence on each, and where to read more."""
@@ -219,14 +218,18 @@ class RunView:
                 self._console.print(_defence_effects(found, audit.distortions(self._attacks), criterion))
         self._say_verdicts()
         self._say(f"report: {report}")
-        if self._folder and (said := warning(self._folder)):
-            self.note(said)
+        self._warn_of_samples()
 
     def _say_verdicts(self) -> None:
         """Print a sentence on each arm, where anything was attacked: those that the page begins with."""
         if self._attacks or self._inferences:
             for verdict in verdicts(self._scenario, self._attacks, self._inferences):
                 self._say((verdict.sentence, _STYLES.get(verdict.state, "")))
+
+    def _warn_of_samples(self) -> None:
+        """Warn where the report has samples that are not known to be public."""
+        if (self._attacks or self._inferences) and (said := shown([self._scenario]).warning):
+            self.note(said)
 
     def _table(self) -> Table:
         accuracy = {arm: _tested(row, "{:.2%}") for arm, row in self._last.items()}

@@ -272,7 +272,9 @@ class Records(SampleSpec):
     @property
     def extent(self) -> str:
         """Number of columns, in words."""
-        return f"{len(self.columns)} columns"
+        inputs = self.shape[-1]
+        coded = f" ({inputs} inputs: one for each category)" if inputs != len(self.columns) else ""
+        return f"{len(self.columns)} columns{coded}"
 
     def published(self) -> Records:
         """Return the columns without what the training values say of them: their bounds and deviations."""

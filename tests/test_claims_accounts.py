@@ -339,7 +339,7 @@ PROMISE: dict[str, Any] = {
     "epsilon": 2.0,
     "delta": 1e-5,
     "epsilon_unit": "sample",
-    "epsilon_adjacency": "one sample set to zero",
+    "epsilon_adjacency": "each single record (zero-out adjacency)",
 }
 
 

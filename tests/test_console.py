@@ -11,13 +11,15 @@ from rich.console import Console
 
 from rayfed import scenario as scenarios
 from rayfed.report.terminal_run import RunView
+from rayfed.store.schemas import TABLES
 
 SCENARIO = scenarios.parse("name: t\nfederation: {rounds: 3, clients: 4}\n")
 ALLOTMENT = SimpleNamespace(clients=1, client="1 CPU", attackers=0, attacker="1 CPU")
 
 
 def trained(accuracy: float | None = None, arm: str = "none") -> dict[str, Any]:
-    return {"arm": arm, "round": 0, "train_loss": 2.0, "test_accuracy": accuracy, "clients": 4, "seconds": 1.0}
+    row = dict.fromkeys(TABLES["rounds"].names)
+    return row | {"arm": arm, "round": 0, "train_loss": 2.0, "test_accuracy": accuracy, "clients": 4, "seconds": 1.0}
 
 
 def attacked(psnr: float, arm: str = "none", attack: str = "dlg") -> dict[str, Any]:
@@ -73,7 +75,7 @@ def test_what_is_guaranteed_is_told_before_and_after(view: RunView) -> None:
     broken = {"arm": "split", "rounds": 1, "defence": "dp_sgd", "note": "no guarantee: private"}
     empirical = {"arm": "prune", "rounds": 1, "note": "empirical: no"}
     view.accounted([guaranteed, broken, empirical, {"arm": "none", "rounds": 1}])
-    assert "privacy of dp after 1 round: epsilon 2.96 at delta 1e-05 for one more, against all" in printed(view)
+    assert "privacy of dp after 1 round: epsilon 2.96 at delta 1e-05, protects one more, against all" in printed(view)
     assert "privacy of prune: empirical: no" in printed(view)
     assert "privacy of none" not in printed(view)
     arms = ("dp", "split", "prune", "none")
@@ -99,7 +101,7 @@ def test_the_probability_of_reconstruction_success_is_in_the_last_table(view: Ru
     view.ready(0)
     view.round_done([trained()], [attacked(20), attacked(15), attacked(9)], [])
     view.finished("report.html")
-    assert "PoRS: psnr ≥ 15" in printed(view)
+    assert "PoRS, the share reconstructed: psnr ≥ 15" in printed(view)
     assert "67%" in printed(view)
 
 
@@ -113,3 +115,25 @@ def test_arms_with_opponents_end_in_a_table_of_who_stands_whom(view: RunView) ->
     assert [line.split() for line in table if "mean" in line or "krum" in line] == [
         ["mean", "50%", "-"], ["krum", "88%", "75%,", "50%"],
     ]  # fmt: skip
+
+
+def test_what_a_defence_changes_is_told_in_the_terminal(view: RunView) -> None:
+    cost = {"actor_seconds": 2.0, "bytes_up": 4_000_000}
+    rows = [trained(0.9) | cost, trained(0.8, "noise") | {"actor_seconds": 6.0, "bytes_up": 2_000_000}]
+    view.ready(0)
+    view.round_done(rows, [attacked(30), attacked(12, "noise")], [])
+    view.finished("report.html")
+    assert "Effect of each defence compared with no defence:" in printed(view)
+    assert (
+        "noise: test accuracy 80.0 %, −10.0 points; 6 s of training a round (against 2 s); "
+        "2 MB sent by clients a round (against 4 MB); worst image 12.0 dB (against 30.0 dB)."
+    ) in printed(view)
+
+
+def test_the_first_round_tells_nothing_of_the_time_left(view: RunView) -> None:
+    view.starting(SCENARIO, SimpleNamespace(url="runs/x"), ALLOTMENT)
+    view.ready(0)
+    view.round_done([trained()], [], [])
+    assert "left" not in printed(view).splitlines()[-1]
+    view.round_done([trained() | {"round": 1}], [], [])
+    assert printed(view).splitlines()[-1].endswith("0:00 left")

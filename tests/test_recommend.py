@@ -70,7 +70,7 @@ def repeated(arm: str, attack: str, values: list[float]) -> list[Any]:
         ([10.0, 10.1, 9.9], True, "met for sure"),
         ([11.0, 12.5, 12.0], False, "met, within its uncertainty"),
         ([11.0], None, "met, in a single run"),
-        ([13.0, 13.0], False, "missed by 1 dB, 100% of the range"),
+        ([13.0, 13.0], False, "1 dB above your limit, 100% of the range"),
     ],
 )
 def test_it_says_how_sure_it_is(values: list[float], sure: bool | None, said: str) -> None:
@@ -221,7 +221,7 @@ def test_the_command_answers_for_a_sweep(tmp_path: Path) -> None:
     ):
         assert words in output
     code, output = run("recommend", sweep.url, "--max-psnr", "10", "--where", "test_accuracy>=0.97")
-    assert (code, "None of 4 settings meets" in output, "missed by 1.1 dB" in output) == (0, True, True)
+    assert (code, "None of 4 settings meets" in output, "1.1 dB above your limit" in output) == (3, True, True)
 
 
 @pytest.mark.parametrize(

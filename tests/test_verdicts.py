@@ -44,7 +44,7 @@ def test_a_state_for_each_arm_of_any_run() -> None:
     }  # fmt: skip
     assert told["bare"].sentence == (
         "bare: LEAKS at batch 2, 1 of 1 images, the closest at 30.0 dB, where a guess gets 12.0 dB (dlg, blind), "
-        "labels found: 100% at batch 2 (the commonest: 100%)"
+        "labels found: 100% at batch 2 (naming the commonest label each time: 100%)"
     )
     assert "no nearer than a guess: 12.0 dB" in told["noise"].sentence
     assert "masked" in told["masks"].sentence
@@ -109,7 +109,7 @@ def test_labels_that_were_given_were_not_found() -> None:
     told = of(row("bare", 30.0, knowledge="labels", label_accuracy=1.0))
     assert "labels found" not in told["bare"].sentence
     told = of(row("bare", 30.0, true_label=1), row("bare", 30.0, sample=1, label_accuracy=1.0))
-    assert "100% at batch 2 (the commonest: 50%)" in told["bare"].sentence
+    assert "100% at batch 2 (naming the commonest label each time: 50%)" in told["bare"].sentence
 
 
 @pytest.mark.parametrize("gain", [-1.0, 0.0])

@@ -496,8 +496,9 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
     best, said = finding.best or 0.0, criterion.written(finding.best or 0.0)
     if finding.gain is None:
         return said
-    if criterion.modality == "records":  # whose guesses are compared in dB
-        return f"{said}, {abs(finding.gain):.1f} dB {'nearer' if finding.gain > 0 else 'farther'} than a guess"
+    if criterion.modality == "records":  # whose guesses are compared by their squared errors
+        side = "below" if finding.gain > 0 else "above"
+        return f"{said} of the columns right, squared error {abs(finding.gain):.1f} dB {side} that of a guess"
     guess = criterion.written(best - finding.gain)
     return f"{said}, where a guess gets {guess}" if finding.gain > 0 else f"{said}, no nearer than a guess: {guess}"
 
@@ -505,7 +506,9 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
 def _labels(group: Sequence[Finding]) -> str:
     """Return the labels found at each batch size, beside what naming the commonest finds; empty where none was."""
     sought = [f for f in group if f.labels is not None]
-    told = [f"{f.labels:.0%} at batch {f.batch} (the commonest: {f.commonest:.0%})" for f in sought]
+    told = [
+        f"{f.labels:.0%} at batch {f.batch} (naming the commonest label each time: {f.commonest:.0%})" for f in sought
+    ]
     missed = [f"{f.targets:.2g} at batch {f.batch}" for f in group if f.targets is not None]
     found = f", labels found: {', '.join(told)}" if told else ""
     return found + (f", targets found with a mean error of {', '.join(missed)}" if missed else "")

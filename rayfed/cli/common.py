@@ -78,6 +78,8 @@ ScenarioFile = Annotated[
 ]
 Out = Annotated[str | None, typer.Option(help="Folder or fsspec URL for the run folder.", metavar="DIR")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder, or its URL.", show_default=False)]
+BOUND_PASSED = 3
+"""Exit code of a command that found nothing within the user's bounds."""
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended, by the shell's convention."""
 READER_GONE = 141

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from rayfed.cli.common import Debug, errors_for_people
+from rayfed.cli.common import BOUND_PASSED, Debug, errors_for_people
 from rayfed.cli.tables import console, table
 from rayfed.errors import UserError
 
@@ -56,7 +56,7 @@ def recommend(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Name the cheapest setting that keeps within all bounds, or the one that comes nearest."""
+    """Name the cheapest setting that keeps within all bounds; the nearest one, and exit code 3, where none does."""
     with errors_for_people(debug):
         from rayfed.analysis import recommend as choice
         from rayfed.analysis.loading import load
@@ -80,6 +80,8 @@ def recommend(
         costs = choice.COSTS if cheapest is None else (choice.cost(cheapest),)
         found = choice.recommend(results.settings(), bounds, costs)
         _print(found, choice.rerun(results, found.chosen))
+        if not found.meeting:
+            raise typer.Exit(BOUND_PASSED)
 
 
 def _print(found: Recommendation, commands: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -17,7 +18,9 @@ def table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], wo
     """Return a table of plain text; its first `words` columns (all where None) are aligned left, figures right."""
     made = Table(title=title or None, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     for place, heading in enumerate(headings):
-        made.add_column(Text(heading), justify="left" if words is None or place < words else "right", overflow="fold")
+        named = place == 0 if words is None else place < words
+        justify: Literal["left", "right"] = "left" if words is None or named else "right"
+        made.add_column(Text(heading), justify=justify, overflow="fold", no_wrap=named and len(headings) > 1)
     for row in rows:
         made.add_row(*map(Text, row))
     return made

@@ -177,7 +177,7 @@ class DpFedAvg(Private):
         # another's place moves the sum by up to twice the clip bound.
         release = Release("gaussian", multiplier / 2, rounds, drawn=(drawn, honest) if drawn < honest else None)
         against = f"whoever sees the global weights, with up to {counted(self.colluders)} that pool what they know"
-        adjacency = "one client's update replaced by another's"
+        adjacency = "each single client (replace-one adjacency)"
         return release, adjacency, f"{against}, but not the server", f"{drawn} drawn without replacement"
 
 
@@ -198,7 +198,7 @@ def multiplier_of_rounded(multiplier: float, parts: int, honest: int, values: in
     return multiplier * sqrt(honest / parts / (1 + values * honest * (honest + 1) * step**2 / 4))
 
 
-_ZEROED = "one client's update set to zero"
+_ZEROED = "each single client (zero-out adjacency)"
 
 
 def counted(colluders: int) -> str:

@@ -93,7 +93,7 @@ class DpSgd(Private):
             self.released(setting, self.noise_multiplier),
             self.delta,
             unit="sample",
-            adjacency="the gradients of one sample set to zero",
+            adjacency="each single record (zero-out adjacency)",
             against="whoever sees the client's updates, the server among them",
             mechanism=f"Gaussian noise of {at_least(self.noise_multiplier)} times {self.bounded} in every local step, "
             + ("samples drawn for themselves (Poisson)" if poisson else "shuffled batches, no gain from sampling"),

@@ -89,7 +89,7 @@ class LocalNoise(Defence):
             (release,),
             self.delta,
             unit="client",
-            adjacency="all samples of one client replaced",
+            adjacency="each single client (replace-one adjacency, all its samples)",
             against="whoever sees the client's updates, the server among them",
             mechanism=f"{self.family.capitalize()} noise of {at_least(release.multiplier)} times the sensitivity "
             f"(twice the clip bound) on each of up to {release.count} updates of a client",

@@ -25,6 +25,8 @@ from rayfed.store.exits import advice
 from rayfed.store.folder import RunFolder
 
 REPORT = "report.html"
+UNFOLDED = 12
+"""Most pairs of an arm and an attack whose charts are not folded: each has a line of its own there."""
 
 
 def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], plotting: bool) -> str:
@@ -42,6 +44,7 @@ def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], pl
         "dash": svg.dash,
         "classes": svg.CLASSES,
         "ceiling": PSNR_CEILING,
+        "unfolded": UNFOLDED,
         "setting": setting,
         "guessed": guessed,
         "advice": advice,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 
@@ -16,6 +17,8 @@ from rayfed.report.svg import CLASSES, INK, SURFACE, Chart, class_colour, clean,
 
 MOST_CLIENTS = 60
 """Most clients in the label mix."""
+FEWEST_ROUNDS = 3
+"""Fewest rounds of a curve: two points are said in numbers."""
 MOST_MODELS = 30
 """Most models and validators in the map of scores."""
 
@@ -23,13 +26,15 @@ MOST_MODELS = 30
 def curve(
     rounds: Sequence[Row], arms: Sequence[ArmSummary], column: str, label: str, as_share: bool = False
 ) -> Chart | None:
-    """Plot one column of the rounds' table by round, a line an arm; None where it holds no value."""
+    """Plot one column of the rounds' table by round, a line an arm; None below `FEWEST_ROUNDS` of them."""
     order = [arm.name for arm in arms]
     rows = [
         {"arm": row["arm"], "round": row["round"], column: row[column]}
         for row in sorted(rounds, key=lambda row: (order.index(row["arm"]), row["round"]))
         if measured(row[column])
     ]
+    if max(Counter(row["arm"] for row in rows).values(), default=0) < FEWEST_ROUNDS:
+        return None
 
     def draw(drawn: Figure) -> None:
         axes = drawn.add_subplot()
@@ -45,7 +50,7 @@ def curve(
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
 
     legend = [(arm, line(index)) for index, arm in enumerate(order)]
-    return Chart(column, f"{label} by round, one line an arm", (3.6, 2.6), draw, rows, legend) if rows else None
+    return Chart(column, f"{label} by round, one line an arm", (3.6, 2.6), draw, rows, legend)
 
 
 def every_image(

@@ -35,8 +35,9 @@ def judged(check: BoundCheck) -> list[str]:
         return [str(bound), NONE, NONE, "no guarantee" if bound.measure == "epsilon" else "not known"]
     attack = check.setting.attack if bound.on_attacks else None
     if check.share:
+        side = "above" if bound.at_most else "below"
         missed = said(bound.measure, bound.excess(estimate.mean))
-        said_so = f"missed by {missed}, {check.share:.0%} of the range"
+        said_so = f"{missed} {side} your limit, {check.share:.0%} of the range"
     elif check.sure is None:
         said_so = "met, in a single run"
     else:

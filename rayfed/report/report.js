@@ -222,3 +222,14 @@ if (pictures) {
   });
   showGallery();
 }
+
+// Folded parts open for who prints the page, or jumps into one.
+const open = root => root?.querySelectorAll("details.fold").forEach(part => { part.open = true; });
+addEventListener("beforeprint", () => open(document));
+addEventListener("hashchange", () => open(document.querySelector(`section[id="${CSS.escape(location.hash.slice(1))}"]`)));
+
+// A table that is wider than its box says so.
+const sized = new ResizeObserver(entries => {
+  for (const { target } of entries) target.classList.toggle("wider", target.scrollWidth > target.clientWidth + 1);
+});
+document.querySelectorAll(".scroll").forEach(box => sized.observe(box));

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
 from rayfed.analysis.success import MEASURED, SuccessCurve, attack_groups, success_curve, success_table
 from rayfed.analysis.summary import Row
@@ -85,6 +85,8 @@ def _label(axes: Axes, metric: Metric) -> None:
     """Label the axes, with harder thresholds to the right, whichever way the metric runs."""
     if metric.format == "error":
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(numticks=4))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     if not metric.higher_is_closer:
         axes.invert_xaxis()
     unit = f" ({metric.unit})" if metric.unit else ""

@@ -73,6 +73,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "status": exits.status(sweep.files),
         "states": {state: _trials(row for row in rows if row["status"] == state) for state in _STATES},
         "arm_names": arms,
+        "verdicts": words.sweep_verdicts(found),
         "statements": words.of_sweep(found, told, classes if samples.truth else None, arms),
         "secure": words.secure(scenario),
         "warnings": words.short_keys(scenario, _key_lengths(rows, fields))

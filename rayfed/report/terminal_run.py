@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from rayfed.analysis import audit
+from rayfed.analysis import audit, summary
 from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.robustness import Matrix, Outcome, matrix
 from rayfed.analysis.summary import passing, people, success
@@ -25,6 +25,7 @@ from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import METRICS, leading
 from rayfed.metrics.top import TOP, chance
 from rayfed.privacy.printing import at_most
+from rayfed.report import words
 from rayfed.report.samples import shown
 from rayfed.store.exits import advice
 from rayfed.store.schemas import VERSUS
@@ -66,6 +67,7 @@ class RunView:
         self.seconds: Mapping[str, float] = {}
         """About how many seconds one call of each attack takes, by title, where that is known."""
         self._last: dict[str, dict[str, Any]] = {}
+        self._played: list[dict[str, Any]] = []
         self._privacy: dict[str, str] = {}
         self._withdrawn: list[str] = []
         self._success: dict[str, float] = {}
@@ -86,7 +88,8 @@ class RunView:
         The last table is of the whole run, so rounds that were played before are read from its folder.
         """
         if first_round and self._folder:
-            self._last = {row["arm"]: row for row in self._folder.read_table("rounds").to_pylist()}
+            self._played = self._folder.read_table("rounds").to_pylist()
+            self._last = {row["arm"]: row for row in self._played}
             self._attacks = self._folder.read_table("attacks").to_pylist()
             self._inferences = self._folder.read_table("inferences").to_pylist()
         self._first = first_round
@@ -155,6 +158,7 @@ class RunView:
         """
         self._attacks += attacks
         self._inferences += inferences
+        self._played += rows
         if self._brief:
             return
         width = max([11, *(len(row["arm"]) for row in rows)])
@@ -196,11 +200,14 @@ class RunView:
     def finished(self, report: str) -> None:
         """Print the table that the run was for, and where to read more."""
         self.close()
+        found = matrix(self._last.values())
+        if not found.outcomes:
+            self._say_effects()
         if self._attacks and not self._quiet:
             self._console.print(self._table())
             for line in self._withdrawn:
                 self._say(line)
-        if (found := matrix(self._last.values())).outcomes and not self._quiet:
+        if found.outcomes and not self._quiet:
             self._console.print(_who_stands_whom(found))
         self._say_verdicts()
         self._say(f"report: {report}")
@@ -219,6 +226,14 @@ class RunView:
         self._say_verdicts()
         self._say(f"report: {report}")
         self._warn_of_samples()
+
+    def _say_effects(self) -> None:
+        """Print what each defence changes, as the page does."""
+        if len(self._last) > 1:
+            compared = summary.arms(list(self._last), self._scenario, self._played, [], self._attacks)
+            self._say((f"{words.effect_heading(compared)}:", "bold"))
+            for line in words.effects(compared):
+                self._say(f"  {line}")
 
     def _say_verdicts(self) -> None:
         """Print a sentence on each arm, where anything was attacked: those that the page begins with."""
@@ -239,7 +254,7 @@ class RunView:
         columns = ["arm", "attack", f"{NOUNS[form]}s", leader.short_name, "best", *["PoRS"] * len(pors)]
         columns += [metric.short_name for metric in others]
         columns += ["accuracy"] * bool(accuracy) + ["epsilon"] * bool(self._privacy)
-        terms = [_TERMS[form], *(f"PoRS: {passing(*each)}" for each in pors.items())]
+        terms = [_TERMS[form], *(f"PoRS, the share reconstructed: {passing(*each)}" for each in pors.items())]
         if known := people(self._attacks):
             top = [metric for metric in others if metric.name in TOP]
             terms += [f"{metric.short_name} by chance: {chance(metric.name, known):.1%}" for metric in top]
@@ -269,9 +284,11 @@ class RunView:
             self._bar.update(self._task, description=description, completed=done, total=total, rate=rate)
 
     def _time_left(self, round: int) -> str:
-        played = round + 1 - self._first
-        seconds = (monotonic() - self._began) / played * (self._rounds - round - 1)
-        left = f"{_minutes(seconds)} left" if seconds else "done"
+        played, rest = round + 1 - self._first, self._rounds - round - 1
+        if played == 1:  # which takes the imports of all actors along and tells little of the others
+            self._began = monotonic()
+        per_round = (monotonic() - self._began) / max(played - 1, 1)
+        left = "done" if not rest else "" if played == 1 else f"{_minutes(per_round * rest)} left"
         if self._task is not None:
             self._bar.update(self._task, left=left)
         return left
@@ -287,7 +304,7 @@ def guarantee_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = []
     for row in rows:
         if (epsilon := row.get("epsilon")) is not None:
-            said = f"epsilon {at_most(epsilon)} at delta {at_most(row['delta'])} for {row['adjacency']}"
+            said = f"epsilon {at_most(epsilon)} at delta {at_most(row['delta'])}, protects {row['adjacency']}"
             after = f"after {_plural(row['rounds'], 'round')}"
             lines.append(f"privacy of {row['arm']} {after}: {said}, against {row['against']}")
         if (note := row.get("note")) is not None:

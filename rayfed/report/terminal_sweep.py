@@ -19,6 +19,7 @@ from rayfed.analysis.promises import mixed
 from rayfed.analysis.settings import Estimate, Setting, settings, strongest
 from rayfed.metrics.measures import JUDGED
 from rayfed.report.samples import warning
+from rayfed.report.words import sweep_verdicts
 
 if TYPE_CHECKING:
     from rayfed.store.folder import RunFolder
@@ -97,6 +98,8 @@ class SweepView:
             self._say(f"note that {unlike}", markup=False)
         self._labels(found)
         self._front(found)
+        for state, sentence in sweep_verdicts(found):
+            self._say(f"{state}: {sentence}", markup=False)
         if self._failed:
             self._say(f"{self._failed} trial{'s' * (self._failed != 1)} failed; why stands in outcomes.parquet")
         self._say(f"report: {report}", markup=False)
@@ -113,12 +116,12 @@ class SweepView:
         self._say(table)
 
     def _front(self, found: Sequence[Setting]) -> None:
-        """Print which settings no other beats, and how much of the plane they command."""
+        """Print the Pareto-optimal settings and their hypervolume."""
         strong = strongest(found, "psnr")
         if any("test_accuracy" in setting.measures for setting in strong):
             best = front(found, "psnr", "test_accuracy")
             names = "; ".join(setting.title for setting in best.best)
-            self._say(f"not beaten in both PSNR and accuracy: {names}", markup=False)
+            self._say(f"Pareto-optimal (PSNR, accuracy): {names}", markup=False)
             self._say(f"hypervolume {best.hypervolume():.3f} (1: one setting has the best of both)")
 
     def close(self) -> None:

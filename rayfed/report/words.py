@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share
-from rayfed.analysis.settings import Setting
+from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share, size
+from rayfed.analysis.settings import Setting, by_values
 from rayfed.analysis.summary import ArmSummary, Row, measured, setting
+from rayfed.analysis.verdicts import WEIGHT
 from rayfed.crypto.paillier import SECURE_BITS
 from rayfed.metrics.measures import MEASURES, worst_of
 from rayfed.privacy.printing import at_most
@@ -45,14 +46,23 @@ def of_run(
     """
     told = _worst(worst, f"under arm {worst['arm']}" if len(arms) > 1 else "", classes) if worst else []
     if len(arms) > 1:
-        costs = [_cost(arm, arms[0]) for arm in arms[1 : 1 + MOST]]
-        if len(arms) > 1 + MOST:
-            others = len(arms) - 1 - MOST
+        costs = effects(arms[: 1 + MOST])
+        if others := max(len(arms) - 1 - MOST, 0):
             costs.append(f"{others} other arm{'s stand' if others > 1 else ' stands'} in the tables below.")
         if any(arm.rounds for arm in arms):
             costs.append("One training each: how much of a difference is chance, only repeats can say.")
-        told.append(Statement(f"What the defences cost and bought, against {arms[0].name}", costs))
+        told.append(Statement(effect_heading(arms), costs))
     return [*told, guarantees(privacy, secure)]
+
+
+def effect_heading(arms: Sequence[ArmSummary]) -> str:
+    """Return the heading over `effects`; arms are compared with the first."""
+    return f"Effect of each defence compared with {arms[0].name if arms[0].defences else 'no defence'}"
+
+
+def effects(arms: Sequence[ArmSummary]) -> list[str]:
+    """Say of every arm but the first what it changes in accuracy, time, bytes and leakage."""
+    return [_cost(arm, arms[0]) for arm in arms[1:]]
 
 
 def of_sweep(
@@ -61,7 +71,7 @@ def of_sweep(
     """Summarise a sweep; `worst` is the setting and the row of `attacks` with the highest PSNR."""
     told = _worst(worst[1], f"under the setting {worst[0]}", classes) if worst else []
     ranges = [_ranges(arm, [one for one in settings if one.arm == arm]) for arm in arms]
-    told.append(Statement("What the settings cost and bought", [line for line in ranges if line][:MOST]))
+    told.append(Statement("Accuracy, leakage and time over the settings", [line for line in ranges if line][:MOST]))
     rows = [row for one in settings if "epsilon" in one.measures for row in one.rows]
     weakest = {row["arm"]: row for row in sorted(rows, key=lambda row: row["epsilon"])}
     lines = [
@@ -73,11 +83,30 @@ def of_sweep(
     return [one for one in told if one.lines]
 
 
+def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
+    """Return (state, sentence) of the settings that were attacked, by the verdict on each: its weightiest over trials.
+
+    That counts which says least good of a setting, whatever the attack and repeat.
+    """
+    met: dict[str, list[str]] = {}
+    for group in by_values(settings):
+        told = {row.get("verdict") for one in group if one.attack for row in one.rows}
+        state = next((state for state in WEIGHT if state in told), None)
+        if state:
+            met.setdefault(state, []).append(group[0].title)
+    total = sum(map(len, met.values()))
+    return [
+        (state, f"{len(met[state])} of {total}: {'; '.join(met[state][:MOST])}{'; ...' * (len(met[state]) > MOST)}")
+        for state in WEIGHT
+        if state in met
+    ]
+
+
 def guarantees(privacy: Sequence[Row], secure: bool = True) -> Statement:
     """Say which (epsilon, delta) holds for whom, which one is withdrawn, and whether the noise is `secure`."""
     held = _held(
         [
-            f"{row['arm']}: by {row['defence']}, (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) for "
+            f"{row['arm']}: by {row['defence']}, (ε = {at_most(row['epsilon'])}, δ = {at_most(row['delta'])}) protects "
             f"{row['adjacency']}, against {row['against']}." + (f" But {row['note']}." if row["note"] else "")
             for row in privacy
             if row["epsilon"] is not None
@@ -159,6 +188,9 @@ def _cost(arm: ArmSummary, reference: ArmSummary) -> str:
     if arm.actor_seconds and reference.actor_seconds:
         own, other = (duration(one.actor_seconds.mean) for one in (arm, reference) if one.actor_seconds)
         parts.append(f"{own} of training a round (against {other})")
+    if arm.rounds and reference.rounds and arm.bytes_up and reference.bytes_up:
+        own, other = (size(one.bytes_up / one.rounds) for one in (arm, reference))
+        parts.append(f"{own} sent by clients a round (against {other})")
     if reference.worst:
         sample = called(reference.worst)
         own = f"worst {sample} {near(arm.worst)}" if arm.worst else f"no {sample} reconstructed beyond guessing"

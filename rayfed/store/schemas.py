@@ -223,7 +223,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("epsilon", _real, "of (epsilon, delta)-differential privacy; null where nothing is guaranteed"),
             _value("delta", _real, "the probability with which the guarantee may fail"),
             _value("unit", _string, "what is hidden: 'sample' or 'client'"),
-            _value("adjacency", _string, "which two data sets cannot be told apart"),
+            _value("adjacency", _string, "what the guarantee protects, and between which neighbouring data sets"),
             _value("against", _string, "who cannot tell"),
             _value("mechanism", _string, "what was done, with its numbers"),
             _value("accountant", _string, "'pld' or 'rdp'"),

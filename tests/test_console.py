@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
@@ -101,7 +102,7 @@ def test_the_probability_of_reconstruction_success_is_in_the_last_table(view: Ru
     view.ready(0)
     view.round_done([trained()], [attacked(20), attacked(15), attacked(9)], [])
     view.finished("report.html")
-    assert "PoRS, the share reconstructed: psnr ≥ 15" in " ".join(printed(view).split())
+    assert "PoRS, the share reconstructed: psnr ≥ 15" in " ".join(re.sub(r"\x1b\[[\d;]*m", "", printed(view)).split())
     assert "67%" in printed(view)
 
 

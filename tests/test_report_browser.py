@@ -233,11 +233,22 @@ def test_dark_mode_switches_page_and_plot(run: str, opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("kind", ["run", "sweep"])
-def test_a_phone_does_not_scroll_sideways(kind: str, request: pytest.FixtureRequest, opened: Opened) -> None:
-    page = opened(request.getfixturevalue(kind), size="phone")
+@pytest.mark.parametrize("size", SIZES)
+def test_no_page_scrolls_sideways(size: str, kind: str, request: pytest.FixtureRequest, opened: Opened) -> None:
+    page = opened(request.getfixturevalue(kind), size=size)
     page.locator("#settings .show").first.click()
     page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES["phone"]["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size]["width"]
+    page.wait_for_timeout(100)  # boxes are measured after they are laid out
+    wrong = "boxes => boxes.filter(b => b.scrollWidth > b.clientWidth + 1 !== b.matches('.wider')).length"
+    assert page.eval_on_selector_all(".scroll", wrong) == 0
+
+
+def test_details_are_folded_until_a_link_leads_there(run: str, opened: Opened) -> None:
+    page = opened(run)
+    assert not page.is_visible("#scenario pre")
+    page.click("nav a[href='#scenario']")
+    page.wait_for_selector("#scenario pre")
 
 
 def test_the_keyboard_reaches_the_content_first_and_focus_is_seen(run: str, opened: Opened) -> None:

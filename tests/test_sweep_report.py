@@ -14,7 +14,7 @@ from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.cli import app
 from rayfed.report.pictures import Pair, within
 from rayfed.report.sweep import IMAGES, write_sweep_report
-from rayfed.report.words import short_keys
+from rayfed.report.words import short_keys, sweep_verdicts
 from tests.report_fixtures import BATCH, Page, make_sweep
 
 SIGMA = "arms.noise.defences.gaussian.sigma"
@@ -47,6 +47,14 @@ def test_stands_alone_and_describes_its_images(page: Page) -> None:
     page.check_that_it_stands_alone()
     assert page.images
     assert all(image.get("alt") for image in page.images)
+
+
+def test_every_attacked_setting_has_a_verdict(sweep: SweepFolder, page: Page) -> None:
+    found = settings(sweep.outcomes().to_pylist(), sweep.fields)
+    told = dict(sweep_verdicts([one for one in found if one.attack]))
+    assert sum(int(sentence.partition(" of ")[0]) for sentence in told.values()) == 5
+    assert told["leaks"].startswith("4 of 5: none; noise, sigma 0.001")
+    assert all(sentence in page.text for sentence in told.values())
 
 
 def test_points_are_the_settings_with_their_means_and_intervals(sweep: SweepFolder, page: Page) -> None:

@@ -68,7 +68,7 @@ class Samples:
             "blurred": "blurred samples of clients, true and reconstructed",
         }.get(self.mode, "clients' samples, true and reconstructed")
         return (
-            f"This page has {shown}, and the data are not known to be public. Where an attack worked, a reconstruction "
+            f"The page has {shown}, and the data are not known to be public. Where an attack worked, a reconstruction "
             "is the client's sample. To hand the page out, make one without any: rayfed report RUN --redact."
         )
 

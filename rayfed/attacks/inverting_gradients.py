@@ -33,7 +33,7 @@ from rayfed.update import Observation
 
 _DECAYS = (3 / 8, 5 / 8, 7 / 8)
 _TRIAL = 1 / 4
-"""Share of the steps after which a search under another weight of the variation must be ahead to be played whole."""
+"""Share of the steps of the searches that choose the weight of the variation."""
 
 
 @component
@@ -48,7 +48,7 @@ class InvertingGradients(MixedPrecision, GradientMatching):
     """The first step size, in units of the range of a pixel."""
     tv: Annotated[float, Field(ge=0)] | None = None
     """Weight of the total variation; null: in proportion to the distance of the gradients, wherever the search is, by a
-    large factor, and by a small one in a quarter of the steps, or in all where that leads to a better end."""
+    large factor or a small one: searches with a quarter of the steps choose, where the factors are far apart."""
     noise: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the share of noise that an evaluation network sees in the images, for attackers who know `refiner`."""
     evaluator: Path | None = None
@@ -89,15 +89,18 @@ class InvertingGradients(MixedPrecision, GradientMatching):
             ]
         )
         victims = torch.arange(len(observations), device=problem.device).repeat_interleave(self.restarts)
-        ends = [self._ends(problem, problem, start, victims, self.iterations)]
-        if problem.relative is not None and (relative := problem.relative.loose) is not None:
-            loose = replace(problem, relative=relative)
-            ends.append(self._ends(loose, problem, start, victims, ceil(_TRIAL * self.iterations)))
-            promising = torch.tensor([tried.loss < found.loss for found, tried in zip(*ends, strict=True)])
-            rows = promising[victims.cpu()]
+        weights = (None,) if problem.relative is None else problem.relative.weights
+        whole = [replace(problem, relative=weight) for weight in weights]
+        if len(whole) == 1:
+            return self._ends(problem, problem, start, victims, self.iterations)
+        steps = ceil(_TRIAL * self.iterations)
+        ends = [self._ends(one, problem, start, victims, steps) for one in whole]
+        chosen = torch.tensor([min(range(len(ends)), key=lambda w: ends[w][v].loss) for v in range(len(observations))])
+        for index, one in enumerate(whole):
+            rows = chosen[victims.cpu()] == index
             if rows.any():
-                again = iter(self._ends(loose, problem, start[rows], victims[rows], self.iterations))
-                ends.append([next(again) if more else end for more, end in zip(promising, ends[0], strict=True)])
+                found = iter(self._ends(one, problem, start[rows], victims[rows], self.iterations))
+                ends.append([next(found) if c == index else end for c, end in zip(chosen, ends[index], strict=True)])
         return [min(of_one, key=lambda end: end.loss) for of_one in zip(*ends, strict=True)]
 
     def _ends(

@@ -5,10 +5,10 @@ negative logarithm of a posterior from which the deviation of what the images do
 of a gradient leave n/2 log d, differences of D pixels from their neighbours, of a Laplace density of scale b, leave
 D TV / b, so k is 2 D / (b n). The weight of the variation is k d, then, which vanishes where the gradient is met.
 
-The values of a gradient are far from independent, and early on a search needs more smoothness than at its end: most is
-found in few steps as if a sixteenth of them counted, and never more smoothness than if those that count were no more
-than the pixels. Under that a search for a drawing with sharp edges may stay at a flat image, though. So a short search
-as if all values counted is played, too, and a whole one where its end is the better. Ends are compared by k = 1 / b.
+The values of a gradient are far from independent, and how many count is not known. As if no more than the pixels did, k
+is 2 / b: photographs come out of LeNets and trained networks in few steps, but a search for a drawing with sharp edges
+may stay at a flat image. As if a quarter of all values did: those, and photographs out of untrained ConvNets. So a
+short search is played under each, and a whole one under that whose end is the better. Ends are compared by k = 1 / b.
 
 Where an update tells signs alone, the end counts that is described in the fewest nats: its n signs, a share d of which
 is wrong, in n H(d), with H the entropy, and its images in D TV / b.
@@ -41,9 +41,10 @@ from rayfed.update import Named, Observation
 
 _PER_VARIATION = 10.0
 """2 / b: that of a mean difference of 0.2 between neighbours."""
-_COUNTING = 1 / 16
-"""Share of a gradient's values that count. Of 1, 1/2, 1/4, 1/8, 1/16 an untrained ConvNet's photographs are best at 1/4
-(0.5 dB before 1/16), digits and a trained LeNet's photographs at 1/16 (10 dB and 1 dB before 1/4)."""
+_COUNTING = 1 / 4
+"""Share of a gradient's values that count under the smaller weight: of 1, 1/2, 1/4, 1/8, 1/16 the best on a ConvNet."""
+_APART = 1 / 2
+"""Ratio of the weights from which on they are too near each other to play both."""
 _COMPARING = _PER_VARIATION / 2
 """k by which ends of searches are compared: neither rough images that fit a little better win, nor flat ones."""
 _LARGEST = 1024
@@ -61,14 +62,14 @@ class RelativeVariation:
     reach: float
     """Share of the gradient's directions in which the images can move it: D/n, at most 1."""
     count: int
-    weight: float
+    weight: float = _PER_VARIATION
     """k, the factor of the variation in the exponential."""
 
     @property
-    def loose(self) -> Self | None:
-        """The same with the weight by which all values count, so that edges stay sharp; None where that is no less."""
-        weight = _PER_VARIATION * self.reach
-        return replace(self, weight=weight) if weight < self.weight else None
+    def weights(self) -> tuple[Self, ...]:
+        """The same with each weight under which a search is tried."""
+        smaller = _PER_VARIATION * self.reach / _COUNTING
+        return (self, replace(self, weight=smaller)) if smaller < _APART * self.weight else (self,)
 
     @property
     def judge(self) -> Self:
@@ -86,9 +87,7 @@ class RelativeVariation:
         values = (1 + len(first.earlier)) * sum(tensor.numel() for tensor in first.update.values())
         pixels = first.sample.blank(first.batch_size).numel()
         cosines = (1 - shares).clamp(min=0).sqrt().clamp(min=_LEAST)
-        reach = min(1.0, pixels / values)
-        weight = _PER_VARIATION * min(1.0, reach / _COUNTING)
-        return cls(cosines.to(device), reach, first.batch_size, weight)
+        return cls(cosines.to(device), min(1.0, pixels / values), first.batch_size)
 
     def __call__(self, distance: Tensor, images: Tensor, victims: Tensor) -> Tensor:
         """Return the objective of distances (Q,), one minus the cosine, and images (Q, N, C, H, W) of victims (Q,)."""

@@ -328,7 +328,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ("--model", "lenett", "--data", "digits"): "did you mean 'lenet'",
         ("--model", "nowhere.py:Net", "--data", "digits"): "there is no file",
         ("--model", "lenet", "--data", "/no/such/folder"): "--data /no/such/folder: no such file or folder",
-        ("--model", "mlp", "--data", str(tmp_path / "t.csv")): "by --label, one of age, ill",
+        ("--model", "mlp", "--data", str(tmp_path / "t.csv")): "by --target, of age, ill",
         ("--data", "digits"): "--model",
         ("--model", "lenet"): "--data",
         ("--model", "lenet", "--data", "digits", "--defence", "{name"): "no YAML",

@@ -291,7 +291,7 @@ def test_no_grant_reaches_a_field_of_the_protocol(seen: Any) -> None:
 
 
 def test_observations_are_built_in_one_place() -> None:
-    """Elsewhere there are copies with less, or with what an attacker made of them: `Observation` is called once."""
+    """In a run: elsewhere are copies with less, or with what an attacker made; and `given` builds them of other runs'."""
     found = [
         (path.relative_to(REPOSITORY).as_posix(), call.lineno)
         for room in ("rayfed", "actors")
@@ -299,7 +299,7 @@ def test_observations_are_built_in_one_place() -> None:
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == "Observation"
     ]
-    assert [path for path, _ in found] == ["rayfed/client/observations.py"], found
+    assert [path for path, _ in found] == ["rayfed/attacks/given.py", "rayfed/client/observations.py"], found
 
 
 def test_no_two_grants_fill_the_same() -> None:

@@ -265,7 +265,7 @@ def arms(
                 accuracy_round=last["round"] if last else None,
                 accuracy_change=None if accuracy is None or reference is None else accuracy - reference,
                 loss=last["test_loss"] if last else None,
-                error=last["test_error"] if last else None,
+                error=last.get("test_error") if last else None,
                 actor_seconds=spread(row["actor_seconds"] for row in mine),
                 bytes_up=sum(row["bytes_up"] or 0 for row in mine),
                 bytes_down=sum(row["bytes_down"] or 0 for row in mine),
@@ -277,7 +277,7 @@ def arms(
 
 
 def _strangers(row: Row) -> tuple[float, float] | None:
-    anew, averaged = row["stranger_accuracy"], row["stranger_mean_accuracy"]
+    anew, averaged = row.get("stranger_accuracy"), row.get("stranger_mean_accuracy")
     return None if anew is None or averaged is None else (anew, averaged)
 
 

@@ -291,7 +291,7 @@ def test_no_grant_reaches_a_field_of_the_protocol(seen: Any) -> None:
 
 
 def test_observations_are_built_in_one_place() -> None:
-    """In a run: elsewhere are copies with less, or with what an attacker made; and `given` builds them of other runs'."""
+    """In a run; elsewhere are copies with less, or with what an attacker made. `given` builds those of other runs."""
     found = [
         (path.relative_to(REPOSITORY).as_posix(), call.lineno)
         for room in ("rayfed", "actors")

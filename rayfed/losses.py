@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 from torch.nn import functional as F
 
 from rayfed import objective, registry
@@ -164,9 +165,21 @@ class OwnLoss(Loss):
         targets = targets.to(outputs.dtype) if targets.is_floating_point() else targets
         return self.function(outputs, targets, **self.parameters)
 
+    def _slope(self, outputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+        """Return the slope in the outputs, zeros where there is none, of the losses (N,) times `shares` (N,), or mean.
+
+        Shares that differ show what couples samples and leaves their mean as it is.
+        """
+        moving = outputs.detach().requires_grad_()
+        losses = self._value(moving, targets)
+        loss = losses.reshape(len(shares), -1).mean(1) @ shares if losses.ndim else losses * shares.sum()
+        return torch.autograd.grad(loss, moving, materialize_grads=True)[0] if loss.requires_grad else moving * 0
+
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Try the function on some samples; raises `UserError` where it is not the mean of its samples' losses."""
-        outputs = outputs.requires_grad_()
+        """Try the function on some samples; raises `UserError` where it is not the mean of its samples' losses.
+
+        What is otherwise on other samples than these is not found.
+        """
         try:
             value = self._value(outputs, targets)
             if not isinstance(value, Tensor) or (value.ndim and len(value) != len(outputs)):
@@ -174,8 +187,13 @@ class OwnLoss(Loss):
                     f"loss '{self.name}' gives {_described(value)} for {len(outputs)} samples: return a scalar, "
                     f"their mean, or a loss for each of them"
                 )
-            (slope,) = torch.autograd.grad(value.mean(), outputs, allow_unused=True)
-            alone = torch.stack([self(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))])
+            shares = torch.full_like(outputs[:, 0], 1 / len(outputs))
+            shares = shares * torch.linspace(0.5, 1.5, len(outputs)) if value.ndim else shares
+            slope = self._slope(outputs, targets, shares)
+            parts = [(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))]
+            alone = torch.stack([self(*part).detach() for part in parts])
+            slopes = [self._slope(*part, share) for part, share in zip(parts, shares.split(1), strict=True)]
+            again = self._slope(outputs, targets, shares)
         except UserError:
             raise
         except Exception as error:  # whatever the user's own code raises
@@ -183,10 +201,16 @@ class OwnLoss(Loss):
                 f"loss '{self.name}' fails on outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} "
                 f"{str(targets.dtype).removeprefix('torch.')}: {type(error).__name__}: {error}"
             ) from error
-        if slope is None:
-            raise UserError(f"loss '{self.name}' does not depend on the outputs, so nothing would be learnt")
-        together, apart = float(value.detach().mean()), float(alone.detach().mean())
-        if not isclose(together, apart, rel_tol=1e-3, abs_tol=1e-6):
+        if not slope.any():
+            raise UserError(f"loss '{self.name}' has no slope in the outputs, so nothing would be learnt")
+        if not torch.equal(slope, again):
+            raise UserError(
+                f"loss '{self.name}' gives another slope for the same outputs when it is called again: it must not "
+                f"draw numbers nor remember earlier calls"
+            )
+        together, apart = float(value.detach().mean()), float(alone.mean())
+        coupled = vector_norm(slope - torch.cat(slopes)) > 1e-3 * vector_norm(slope)
+        if coupled or not isclose(together, apart, rel_tol=1e-3, abs_tol=1e-6):
             raise UserError(
                 f"loss '{self.name}' gives {together:g} for {len(outputs)} samples together and {apart:g} in the mean "
                 f"alone: a batch's loss has to be the mean of its samples'"

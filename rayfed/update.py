@@ -179,6 +179,11 @@ class Mixtures:
     `updates`."""
 
 
+_PART = 64
+"""Most rows and columns of a layer that are looked at for how an update was scaled."""
+_ALIKE = 0.05
+"""Largest relative difference of eigenvalues that are one but for rounding."""
+
 UNREHEARSED = "the defences could not be run on gradients of one's own"
 """How messages of attackers begin who have a defence's code and could do nothing with it."""
 
@@ -249,11 +254,34 @@ class Observation:
     def undecayed(self) -> Named:
         """The update without what weight decay adds, exactly so after one step.
 
-        Where a defence has left nothing there is nothing to take off.
+        Where a defence has left nothing there is nothing to take off, and of an update that it scaled (a clip) as much
+        as it left, if a linear layer tells.
         """
         if not (decay := self.scale * self.local.weight_decay):
             return self.update
+        decay *= self._left_of(decay)
         return {n: torch.where(t == 0, t, t - decay * self.weights[n]) for n, t in self.update.items()}
+
+    def _left_of(self, decay: float) -> float:
+        """Return the factor c by which the update was scaled after a decay was added; 1 where no linear layer tells.
+
+        A square part of such a layer's update is c (D + G), D the decay's and G the gradient's, whose rank is that of
+        the samples. So c is an eigenvalue of the update over D, as many times as the part has more rows than that.
+        """
+        rank = self.batch_size * self.local.steps
+        for name, tensor in self.update.items():
+            size = min(*tensor.shape, _PART) if tensor.ndim == 2 else 0
+            if size <= 2 * rank:
+                continue
+            sent, added = (t[:size, :size].double() for t in (tensor, decay * self.weights[name]))
+            solved, failed = torch.linalg.solve_ex(added, sent)
+            if failed or not solved.isfinite().all():
+                continue
+            values = torch.linalg.eigvals(solved)
+            factor = values.real.median()
+            if factor > 0 and int(((values - factor).abs() <= _ALIKE * factor).sum()) >= size - rank:
+                return float(factor)
+        return 1.0
 
     @property
     def step(self) -> Named:

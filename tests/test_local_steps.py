@@ -117,6 +117,18 @@ def test_weight_decay_of_one_step_is_undone_exactly() -> None:
     assert all((cut.gradient[name][tensor == 0] == 0).all() for name, tensor in cut.update.items())
 
 
+def test_weight_decay_of_an_update_that_was_scaled_is_taken_off_by_as_much() -> None:
+    """A linear layer tells by how much: the gradient of three samples has rank three there."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    seen = observe(model, torch.cat([digit(i) for i in (3, 5, 7)]), DIGITS)
+    decayed = {n: 0.05 * 0.1 * (g + seen.weights[n]) for n, g in seen.update.items()}
+    told = replace(seen, update=decayed, scale=0.1, local=LocalTraining(lr=0.1, weight_decay=1.0))
+    for name, gradient in seen.update.items():
+        torch.testing.assert_close(told.gradient[name], 0.05 * gradient, rtol=1e-2, atol=1e-4)
+    noisy = {n: t + 1e-3 * torch.randn(t.shape, generator=seeded(0)[0]) for n, t in decayed.items()}
+    assert replace(told, update=noisy)._left_of(0.1) == 1  # nothing tells
+
+
 def test_labels_of_clipped_batches_are_never_sure() -> None:
     for bound in (None, 0.3):
         model, seen = three_digits(LocalTraining(lr=0.1, clip_norm=bound))

@@ -54,6 +54,16 @@ def breaks(outputs: Tensor, targets: Tensor) -> Tensor:
     raise ValueError("no such thing")
 
 
+def coupled(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Each sample's loss at its own value, but for a slope in the others' outputs."""
+    each = (outputs - targets).square().mean(1)
+    return each - 0.9 * (each.mean() - each.mean().detach())
+
+
+def random(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets + 1e-3 * torch.randn_like(outputs)).square().mean(1)
+
+
 CASES: dict[str, tuple[Loss, Tensor, Tensor]] = {
     "smoothed": (CrossEntropy(label_smoothing=0.2), CLASSES, F.cross_entropy(OUTPUTS, CLASSES, label_smoothing=0.2)),
     "binary": (BinaryCrossEntropy(), BINARY, F.binary_cross_entropy_with_logits(OUTPUTS, BINARY)),
@@ -90,7 +100,13 @@ def test_plain_cross_entropy_keeps_its_bits() -> None:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("summed", "the mean of its samples"), ("constant", "depend on the outputs"), ("breaks", "ValueError: no such")],
+    [
+        ("summed", "the mean of its samples"),
+        ("constant", "no slope in the outputs"),
+        ("coupled", "the mean of its samples"),
+        ("random", "must not draw"),
+        ("breaks", "ValueError: no such"),
+    ],
 )
 def test_a_function_that_is_no_mean_loss_is_refused_with_its_reason(name: str, says: str) -> None:
     loss = losses.build(f"tests.test_losses:{name}", {})

@@ -37,7 +37,7 @@ def plant(folder: RunFolder, images: str | None = None) -> RunFolder:
     scenario: dict[str, Any] = folder.read_mapping("scenario.yaml")
     scenario |= {
         "data": {"name": "image_folder", "root": f"/clinic/{SECRET}", "size": 8},
-        "model": {"name": f"{SECRET.replace('-', '_')}:Net"},
+        "model": {"name": f"{SECRET.replace('-', '_')}:Net", SECRET: 1947, "codes": [471147]},
         "output": {"folder": f"/home/{SECRET}", "images": images},
         "attacks": [{"name": "ggl", "prior": f"{SECRET}.pt", "label": "idlg"}],
     }
@@ -82,6 +82,7 @@ def test_a_redacted_page_has_nothing_that_was_planted(tmp_path: Path) -> None:
     page = folder.read_text(REDACTED)
     assert SECRET.encode() not in decoded(page)
     assert SECRET.replace("-", "_") not in page
+    assert "471147" not in page
     assert Page(page).images == []
     assert str(tmp_path) not in page
     for stays in ("Redacted.", "60.0 dB", "sigma 0.01", "idlg", "gaussian", "size: 8", "image_folder"):

@@ -144,6 +144,22 @@ def test_slopes_of_the_objective_are_its_differences(name: str) -> None:
     torch.testing.assert_close((slopes * ahead).sum(1), (there - back) / (2 * step), rtol=1e-4, atol=1e-9)
 
 
+class Gated(nn.Module):
+    """A block behind a factor that begins at zero, as in ReZero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.factor * Hiding.apply(x)
+
+
+def test_a_block_that_is_switched_off_at_first_hides_nothing() -> None:
+    """The way is found once for a model: it has to hold at the weights of later rounds, too."""
+    assert problem(Rows(Gated())).way is DIFFERENCED
+
+
 def test_what_vmap_takes_is_still_computed_together() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10))
     assert problem(model).way is TOGETHER

@@ -63,7 +63,11 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
             return _single(probed, observation, layer, affine)
         if affine and layer.bias:
             return _batch(probed, observation, layer)
-        reason = f"the linear layer '{layer.weight}' has no bias, so nothing tells the samples of a batch apart"
+        reason = (
+            f"what stands before the linear layer '{layer.weight}' is not affine, and mixes the samples of a batch"
+            if layer.bias
+            else f"the linear layer '{layer.weight}' has no bias, so nothing tells the samples of a batch apart"
+        )
     return not_applicable(observation, reason)
 
 

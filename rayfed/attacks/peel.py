@@ -141,7 +141,9 @@ class _Search:
         pairs = torch.randint(len(guides), (2, _STARTS), generator=self._generator).to(guides.device)
         share = 2 * torch.rand(_STARTS, 1, generator=self._generator).to(guides) - 0.5
         vectors = share * guides[pairs[0]] + (1 - share) * guides[pairs[1]]
-        vectors = vectors + 0.1 * guides.std(0) * torch.randn(vectors.shape, generator=self._generator).to(guides)
+        vectors = vectors + 0.1 * guides.std(0, correction=0) * torch.randn(
+            vectors.shape, generator=self._generator
+        ).to(guides)
         if not self._biased:
             signs = torch.tensor([1.0, -1.0]).to(guides).repeat(_STARTS // 2)[:, None]
             vectors = vectors / vectors.norm(dim=1, keepdim=True) * signs * self._length

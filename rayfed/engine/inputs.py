@@ -33,6 +33,8 @@ from rayfed.objective import needed_places
 from rayfed.poisoning.base import Poisoning
 from rayfed.scenario import ResolvedArm, Scenario, resolve
 
+_TRIED = 16
+"""Samples on which a loss of the user's is tried."""
 _HEAVY = 0.5
 """Share of a round's weight above which a client outweighs all others together."""
 _OTHERS = 1 << 25
@@ -172,8 +174,9 @@ def _with_targets(scenario: Scenario, data: Dataset) -> Dataset:
             f"loss '{name}' takes labels that are 0 or 1, and data '{scenario.data.name}' has other numbers"
         )
     if isinstance(loss, OwnLoss):
-        outputs = torch.randn(3, len(data.classes), generator=torch.Generator().manual_seed(0))
-        loss.check(outputs, torch.from_numpy(data.train_labels[np.arange(3) % len(data.train_labels)]))
+        generator = torch.Generator().manual_seed(0)
+        tried = data.train_labels[torch.randint(len(data.train_labels), (_TRIED,), generator=generator).numpy()]
+        loss.check(torch.randn(_TRIED, len(data.classes), generator=generator), torch.from_numpy(tried))
     return data
 
 

@@ -64,11 +64,22 @@ def _redact(folder: RunFolder) -> None:
 def _known(value: Any, path: tuple[str, ...] = ()) -> Any:
     """Return a part of a scenario without words that rayfed does not know; the names of arms and attacks stay."""
     if isinstance(value, Mapping):
-        return {key: _known(inner, (*path, str(key))) for key, inner in value.items()}
+        return {_key(key, path): _known(inner, (*path, str(key))) for key, inner in value.items()}
     if isinstance(value, list):
         return [_known(inner, path) for inner in value]
     named = path in (("name",), ("attacks", "name"), ("attacks", "label"))
-    return value if named or not isinstance(value, str) or value in _vocabulary() else LEFT_OUT
+    ours = all(_is_ours(part) for part in path[:1] + path[2:]) if path[:1] == ("arms",) else all(map(_is_ours, path))
+    plain = value is None or isinstance(value, int | float)
+    return value if named or (plain and ours) or value in _vocabulary() else LEFT_OUT
+
+
+def _is_ours(key: str) -> bool:
+    return key in _vocabulary()
+
+
+def _key(key: Any, path: tuple[str, ...]) -> Any:
+    """Return a key of a scenario if rayfed knows it or it names an arm."""
+    return key if path == ("arms",) or _is_ours(str(key)) else LEFT_OUT
 
 
 def _text(value: Any) -> Any:

@@ -176,22 +176,22 @@ def way_of(model: nn.Module, network: nn.Module, weights: Named, images_shape: t
     case = (modes, tuple(weights), first.dtype, first.device, images_shape, labels.is_floating_point())
     found = _FOUND.setdefault(model, {})
     if case not in found:
-        own = _moved(dict(chain(network.named_parameters(), network.named_buffers())), first)
-        trained = {name: own[name] for name in weights}
-        fixed = {name: tensor for name, tensor in own.items() if name not in trained}
-        found[case] = fitting_way(network, trained, fixed, images_shape, labels)
+        own = {
+            name: tensor.detach().to(first) if tensor.is_floating_point() else tensor
+            for name, tensor in chain(network.named_parameters(), network.named_buffers())
+        }
+        trained = _moved({name: own.pop(name) for name in weights})
+        found[case] = fitting_way(network, trained, own, images_shape, labels)
     return found[case]
 
 
-def _moved(tensors: Named, like: Tensor) -> Named:
-    """Return tensors, those of more than one dimension with noise of half an initialisation's scale, like `like`."""
+def _moved(weights: Named) -> Named:
+    """Return weights with noise of half an initialisation's scale; biases and factors move by halves."""
     generator = torch.Generator().manual_seed(0)
     moved = {}
-    for name, tensor in tensors.items():
-        moved[name] = tensor.detach().to(like.device, like.dtype) if tensor.is_floating_point() else tensor
-        if tensor.is_floating_point() and tensor.ndim > 1:
-            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-            moved[name] = moved[name] + noise.to(like) / (2 * (tensor.numel() / len(tensor)) ** 0.5)
+    for name, weight in weights.items():
+        noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+        moved[name] = weight + noise.to(weight) / (2 * (weight[0].numel() if weight.ndim > 1 else 1) ** 0.5)
     return moved
 
 

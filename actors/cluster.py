@@ -62,7 +62,10 @@ def _explaining_start(address: str | None) -> Iterator[None]:
                 f"Ray cannot use its temporary folder: {error}; name one with RAY_TMPDIR that can be written and whose "
                 f"path is short (no more than about {_TMPDIR_LENGTH} characters)"
             ) from error
-        raise ResourceError(f"Ray did not start on this machine: {error}; it may be too busy, try again") from error
+        raise ResourceError(
+            f"Ray did not start on this machine: {error}; it may be too busy: try again, or play the run in one "
+            f"process with --executor local"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -171,6 +171,11 @@ def data_section(
     and for what is no data at all.
     """
     path, resized = Path(data).expanduser(), {} if size is None else {"size": size}
+    if targets and path.is_dir():
+        raise UserError(
+            f"--target names columns of a table, and {data} is a folder: images whose labels are numbers lie in a "
+            f"Parquet file, with numbers, or lists of them, in its column `label`"
+        )
     if targets:
         return {"name": "table", "path": data, "targets": list(targets)}
     named = {} if label is None else {"label_column": label}

@@ -166,7 +166,7 @@ def test_a_figure_has_truetype_fonts_and_the_same_bytes_each_time(tmp_path: Path
 @pytest.mark.engine
 def test_the_command_writes_all_figures_with_their_rows(tmp_path: Path) -> None:
     for url in (make_run(str(tmp_path)).url, small_sweep(tmp_path).url):
-        out = tmp_path / Path(url).name
+        out = tmp_path / "figures" / Path(url).name
         code, output = run("export", url, "--figures", str(out), "--format", "latex", "--out", f"{out}.tex")
         assert (code, "trade_off" in output) == (0, True), output
         tables = {path.stem for path in out.glob("*.csv")}

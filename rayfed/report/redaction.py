@@ -74,12 +74,13 @@ def _known(value: Any, path: tuple[str, ...] = ()) -> Any:
 
 
 def _is_ours(key: str) -> bool:
-    return key in _vocabulary()
+    """Return whether rayfed knows a key of a scenario, or all parts of a field's path."""
+    return all(part in _vocabulary() or part.isdecimal() for part in key.split("."))
 
 
 def _key(key: Any, path: tuple[str, ...]) -> Any:
-    """Return a key of a scenario if rayfed knows it or it names an arm."""
-    return key if path == ("arms",) or _is_ours(str(key)) else LEFT_OUT
+    """Return a key of a scenario if rayfed knows it, or it names an arm or a field of a sweep, a column of its table."""
+    return key if path in (("arms",), ("sweep", "fields")) or _is_ours(str(key)) else LEFT_OUT
 
 
 def _text(value: Any) -> Any:

@@ -79,7 +79,7 @@ def _is_ours(key: str) -> bool:
 
 
 def _key(key: Any, path: tuple[str, ...]) -> Any:
-    """Return a key of a scenario if rayfed knows it, or it names an arm or a field of a sweep, a column of its table."""
+    """Return a key of a scenario if rayfed knows it, or it names an arm, or a field of a sweep: a table's column."""
     return key if path in (("arms",), ("sweep", "fields")) or _is_ours(str(key)) else LEFT_OUT
 
 

@@ -22,6 +22,7 @@ from rayfed.data.base import Dataset, in_memory
 from rayfed.data.images import Encoded, decode
 from rayfed.errors import DataError, UserError
 from rayfed.registry import build
+from tests.conftest import imported
 from tests.data_fixtures import png, random_images
 
 DEEP = np.random.default_rng(1).integers(0, 65536, (5, 7), dtype=np.uint16)
@@ -66,7 +67,7 @@ def test_a_grey_tiff_of_16_bits_goes_by_its_white_and_its_bits() -> None:
 
 
 def test_tiffs_of_several_channels_or_pages_keep_them() -> None:
-    tifffile = pytest.importorskip("tifffile")
+    tifffile = imported("tifffile", "medical")
 
     def written(pixels: np.ndarray, **how: Any) -> bytes:
         file = BytesIO()
@@ -137,7 +138,7 @@ def test_depths_are_mixed_at_the_deeper_and_training_sees_the_unit_range(tmp_pat
 
 def scan(stored: np.ndarray, **fields: Any) -> bytes:
     """A DICOM file with these pixels, 16 bits allocated."""
-    pydicom = pytest.importorskip("pydicom")
+    pydicom = imported("pydicom", "medical")
     from pydicom.dataset import FileMetaDataset
     from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
@@ -178,7 +179,7 @@ def test_dicom_grey_goes_by_the_stored_bits_the_window_and_the_photometric() -> 
 
 
 def test_dicom_windows_and_colours_are_pydicoms_own() -> None:
-    pytest.importorskip("pydicom")
+    imported("pydicom", "medical")
     from pydicom import dcmread
     from pydicom.data import get_testdata_file
     from pydicom.pixels import apply_modality_lut, apply_windowing

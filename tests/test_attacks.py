@@ -19,9 +19,10 @@ from rayfed.attacks.gradinversion import GradInversion
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients, decayed
 from rayfed.attacks.matching.adam import adam
+from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
 from rayfed.attacks.matching.lbfgs import minimise
 from rayfed.attacks.matching.priors import total_variation
-from rayfed.attacks.matching.problem import Matching, matched_layers, one_minus_cosine, squared_l2
+from rayfed.attacks.matching.problem import Matching, matched_layers
 from rayfed.errors import UserError
 from rayfed.models.convnet import ConvNet
 from rayfed.models.mlp import Mlp

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.matching.batch_norm import MovedStatistics, batch_norm_prior, returned_moments
-from rayfed.attacks.matching.problem import Matching, squared_l2
+from rayfed.attacks.matching.distances import squared_l2
+from rayfed.attacks.matching.problem import Matching
 from rayfed.client.local import local_training, update_method
 from rayfed.defences.base import Batch, Task
 from rayfed.gradients import buffers_of, weights_of

@@ -14,7 +14,8 @@ from torch import Tensor
 from rayfed import scenario as scenarios
 from rayfed.attacks.dlg import Dlg
 from rayfed.attacks.labels import with_labels
-from rayfed.attacks.matching.problem import Matching, one_minus_cosine, squared_l2
+from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
+from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.relative import RelativeVariation
 from rayfed.attacks.matching.sent import Sent
 from rayfed.client import sent as server

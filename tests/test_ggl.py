@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Attack
 from rayfed.attacks.ggl import Ggl, LatentSearch
 from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
 from rayfed.attacks.matching.priors import latent_divergence
-from rayfed.attacks.matching.problem import Matching, one_minus_cosine, squared_l2
+from rayfed.attacks.matching.problem import Matching
 from rayfed.defences.base import Defence
 from rayfed.defences.gaussian import Gaussian
 from rayfed.defences.prune import Prune

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from rayfed.attacks.generators import LATENT, Generator
 from rayfed.attacks.grnn import Grnn, Makers, RmsProp, wasserstein
-from rayfed.attacks.matching.problem import Matching, squared_l2
+from rayfed.attacks.matching.distances import squared_l2
+from rayfed.attacks.matching.problem import Matching
 from rayfed.errors import UserError
 from rayfed.metrics.images import psnr
 from rayfed.update import LocalTraining, Observation

@@ -17,9 +17,10 @@ from rayfed.attacks.head import Head
 from rayfed.attacks.idlg import Idlg
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.labels import LabelReader
+from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
 from rayfed.attacks.matching.local_steps import local_update, many_local_updates
 from rayfed.attacks.matching.options import class_averages
-from rayfed.attacks.matching.problem import Matching, matched_layers, one_minus_cosine, squared_l2
+from rayfed.attacks.matching.problem import Matching, matched_layers
 from rayfed.client.local import local_training
 from rayfed.errors import UserError
 from rayfed.models.convnet import ConvNet

@@ -9,7 +9,8 @@ import torch
 
 from rayfed.attacks.gradinversion import GradInversion
 from rayfed.attacks.inverting_gradients import InvertingGradients
-from rayfed.attacks.matching.problem import Matching, one_minus_cosine, squared_l2
+from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
+from rayfed.attacks.matching.problem import Matching
 from rayfed.models.convnet import ConvNet
 from rayfed.update import LocalTraining
 from tests.attack_fixtures import digit, observe, photo, psnr, seeded, two_digits

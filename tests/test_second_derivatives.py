@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from rayfed.attacks.idlg import Idlg
-from rayfed.attacks.matching.problem import Matching, squared_l2
+from rayfed.attacks.matching.distances import squared_l2
+from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.second_derivatives import DIFFERENCED, IN_TURN, TOGETHER, Way
 from rayfed.engine import runs
 from rayfed.engine.local import local

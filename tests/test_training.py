@@ -13,7 +13,8 @@ from torch import nn
 
 from rayfed import registry, seeds
 from rayfed import scenario as scenarios
-from rayfed.attacks.matching.problem import Matching, squared_l2
+from rayfed.attacks.matching.distances import squared_l2
+from rayfed.attacks.matching.problem import Matching
 from rayfed.client import plan
 from rayfed.client.arm import Arm, build_arm
 from rayfed.client.cohort import cohort_updates, works_together

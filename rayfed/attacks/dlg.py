@@ -15,9 +15,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.matching.distances import squared_l2
 from rayfed.attacks.matching.lbfgs import Minima, minimise
 from rayfed.attacks.matching.options import GradientMatching
-from rayfed.attacks.matching.problem import Matching, squared_l2
+from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.registry import component
 from rayfed.update import Observation

@@ -20,9 +20,9 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.labels import fits_labels
 from rayfed.attacks.matching.adam import adam, best_restarts
 from rayfed.attacks.matching.batch_norm import batch_norm_prior
+from rayfed.attacks.matching.distances import squared_l2
 from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
 from rayfed.attacks.matching.priors import Prior, euclidean, total_variation
-from rayfed.attacks.matching.problem import squared_l2
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.registry import component
 from rayfed.samples import Modality

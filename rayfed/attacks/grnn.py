@@ -27,8 +27,9 @@ from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.generators import LATENT, Generator
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.matching.adam import Descent, best_restarts
+from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
 from rayfed.attacks.matching.priors import total_variation
-from rayfed.attacks.matching.problem import LocalSteps, Matching, one_minus_cosine, squared_l2
+from rayfed.attacks.matching.problem import LocalSteps, Matching
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.registry import component
 from rayfed.samples import Modality

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.labels import fits_labels
 from rayfed.attacks.matching.adam import adam, best_restarts
+from rayfed.attacks.matching.distances import one_minus_cosine
 from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
 from rayfed.attacks.matching.priors import total_variation
-from rayfed.attacks.matching.problem import Matching, one_minus_cosine
+from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.relative import RelativeVariation
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.models.pretrained import load_evaluator

@@ -21,7 +21,8 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.forward_probe import run
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.labels import last_linear
-from rayfed.attacks.matching.problem import Matching, most_likely, one_minus_cosine
+from rayfed.attacks.matching.distances import one_minus_cosine
+from rayfed.attacks.matching.problem import Matching, most_likely
 from rayfed.registry import component
 from rayfed.update import Observation
 

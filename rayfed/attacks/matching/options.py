@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import Group, in_groups
+from rayfed.attacks.matching.distances import Distance
 from rayfed.attacks.matching.priors import Prior
-from rayfed.attacks.matching.problem import Distance, LocalSteps, Matching, most_likely
+from rayfed.attacks.matching.problem import LocalSteps, Matching, most_likely
 from rayfed.registry import component
 from rayfed.update import Observation
 

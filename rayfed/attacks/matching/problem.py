@@ -1,12 +1,11 @@
 """Gradient matching: the problem of finding images whose gradient is the observed one, for many victims at once.
 
-Sources: Zhu et al. 2019, "Deep Leakage from Gradients", equation 2 (squared L2); Geiping et al. 2020, "Inverting
-Gradients", equation 4 (one minus cosine).
+Source: Zhu et al. 2019, "Deep Leakage from Gradients", section 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import filter as matching_names
 from math import prod
@@ -19,6 +18,7 @@ from torch.func import vmap
 from rayfed import losses
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.matching.batch_norm import MovedStatistics
+from rayfed.attacks.matching.distances import Distance, inner
 from rayfed.attacks.matching.local_steps import many_local_updates
 from rayfed.attacks.matching.priors import Prior
 from rayfed.attacks.matching.relative import RelativeVariation, image_nats
@@ -27,9 +27,6 @@ from rayfed.attacks.matching.sent import Sent, sign_nats, wrong_signs
 from rayfed.errors import UserError, nearest
 from rayfed.gradients import clipped, unflatten
 from rayfed.update import LocalTraining, Named, Observation
-
-Distance = Callable[[Named, Named], Tensor]
-"""Distance of gradients from targets, each tensor with a leading dimension Q: (Q,)."""
 
 LocalSteps = Literal["divided", "simulated"]
 """Matching of an update of several local steps: divided into one gradient, or by taking the steps."""
@@ -42,22 +39,6 @@ _GRADIENTS_AT_ONCE_CPU = 16_000_000
 """Values in the gradients of one call: of ConvNet 4 to 8 problems take 0.88 of the time of one, 16 take 1.3."""
 _IMAGES_AT_ONCE_GPU = 512
 """Images of one vectorised call where only memory bounds it."""
-
-
-def squared_l2(gradients: Named, targets: Named) -> Tensor:
-    """Return the squared Euclidean distance over all layers, (Q,)."""
-    return _inner(difference := {name: g - targets[name] for name, g in gradients.items()}, difference)
-
-
-def one_minus_cosine(gradients: Named, targets: Named) -> Tensor:
-    """Return one minus the cosine of the angle between the gradients, all layers as one vector, (Q,)."""
-    norms = _inner(gradients, gradients).sqrt() * _inner(targets, targets).sqrt()
-    return 1 - _inner(gradients, targets) / norms
-
-
-def _inner(left: Named, right: Named) -> Tensor:
-    products = [torch.linalg.vecdot(left[name].flatten(1), right[name].flatten(1)) for name in left]
-    return torch.stack(products).sum(0)
 
 
 def matched_layers(names: Iterable[str], patterns: Sequence[str] | None) -> list[str]:
@@ -260,7 +241,7 @@ class Matching:
 
     def target_norms(self) -> Tensor:
         """Return the squared norm of each victim's observed gradient in the matched layers, (V,)."""
-        return torch.stack([_inner(one.targets, one.targets) for one in self.rounds]).sum(0)
+        return torch.stack([inner(one.targets, one.targets) for one in self.rounds]).sum(0)
 
     def losses(self, points: Tensor, victims: Tensor) -> Tensor:
         """Return the objective at points (Q, D) of victims (Q,), with its graph: (Q,)."""
@@ -287,7 +268,7 @@ class Matching:
 
     def _sides(self, images: Tensor, labels: Tensor, victims: Tensor, found: Named) -> tuple[Named, Named]:
         """Return what is compared: the gradients of images, as they would have been sent, and the targets."""
-        targets = {name: target[victims] for name, target in self.targets.items()}
+        targets = {name: _rows(target, victims) for name, target in self.targets.items()}
         gradients = self._gradients(images, labels, found)
         if self.sent is None:
             return gradients, targets
@@ -375,6 +356,11 @@ class Matching:
         if local.clip_norm is not None:
             gradients = clipped(gradients, local.clip_norm, leading=1)
         return {name: gradients[name] for name in self.targets}
+
+
+def _rows(tensor: Tensor, victims: Tensor) -> Tensor:
+    """Return the rows (Q, ...) of victims (Q,); those of a single victim are no copies."""
+    return tensor.expand(len(victims), *tensor.shape[1:]) if len(tensor) == 1 else tensor[victims]
 
 
 def _deviation(supposed: Tensor) -> Tensor:

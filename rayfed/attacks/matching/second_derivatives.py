@@ -95,7 +95,7 @@ def _stacked(results: Sequence[Any]) -> Any:
         return {name: _stacked([result[name] for result in results]) for name in results[0]}
     if isinstance(results[0], tuple):
         return tuple(_stacked(parts) for parts in zip(*results, strict=True))
-    return torch.stack(list(results))
+    return torch.stack(list(results)) if len(results) > 1 else results[0][None]
 
 
 def _functional(model: nn.Module, weights: Named, buffers: Named, inputs: Tensor, labels: Tensor) -> Named:

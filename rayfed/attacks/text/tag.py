@@ -21,7 +21,8 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import fits_labels
 from rayfed.attacks.matching.adam import Descent, adam
-from rayfed.attacks.matching.problem import Matching, squared_l2
+from rayfed.attacks.matching.distances import squared_l2
+from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.text.tokens import table_of, texts, tokens_in
 from rayfed.registry import component
 from rayfed.samples import Modality, Pixels

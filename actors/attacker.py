@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from actors import standings
 from actors.process import Renewable, ResourceShare, set_up
+from rayfed.attacks.base import Guess
+from rayfed.attacks.telling import listening
 from rayfed.engine.attacker import Attacker
 from rayfed.samples import SampleSpec
+from rayfed.scenario import AttackSpec, ResolvedArm
+from rayfed.update import Observation
 
 
 class AttackerActor(Renewable, Attacker):
@@ -12,3 +19,10 @@ class AttackerActor(Renewable, Attacker):
 
     def __init__(self, share: ResourceShare, sample: SampleSpec, classes: int) -> None:
         super().__init__(sample, classes, set_up(share))
+
+    def attack(
+        self, attack: AttackSpec, arm: ResolvedArm, observations: Sequence[Observation], keys: Sequence[bytes]
+    ) -> tuple[list[Guess], list[Guess]]:
+        """Return guesses as `Attacker.attack` does, and write on the way how far searches are."""
+        with listening(standings.post):
+            return super().attack(attack, arm, observations, keys)

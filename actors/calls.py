@@ -73,11 +73,20 @@ class Running:
         """Remove and return the calls that an actor which is ended had still to do."""
         return [self.pop(done) for done in [d for d, started in self._calls.items() if started.slot == slot]]
 
-    def next_end(self) -> tuple[float, ray.ObjectRef[Any]] | None:
-        """Return the earliest deadline of the calls that are worked at, and its call; None where none has a limit."""
+    @property
+    def worked_at(self) -> Iterator[tuple[ray.ObjectRef[Any], Call]]:
+        """The calls that actors are at, none of those behind them."""
+        return ((done, self._calls[done].call) for done in self._heads.values())
+
+    @property
+    def _heads(self) -> dict[int, ray.ObjectRef[Any]]:
         heads: dict[int, ray.ObjectRef[Any]] = {}
         for done, started in self._calls.items():
             heads.setdefault(started.slot, done)
-        limits = [(done, self._began[slot], self._calls[done].call.limit) for slot, done in heads.items()]
+        return heads
+
+    def next_end(self) -> tuple[float, ray.ObjectRef[Any]] | None:
+        """Return the earliest deadline of the calls that are worked at, and its call; None where none has a limit."""
+        limits = [(done, self._began[slot], self._calls[done].call.limit) for slot, done in self._heads.items()]
         ends = [(began + limit, done) for done, began, limit in limits if limit is not None]
         return min(ends, key=lambda end: end[0], default=None)

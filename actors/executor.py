@@ -20,7 +20,7 @@ from actors.ray_errors import original, telling_losses
 from actors.server import ServerActor
 from actors.workers import Workers, wait_for
 from rayfed.data.partitions.base import Parts
-from rayfed.engine.executor import Call, Done, Execution, Ref
+from rayfed.engine.executor import Call, Done, Execution, Hear, Ref
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.machine import Machine, this_machine
 from rayfed.engine.progress import Progress
@@ -138,7 +138,7 @@ class RayExecutor:
         assert self._clients is not None
         return self._noting_losses(self._clients, calls, "client actor")
 
-    def run_attackers(self, calls: Sequence[Call]) -> Iterator[Done]:
+    def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
         """Do calls on attackers, which are started for the first calls."""
         if self._attackers is None:
             self._attackers = self._workers(
@@ -150,7 +150,7 @@ class RayExecutor:
             )
             if self._allotment.attacker.num_gpus:
                 self._attackers.wait()  # and raise where a GPU is not there
-        return self._noting_losses(self._attackers, calls, "attacker")
+        return self._noting_losses(self._attackers, calls, "attacker", hear)
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
         """Call a method of the server's actor, one call after another."""
@@ -190,10 +190,12 @@ class RayExecutor:
         if giver and giver.give_place():
             self._note(f"there is no place for what died: one {what} gives way")
 
-    def _noting_losses(self, pool: Workers, calls: Sequence[Call], what: str) -> Iterator[Done]:
+    def _noting_losses(
+        self, pool: Workers, calls: Sequence[Call], what: str, hear: Hear | None = None
+    ) -> Iterator[Done]:
         known, abreast = pool.losses, pool.abreast
         with telling_losses():
-            for done in pool.run(calls):
+            for done in pool.run(calls, hear):
                 if pool.losses > known:
                     lost = pool.losses - known
                     self._note(f"{lost} {what}{'s' * (lost > 1)} died; another does the work again")

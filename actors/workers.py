@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -14,14 +15,18 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
+from actors import standings
 from actors.actor_pool import ActorPool
 from actors.calls import Running, Started
 from actors.ray_errors import DEATHS, Loss, brief, loss_of, original
-from rayfed.engine.executor import Call, Crashed, Done, Overdue
+from rayfed.engine.executor import Call, Crashed, Done, Hear, Overdue
 from rayfed.errors import ResourceError
 
 START_TIMEOUT = 900.0
 """Seconds that actors may take to start; an autoscaling cluster needs minutes for a new node."""
+
+LISTENING = 1.0
+"""Seconds between looks at how far searches are."""
 
 PATIENCE = 30.0
 """Seconds after which a pool that has lost all its actors asks for the place of another's."""
@@ -67,7 +72,7 @@ class Workers:
         while self._starting:
             self._started(self._first_start())
 
-    def run(self, calls: Sequence[Call]) -> Iterator[Done]:
+    def run(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
         """Yield each call with its first result and references to the others, in the order in which they finish.
 
         An actor is handed its next call before it has finished the last, so that it need not wait for the driver, while
@@ -83,11 +88,13 @@ class Workers:
         running = Running(self._size)
         while waiting or running:
             self._hand_out(waiting, running)
-            first, overdue = self._first(running)
+            first, overdue = self._first(running, hear)
             if first in self._starting:
                 self._started(first)
                 continue
             ended = running.pop(first)
+            if hear:
+                standings.forget(first)
             if overdue:
                 waiting.extendleft((other.call, other.losses) for other in running.behind(ended.slot))
                 self._replace(ended.slot)
@@ -142,21 +149,27 @@ class Workers:
             raise ActorsLost(f"the call `{ended.call.method}` ended {losses} actors, one after another: {brief(error)}")
         return Crashed(memory=loss is Loss.MEMORY)
 
-    def _first(self, running: Running) -> tuple[ray.ObjectRef[Any], bool]:
+    def _first(self, running: Running, hear: Hear | None = None) -> tuple[ray.ObjectRef[Any], bool]:
         """Return the first event, an actor that is up or the end of a call, and False; or an overdue call and True.
 
         Without a limit the end always comes, for an actor that is up ends its call or dies; a start does not where
-        there is no place.
+        there is no place. `hear` is told how far searches are.
         """
         if not running:
             return self._first_start(), False
         end = running.next_end()
-        timeout = None if end is None else max(0.0, end[0] - monotonic())
-        done, _ = ray.wait([*self._starting, *running], num_returns=1, timeout=timeout)
-        if done:
-            return running.head(done[0]), False
-        assert end is not None
-        return end[1], True
+        while True:
+            left = inf if end is None else max(0.0, end[0] - monotonic())
+            patience = min(left, LISTENING if hear else inf)
+            timeout = None if patience == inf else patience
+            done, _ = ray.wait([*self._starting, *running], num_returns=1, timeout=timeout)
+            if done:
+                return running.head(done[0]), False
+            if end is not None and monotonic() >= end[0]:
+                return end[1], True
+            for call, worked_at in running.worked_at if hear else ():
+                if hear and (standing := standings.look(call)):
+                    hear(worked_at, standing)
 
     def _first_start(self) -> ray.ObjectRef[Any]:
         """Wait for the first actor that comes up, where there is none."""

@@ -11,11 +11,13 @@ import pytest
 from rich.console import Console
 
 from rayfed import scenario as scenarios
+from rayfed.attacks.telling import Standing
 from rayfed.engine import runs
 from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.report import terminal_run
 from rayfed.report.terminal_run import RunView
+from rayfed.report.time_left import TimeLeft
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 
@@ -75,13 +77,31 @@ def test_a_long_round_of_attacks_says_what_is_left(monkeypatch: pytest.MonkeyPat
     view = RunView(Console(file=StringIO(), width=200), bar=False)
     view.seconds = {"closed": 1.0, "search": 9.0, "long": 80.0}
     view.ready(0)
-    for now, done in ((80.0, []), (81.0, ["closed"]), (100.0, ["closed", "search"])):
+    waiting = ["closed", "search", "long"]
+    for now, done in ((80.0, []), (81.0, [("closed", 1.0)]), (100.0, [("closed", 1.0), ("search", 19.0)])):
         clock[0] = now
         if not done:
             view.observations_done(0, 3, 3)
-        view.attacks_done(0, done, ["search", "long"][max(len(done) - 1, 0) :])
+        view.attacks_done(0, done, waiting[len(done) :])
+    clock[0] = 120.0
+    view.search_goes_on(0, "long", "none", Standing(2, 100, 400, 0.25, 10.0))
     told = view._console.file.getvalue()  # type: ignore[attr-defined]
     assert told.splitlines() == [
         "observation 3 of 3 is made",
-        "attack 2 of 3 is over, search; about 2:40 left, about 1:20 of it for long",
+        "attack 2 of 3 is over, search; about 2:40 left",
+        "long on none: search 2, iteration 100 of 400, distance 0.25, 0:30 left of it; attack 3 of 3; about 2:30 left",
     ]
+
+
+def test_time_left_follows_from_what_was_measured() -> None:
+    left = TimeLeft({}, 0.0)
+    left.ended([("a", 10.0)])
+    assert left.left(["a", "a"], 10.0) == (20.0, True), "as long as the one that is over"
+    assert left.left(["a", "b"], 10.0) == (10.0, False), "of others nobody knows"
+    left.heard("b", "arm", Standing(1, 10, 40, 0.5, 5.0), 15.0)
+    assert left.left(["b"], 15.0) == (15.0, False), "at least what its search has to go"
+    left.ended([("a", 10.0), ("a", 10.0)])
+    assert left.left(["a", "a"], 10.0) == (10.0, True), "two go on at once"
+    told = TimeLeft({"a": 10.0, "b": 100.0}, 0.0)
+    told.ended([("a", 20.0)])
+    assert told.left(["b"], 20.0) == (200.0, True), "everything takes twice as long as was expected"

@@ -189,7 +189,7 @@ class AttackerKiller(Killer):
     def clients_done(self, round: int, done: int, total: int) -> None:
         pass
 
-    def attacks_done(self, round: int, done: Sequence[str], waiting: Sequence[str]) -> None:
+    def attacks_done(self, round: int, done: Sequence[tuple[str, float]], waiting: Sequence[str]) -> None:
         if done:
             super().clients_done(round, len(done), len(done) + len(waiting))
 

@@ -27,6 +27,7 @@ from rayfed.attacks.matching.distances import Distance, one_minus_cosine, square
 from rayfed.attacks.matching.priors import latent_divergence
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.snapshots import Snapshots
+from rayfed.attacks.telling import tell
 from rayfed.models.dcgan import Generator
 from rayfed.models.pretrained import load_generator
 from rayfed.registry import component
@@ -173,11 +174,12 @@ def evolve(
     ]
     victims = torch.arange(count, device=device).repeat_interleave(population)
     found = Found(start.to(device), snapshots)
-    for _ in range(iterations):
+    for i in range(iterations):
         asked = [[strategy.ask() for _ in range(population)] for strategy in strategies]
         latents = torch.tensor(np.array(asked), dtype=torch.float32, device=device)
         values = search.values(latents.flatten(0, 1), victims).reshape(count, population)
         found.note(latents, values)
+        tell(i, iterations, found.values)
         for strategy, points, row in zip(strategies, asked, values.tolist(), strict=True):
             strategy.tell(list(zip(points, row, strict=True)))
     return found
@@ -191,9 +193,10 @@ def descend(
     latents = start.clone().requires_grad_()
     victims = torch.arange(len(start), device=start.device)
     adam, found = torch.optim.Adam([latents], lr=lr), Found(start, snapshots)
-    for _ in range(iterations):
+    for i in range(iterations):
         values, slopes = search.value_and_gradient(latents, victims)
         found.note(latents.detach()[:, None], values[:, None])
+        tell(i, iterations, found.values)
         latents.grad = slopes.nan_to_num(0, 0, 0)
         adam.step()
     return found

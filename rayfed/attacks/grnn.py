@@ -31,6 +31,7 @@ from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
 from rayfed.attacks.matching.priors import total_variation
 from rayfed.attacks.matching.problem import LocalSteps, Matching
 from rayfed.attacks.matching.snapshots import Snapshots
+from rayfed.attacks.telling import tell
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Named, Observation
@@ -111,6 +112,7 @@ class Grnn:
             better = values < best_values
             best = torch.where(better[:, None], points.detach(), best)
             best_values = torch.where(better, values, best_values)
+            tell(i, self.iterations, best_values)
             snapshots.note(i, best)
             if i % max(1, self.iterations // _TRACED) == 0:
                 trace.append((i, values))

@@ -7,6 +7,7 @@ from bdb import BdbQuit
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -45,7 +46,7 @@ class Attacker:
         seen = [observation.to(self._device) for observation in observations]
         freeze(built.model, built.private - seen[0].weights.keys())
         generators = [torch_generator(key) for key in keys]
-        model = built.model.to(self._device)
+        model, began = built.model.to(self._device), perf_counter()
         try:
             found = attempt(method, seen, model, generators, attack.factor)
         except (UserError, MemoryError, torch.OutOfMemoryError, BdbQuit):
@@ -54,6 +55,8 @@ class Attacker:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}, line {place.lineno}"
             found = [failed(method, f"raised {type(error).__name__}: {error} ({where})") for _ in seen]
+        if not any(guess.seconds for guess in found):
+            found = [replace(guess, seconds=(perf_counter() - began) / len(found)) for guess in found]
         return [_without_images(guess) for guess in found], list(found)
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
+from time import monotonic
+from typing import Protocol
 
 import numpy as np
 
 from rayfed import seeds
+from rayfed.analysis.formats import duration
 from rayfed.attacks.base import Guess, Inference, failed
+from rayfed.attacks.telling import Standing
 from rayfed.client import plan
 from rayfed.client.sent import Sent, State
-from rayfed.engine.executor import Call, Overdue, Ref, Run
+from rayfed.engine.executor import Call, Done, Hear, Overdue, Ref, Run
 from rayfed.engine.progress import Progress
 from rayfed.engine.tables import RoundTables, Scored
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario
+from rayfed.store.schemas import TABLES, UNPLAYED, WANT_OF_TIME
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,47 @@ LoadStates = Callable[[str, Iterable[int], int], dict[int, State]]
 
 
 @dataclass(frozen=True)
+class Allowance:
+    """Time for the attacks of a round; what it does not suffice for is not played, and has rows that say so."""
+
+    seconds: float = inf
+    """Seconds from the first observation to the last score."""
+    scoring: float = 0.0
+    """About how many of them the scores of all calls take."""
+    calls: Mapping[str, float] = field(default_factory=dict)
+    """About how many seconds a call of each attack takes, by its title."""
+    left_out: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    """What is not even begun, by arm and title of the attack, with the status and the message of its rows."""
+
+    def ends(self, began: float) -> float:
+        """Return until when calls go on, by the clock of `monotonic`, where observing began at `began`."""
+        return began + self.seconds - self.scoring
+
+    def unplayed(self, arm: str, title: str) -> tuple[str, str]:
+        """Return status and message of the rows of an attack that was not played, or not to its end, on an arm."""
+        return self.left_out.get((arm, title)) or (UNPLAYED, want_of_time(self.calls.get(title)))
+
+
+ALL_THE_TIME = Allowance()
+
+
+def want_of_time(seconds: float | None) -> str:
+    """Return in words that there was no time for what takes about so many seconds, None where nobody knows."""
+    return WANT_OF_TIME + ("" if seconds is None else f" (about {duration(seconds)})")
+
+
+class _TimeIsUp(BaseException):
+    """The allowance is used up: no `Exception`, which a search would take for its own."""
+
+
+class RunAttackers(Protocol):
+    """Does calls of attackers (`rayfed.engine.executor.Executor.run_attackers`)."""
+
+    def __call__(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
+        """Yield each call as it ends."""
+
+
+@dataclass(frozen=True)
 class Attacks:
     """The attacks of a scenario, run by an executor round by round."""
 
@@ -45,8 +92,9 @@ class Attacks:
     load_states: LoadStates
     run_clients: Run
     """Does calls on client workers."""
-    run_attackers: Run
+    run_attackers: RunAttackers
     progress: Progress
+    allowance: Allowance = ALL_THE_TIME
 
     def strike(
         self, round: int, sent: Mapping[str, Ref], tables: RoundTables, earlier: Mapping[str, Sequence[Sent]]
@@ -55,38 +103,73 @@ class Attacks:
 
         `earlier` has, by arm, what clients were sent in the rounds before that are kept. Observations and truths go by
         reference. A client that failed in the round has sent nothing to attack. Where Ctrl-C stops the attacks, the
-        rows of those that were over are added first.
+        rows of those that were over are added first. What the allowance has no time for has rows that say so.
         """
+        ends = self.allowance.ends(monotonic())
         failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] != "ok"}
         due = self._due(round, [self.arms[name] for name in sent], failed)
-        if not due:
-            return
+        playing = [i for i, d in enumerate(due) if (d.arm.name, d.attack.title) not in self.allowance.left_out]
         observe = []
-        for i, d in enumerate(due):
+        for i in playing:
+            d = due[i]
             past = [one for one in earlier.get(d.arm.name, ()) if one.round >= round - d.attack.earlier]
             args = d.arm.name, sent[d.arm.name], d.victims, d.attack, self._states_behind(d, round), d.repeat, past
             observe.append(Call("observe", args, i, returns=3))
         observed: dict[int, Sequence[Ref]] = {}
         for call, _, refs in self.run_clients(observe):
             observed[call.tag] = refs
-            self.progress.observations_done(round, len(observed), len(due))
-        attack = [self._call(i, d, observed[i][0], round) for i, d in enumerate(due)]
+            self.progress.observations_done(round, len(observed), len(playing))
         attacked: dict[int, tuple[Sequence[Guess], Ref]] = {}
-        self.progress.attacks_done(round, [], [d.attack.title for d in due])
         try:
-            for call, outcomes, rest in self.run_attackers(attack):
-                if isinstance(outcomes, Overdue):
-                    nothing = self._unfinished(due[call.tag])
-                    attacked[call.tag] = nothing, nothing
-                else:
-                    attacked[call.tag] = outcomes, rest[0]
-                waiting = [d.attack.title for i, d in enumerate(due) if i not in attacked]
-                self.progress.attacks_done(round, [due[i].attack.title for i in attacked], waiting)
+            with suppress(_TimeIsUp):
+                self._attack(due, self._in_order(due, playing), observed, attacked, round, ends)
         except KeyboardInterrupt:
             with suppress(Exception):  # there may be nobody left to score what is there
                 self._score(due, observed, attacked, round, tables)
             raise
-        self._score(due, observed, attacked, round, tables)
+        self._score(due, observed, attacked, round, tables, complete=True)
+
+    def _in_order(self, due: Sequence[AttackCall], playing: Sequence[int]) -> Sequence[int]:
+        """Return the calls in the order in which they are played.
+
+        Where time is short, that is arm by arm, small batches first: what was played then tells something of an arm.
+        """
+        if self.allowance.seconds == inf:
+            return playing
+        arms = list(self.arms)
+        return sorted(playing, key=lambda i: (due[i].attack.batch_size, arms.index(due[i].arm.name), i))
+
+    def _attack(
+        self,
+        due: Sequence[AttackCall],
+        playing: Sequence[int],
+        observed: Mapping[int, Sequence[Ref]],
+        attacked: dict[int, tuple[Sequence[Guess], Ref]],
+        round: int,
+        ends: float,
+    ) -> None:
+        """Play calls and add what they return to `attacked`; raises `_TimeIsUp` where time ends before they do."""
+
+        def hear(call: Call, standing: Standing) -> None:
+            if monotonic() > ends:
+                raise _TimeIsUp
+            d = due[call.tag]
+            self.progress.search_goes_on(round, d.attack.title, d.arm.name, standing)
+
+        done: list[tuple[str, float]] = []
+        waiting = dict.fromkeys(playing)
+        self.progress.attacks_done(round, done, [due[i].attack.title for i in waiting])
+        calls = [self._call(i, due[i], observed[i][0], round) for i in playing]
+        for call, outcomes, rest in self.run_attackers(calls, hear):
+            if isinstance(outcomes, Overdue):
+                nothing = self._unfinished(due[call.tag])
+                outcomes, rest = nothing, [nothing]
+            attacked[call.tag] = outcomes, rest[0]
+            del waiting[call.tag]
+            done.append((due[call.tag].attack.title, sum(guess.seconds for guess in outcomes)))
+            self.progress.attacks_done(round, done, [due[i].attack.title for i in waiting])
+            if waiting and monotonic() > ends:
+                raise _TimeIsUp
 
     def _score(
         self,
@@ -95,13 +178,19 @@ class Attacks:
         attacked: Mapping[int, tuple[Sequence[Guess], Ref]],
         round: int,
         tables: RoundTables,
+        complete: bool = False,
     ) -> None:
-        """Score the calls that have ended, and add their rows to `tables` in the order in which they were due."""
-        ended = [(i, d) for i, d in enumerate(due) if i in attacked]
-        score = [Call("score", (observed[i][1], attacked[i][1], d.strip), i) for i, d in ended]
+        """Score the calls that have ended, and add their rows to `tables` in the order in which they were due.
+
+        Where the round is `complete`, the others have rows which say that there was no time for them.
+        """
+        score = [Call("score", (observed[i][1], attacked[i][1], due[i].strip), i) for i in sorted(attacked)]
         scored = {call.tag: result for call, result, _ in self.run_clients(score)}
-        for i, d in ended:
-            _note_attack(tables, d, round, attacked[i][0], scored[i])
+        for i, d in enumerate(due):
+            if i in attacked:
+                _note_attack(tables, d, round, attacked[i][0], scored[i])
+            elif complete:
+                _note_unplayed(tables, d, round, *self.allowance.unplayed(d.arm.name, d.attack.title))
 
     def _call(self, tag: int, d: AttackCall, observations: Ref, round: int) -> Call:
         seconds = self.scenario.resources.timeout
@@ -169,3 +258,16 @@ def _note_attack(
         }
         tables.attacks += [key | row | result for row in rows]
         tables.traces += [key | {"iteration": i, "objective": o} for i, o in outcome.trace]
+
+
+def _note_unplayed(tables: RoundTables, d: AttackCall, round: int, status: str, why: str) -> None:
+    """Add the rows of a call that was not made, or not to its end."""
+    nothing = dict.fromkeys(TABLES["attacks"].names)
+    key = {"arm": d.arm.name, "round": round, "attack": d.attack.title, "repeat": d.repeat}
+    given = {"observes": d.attack.observes, "knowledge": ",".join(d.attack.knowledge), "seconds": 0.0}
+    told = {"batch_size": d.attack.batch_size, "status": status, "message": why, "iterations": 0}
+    tables.attacks += [
+        nothing | key | given | told | {"victim": victim, "sample": sample}
+        for victim in d.victims
+        for sample in range(d.attack.batch_size)
+    ]

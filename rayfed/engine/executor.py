@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from rayfed.attacks.telling import Standing
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.machine import Machine
 from rayfed.engine.progress import Progress
@@ -58,6 +59,9 @@ class Done(NamedTuple):
 
 Run: TypeAlias = Callable[[Sequence[Call]], Iterator[Done]]
 """Does calls and yields each as it ends, in any order; a call's own exception ends all."""
+
+Hear: TypeAlias = Callable[[Call, Standing], None]
+"""Is told how far the search of a call is, about once a second."""
 
 
 def within(run: Run, seconds: float | None) -> Run:
@@ -115,8 +119,11 @@ class Executor(Protocol):
     def run_clients(self, calls: Sequence[Call]) -> Iterator[Done]:
         """Do calls on instances of `rayfed.engine.worker.ClientWorker`; see `Run`."""
 
-    def run_attackers(self, calls: Sequence[Call]) -> Iterator[Done]:
-        """Do calls on instances of `rayfed.engine.attacker.Attacker`, started for the first calls; see `Run`."""
+    def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
+        """Do calls on instances of `rayfed.engine.attacker.Attacker`, started for the first calls; see `Run`.
+
+        Who does not take all that is yielded leaves the calls that are not over.
+        """
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
         """Call a method of `rayfed.engine.server.Server`, in order, and return a `Ref`, or a list of several."""

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import cloudpickle
 import torch
 from torch import Tensor
 
+from rayfed.attacks.telling import listening
 from rayfed.engine.attacker import Attacker
-from rayfed.engine.executor import Call, Done, Ref
+from rayfed.engine.executor import Call, Done, Hear, Ref
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.machine import Machine, device_for, gpu_arithmetic, this_machine
 from rayfed.engine.progress import Progress
@@ -85,9 +87,12 @@ class LocalExecutor:
         """Do calls of clients in the order given."""
         return self._run(self._client, self._resources.clients, calls)
 
-    def run_attackers(self, calls: Sequence[Call]) -> Iterator[Done]:
+    def run_attackers(self, calls: Sequence[Call], hear: Hear | None = None) -> Iterator[Done]:
         """Do calls of attackers in the order given."""
-        return self._run(self._attacker, self._resources.attackers, calls)
+        for call in calls:
+            with listening(partial(hear, call)) if hear else nullcontext():
+                [done] = self._run(self._attacker, self._resources.attackers, [call])
+            yield done
 
     def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
         """Call the server and return its result, or its results, themselves."""

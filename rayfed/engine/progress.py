@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.attacks.telling import Standing
 from rayfed.scenario import Scenario
 from rayfed.scenario.trials import Trial
 from rayfed.store.folder import RunFolder
@@ -29,11 +30,14 @@ class Progress:
     def observations_done(self, round: int, done: int, total: int) -> None:
         """`done` of the `total` observations that the attack calls of a round begin with are made."""
 
-    def attacks_done(self, round: int, done: Sequence[str], waiting: Sequence[str]) -> None:
+    def attacks_done(self, round: int, done: Sequence[tuple[str, float]], waiting: Sequence[str]) -> None:
         """The attack calls of a round, of some victims each, that have ended, and those that have not, by title.
 
-        It is told first when none has ended.
+        Beside each that has ended stand its seconds of work. It is told first when none has ended.
         """
+
+    def search_goes_on(self, round: int, title: str, arm: str, standing: Standing) -> None:
+        """One of the attack calls of a round, on an arm, makes a search that stands so; told about once a second."""
 
     def round_done(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from rayfed import scenario as scenarios
 from rayfed.data.partitions.base import label_mix
-from rayfed.engine.attacking import LoadStates
+from rayfed.engine.attacking import ALL_THE_TIME, Allowance, LoadStates
 from rayfed.engine.continuing import (
     check_attacked,
     check_same,
@@ -142,11 +142,13 @@ def attack(
     execution: Execution,
     progress: Progress,
     arm: str | None = None,
+    allowance: Allowance = ALL_THE_TIME,
 ) -> RunFolder:
     """Attack without training, into a new folder: the untrained model, or the one that `run` had trained.
 
-    Every attack strikes once, whatever its `rounds`. With `arm` all arms have the weights that this one of the run has
-    learnt, and nothing else of the run. Raises `RunError` where `run` has no weights for the scenario.
+    Every attack strikes once, whatever its `rounds`, within the `allowance`. With `arm` all arms have the weights that
+    this one of the run has learnt, and nothing else of the run. Raises `RunError` where `run` has no weights for the
+    scenario.
     """
     for spec in scenario.attacks:
         if spec.earlier:
@@ -165,7 +167,7 @@ def attack(
         attacked = _Attacked(saved, RunFolder.open(run), f"those of {run}")
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     with holding(folder, progress.note) as held:
-        _attack(inputs, held, attacked, execution, progress)
+        _attack(inputs, held, attacked, execution, progress, allowance)
     return folder
 
 
@@ -179,7 +181,14 @@ def _given_to_all(run: str, saved: checkpoint.Checkpoint, arm: str, inputs: Inpu
     return shared
 
 
-def _attack(inputs: Inputs, folder: RunFolder, attacked: _Attacked, execution: Execution, progress: Progress) -> None:
+def _attack(
+    inputs: Inputs,
+    folder: RunFolder,
+    attacked: _Attacked,
+    execution: Execution,
+    progress: Progress,
+    allowance: Allowance,
+) -> None:
     round = attacked.round
     _describe(inputs, folder)
     recorder = RunRecorder(folder, "attack", 0)
@@ -190,6 +199,7 @@ def _attack(inputs: Inputs, folder: RunFolder, attacked: _Attacked, execution: E
     ):
         keep = partial(recorder.write, round)
         arms = list(federation.arms)
+        federation.attacks = replace(federation.attacks, allowance=allowance)
         tables = until_played(federation, round, lambda: Round(federation, round, arms).attack_alone(keep))
         keep(tables)
         _tell(progress, joined())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -27,10 +28,12 @@ from rayfed.metrics.top import TOP, chance
 from rayfed.privacy.printing import at_most
 from rayfed.report import words
 from rayfed.report.samples import shown
+from rayfed.report.time_left import TimeLeft
 from rayfed.store.exits import advice
 from rayfed.store.schemas import VERSUS
 
 if TYPE_CHECKING:
+    from rayfed.attacks.telling import Standing
     from rayfed.samples import Modality
     from rayfed.store.folder import RunFolder
 
@@ -63,7 +66,10 @@ class RunView:
         self._attacks: list[dict[str, Any]] = []
         self._inferences: list[dict[str, Any]] = []
         self._scenario: dict[str, Any] = {}
-        self._attacks_began = self._told = 0.0
+        self._told = 0.0
+        self._left = TimeLeft({}, 0.0)
+        self._waiting: Sequence[str] = ()
+        self._over = 0
         self.seconds: Mapping[str, float] = {}
         """About how many seconds one call of each attack takes, by title, where that is known."""
         self._last: dict[str, dict[str, Any]] = {}
@@ -77,10 +83,9 @@ class RunView:
         self._folder, self._scenario = folder, scenario.model_dump(mode="json")
         self._rounds, self._success = scenario.federation.rounds, scenario.metrics.success
         counts = [(scenario.federation.clients, "client"), (len(scenario.played), "arm"), (self._rounds, "round")]
-        self._say((scenario.name, "bold"), f": {', '.join(_plural(*c) for c in counts)}; {where}")
-        self._say(f"results in {folder.url}")
-        self._bar.start()
-        self._task = self._bar.add_task("starting actors", total=None, rate="", left="")
+        self.say((scenario.name, "bold"), f": {', '.join(_plural(*c) for c in counts)}; {where}")
+        self.say(f"results in {folder.url}")
+        self._begin_bar("starting actors")
 
     def ready(self, first_round: int) -> None:
         """Start the clocks: rates and the time left are of rounds, not of imports.
@@ -93,7 +98,7 @@ class RunView:
             self._attacks = self._folder.read_table("attacks").to_pylist()
             self._inferences = self._folder.read_table("inferences").to_pylist()
         self._first = first_round
-        self._began = self._round_began = self._attacks_began = self._told = monotonic()
+        self._began = self._round_began = self._told = monotonic()
 
     def accounted(self, rows: Sequence[dict[str, Any]]) -> None:
         """Say what is guaranteed, and what is not; nothing of arms without a defence."""
@@ -109,7 +114,7 @@ class RunView:
             if said:
                 self._privacy[row["arm"]] = ", ".join(filter(None, [self._privacy.get(row["arm"]), said]))
         for line in guarantee_lines(rows):
-            self._say(line)
+            self.say(line)
 
     def clients_done(self, round: int, done: int, total: int) -> None:
         """Move the bar by clients."""
@@ -122,29 +127,59 @@ class RunView:
         self._show(f"round {round + 1}/{self._rounds}: observations", done, total, "")
         self._now_and_then(f"observation {done} of {total} is made")
 
-    def attacks_done(self, round: int, done: Sequence[str], waiting: Sequence[str]) -> None:
+    def attacks_done(self, round: int, done: Sequence[tuple[str, float]], waiting: Sequence[str]) -> None:
         """Move the bar by attacks, and say about how long the others take."""
         if not done:
-            self._attacks_began = monotonic()
+            self._left = TimeLeft(self.seconds, monotonic())
+        self._left.ended(done)
+        self._waiting, self._over = waiting, len(done)
+        if not done:
             return
-        spent, rest = (sum(self.seconds.get(title, 0.0) for title in titles) for titles in (done, waiting))
-        if not spent:
-            spent, rest = len(done), len(waiting)
-        left = f"about {_minutes((monotonic() - self._attacks_began) * rest / spent)} left"
-        self._show(f"round {round + 1}/{self._rounds}: {done[-1]}", len(done), len(done) + len(waiting), left)
-        if not waiting:
-            return
-        line = f"attack {len(done)} of {len(done) + len(waiting)} is over, {done[-1]}; {left}"
-        following = self.seconds.get(waiting[0], 0.0)
-        if following > _EVERY:
-            line += f", about {_minutes(following)} of it for {waiting[0]}"
-        self._now_and_then(line, following > _EVERY)
+        title, left = done[-1][0], self._time_for_attacks()
+        self._show(f"round {round + 1}/{self._rounds}: {title}", len(done), len(done) + len(waiting), left)
+        if waiting:
+            self._now_and_then(f"attack {len(done)} of {len(done) + len(waiting)} is over, {title}; {left}")
 
-    def _now_and_then(self, line: str, due: bool = False) -> None:
-        """Print a line where there is no bar, and the last one is some time ago or this one is `due`."""
-        if self._bar.disable and (due or monotonic() - self._told > _EVERY):
+    def search_goes_on(self, round: int, title: str, arm: str, standing: Standing) -> None:
+        """Show how far the search of a call is, and about how long all others take."""
+        self._left.heard(title, arm, standing, monotonic())
+        left, every = self._time_for_attacks(), self._over + len(self._waiting)
+        where = f"{title} on {arm}: {_stands(standing)}"
+        self._show(f"round {round + 1}/{self._rounds}: {where}", self._over, every, left)
+        self._now_and_then(f"{where}; attack {self._over + 1} of {every}; {left}")
+
+    def trying(self, title: str, number: int, total: int, standing: Standing | None) -> None:
+        """Show which attack is tried before a run, and how far its search is."""
+        if self._task is None:
             self._told = monotonic()
-            self._say(line)
+            self._begin_bar("trying attacks")
+        where = f"trying {title}" + ("" if standing is None else f": {_stands(standing)}")
+        self._show(where, number, total, "")
+        self._now_and_then(f"{where}; trial {number + 1} of {total}")
+
+    def tried(self) -> None:
+        """End the bar of the trials."""
+        self.close()
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+        self._task = None
+
+    def _time_for_attacks(self) -> str:
+        """Return in words how long the attacks still take."""
+        left = self._left.left(self._waiting, monotonic())
+        if not left.all_known and not left.seconds:
+            return "time left not known yet"
+        return f"{'about' if left.all_known else 'at least'} {_minutes(left.seconds)} left"
+
+    def _begin_bar(self, description: str) -> None:
+        self._bar.start()
+        self._task = self._bar.add_task(description, total=None, rate="", left="")
+
+    def _now_and_then(self, line: str) -> None:
+        """Print a line where there is no bar, and the last one is some time ago."""
+        if self._bar.disable and monotonic() - self._told > _EVERY:
+            self._told = monotonic()
+            self.say(line)
 
     def round_done(
         self,
@@ -169,11 +204,11 @@ class RunView:
             accuracy = (_tested(row, "accuracy {:6.2%}") or _missed(row) or " " * 16) + _strangers(row)
             left = self._time_left(row["round"])
             arm = f"{row['arm']:<{width}} " if len(rows) > 1 else ""
-            self._say(f"round {row['round'] + 1:>3}/{self._rounds}  {arm}{loss}  {accuracy}  {self._speed}  {left}")
+            self.say(f"round {row['round'] + 1:>3}/{self._rounds}  {arm}{loss}  {accuracy}  {self._speed}  {left}")
         for (arm, attack), found in _grouped(attacks).items():
-            self._say(f"  {attack} on {arm}: {_summary(found, audit.modality_of(attacks))}")
+            self.say(f"  {attack} on {arm}: {_summary(found, audit.modality_of(attacks))}")
         for (arm, attack), found in _grouped(inferences).items():
-            self._say(f"  {attack} on {arm}: {_inferred(found)}")
+            self.say(f"  {attack} on {arm}: {_inferred(found)}")
         self._last |= {row["arm"]: row for row in rows}
         self._round_began = monotonic()
 
@@ -206,40 +241,40 @@ class RunView:
         if self._attacks and not self._quiet:
             self._console.print(self._table())
             for line in self._withdrawn:
-                self._say(line)
+                self.say(line)
         if found.outcomes and not self._quiet:
             self._console.print(_who_stands_whom(found))
         self._say_verdicts()
-        self._say(f"report: {report}")
+        self.say(f"report: {report}")
         self._warn_of_samples()
 
     def audited(self, weights: str, report: str) -> None:
         """Print the worst case of every sample, each defence's effect, a sentence on each, and where to read more."""
         self.close()
         if not self._quiet:
-            self._say((f"{weights}:", "bold"))
+            self.say((f"{weights}:", "bold"))
             criterion = criterion_of(self._scenario, self._attacks)
             if cases := audit.worst_cases(self._attacks, criterion):
                 found = run_findings(self._scenario, self._attacks)
                 self._console.print(_worst_cases(cases, criterion))
                 self._console.print(_defence_effects(found, audit.distortions(self._attacks), criterion))
         self._say_verdicts()
-        self._say(f"report: {report}")
+        self.say(f"report: {report}")
         self._warn_of_samples()
 
     def _say_effects(self) -> None:
         """Print what each defence changes, as the page does."""
         if len(self._last) > 1:
             compared = summary.arms(list(self._last), self._scenario, self._played, [], self._attacks)
-            self._say((f"{words.effect_heading(compared)}:", "bold"))
+            self.say((f"{words.effect_heading(compared)}:", "bold"))
             for line in words.effects(compared):
-                self._say(f"  {line}")
+                self.say(f"  {line}")
 
     def _say_verdicts(self) -> None:
         """Print a sentence on each arm, where anything was attacked: those that the page begins with."""
         if self._attacks or self._inferences:
             for verdict in verdicts(self._scenario, self._attacks, self._inferences):
-                self._say((verdict.sentence, _STYLES.get(verdict.state, "")))
+                self.say((verdict.sentence, _STYLES.get(verdict.state, "")))
 
     def _warn_of_samples(self) -> None:
         """Warn where the report has samples that are not known to be public."""
@@ -281,7 +316,8 @@ class RunView:
 
     def _show(self, description: str, done: int, total: int, rate: str) -> None:
         if self._task is not None:
-            self._bar.update(self._task, description=description, completed=done, total=total, rate=rate)
+            said = escape(description)
+            self._bar.update(self._task, description=said, completed=done, total=total, rate=rate)
 
     def _time_left(self, round: int) -> str:
         played, rest = round + 1 - self._first, self._rounds - round - 1
@@ -293,7 +329,7 @@ class RunView:
             self._bar.update(self._task, left=left)
         return left
 
-    def _say(self, *parts: str | tuple[str, str]) -> None:
+    def say(self, *parts: str | tuple[str, str]) -> None:
         """Print text as it is, with a style where one is given: brackets in names and paths are no markup."""
         if not self._quiet:
             self._console.print(Text.assemble(*parts), soft_wrap=True)
@@ -370,6 +406,14 @@ def _closest(finding: audit.Finding, criterion: audit.Criterion) -> Text:
 
 def _minutes(seconds: float) -> str:
     return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+
+
+def _stands(standing: Standing) -> str:
+    """Return in words how far a search is."""
+    search = f"search {standing.search}, " if standing.search > 1 else ""
+    steps = f"{search}iteration {standing.iteration:,} of {standing.iterations:,}"
+    rest = "" if standing.left == inf else f", {_minutes(standing.left)} left of it"
+    return f"{steps}, distance {standing.distance:.3g}{rest}"
 
 
 def _plural(count: int, what: str) -> str:

@@ -27,6 +27,10 @@ def _value(name: str, type: pa.DataType, description: str) -> pa.Field:
     return pa.field(name, type, nullable=True, metadata={"description": description})
 
 
+UNPLAYED = "not played"
+"""Status of the rows of attacks for which there was no time."""
+WANT_OF_TIME = "for want of time"
+"""What their messages begin with, before the time that they need."""
 VERSUS = " vs "
 """Between the names of an arm and of its opponent, in the column `arm`."""
 _ARM = _key("arm", _string, "the arm of the scenario: one training with its chain of defences")
@@ -118,7 +122,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("objective", _real, "the attack's own final objective; its unit is the attack's"),
             _value("iterations", _int, "iterations that the attack made"),
             _value("seconds", _real, "wall time for the whole batch (s)"),
-            _key("status", _string, "'ok', 'diverged', 'not applicable' or 'failed'"),
+            _key("status", _string, "'ok', 'diverged', 'not applicable', 'failed' or 'not played' (there was no time)"),
             _value("message", _string, "why the status is not ok, or what the attacker had to do without"),
         ]
     ),

@@ -21,6 +21,7 @@ from rayfed import seeds
 from rayfed.attacks.base import Inference, InferenceMetric
 from rayfed.attacks.forward_probe import buffers_for
 from rayfed.attacks.inference.one_by_one import OneByOne
+from rayfed.attacks.telling import tell
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Observation
@@ -80,9 +81,10 @@ class Gan(OneByOne):
         maker = _initialised(observation.sample.shape, generator).to(device)
         adam = torch.optim.Adam(maker.parameters(), self.lr, betas=(0.5, 0.999))
         wanted = torch.full((_BATCH,), self.target_class, device=device)
-        for _ in range(self.iterations):
+        for i in range(self.iterations):
             made = maker(torch.randn(_BATCH, _LATENT, generator=generator).to(device))
             loss = F.cross_entropy(functional_call(model, state, (made,)), wanted)
+            tell(i, self.iterations, loss.detach()[None])
             adam.zero_grad()
             loss.backward()
             adam.step()

@@ -16,6 +16,7 @@ from torch import Tensor
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.snapshots import Snapshots
+from rayfed.attacks.telling import tell
 
 _BETAS = (0.9, 0.999)
 _TRACED = 50
@@ -60,6 +61,7 @@ def adam(
         better = values < best_values
         best = torch.where(better[:, None], x, best)
         best_values = torch.where(better, values, best_values)
+        tell(i, len(rates), best_values)
         if watch is not None:
             watch(i, best)
         if i % max(1, len(rates) // _TRACED) == 0:

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rayfed.attacks.telling import tell
+
 Objective = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(points (Q, D), problems (Q,) int64) -> values (Q,), gradients (Q, D); row q is a point of problem `problems[q]`.
 
@@ -76,6 +78,7 @@ def minimise(
     at = _Points(start, *objective(start, problems))
     points, values, taken = start.clone(), at.f.clone(), torch.zeros_like(problems)
     history = [values.clone()]
+    tell(0, iterations, values)
     if watch is not None:
         watch(0, points)
     memory, window = _Memory(start, min(_MEMORY, iterations)), at.f
@@ -98,6 +101,7 @@ def minimise(
         points[problems], values[problems] = at.x, at.f
         taken[problems] = number
         history.append(values.clone())
+        tell(number, iterations, values)
         if watch is not None:
             watch(number, points)
         if number % _WINDOW == 0:

@@ -1,0 +1,71 @@
+"""How far a search is, told to whoever listens while it goes on; nobody does unless `listening` says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from time import monotonic
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a search stands; an attack may make several, one after another."""
+
+    search: int
+    """Number of the attack's search, from 1."""
+    iteration: int
+    """Iterations of it that are over."""
+    iterations: int
+    """Iterations that it has, unless it ends before."""
+    distance: float
+    """Smallest objective at this iteration, in the attack's own unit; NaN where none is finite."""
+    seconds: float
+    """Seconds since the search began."""
+
+    @property
+    def left(self) -> float:
+        """Seconds that the search goes on at this pace; infinite before its first iteration is over."""
+        return (self.iterations - self.iteration) * self.seconds / self.iteration if self.iteration else float("inf")
+
+
+class _Listener:
+    def __init__(self, hear: Callable[[Standing], None], every: float) -> None:
+        self.hear, self.every = hear, every
+        self.search, self.began, self.told = 0, 0.0, -float("inf")
+
+
+_LISTENER: ContextVar[_Listener | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def listening(hear: Callable[[Standing], None], every: float = 1.0) -> Iterator[None]:
+    """Have `hear` told within the block how far searches are, no more often than `every` so many seconds."""
+    token = _LISTENER.set(_Listener(hear, every))
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
+
+
+def tell(iteration: int, iterations: int, values: Tensor) -> None:
+    """Say that a search has made so many of its iterations, whose objectives are `values` (P,).
+
+    Searches call it at every iteration, 0 being the start. The values are looked at only where it is time to tell them,
+    for that makes a GPU wait.
+    """
+    listener = _LISTENER.get()
+    if listener is None:
+        return
+    now = monotonic()
+    if iteration == 0:
+        listener.search, listener.began = listener.search + 1, now
+    if now - listener.told < listener.every:
+        return
+    listener.told = now
+    finite = values[values.isfinite()]
+    distance = finite.min().item() if len(finite) else float("nan")
+    listener.hear(Standing(listener.search, iteration, iterations, distance, now - listener.began))

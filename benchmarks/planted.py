@@ -1,6 +1,6 @@
 """Planted leaks: models and defences whose gradient gives samples away by construction, and controls that leak nothing.
 
-    python -m benchmarks.planted [--only PATTERN ...] [--seed 0] [--minutes 0.3] [--out FOLDER]
+    python -m benchmarks.planted [--only PATTERN ...] [--seed 0] [--minutes 0.4] [--out FOLDER]
 
 The audit is run on each as a user runs it (`rayfed audit --executor local`), knowing nothing of what was planted, and
 says "leaks" or not. A plant has a key (`benchmarks.planted_keys`), by which a test reads the sample out of what is
@@ -243,7 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=["*"], help="patterns of names, such as 'control*'")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=0.3, help="budget of each audit's searches")
+    parser.add_argument("--minutes", type=float, default=0.4, help="time of each audit, trials and attacks")
     parser.add_argument("--out", help="folder that keeps the runs")
     arguments = parser.parse_args()
     results = []

@@ -3,31 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from rayfed import registry, scenario
 from rayfed.analysis import audit
 from rayfed.analysis.audit import Criterion, Plan
-from rayfed.cli.audit import _rehearsed
+from rayfed.cli.audit import Budget, _rehearsed
 from rayfed.engine import auditing
-from rayfed.engine.auditing import Trial
+from rayfed.engine.attacking import Allowance
+from rayfed.engine.auditing import Fitted, Pace, Trial
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import LocalExecutor
 from rayfed.errors import ClientError, UserError
 from rayfed.models.build import build_model
 from rayfed.models.describe import described
+from rayfed.report.terminal_run import RunView
 from rayfed.samples import Pixels
+from rayfed.scenario import Scenario
 from rayfed.update import UNREHEARSED
 from tests.conftest import REPOSITORY
 from tests.test_cli import run
 
 IMAGES = Criterion.of("pixels", None)
 LOCAL = ("--executor", "local")
+
+
+def rehearsed(
+    planned: Plan, said: list[str] | None = None, shrink: bool = True, seconds: float = 0.0, iterations: int | None = 1
+) -> tuple[Scenario, Allowance] | None:
+    """Rehearse an audit with so many evaluations of each search, or in so many seconds; `said` gets what it says."""
+    view = RunView(Console(file=StringIO()))
+    view.say = lambda *parts: (said if said is not None else []).append("".join(map(str, parts)))  # type: ignore[method-assign]
+    return _rehearsed(planned, [], Budget(monotonic(), seconds, iterations=iterations), view, shrink)
 
 
 def row(arm: str, batch: int, psnr: float | None, attack: str = "a", **more: Any) -> dict[str, Any]:
@@ -226,12 +241,12 @@ def test_the_closest_of_what_leaked_stands_beside_a_leak() -> None:
 def test_default_batches_are_no_larger_than_what_clients_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
     said: list[str] = []
-    rehearsed = _rehearsed(plan(batches=[1, 4, 16], samples=8), [], 1, 1.0, said.append, shrink=True)
-    assert rehearsed is not None
-    assert [a.batch_size for a in rehearsed[0].attacks] == [1, 1, 1, 4, 4, 4, 5, 5, 5]
+    found = rehearsed(plan(batches=[1, 4, 16], samples=8), said)
+    assert found is not None
+    assert [a.batch_size for a in found[0].attacks] == [1, 1, 1, 4, 4, 4, 5, 5, 5]
     assert "--batch 1,4,5 in place of 1,4,16: each of 8 clients (--images) has no more samples" in said
     with pytest.raises(UserError, match="--batch 16: each of 8 clients"):
-        _rehearsed(plan(batches=[16], samples=8), [], 1, 1.0, said.append, shrink=False)
+        rehearsed(plan(batches=[16], samples=8), shrink=False)
 
 
 class Normed(nn.Sequential):
@@ -243,15 +258,15 @@ def test_default_batches_that_the_model_does_not_take_are_left_out(monkeypatch: 
     monkeypatch.setattr(audit, "METHODS", (audit.Method("inverting_gradients", evaluations=1),))
     said: list[str] = []
     planned = plan(model={"name": "tests.test_audit:Normed"}, batches=[1, 4], defences={})
-    rehearsed = _rehearsed(planned, [], 1, 1.0, said.append, shrink=True)
-    assert rehearsed is not None
-    assert {attack.batch_size for attack in rehearsed[0].attacks} == {4}
+    found = rehearsed(planned, said)
+    assert found is not None
+    assert {attack.batch_size for attack in found[0].attacks} == {4}
     assert "--batch 4: without 1, for the model does not take batches of so many: client 0 raised" in said[0]
     assert "more than 1 value per channel" in said[0]
     with pytest.raises(UserError, match="leave 1 out of --batch"):
-        _rehearsed(planned, [], 1, 1.0, said.append, shrink=False)
+        rehearsed(planned, shrink=False)
     with pytest.raises(ClientError, match="more than 1 value per channel"):
-        _rehearsed(replace(planned, batches=[1]), [], 1, 1.0, said.append, shrink=True)
+        rehearsed(replace(planned, batches=[1]))
 
 
 def trials_of(planned: Plan, each: float, start: float = 0.0) -> list[Trial]:
@@ -263,22 +278,80 @@ def trials_of(planned: Plan, each: float, start: float = 0.0) -> list[Trial]:
     return found
 
 
+ARMS = {"none": True, "a": True, "b": True}
+
+
+def fitted(planned: Plan, trials: list[Trial], seconds: float, pace: Pace | None = None) -> Fitted:
+    return auditing.fit(planned, trials, pace or Pace(), ARMS, seconds)
+
+
 def test_a_budget_is_spent_and_not_exceeded() -> None:
     planned = plan(batches=[1, 2])
     trials = trials_of(planned, each=0.01, start=0.001)
     for seconds in (60.0, 600.0):
-        chosen = auditing.chosen_iterations(planned, trials, 3, seconds)
-        assert 0.8 * seconds < auditing.estimate(planned, trials, 3, chosen) <= 1.02 * seconds
+        found = fitted(planned, trials, seconds)
+        assert not found.left_out
+        assert 0.8 * seconds < found.seconds <= seconds
+        calls = auditing.of_calls(trials, found.iterations)  # one call of four victims, one of two
+        assert found.seconds == pytest.approx(len(ARMS) * sum(calls.values()))
 
 
 def test_a_budget_has_bounds_and_iterations_two_digits() -> None:
     planned = plan(batches=[1])
-    few = auditing.chosen_iterations(planned, trials_of(planned, each=10.0), 3, 1.0)
+    few = fitted(planned, trials_of(planned, each=10.0), 1.0).iterations
     assert few == {audit.title(m, b): auditing.fewest(m) for m, b in planned.searches}
-    many = auditing.chosen_iterations(planned, trials_of(planned, each=1e-9), 3, 600.0)
+    many = fitted(planned, trials_of(planned, each=1e-9), 600.0).iterations
     assert many == {audit.title(m, b): audit.MOST // m.evaluations for m, b in planned.searches}
-    some = auditing.chosen_iterations(planned, trials_of(planned, each=0.0123), 3, 600.0)
+    some = fitted(planned, trials_of(planned, each=0.0123), 600.0).iterations
     assert all(str(count)[2:].strip("0") == "" for count in some.values())
+
+
+def test_what_does_not_fit_is_left_out_arm_by_arm_and_large_batches_first() -> None:
+    planned, needed = plan(batches=[1, 2]), Pace({(arm, twin): 0.5 for arm in ARMS for twin in audit.TWINS})
+    trials = trials_of(planned, each=0.01, start=0.1)
+    whole = fitted(planned, trials, 1e6, needed)
+    assert not whole.left_out
+    for share in (0.9, 0.5, 0.2):
+        found = fitted(planned, trials, share * whole.whole, needed)
+        assert found.seconds <= share * whole.whole
+        assert [unit for unit in whole.played if unit not in found.left_out] == found.played
+        order = {batch: [u.arm for u in found.played if u.batch == batch] for batch in planned.batches}
+        assert order[1] == sorted(order[1], key=list(ARMS).index), "an arm is whole before the next one begins"
+        assert len(set(order[1])) >= len(set(order[2])), "small batches first"
+    least = fitted(planned, trials, 0.99 * whole.smallest, needed)
+    assert not least.says_anything
+    assert fitted(planned, trials, 1.01 * whole.smallest, needed).says_anything
+
+
+def test_what_does_not_apply_takes_no_time_from_what_does() -> None:
+    planned = plan(batches=[1])
+    able = trials_of(planned, each=0.01, start=1.0)
+    trials = [replace(t, obstacle="no head") if t.title.startswith("analytic") else t for t in able]
+    applying = sum(unit.seconds or 0.0 for unit in fitted(planned, trials, 1e6).played if unit.applies)
+    found = fitted(planned, trials, applying)
+    assert {unit.method.name for unit in found.left_out} == {"analytic"}
+    assert {unit.unplayed(1.0) for unit in found.left_out} == {("not applicable", "no head")}
+    other = auditing.fit(planned, trials, Pace(), ARMS | {"b": False}, applying)
+    assert ("b", "analytic") in {(unit.arm, unit.method.name) for unit in other.played}, "its model may have another"
+
+
+def test_an_attack_for_which_there_was_no_time_is_not_measured() -> None:
+    bare = [row("none", 1, 30.0, "idlg batch 1, blind"), row("none", 1, 9.0, "analytic batch 1, blind")]
+    here = row("x", 1, 7.0, "idlg batch 1, blind")
+    late = row("x", 1, None, "analytic batch 1, blind", status="not played", message="for want of time (about 4.0 s)")
+    late |= {"true_label": None, "distortion": None}
+    found = [f for f in audit.findings([*bare, here, late], IMAGES) if f.arm == "x"]
+    assert found[0].state == "not measured", "even where it does not leak without the defence"
+    told = audit.sentence(found, IMAGES)
+    assert told.startswith(
+        "x: NOT MEASURED for want of time: analytic (about 4.0 s) at batch 1 (the closest here at 7.0"
+    )
+    leaking = [f for f in audit.findings([*bare, here | {"psnr": 20.0}, late], IMAGES) if f.arm == "x"]
+    assert leaking[0].state == "leaks"
+    assert "no time for analytic (about 4.0 s) at batch 1" in audit.sentence(leaking, IMAGES)
+    [nothing] = [f for f in audit.findings([*bare, late], IMAGES) if f.arm == "x"]
+    assert nothing.state == "not measured"
+    assert nothing.reasons == ()
 
 
 class Opaque(nn.Module):

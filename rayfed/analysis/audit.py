@@ -27,6 +27,7 @@ from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import leading
 from rayfed.samples import Modality, held, taken
+from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 from rayfed.update import UNREHEARSED, Encrypted, Masked
 
 UNDEFENDED = "none"
@@ -240,6 +241,8 @@ class Finding:
     """Attack that made it; empty where there is none."""
     reasons: tuple[str, ...]
     """Why attacks ended without an answer; where none had one, also why they did not apply."""
+    unplayed: tuple[str, ...] = ()
+    """Attacks for which there was no time, with the time that they need."""
     untimed: tuple[str, ...] = ()
     """Searches that answered after `FEWEST` evaluations, outside the budget."""
     lacking: str = ""
@@ -362,7 +365,8 @@ def _finding(
     silent = [row for row in rows if not _answers(row, criterion)]
     answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}
     told = {(row["attack"], *_sample(row)) for row in rows} - {(row["attack"], *_sample(row)) for row in silent}
-    if not finite or not answered or not leaking <= told:
+    unplayed = [row for row in rows if row["status"] == UNPLAYED]
+    if not finite or not answered or not leaking <= told or unplayed:
         state: State = "not measured"
     elif bare:
         state = "not measured" if any(row["status"] != "not applicable" for row in silent) else "not reconstructed"
@@ -383,14 +387,21 @@ def _finding(
     return Finding(
         arm=rows[0]["arm"],
         batch=rows[0]["batch_size"],
-        state="leaks" if leaks else "inconclusive" if lacking and finite else state,
+        state="leaks" if leaks else "inconclusive" if lacking and finite and not unplayed else state,
         closest=closest,
         leaked=len({_sample(row) for _, row in leaks}),
         samples=len({_sample(row) for row in rows}),
         best=best[0] if best else None,
         by=f"{short_title(best[1])}, {_twin(best[1])}" if best else "",
         reasons=tuple(
-            dict.fromkeys(_reason(row, criterion) for row in silent if not finite or row["status"] != "not applicable")
+            dict.fromkeys(
+                _reason(row, criterion)
+                for row in silent
+                if row["status"] != UNPLAYED and (not (finite or unplayed) or row["status"] != "not applicable")
+            )
+        ),
+        unplayed=tuple(
+            dict.fromkeys(f"{short_title(row)}{row['message'].removeprefix(WANT_OF_TIME)}" for row in unplayed)
         ),
         lacking=lacking,
         gain=best[1]["above_guessing"] if best else None,
@@ -433,8 +444,9 @@ def _without_labels(rows: Sequence[Row]) -> list[Row]:
 
 
 def _commonest(rows: Sequence[Row]) -> float:
-    labels = Counter({_sample(row): row.get("true_label") for row in rows}.values())
-    return max(labels.values()) / labels.total()
+    looked_at = [row for row in rows if row.get("status") != UNPLAYED]
+    labels = Counter({_sample(row): row.get("true_label") for row in looked_at}.values())
+    return max(labels.values(), default=0) / max(labels.total(), 1)
 
 
 def short_title(row: Row) -> str:
@@ -465,7 +477,11 @@ def sentence(found: Sequence[Finding], criterion: Criterion) -> str:
 
 
 def _grouped(found: Sequence[Finding]) -> list[tuple[State, list[Finding]]]:
-    groups = ((state, [finding for finding in found if finding.state == state]) for state in get_args(State))
+    groups = [
+        (state, [f for f in found if f.state == state and bool(f.unplayed and state != "leaks") == short])
+        for state in get_args(State)
+        for short in (False, True)
+    ]
     return [(state, group) for state, group in groups if group]
 
 
@@ -475,14 +491,18 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str
     if state == "nothing to attack":
         return f"nothing to attack at {batches}: {'; '.join(reasons)}"
     silent = (f" (no answer: {'; '.join(reasons)})" if reasons else "") + _labels(group)
+    short = "; ".join(f"{', '.join(f.unplayed)} at batch {f.batch}" for f in group if f.unplayed)
     if state == "leaks":
         noun = NOUNS[criterion.modality]
         told = [
             f"batch {f.batch}, {f.leaked} of {f.samples} {noun}s, the closest at {_beside_guess(f, criterion)} ({f.by})"
             for f in group
         ]
-        return f"LEAKS at {'; '.join(told)}{silent}"
+        return f"LEAKS at {'; '.join(told)}{silent}" + (f"; no time for {short}" if short else "")
     nearest = max((f for f in group if f.best is not None), key=lambda f: f.best or 0.0, default=None)
+    if short:
+        beside = f" (the closest here at {_beside_guess(nearest, criterion)})" if nearest else ""
+        return f"NOT MEASURED {WANT_OF_TIME}: {short}{beside}{silent}"
     if nearest is None:
         return f"NOT MEASURED at {batches}: no attack answered{silent}"
     closest = _beside_guess(nearest, criterion)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from math import ceil, inf
 from pathlib import Path
+from time import monotonic, process_time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,12 +30,16 @@ from rayfed.errors import ClientError, UserError
 
 if TYPE_CHECKING:
     from rayfed.analysis.audit import Plan
-    from rayfed.engine.auditing import Trial
+    from rayfed.engine.attacking import Allowance
+    from rayfed.engine.auditing import Fitted, Trial, Unit
+    from rayfed.report.terminal_run import RunView
     from rayfed.scenario import Scenario
 
 commands = typer.Typer()
 _BATCHES = "1,4,16"
 """Batch sizes where none are given."""
+_SHARE = 0.75
+"""Share of the time that is planned: some searches take longer behind a defence than on the undefended gradient."""
 
 
 @commands.command()
@@ -83,7 +88,12 @@ def audit(
         int, typer.Option(min=1, help="Samples attacked for each batch size, rounded up to batches.")
     ] = 4,
     size: Annotated[int | None, typer.Option(min=1, help="Resize images to this height and width.")] = None,
-    minutes: Annotated[float, typer.Option(min=0, help="Minutes that the searches may take in all, on one core.")] = 10,
+    minutes: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Minutes that trials and attacks may take in all; what does not fit is named as not measured."
+        ),
+    ] = 10,
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Evaluations of each search's objective, in place of --minutes.")
     ] = None,
@@ -115,22 +125,46 @@ def audit(
             defences=_defences(defence) if defence else DEFENCES,
             threshold=threshold,
         )
-        budget = 60 * minutes / (1 if trained is None else 2)
-        say = (lambda line: None) if quiet else partial(print, flush=True)
-        rehearsed = _rehearsed(plan, changes or [], iterations, budget, say, shrink=batch is None)
+        budget = Budget(monotonic(), 60 * minutes, 1 if trained is None else 2, iterations)
+        with watched(quiet, executor, "attack", brief=True) as view:
+            rehearsed = _rehearsed(plan, changes or [], budget, view, shrink=batch is None)
         if rehearsed is None:
             print("NOT MEASURED: no attack applies, so this says nothing about what the gradient gives away")
             return
-        loaded, seconds = rehearsed
+        loaded, allowance = rehearsed
         attacks: list[tuple[str, str | None, str | None]] = [("untrained weights", None, None)]
         attacks += [(f"weights of {run}", run, trained.arm)] if trained else []
         from rayfed.engine import runs
 
         for weights, source, arm in attacks:
             with watched(quiet, executor, "attack", brief=True) as view:
-                view.seconds = seconds
-                folder = runs.attack(loaded, source, out, execution(executor, address), view, arm)
+                view.seconds = allowance.calls
+                folder = runs.attack(loaded, source, out, execution(executor, address), view, arm, allowance)
                 view.audited(weights, f"{folder.url}/report.html")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Time of an audit, or what stands in its place."""
+
+    began: float
+    """When it began, by the clock of `monotonic`."""
+    seconds: float
+    """Seconds that it may take in all, the trials with it."""
+    sets: int = 1
+    """Sets of weights that are attacked."""
+    iterations: int | None = None
+    """Evaluations of each search, in place of a time."""
+
+    @property
+    def trials_end(self) -> float:
+        """Until when trials go on: no longer than half the time."""
+        return inf if self.iterations is not None else self.began + self.seconds / 2
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left for each set of weights."""
+        return inf if self.iterations is not None else (self.began + self.seconds - monotonic()) / self.sets
 
 
 @dataclass(frozen=True)
@@ -158,23 +192,20 @@ class Trained:
 
 
 def _rehearsed(
-    plan: Plan,
-    changes: list[str],
-    iterations: int | None,
-    seconds: float,
-    say: Callable[[str], None],
-    shrink: bool,
-) -> tuple[Scenario, dict[str, float]] | None:
-    """Look at the model, try all attacks, and return the audit's scenario, and the seconds of a call of each attack.
+    plan: Plan, changes: list[str], budget: Budget, view: RunView, shrink: bool
+) -> tuple[Scenario, Allowance] | None:
+    """Look at the model, try all attacks, and return the audit's scenario, and what of it fits into the time.
 
-    None where no attack applies. `seconds` is the budget of the searches unless `iterations` are given; with `shrink`
-    batches are no larger than what clients have, and those that the model does not take are left out.
+    None where no attack applies; raises `UserError` where there is no time for any that does. With `shrink` batches are
+    no larger than what clients have, and those that the model does not take are left out.
     """
-    from rayfed.analysis.audit import FEWEST, title
-    from rayfed.engine.auditing import Rehearsal, chosen_iterations, estimate, fewest, of_calls, untimed
+    from rayfed.analysis.audit import FEWEST, UNDEFENDED, title
+    from rayfed.engine.attacking import Allowance
+    from rayfed.engine.auditing import Rehearsal, fit, of_calls, untimed
     from rayfed.engine.inputs import prepare
     from rayfed.models.describe import described
 
+    say = view.say
     loaded = _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
     data = loaded.data.load()
     largest = max(len(data.train_labels) // loaded.federation.clients, 1)
@@ -200,22 +231,75 @@ def _rehearsed(
     for line in described(inputs.accounts[0].arm.model, inputs.data.sample):
         say(f"  {line}")
     say("attacks, tried on the undefended model:")
-    rehearsal, arms = Rehearsal(inputs), len(loaded.played)
-    trials = list(rehearsal.trials())
+    rehearsal, arms = Rehearsal(inputs), list(loaded.played)
+    clock, work = monotonic(), process_time()
+    trials = list(rehearsal.trials(budget.trials_end, view.trying))
+    view.tried()
     for line in _applying(trials):
         say(f"  {line}")
-    if all(trial.obstacle for trial in trials):
+    if all(trial.obstacle and trial.tried for trial in trials):
         return None
-    chosen, unknown = chosen_iterations(plan, trials, arms, seconds), untimed(plan, trials)
-    if iterations is not None:
-        chosen, unknown = {title(*search): fewest(search[0], iterations) for search in plan.searches}, []
-    if chosen:
-        say(f"iterations: {', '.join(f'{name} {count:,}' for name, count in chosen.items())}")
-    if unknown:
+    pace = rehearsal.pace()
+    slower = max((monotonic() - clock) / max(process_time() - work, 1e-9), 1.0)
+    left = budget.left
+    forms = {account.name: repr(account.arm.model) for account in inputs.accounts}
+    alike = {arm: forms[arm] == forms[UNDEFENDED] for arm in arms}
+    fitted = fit(plan, trials, pace, alike, _SHARE * left / slower, budget.iterations)
+    if not fitted.says_anything:
+        raise UserError(_too_short(budget, fitted, slower))
+    if searches := {name: count for name, count in fitted.iterations.items() if _plays(fitted, name)}:
+        say(f"iterations: {', '.join(f'{name} {count:,}' for name, count in searches.items())}")
+    if unknown := [name for name in untimed(plan, trials) if _plays(fitted, name)]:
         say(f"{FEWEST} evaluations, not timed: {', '.join(unknown)}")
-    took = sum(rehearsal.observing().values()) + estimate(plan, trials, arms, chosen)
-    say(f"estimate: {took / 60:.1f} min on one core, for each set of weights{_over(took, seconds, iterations)}")
-    return _scenario(plan, chosen, changes), of_calls(trials, chosen)
+    busy = f" (other work makes it {slower:.1f} times as long)" if slower > 1.2 else ""
+    say(f"estimate: {slower * fitted.seconds / 60:.1f} min on one core{busy}, for each set of weights")
+    short = [unit for unit in fitted.left_out if not unit.obstacle]
+    for line in _not_measured(short, arms, slower):
+        say(line)
+    if short:
+        minutes = _all_of_it(budget, fitted.whole, slower)
+        say(f"all of it, with {FEWEST} evaluations of each search, takes about --minutes {minutes}")
+    calls = {name: slower * took for name, took in of_calls(trials, fitted.iterations).items()}
+    left_out = {(unit.arm, name): unit.unplayed(slower) for unit in fitted.left_out for name in unit.titles}
+    allowance = Allowance(left, slower * fitted.scoring, calls, left_out)
+    return _scenario(plan, fitted.iterations, changes), allowance
+
+
+def _plays(fitted: Fitted, name: str) -> bool:
+    from rayfed.analysis.audit import title
+
+    return any(title(unit.method, unit.batch) == name and unit.applies for unit in fitted.played)
+
+
+def _not_measured(units: Sequence[Unit], arms: Sequence[str], slower: float) -> list[str]:
+    """Return a line for each attack and batch size for which there is no time on some arms."""
+    from rayfed.analysis.formats import duration
+
+    cells: dict[tuple[str, int], list[Unit]] = {}
+    for unit in units:
+        cells.setdefault((unit.method.name, unit.batch), []).append(unit)
+    lines = []
+    for (name, batch), own in cells.items():
+        where = "all arms" if len(own) == len(arms) else ", ".join(unit.arm for unit in own)
+        known = [unit.seconds for unit in own if unit.seconds is not None]
+        needs = f"which takes about {duration(slower * sum(known))}" if len(known) == len(own) else "not even tried"
+        lines.append(f"NOT MEASURED for want of time: {name} at batch {batch} on {where}, {needs}")
+    return lines
+
+
+def _all_of_it(budget: Budget, seconds: float, slower: float) -> str:
+    """Return the minutes of the whole command for so many seconds of attacks, rounded up."""
+    spent = budget.seconds - budget.left * budget.sets
+    return f"{ceil(10 * max(spent + slower * seconds / _SHARE * budget.sets, 2 * spent) / 60) / 10:g}"
+
+
+def _too_short(budget: Budget, fitted: Fitted, slower: float) -> str:
+    least, whole = (_all_of_it(budget, seconds, slower) for seconds in (fitted.smallest, fitted.whole))
+    return (
+        f"--minutes {budget.seconds / 60:g} is too short to measure anything: about --minutes {least} is enough for "
+        f"one attack on one arm at one batch size, {whole} for all that was tried, with few "
+        f"evaluations of each search; smaller --batch and fewer --images or --defence take less"
+    )
 
 
 def _able(plan: Plan, refused: Mapping[int, ClientError], say: Callable[[str], None], shrink: bool) -> Plan:
@@ -234,7 +318,7 @@ def _able(plan: Plan, refused: Mapping[int, ClientError], say: Callable[[str], N
     return replace(plan, batches=able)
 
 
-def _scenario(plan: Plan, iterations: dict[str, int], changes: list[str]) -> Scenario:
+def _scenario(plan: Plan, iterations: Mapping[str, int], changes: list[str]) -> Scenario:
     """Return the audit's scenario; its problems name fields and no lines, for nobody wrote a file."""
     from rayfed import scenario
 
@@ -243,20 +327,12 @@ def _scenario(plan: Plan, iterations: dict[str, int], changes: list[str]) -> Sce
     return scenario.check(document, "the audit, whose arms are --defence")
 
 
-def _over(took: float, budget: float, iterations: int | None) -> str:
-    """Return why an audit takes longer than its budget, where it does; empty elsewhere."""
-    from rayfed.analysis.audit import FEWEST
-
-    if iterations is not None or took <= 1.5 * budget:
-        return ""
-    return f": more than the {budget / 60:g} min asked for, for no search takes fewer than {FEWEST} evaluations"
-
-
 def _applying(trials: Sequence[Trial]) -> list[str]:
     """Return a line for each attack: where it applies, and why not elsewhere."""
     lines = []
     for name in dict.fromkeys(trial.title.partition(" ")[0] for trial in trials):
         own = [trial for trial in trials if trial.title.startswith(f"{name} ")]
+        own = [trial for trial in own if trial.tried] or own
         able = [trial.title.removeprefix(f"{name} ") for trial in own if not trial.obstacle]
         reasons = dict.fromkeys(trial.obstacle for trial in own if trial.obstacle)
         applies = "applies" if len(able) == len(own) else f"applies to {'; '.join(able)}" if able else "does not apply"

@@ -1,29 +1,42 @@
-"""Rehearsal of an audit: which attacks apply to the model, and how long an iteration of each takes.
+"""Rehearsal of an audit: which attacks apply to the model, how long they take, and which of them fit into the time.
 
-Seconds are of the process, on all of its cores, so that iterations do not depend on what else the machine does.
+What a step takes is measured in seconds of the process, so that iterations do not depend on what else the machine does;
+how many seconds by the clock that is, on the whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import floor, log10
-from time import process_time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from math import floor, inf, log10
+from statistics import median
+from time import monotonic, process_time
 from typing import Any
 
 from rayfed import seeds
-from rayfed.analysis.audit import FEWEST, MOST, UNDEFENDED, Method, Plan, title
+from rayfed.analysis.audit import FEWEST, METHODS, MOST, TWINS, UNDEFENDED, Method, Plan, title
 from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.telling import Standing, listening
 from rayfed.client import plan as rounds
 from rayfed.client.sent import Sent
+from rayfed.engine.attacking import want_of_time
 from rayfed.engine.executor import Call
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.local import LocalExecutor
 from rayfed.errors import ClientError, UserError
 from rayfed.scenario import AttackSpec, resolve
+from rayfed.store.schemas import UNPLAYED
 
-_SHORT, _LONG = 2, 8
-"""Iterations that are timed; what the second takes longer is what an iteration costs."""
+_TIMED = 4
+"""Iterations that are timed, of one evaluation each, unless `_STEPS` steps tell enough sooner."""
+_STEPS = 3
+_UNKNOWN = 2.0
+"""Steps of an attack's searches for each iteration that it is given, where none came to its end."""
+Shown = Callable[[str, int, int, Standing | None], None]
+"""Is told which of so many trials goes on, and how far its search is."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,45 @@ class Trial:
     """Seconds of one call beside its iterations."""
     each: float = 0.0
     """Seconds of one iteration of one call."""
+    tried: bool = True
+    """False where there was no time for it."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What takes time beside the attacks themselves, in seconds for each victim."""
+
+    observing: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """By arm, and name of the twin; those that are missing take none."""
+    scoring: float = 0.0
+
+
+class _Enough(BaseException):
+    """A trial has told what was asked: no `Exception`, which an attack would take for its own."""
+
+
+class _Watch:
+    """Clock of the steps of a trial's searches, which ends it where nobody can wait for more."""
+
+    def __init__(self, until: float, shown: Callable[[Standing], None]) -> None:
+        self._until, self._shown = until, shown
+        self.steps: list[float] = []
+        """Seconds of each step that follows another one of its search."""
+        self.iterations: list[int] = []
+        """Iterations of each search."""
+        self._last = 0.0
+
+    def hear(self, standing: Standing) -> None:
+        """Note a step of a search."""
+        now = process_time()
+        if standing.search > len(self.iterations):
+            self.iterations.append(standing.iterations)
+        else:
+            self.steps.append(now - self._last)
+        self._last = now
+        self._shown(standing)
+        if len(self.steps) >= _STEPS and monotonic() > self._until:
+            raise _Enough
 
 
 class Rehearsal:
@@ -48,6 +100,8 @@ class Rehearsal:
         self._inputs, self._arms = inputs, resolve(inputs.scenario)
         self._executor = LocalExecutor(inputs)
         self._sent = {a.name: Sent(0, a.arm.weights, a.arm.buffers) for a in inputs.accounts}
+        self._steps_each: dict[str, float] = {}
+        """Steps that the searches of an attack make in all for each iteration that it is given."""
 
     def refused(self) -> dict[int, ClientError]:
         """Return the batch sizes of which the undefended model gives no gradient, with what the client raised."""
@@ -62,120 +116,271 @@ class Rehearsal:
                 continue
         return found
 
-    def trials(self) -> Iterator[Trial]:
-        """Yield a trial of each attack; of those that search, the first of its twins that applies is timed."""
+    def trials(self, until: float = inf, shown: Shown = lambda *_: None) -> Iterator[Trial]:
+        """Yield a trial of each attack, small batches first; of those that search, the first that applies is timed.
+
+        That is one of an attack's twins on a batch size. Where the clock (`monotonic`) passes `until`, the others are
+        not tried.
+        """
         timed: dict[tuple[str, int], Trial] = {}
-        for attack in self._inputs.scenario.attacks:
+        tried: dict[tuple[str, int], Trial] = {}
+        attacks = sorted(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
+        for number, attack in enumerate(attacks):
+            if monotonic() > until:
+                yield Trial(attack.title, "not tried, for want of time", tried=False)
+                continue
+            shown(attack.title, number, len(attacks), None)
             key = attack.name, attack.batch_size
-            trial = self._trial(attack, timed.get(key))
+            if self._tells_nothing(attack) and (same := tried.get(key)):
+                yield replace(same, title=attack.title)
+                continue
+            trial = self._trial(attack, timed.get(key), until, partial(shown, attack.title, number, len(attacks)))
+            tried.setdefault(key, trial)
             if not trial.obstacle:
-                timed[key] = trial
+                timed.setdefault(key, trial)
             yield trial
 
-    def observing(self) -> dict[str, float]:
-        """Return the seconds that each arm's clients take for the observations of all attacks.
+    def _tells_nothing(self, attack: AttackSpec) -> bool:
+        """Return whether what the attacker is told of defences is all he is told: there is none on the model tried."""
+        return bool(attack.knowledge) and set(attack.knowledge) <= {"defence", "code"}
+
+    def pace(self) -> Pace:
+        """Return what observations and scores take, measured on the smallest batch.
 
         Raises `UserError` where a client fails.
         """
-        attacks = self._inputs.scenario.attacks
-        found = {}
+        first = min(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
+        found: dict[tuple[str, str], float] = {}
         for arm in self._sent:
-            began = process_time()
-            self._observe(arm, attacks[0])
-            calls = sum(self._victims(attack) for attack in attacks)
-            found[arm] = (process_time() - began) * calls / len(self._members(attacks[0]))
-        return found
+            for twin, granted in TWINS.items():
+                if "labels" in granted:  # which are no work
+                    found[arm, twin] = found[arm, "informed"]
+                    continue
+                attack = first.model_copy(update={"knowledge": list(granted)})
+                began = process_time()
+                self._observe(arm, attack, most=1)
+                found[arm, twin] = process_time() - began
+        return Pace(found, self._scoring())
 
-    def _victims(self, attack: AttackSpec) -> int:
-        return len(rounds.victims(self._inputs.scenario, attack, 0, self._inputs.parts.sizes))
+    def _scoring(self) -> float:
+        """Return the seconds of scoring one victim of the largest batch, of whose scores nothing is kept."""
+        attack = max(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
+        seen, truths = self._observed(UNDEFENDED, attack, most=1)
+        blank = Reconstruction(seen[0].sample.blank(attack.batch_size), truths[0].labels.cpu())
+        taken = []
+        for _ in range(2):  # the first loads what metrics need
+            began = process_time()
+            list(self._executor.run_clients([Call("score", (truths, [blank], False))]))
+            taken.append(process_time() - began)
+        return taken[-1]
 
     def _members(self, attack: AttackSpec) -> list[int]:
         """Return the victims of the attack's first call."""
         return rounds.victims(self._inputs.scenario, attack, 0, self._inputs.parts.sizes)[: attack.victims_per_call]
 
-    def _observe(self, arm: str, attack: AttackSpec) -> Any:
-        args: tuple[Any, ...] = arm, self._sent[arm], self._members(attack), attack, {}, 0
-        [done] = self._executor.run_clients([Call("observe", args, returns=3)])
-        return done.rest[0]
+    def _observe(self, arm: str, attack: AttackSpec, most: int | None = None) -> Any:
+        return self._observed(arm, attack, most)[0]
 
-    def _trial(self, attack: AttackSpec, timed: Trial | None) -> Trial:
-        searches = "iterations" in attack.parameters
+    def _observed(self, arm: str, attack: AttackSpec, most: int | None) -> tuple[Any, Any]:
+        """Return the observations of the attack's first call, of no more than so many victims, and the truths."""
+        args: tuple[Any, ...] = arm, self._sent[arm], self._members(attack)[:most], attack, {}, 0
+        [done] = self._executor.run_clients([Call("observe", args, returns=3)])
+        return done.rest[0], done.rest[1]
+
+    def _trial(self, attack: AttackSpec, timed: Trial | None, until: float, shown: Callable[[Standing], None]) -> Trial:
+        watch = _Watch(until if timed is None else 0.0, shown)
+        count = _iterations_tried(attack)
+        guesses: Sequence[Reconstruction] = ()
+        began = process_time()
         try:
             observations = self._observe(UNDEFENDED, attack)
-            guesses, spent, _ = self._played(attack, observations, 1 if searches else None)
-            if all(guess.status in ("not applicable", "failed") for guess in guesses):
-                raised = any(guess.status == "failed" for guess in guesses)
-                return Trial(attack.title, "; ".join(dict.fromkeys(guess.message for guess in guesses)), raised)
-            if timed or not searches:
-                return Trial(attack.title, start=timed.start if timed else spent, each=timed.each if timed else 0.0)
-            (_, short, few), (_, long, many) = (self._played(attack, observations, n) for n in (_SHORT, _LONG))
+            began = process_time()
+            with suppress(_Enough), listening(watch.hear, every=0.0):
+                guesses = self._played(attack, observations, count)
         except UserError:
             raise
         except Exception as error:  # the attack's or the model's own: the audit goes on without it, and says so
             said = str(error).partition("\n")[0]
             return Trial(attack.title, f"{type(error).__name__}: {said}", raised=True)
-        each = (long - short) / (many - few) if many > few and long > short else long / max(many, 1)
-        return Trial(attack.title, start=max(short - few * each, 0.0), each=each)
+        spent = process_time() - began
+        if guesses and all(guess.status in ("not applicable", "failed") for guess in guesses):
+            raised = any(guess.status == "failed" for guess in guesses)
+            return Trial(attack.title, "; ".join(dict.fromkeys(guess.message for guess in guesses)), raised, spent)
+        if not count or not watch.steps:
+            return Trial(attack.title, start=spent)
+        if guesses:
+            self._steps_each[attack.name] = sum(watch.iterations) / count
+        start = max(spent - sum(watch.steps), 0.0)
+        steps = self._steps_each.get(attack.name, _UNKNOWN * _evaluations(attack))
+        return Trial(attack.title, start=start, each=timed.each if timed else steps * median(watch.steps))
 
-    def _played(
-        self, attack: AttackSpec, observations: Any, iterations: int | None
-    ) -> tuple[Sequence[Reconstruction], float, int]:
-        """Return the guesses of a call, its seconds, and the most iterations of its guesses."""
-        changed = {} if iterations is None else {"iterations": iterations}
+    def _played(self, attack: AttackSpec, observations: Any, iterations: int) -> Sequence[Reconstruction]:
+        """Return the guesses of a call; those that search make so many iterations, where that is not 0."""
+        changed = {"iterations": iterations} if iterations else {}
         spec = attack.model_validate(attack.model_dump() | changed)
         keys = [seeds.derived("rehearsal", v) for v in self._members(attack)]
         call = Call("attack", (spec, self._arms[UNDEFENDED].to_attackers(), observations, keys), returns=2)
-        began = process_time()
         [done] = self._executor.run_attackers([call])
-        return done.result, process_time() - began, max(guess.iterations for guess in done.result)
+        guesses: Sequence[Reconstruction] = done.result
+        return guesses
 
 
-def chosen_iterations(plan: Plan, trials: Sequence[Trial], arms: int, seconds: float) -> dict[str, int]:
-    """Return the iterations of each search for which all together take about so many seconds.
+def _iterations_tried(attack: AttackSpec) -> int:
+    """Return the iterations of a trial, 0 for a closed form."""
+    return max(1, _TIMED // _evaluations(attack)) if "iterations" in attack.parameters else 0
 
-    Every method has the same time on each batch size, in all `arms` and twins together; two digits of its iterations
-    count, so that a repeated audit often has the same.
+
+def _evaluations(attack: AttackSpec) -> int:
+    """Return the evaluations of the objective in one iteration of an attack that searches."""
+    return next((method.evaluations for method in METHODS if method.name == attack.name), 1)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """An attack, with all its twins, on one arm at one batch size: what is played as a whole or not at all."""
+
+    arm: str
+    method: Method
+    batch: int
+    titles: tuple[str, ...]
+    seconds: float | None
+    """About how long it takes with the fewest iterations; None where it was not tried."""
+    applies: bool
+    obstacle: str = ""
+    """Why it does not apply, on the undefended model and so on others of the same form; empty where it may."""
+
+    def unplayed(self, slower: float) -> tuple[str, str]:
+        """Return status and message of its rows where it is left out; seconds by the clock are `slower` than those."""
+        if self.obstacle:
+            return "not applicable", self.obstacle
+        return UNPLAYED, want_of_time(None if self.seconds is None else slower * self.seconds)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What fits into the time of an audit."""
+
+    iterations: Mapping[str, int]
+    """Of each search, by title (`rayfed.analysis.audit.title`)."""
+    played: Sequence[Unit]
+    left_out: Sequence[Unit]
+    seconds: float
+    """About how long all that is played takes, one after the other."""
+    scoring: float
+    """How much of that are scores."""
+    smallest: float
+    """Seconds of the smallest audit that says anything: one attack that applies, on one arm, at one batch size."""
+    whole: float
+    """Seconds of everything with the fewest iterations."""
+
+    @property
+    def says_anything(self) -> bool:
+        """Whether any attack is played that applies."""
+        return any(unit.applies for unit in self.played)
+
+
+def fit(
+    plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], seconds: float, given: int | None = None
+) -> Fitted:
+    """Choose what is played in about so many seconds, small batches first, each arm whole before the next one.
+
+    `arms` says of each whether its model has the form of the undefended one; what does not apply to that is played last
+    there. What does not fit with the fewest iterations is left out. The time that is left goes to the searches, as much
+    to each method on each batch size; two digits of its iterations count, so that a repeated audit often has the same.
+    `given` are evaluations that every search makes, whatever the time.
     """
-    found = {}
-    for method, batch in plan.searches:
-        calls = _calls(plan, batch) * arms
-        twins = [t for t in _twins(trials, title(method, batch)) if not t.obstacle]
-        fitting = fewest(method)
-        if _timed(twins):
-            share = seconds / len(plan.searches) / (calls * len(twins))
-            fitting = min(max(floor((share - twins[0].start) / twins[0].each), fitting), MOST // method.evaluations)
-        found[title(method, batch)] = _two_digits(fitting)
+    units = sorted(_units(plan, trials, pace, arms, FEWEST if given is None else given), key=_useless)
+    known = [(unit, unit.seconds) for unit in units if unit.seconds is not None]
+    spent, played = 0.0, []
+    for unit, needed in known:
+        if spent + needed <= seconds:
+            spent += needed
+            played.append(unit)
+    iterations = {title(*search): fewest(search[0], FEWEST if given is None else given) for search in plan.searches}
+    steps: dict[str, float] = {}
+    for unit in played:
+        name = title(unit.method, unit.batch)
+        each = sum(trial.each for trial in trials if trial.title in unit.titles and not trial.obstacle)
+        steps[name] = steps.get(name, 0.0) + each * _calls(plan, unit.batch)
+    searches = {title(*search): search[0] for search in plan.searches if steps.get(title(*search))}
+    if given is None and searches and seconds < inf:
+        share = (seconds - spent) / len(searches)
+        for name, method in searches.items():
+            more = floor(share / steps[name])
+            most = max(MOST // method.evaluations, iterations[name])
+            chosen = _two_digits(min(iterations[name] + more, most))
+            spent += (chosen - iterations[name]) * steps[name]
+            iterations[name] = chosen
+    return Fitted(
+        iterations=iterations,
+        played=played,
+        left_out=[unit for unit in units if unit not in played],
+        seconds=spent,
+        scoring=sum(pace.scoring * len(unit.titles) * _victims(plan, unit.batch) for unit in played),
+        smallest=min((needed for unit, needed in known if unit.applies), default=0.0),
+        whole=sum(needed for unit, needed in known if not unit.obstacle),
+    )
+
+
+def _useless(unit: Unit) -> bool:
+    return bool(unit.obstacle)
+
+
+def _units(plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: int) -> list[Unit]:
+    """Return all units in the order in which they are worth having."""
+    methods = [(m, batch) for batch in plan.batches for m in METHODS if m.takes(plan.modality, batch)]
+    found = []
+    for batch in plan.batches:
+        for arm, (method, own) in product(arms, methods):
+            if own != batch:
+                continue
+            name, victims = title(method, batch), _victims(plan, batch)
+            twins = _twins(trials, name)
+            count = fewest(method, evaluations) if method.evaluations else 0
+            took = _seconds(twins, count) * _calls(plan, batch)
+            beside = sum(pace.observing.get((arm, twin), 0.0) + pace.scoring for twin in TWINS) * victims
+            titles = tuple(f"{name}, {twin}" for twin in TWINS)
+            needed = took + beside if all(trial.tried for trial in twins) else None
+            obstacles = dict.fromkeys(trial.obstacle for trial in twins)
+            never = arms[arm] and all(trial.obstacle and trial.tried and not trial.raised for trial in twins)
+            obstacle = "; ".join(obstacles) if never else ""
+            found.append(Unit(arm, method, batch, titles, needed, "" in obstacles, obstacle))
     return found
+
+
+def _seconds(twins: Sequence[Trial], iterations: int) -> float:
+    """Return about how long a call of each of an attack's twins takes, together.
+
+    The first one may have loaded what the others found, so of those that search the smallest start counts.
+    """
+    able = [trial for trial in twins if not trial.obstacle]
+    start = min((trial.start for trial in able if trial.each), default=0.0)
+    return sum(start + t.each * iterations if t in able and t.each else t.start for t in twins)
 
 
 def untimed(plan: Plan, trials: Sequence[Trial]) -> list[str]:
     """Return the titles of the searches that are played with `FEWEST` evaluations, as no trial told their speed."""
     twins = {title(*search): _twins(trials, title(*search)) for search in plan.searches}
-    return [name for name, own in twins.items() if not _timed(own) and not all(trial.raised for trial in own)]
-
-
-def _twins(trials: Sequence[Trial], name: str) -> list[Trial]:
-    return [trial for trial in trials if trial.title.startswith(f"{name},")]
-
-
-def _timed(trials: Sequence[Trial]) -> bool:
-    return any(trial.each for trial in trials)
-
-
-def estimate(plan: Plan, trials: Sequence[Trial], arms: int, iterations: Mapping[str, int]) -> float:
-    """Return about how many seconds the attacks take with these iterations, one after the other."""
-    calls = {trial.title: _calls(plan, int(_search(trial).rpartition(" ")[2])) for trial in trials}
-    return sum(calls[title] * arms * seconds for title, seconds in of_calls(trials, iterations).items())
+    return [
+        name
+        for name, own in twins.items()
+        if not any(trial.each for trial in own) and not all(trial.raised or not trial.tried for trial in own)
+    ]
 
 
 def of_calls(trials: Sequence[Trial], iterations: Mapping[str, int]) -> dict[str, float]:
     """Return about how many seconds one call of each attack takes, by its title."""
-    return {trial.title: trial.start + trial.each * iterations.get(_search(trial), 0) for trial in trials}
+    found = {}
+    for trial in trials:
+        name = trial.title.partition(",")[0]
+        twins = [t for t in _twins(trials, name) if not t.obstacle and t.each]
+        start = min((t.start for t in twins), default=trial.start) if trial in twins else trial.start
+        found[trial.title] = start + trial.each * iterations.get(name, 0)
+    return found
 
 
-def _search(trial: Trial) -> str:
-    """Return the title that a trial's twins have in common."""
-    return trial.title.partition(",")[0]
+def _twins(trials: Sequence[Trial], name: str) -> list[Trial]:
+    return [trial for trial in trials if trial.title.startswith(f"{name},")]
 
 
 def fewest(method: Method, evaluations: int = FEWEST) -> int:
@@ -183,11 +388,14 @@ def fewest(method: Method, evaluations: int = FEWEST) -> int:
     return max(1, -(-evaluations // method.evaluations))
 
 
+def _victims(plan: Plan, batch: int) -> int:
+    return -(-plan.samples // batch)
+
+
 def _calls(plan: Plan, batch: int) -> int:
     """Return the calls of one attack on one arm."""
-    victims = -(-plan.samples // batch)
     size: int = AttackSpec.model_fields["victims_per_call"].default
-    return -(-victims // size)
+    return -(-_victims(plan, batch) // size)
 
 
 def _two_digits(number: int) -> int:

@@ -105,6 +105,23 @@ def test_a_leak_is_near_beyond_guessing_and_told_apart() -> None:
     assert Criterion.of("pixels", 30.0).leaks(row("none", 1, 31.0))
 
 
+def test_what_is_no_nearer_than_a_public_image_is_no_reconstruction_and_no_acquittal() -> None:
+    assert IMAGES.leaks(row("none", 1, 20.0, above_public=1.0))
+    assert not IMAGES.leaks(row("none", 1, 20.0, above_public=-1.0))
+    rows = [row("none", 1, 30.0, above_public=9.0), row("x", 1, 20.0, above_public=-1.0)]
+    [found] = [f for f in audit.findings(rows, IMAGES) if f.arm == "x"]
+    assert found.state == "inconclusive"
+    told = audit.sentence([found], IMAGES)
+    assert "no nearer than the nearest public or other sample: look at it" in told
+    assert "20.0 dB, where a guess gets 15.0 dB, the nearest public image 21.0 dB" in told
+    rows.append(row("x", 1, 18.0, above_public=2.0, sample=1))
+    [found] = [f for f in audit.findings(rows, IMAGES) if f.arm == "x"]
+    assert (found.state, found.leaked, found.best, found.alike) == ("leaks", 1, 18.0, 1)
+    assert "(a, blind), 1 more near, though no nearer than a public image: look at them" in audit.sentence(
+        [found], IMAGES
+    )
+
+
 def test_a_state_is_as_strong_as_what_was_measured() -> None:
     leak, no, nothing = {"psnr": 20.0}, {"psnr": 9.0}, {"psnr": None}
     cases = {"a": (leak, leak, "leaks"), "b": (leak, no, "not reconstructed"), "c": (no, no, "inconclusive")}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rayfed.metrics.guessing import Others, above_guessing, told_apart
+from rayfed.metrics.guessing import Others, above_guessing, above_public, nearest_of, told_apart
 from rayfed.samples import Column, Pixels, Records, SampleSpec, Tokens
 
 TEXTS = Tokens(tuple(map(str, range(50))), 6)
@@ -68,3 +68,26 @@ def test_noise_is_hardly_ever_told_apart() -> None:
     true, others = drawn(IMAGES, 40, 2), others_of(IMAGES, 300)
     found = told_apart(IMAGES, others)(true, drawn(IMAGES, 40, 9))
     assert found.sum() <= 2
+
+
+@pytest.mark.parametrize("sample", [IMAGES, TEXTS, ROWS])
+def test_the_nearest_public_sample_is_a_guess(sample: SampleSpec) -> None:
+    true, others = drawn(sample, 4, 2), others_of(sample)
+    alike = true.clone()
+    first = true[..., 0]
+    alike[..., 0] = (first + 1) % 50 if sample is TEXTS else torch.where(first > 0.5, first - 0.01, first + 0.01)
+    pool = torch.cat([drawn(sample, 30, 3), alike])
+    found = nearest_of(true, pool, exact=sample is TEXTS)
+    assert torch.equal(found, alike)
+    public = Others(others.inputs, pool)
+    assert (above_public(sample, public)(true, alike) <= 0).all(), "no nearer than a sample that everybody has"
+    assert (above_public(sample, public)(true, true) > 0).all()
+    assert (above_public(sample, others)(true, alike) > 0).all(), "and nearer than samples that are unlike"
+
+
+def test_the_nearest_is_found_as_by_hand_and_never_a_copy() -> None:
+    true, pool = drawn(IMAGES, 3, 2), drawn(IMAGES, 50, 3)
+    apart = torch.cdist(true.flatten(1).double(), pool.flatten(1).double())
+    assert torch.equal(nearest_of(true, pool, exact=False), pool[apart.argmin(1)])
+    assert torch.equal(nearest_of(true, torch.cat([pool, true]), exact=False), pool[apart.argmin(1)])
+    assert torch.equal(nearest_of(true, true[:1], exact=False)[0], torch.zeros_like(true[0]))

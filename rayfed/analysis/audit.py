@@ -250,6 +250,10 @@ class Finding:
     attacked which would show that the attacks work."""
     gain: float | None = None
     """How much nearer `best` is than the best guess; None where there is none."""
+    alike: int = 0
+    """Samples that did not leak, to which a reconstruction came near, though no nearer than the nearest public one."""
+    above_public: float | None = None
+    """How much nearer `best` is than the nearest public sample; None where there is none."""
     labels: float | None = None
     """Share of labels found by the attack that found most, of those not given any; None where none was asked for."""
     commonest: float = 0.0
@@ -271,8 +275,8 @@ class Criterion:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All metrics that it needs."""
-        return leading(self.modality).name, *self.needs
+        """All metrics that it looks at; `above_public` is missing in the tables of earlier versions."""
+        return leading(self.modality).name, *self.needs, "above_public"
 
     @classmethod
     def of(cls, modality: Modality, threshold: float | None) -> Criterion:
@@ -288,13 +292,18 @@ class Criterion:
         return None if value is None or value != value else min(value, metric.ceiling)
 
     def near(self, row: Row) -> bool:
-        """Return whether a row's reconstruction is near enough, and nearer than any guess."""
+        """Return whether a row's reconstruction is near enough, and nearer than what others have in common."""
         value = self.nearness(row)
         return value is not None and value >= self.threshold and (row["above_guessing"] or 0.0) > 0
 
     def leaks(self, row: Row) -> bool:
         """Return whether a row of attacks is a leak."""
-        return self.near(row) and row["told_apart"] == 1
+        return self.near(row) and row["told_apart"] == 1 and not self.like_public(row)
+
+    def like_public(self, row: Row) -> bool:
+        """Return whether a row's reconstruction is known to be no nearer than the nearest public sample."""
+        above = row.get("above_public")
+        return above is not None and above <= 0
 
     def written(self, value: float) -> str:
         """Return a value of the leading metric in words."""
@@ -360,7 +369,9 @@ def _finding(
     messages = (row.get("message") or "" for _, row in finite if row["status"] == "ok")
     lacking = next((message for message in messages if UNREHEARSED in message), "")
     if any(criterion.near(row) for _, row in finite):
-        lacking = lacking or "a reconstruction is near, though no nearer than to another sample: look at it"
+        alike = any(criterion.near(row) and row["told_apart"] == 1 for _, row in finite)
+        than = "another sample is" if alike else "to another sample"
+        lacking = lacking or f"a reconstruction is near, though no nearer than {than}: look at it"
     best = max(leaks or finite, key=lambda pair: pair[0], default=None)
     silent = [row for row in rows if not _answers(row, criterion)]
     answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}
@@ -405,6 +416,11 @@ def _finding(
         ),
         lacking=lacking,
         gain=best[1]["above_guessing"] if best else None,
+        alike=len(
+            {_sample(row) for _, row in finite if criterion.near(row) and criterion.like_public(row)}
+            - {_sample(row) for _, row in leaks}
+        ),
+        above_public=best[1].get("above_public") if best else None,
         labels=_labels_found(rows),
         commonest=_commonest(rows),
         targets=_targets_found(rows),
@@ -496,6 +512,7 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str
         noun = NOUNS[criterion.modality]
         told = [
             f"batch {f.batch}, {f.leaked} of {f.samples} {noun}s, the closest at {_beside_guess(f, criterion)} ({f.by})"
+            + (f", {f.alike} more near, though no nearer than another {noun} is: look at them" if f.alike else "")
             for f in group
         ]
         return f"LEAKS at {'; '.join(told)}{silent}" + (f"; no time for {short}" if short else "")
@@ -522,10 +539,17 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
     if finding.gain is None:
         return said
     if criterion.modality == "records":  # whose guesses are compared by their squared errors
-        side = "below" if finding.gain > 0 else "above"
-        return f"{said} of the columns right, squared error {abs(finding.gain):.1f} dB {side} that of a guess"
+        public = "" if finding.above_public is None else f", {_sides(finding.above_public)} that of the nearest record"
+        return f"{said} of the columns right, squared error {_sides(finding.gain)} that of a guess{public}"
     guess = criterion.written(best - finding.gain)
-    return f"{said}, where a guess gets {guess}" if finding.gain > 0 else f"{said}, no nearer than a guess: {guess}"
+    told = f"{said}, where a guess gets {guess}" if finding.gain > 0 else f"{said}, no nearer than a guess: {guess}"
+    if finding.above_public is None:
+        return told
+    return f"{told}, the nearest other {NOUNS[criterion.modality]} {criterion.written(best - finding.above_public)}"
+
+
+def _sides(gain: float) -> str:
+    return f"{abs(gain):.1f} dB {'below' if gain > 0 else 'above'}"
 
 
 def _labels(group: Sequence[Finding]) -> str:

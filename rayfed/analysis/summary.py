@@ -293,9 +293,12 @@ def worst(attacks: Sequence[Row]) -> Row | None:
 
 
 def guessed(row: Row) -> bool:
-    """Return whether a row of attacks is known to be no nearer than a guess made without the update, or than others."""
-    gain, told_apart = row.get("above_guessing"), row.get("told_apart")
-    return (gain is not None and gain <= 0) or told_apart == 0
+    """Return whether a row of attacks is known to be no nearer than a guess made without the update, or than others.
+
+    The nearest public sample is a guess, too.
+    """
+    gains = (row.get("above_guessing"), row.get("above_public"))
+    return any(gain is not None and gain <= 0 for gain in gains) or row.get("told_apart") == 0
 
 
 def leading_metric(attacks: Iterable[Row]) -> str:

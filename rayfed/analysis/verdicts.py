@@ -19,6 +19,7 @@ from rayfed.analysis.audit import (
     modality_of,
     sentence,
 )
+from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, undefended
 from rayfed.metrics.known import leading
@@ -76,6 +77,18 @@ def verdicts(
         words += [claimed(claim) for claim in inferred if claim.arm == arm]
         told.append(Verdict(arm, weightiest(own), "; ".join(words)))
     return told
+
+
+def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
+    """Return in words what the guesses are that stand beside the closest reconstructions."""
+    noun = NOUNS[modality_of(attacks)]
+    public = (scenario.get("data") or {}).get("public")
+    pool = f"of the public {noun}s (data.public)" if public else "of the test split"
+    typical = "the commonest token at each place" if noun == "text" else f"the mean {noun} or the best constant"
+    return (
+        f"Guesses need no update: {typical}; the nearest other {noun} is that {pool}, chosen by looking at the "
+        f"truth. What is no nearer than both is not called a reconstruction."
+    )
 
 
 def claimed(claim: Claim) -> str:

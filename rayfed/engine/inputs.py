@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rayfed import losses, seeds
 from rayfed.aggregation.over_channel import OverChannel, SumOverChannel
@@ -127,7 +128,16 @@ def _others(data: Dataset) -> Others:
     count, most = len(data.test_labels), _OTHERS // int(np.prod(data.sample.shape))
     few = min(count, max(50, min(500, most)))
     rows = np.unique(np.linspace(0, count - 1, few).round().astype(np.int64))
-    return Others(data.sample.tensor(data.test_images[rows]))
+    return Others(data.sample.tensor(data.test_images[rows]), _public(data, most))
+
+
+def _public(data: Dataset, most: int) -> Tensor | None:
+    """Return the public samples, from all over them where they are many; None without any."""
+    if data.public_images is None or not len(data.public_images):
+        return None
+    count = len(data.public_images)
+    rows = np.unique(np.linspace(0, count - 1, min(count, max(50, min(5000, most)))).round().astype(np.int64))
+    return data.sample.tensor(data.public_images[rows])
 
 
 def prepare(scenario: Scenario, rounds: int | None = None, data: Dataset | None = None) -> Inputs:

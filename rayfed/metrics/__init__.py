@@ -18,6 +18,7 @@ TABLE = {
     "top3": "rayfed.metrics.top:TOP_3",
     "top5": "rayfed.metrics.top:TOP_5",
     "above_guessing": "rayfed.metrics.guessing:ABOVE_GUESSING",
+    "above_public": "rayfed.metrics.guessing:ABOVE_PUBLIC",
     "told_apart": "rayfed.metrics.guessing:TOLD_APART",
     "label_accuracy": "rayfed.metrics.labels:LABEL_ACCURACY",
 }

@@ -1,7 +1,7 @@
 """Metrics of what a reconstruction says beyond a guess that needs no update: two figures beside its nearness.
 
-A blur of average brightness comes near to many images. So a reconstruction is set beside the best of two guesses, and
-beside samples that are not its own.
+A blur of average brightness comes near to many images, and so does the nearest of many others. So a reconstruction
+is set beside the best of such guesses, and beside samples that are not its own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class Others:
 
     inputs: Tensor
     """(M, *shape), as the data's `sample` says."""
+    public: Tensor | None = None
+    """(P, *shape), the public samples that attackers may have; None where the data have none."""
 
 
 def above_guessing(sample: SampleSpec, others: Others) -> Score:
@@ -34,12 +36,9 @@ def above_guessing(sample: SampleSpec, others: Others) -> Score:
     It takes samples (N, *shape) twice, the true ones first, to (N,) float64. Guesses are what the other samples have in
     common, and the true mean of each channel: the best constant.
     """
-    from rayfed.metrics.images import PSNR_CEILING, psnr
-    from rayfed.metrics.texts import token_accuracy
-
     in_words = sample.modality == "tokens"
     typical = others.inputs.mode(0).values if in_words else others.inputs.mean(0)
-    score: Score = token_accuracy if in_words else lambda a, b: psnr(a, b).clamp(max=PSNR_CEILING)
+    score = _score(sample)
 
     def gain(true: Tensor, guess: Tensor) -> Tensor:
         import torch
@@ -50,6 +49,49 @@ def above_guessing(sample: SampleSpec, others: Others) -> Score:
         return score(true, guess) - torch.stack([score(true, one) for one in tried]).amax(0)
 
     return gain
+
+
+def above_public(sample: SampleSpec, others: Others) -> Score:
+    """Return a function for how much nearer reconstructions are than the nearest public sample: as `above_guessing`.
+
+    It is the nearest of the public samples, or of the others where there are none. It is chosen by looking at the
+    truth, which no attacker can: the most that a choice from such samples could come to.
+    """
+    pool = others.inputs if others.public is None else others.public
+    score = _score(sample)
+
+    def gain(true: Tensor, guess: Tensor) -> Tensor:
+        return score(true, guess) - score(true, nearest_of(true, pool, sample.modality == "tokens"))
+
+    return gain
+
+
+def _score(sample: SampleSpec) -> Score:
+    """Return how near samples (N, *shape) are to the true ones, which come first, (N,): in dB, of texts a share."""
+    from rayfed.metrics.images import PSNR_CEILING, psnr
+    from rayfed.metrics.texts import token_accuracy
+
+    if sample.modality == "tokens":
+        return token_accuracy
+    return lambda true, guess: psnr(true, guess).clamp(max=PSNR_CEILING)
+
+
+def nearest_of(true: Tensor, pool: Tensor, exact: bool) -> Tensor:
+    """Return for each of samples (N, *shape) the nearest of a pool (M, *shape), (N, *shape): by squared distance.
+
+    With `exact` it is the one with most equal values. Copies are passed over: of a sample that everybody has there is
+    nothing to protect. Where the pool has nothing else, it is a sample of zeros.
+    """
+    import torch
+
+    known, found = pool.to(true), torch.zeros_like(true)
+    for place, own in enumerate(true):
+        unequal = (known != own).flatten(1)
+        apart = unequal.double().sum(1) if exact else (known - own).double().square().flatten(1).sum(1)
+        apart = torch.where(unequal.any(1), apart, torch.inf)
+        if apart.isfinite().any():
+            found[place] = known[apart.argmin()]
+    return found
 
 
 def told_apart(sample: SampleSpec, others: Others) -> Score:
@@ -79,6 +121,18 @@ ABOVE_GUESSING = Metric(
     description="PSNR less that of the best guess made without the update (dB); of texts, share of tokens in place",
     title="above guessing",
     function=above_guessing,
+    needs=("sample", "others"),
+    higher_is_closer=True,
+    modalities=("pixels", "tokens", "records"),
+    tables=(),
+    outcome=False,
+    success="threshold",
+)
+ABOVE_PUBLIC = Metric(
+    name="above_public",
+    description="PSNR less that of the nearest public sample, or other sample (dB); of texts, share of tokens in place",
+    title="above the nearest public sample",
+    function=above_public,
     needs=("sample", "others"),
     higher_is_closer=True,
     modalities=("pixels", "tokens", "records"),

@@ -20,7 +20,7 @@ from rayfed.analysis.paired import of_victims, paired, paired_grid
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
-from rayfed.analysis.verdicts import criterion_of, verdicts
+from rayfed.analysis.verdicts import criterion_of, guess, verdicts
 from rayfed.analysis.victims import victims
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
@@ -88,6 +88,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "secure": words.secure(scenario),
         "arms": arms,
         "arm_names": names,
+        "guess": guess(scenario, attacks),
         "verdicts": verdicts(scenario, attacks, inferences, finished=status.get("state") == "finished"),
         "criterion": criterion_of(scenario, attacks),
         "distortions": distortions(attacks),

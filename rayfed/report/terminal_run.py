@@ -19,8 +19,8 @@ from rich.text import Text
 from rayfed.analysis import audit, summary
 from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.robustness import Matrix, Outcome, matrix
-from rayfed.analysis.summary import passing, people, success
-from rayfed.analysis.verdicts import criterion_of, run_findings, verdicts
+from rayfed.analysis.summary import measured, passing, people, success
+from rayfed.analysis.verdicts import criterion_of, guess, run_findings, verdicts
 from rayfed.metrics.base import Metric
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import METRICS, leading
@@ -275,6 +275,8 @@ class RunView:
         if self._attacks or self._inferences:
             for verdict in verdicts(self._scenario, self._attacks, self._inferences):
                 self.say((verdict.sentence, _STYLES.get(verdict.state, "")))
+        if any(measured(row.get("above_guessing")) for row in self._attacks):
+            self.say(guess(self._scenario, self._attacks))
 
     def _warn_of_samples(self) -> None:
         """Warn where the report has samples that are not known to be public."""

@@ -25,6 +25,7 @@ SHOWN = (
     ),
     "inferred",
     "epsilon",
+    "rero",
     "train_seconds",
     "bytes_up",
 )
@@ -52,7 +53,7 @@ def cell(measure: str, estimate: Estimate | None) -> str:
     """
     if estimate is None:
         return NONE
-    if measure == "epsilon":  # the weakest of the repeats, and no mean
+    if MEASURES[measure].proved:  # the weakest of the repeats, and no mean
         return at_most(estimate.mean, 4)
     factor = _SCALES.get(MEASURES[measure].unit, ("", 1.0))[1]
     if MEASURES[measure].unit == "dB" and estimate.mean >= PSNR_CEILING:
@@ -71,7 +72,7 @@ def cell(measure: str, estimate: Estimate | None) -> str:
 def said(measure: str, value: float) -> str:
     """Return one value with its unit: `12.3 dB`, `0.972`, `3 min 05 s`."""
     unit = MEASURES[measure].unit
-    if measure == "epsilon":
+    if MEASURES[measure].proved:
         return at_most(value, 4)
     if unit == "dB":
         return "exact" if isinf(value) else f"{_plain(value)} dB"
@@ -149,7 +150,7 @@ def _best(name: str, settings: Sequence[Setting]) -> set[int]:
 
     Settings that nobody would use, and figures that prove nothing, are not compared; none is best where all are alike.
     """
-    if name == "epsilon" and mixed(settings):
+    if mixed(settings, name):
         return set()
     by_attack: dict[str | None, dict[int, float]] = {}
     for row, one in enumerate(settings):
@@ -178,14 +179,13 @@ def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
             notes.append(f"Mean and half the 95 % interval {words.format(span)}.")
     if any(e.over == "rounds" for _, e in known):
         notes.append("The interval of the training time is over rounds.")
-    if any(e.n > 1 and e.spread is None and name != "epsilon" for name, e in known):
+    if any(e.n > 1 and e.spread is None and not MEASURES[name].proved for name, e in known):
         notes.append("A figure without one is of a single value, or of values that are all alike.")
     if counts["repeats"] == [1]:
         notes.append(SINGLE)
     if any(each.unproven and of_rebuilt(name) for each in settings for name in shown if name in each.measures):
         notes.append(f"{UNPROVEN}: no evidence of protection, for the arm's verdict is inconclusive or not measured.")
-    if "epsilon" in shown and (unlike := mixed(settings)):
-        notes.append(f"Note that {unlike}.")
+    notes += [f"Note that {unlike}." for name in shown if (unlike := mixed(settings, name))]
     return " ".join(notes)
 
 

@@ -10,7 +10,7 @@ from rayfed.analysis.summary import Spread, measured
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import leading
 from rayfed.metrics.measures import MEASURES
-from rayfed.privacy.printing import at_most
+from rayfed.privacy.printing import at_most, share_at_most
 
 if TYPE_CHECKING:
     from rayfed.samples import Modality
@@ -114,10 +114,10 @@ def in_words(name: str, value: float | None) -> str:
     """Format a value of `MEASURES` with its unit: ('psnr', 21.34) -> '21.3 dB'."""
     if value is None or not measured(value):
         return NONE
+    if MEASURES[name].proved:
+        return share_at_most(value) if MEASURES[name].share else at_most(value)
     if MEASURES[name].share:
         return share(value)
-    if name == "epsilon":
-        return at_most(value)
     unit = MEASURES[name].unit
     if unit == "dB":
         return f"{decibel_mean(value)} dB"
@@ -142,5 +142,6 @@ FILTERS = {
         mean_duration,
         in_words,
         at_most,
+        share_at_most,
     )
 }

@@ -210,7 +210,9 @@ def _guarantee(privacy: Sequence[Row], arm: str) -> dict[str, Any]:
     if weakest is None:
         return {}
     stated = {f"epsilon_{name}": weakest[name] for name in ("unit", "adjacency", "against")}
-    return {"epsilon": weakest["epsilon"], "delta": weakest["delta"], **stated}
+    bounds = [row["rero_100"] for row in mine]
+    rero = None if None in bounds else max(bounds)
+    return {"epsilon": weakest["epsilon"], "delta": weakest["delta"], "rero": rero, **stated}
 
 
 def _all_else(scenario: Mapping[str, Any], arm: str) -> str:

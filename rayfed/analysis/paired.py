@@ -25,8 +25,10 @@ from rayfed.errors import UserError, nearest
 from rayfed.metrics.measures import MEASURES
 
 NO_PAIRS = "not compared as pairs: no two arms have two victims or seeds in common that the same attack met"
-_MEASURES = tuple(name for name in SHOWN if MEASURES[name].kind != "cost" and name not in ("epsilon", "pmm"))
-"""Measures that are paired: epsilon is a promise, and PMM the accuracy over a reference's."""
+_MEASURES = tuple(
+    name for name in SHOWN if MEASURES[name].kind != "cost" and name != "pmm" and not MEASURES[name].proved
+)
+"""Measures that are paired: a proved bound is a promise, and PMM the accuracy over a reference's."""
 
 
 @dataclass(frozen=True)

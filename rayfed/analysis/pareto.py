@@ -82,12 +82,12 @@ def front(
     Settings at the accuracy of guessing are left out, and those whose attacks prove nothing. Measures are columns of
     `outcomes.MEASURES`, whose direction is the defender's. A setting's leakage is that of the
     attack that gets most from it, or of `attack`. Raises `UserError` for an unknown measure or attack,
-    and where epsilons of different guarantees would be compared.
+    and where proved bounds of different guarantees would be compared.
     """
     measures = (leakage, utility) if cost is None else (leakage, utility, cost)
     for name in measures:
         measure_of(name)
-    if "epsilon" in measures and (found := mixed(settings)):
+    if found := next(filter(None, (mixed(settings, name) for name in measures)), None):
         raise UserError(f"{found}: take another measure, or give the arms guarantees of one kind")
     met = [each for each in settings if attack in (None, each.attack) and not each.useless]
     if attack is not None and not met:

@@ -46,7 +46,7 @@ class Bound:
     @property
     def on_attacks(self) -> bool:
         """Return whether the bound is about what attacks get: a guarantee is not."""
-        return MEASURES[self.measure].kind == "leakage" and self.measure != "epsilon"
+        return MEASURES[self.measure].kind == "leakage" and not MEASURES[self.measure].proved
 
     def excess(self, value: float) -> float:
         """Return how far a value is beyond the bound; 0 or less within."""
@@ -163,7 +163,7 @@ def recommend(settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple
     """Return the cheapest arm and set of values whose means meet all bounds, else that of the least `miss`.
 
     Raises `UserError` where there is no bound or no setting, where a bounded measure is known of no setting, or where
-    epsilons of different guarantees would be compared.
+    proved bounds of different guarantees would be compared.
     """
     if not bounds:
         raise UserError("nothing is asked for: give at least one bound, for example --max-psnr 12 --min-accuracy 0.97")
@@ -171,12 +171,13 @@ def recommend(settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple
         raise UserError("there is nothing to choose from: no trial has finished")
     known = {name for each in settings for name in each.measures}
     for each in bounds:
-        if each.measure not in known and each.measure == "epsilon":
-            raise UserError("no setting here has an (epsilon, delta) guarantee: leave out the bound on epsilon")
+        if each.measure not in known and MEASURES[each.measure].proved:
+            raise UserError(f"no setting here has an (epsilon, delta) guarantee: leave out the bound on {each.measure}")
         if each.measure not in known:
             raise UserError(f"'{each.measure}' was measured of no setting here: {nearest(each.measure, known)}")
-    if any(each.measure == "epsilon" for each in bounds) and (found := mixed(settings)):
-        raise UserError(f"{found}: leave out the bound on epsilon, or give the arms guarantees of one kind")
+    for each in bounds:
+        if found := mixed(settings, each.measure):
+            raise UserError(f"{found}: leave out the bound on {each.measure}, or give the arms guarantees of one kind")
     spans = [_span(settings, each) for each in bounds]
     groups, leaks = by_values(settings), any(each.on_attacks for each in bounds)
     refused = {group[0].title: group[0].useless for group in groups if group[0].useless}

@@ -20,7 +20,7 @@ _ACCURACIES = "test_accuracy", "guessing_accuracy"
 
 def of_rebuilt(measure: str) -> bool:
     """Return whether a measure is about samples that attacks rebuild: what they infer and what is guaranteed is not."""
-    return MEASURES[measure].kind == "leakage" and measure not in ("inferred", "epsilon")
+    return MEASURES[measure].kind == "leakage" and measure != "inferred" and not MEASURES[measure].proved
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _setting(group: list[Row], fields: Sequence[str], source: str) -> Setting:
 
 
 def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
-    """Return an estimate; of epsilon, which is a promise and no measurement, the weakest.
+    """Return an estimate; of a proved bound, which is a promise and no measurement, the weakest.
 
     That of one training time has the interval of its rounds.
     """
@@ -124,7 +124,7 @@ def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
     found = estimate(values)
     if name == "train_seconds" and found and len(group) == 1 and (half := group[0].get("train_seconds_half")):
         return replace(found, low=found.mean - half, high=found.mean + half, over="rounds")
-    if name != "epsilon":
+    if not MEASURES[name].proved:
         return found
     promised = [float(value) for value in values if value is not None and isfinite(value)]
     if len(promised) < len(values):

@@ -39,6 +39,10 @@ def recommend(
     min_accuracy: Annotated[float | None, typer.Option(min=0, max=1, help="Test accuracy, a share.")] = None,
     min_pmm: Annotated[float | None, typer.Option(min=0, help="Accuracy over that without a defence.")] = None,
     max_epsilon: Annotated[float | None, typer.Option(min=0, help="Epsilon of the guarantee.")] = None,
+    max_rero: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Proved share of guesses right after training of those 1 in 100 before."),
+    ] = None,
     max_seconds: Annotated[float | None, typer.Option(min=0, help="Training time.")] = None,
     max_bytes: Annotated[float | None, typer.Option(min=0, help="Bytes sent by clients.")] = None,
     where: Annotated[
@@ -69,6 +73,7 @@ def recommend(
             "test_accuracy>=": min_accuracy,
             "pmm>=": min_pmm,
             "epsilon<=": max_epsilon,
+            "rero<=": max_rero,
             "train_seconds<=": max_seconds,
             "bytes_up<=": max_bytes,
         }

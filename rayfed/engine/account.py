@@ -19,6 +19,7 @@ from rayfed.models.build import moves_buffers
 from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
 from rayfed.privacy.printing import at_least, at_most
 from rayfed.privacy.spending import Setting, Spending, Work
+from rayfed.privacy.tradeoff import PRIORS, TradeOff
 from rayfed.protections.base import Protection
 from rayfed.samples import SampleSpec
 from rayfed.scenario import DefenceSpec, Scenario
@@ -102,12 +103,18 @@ class Account:
             | {"defence": defence, "epsilon": found.epsilon, "delta": found.delta, "accountant": found.accountant}
             | {name: getattr(spent, name) for name in ("unit", "adjacency", "against", "mechanism")}
             | {"conversion": CONVERSIONS[found.accountant], "note": self._caveat(spent)}
+            | self._bounds(spent)
             for defence, spent, found in self._guarantees(rounds)
         ]
         broken = [row | {"defence": self._named[place][0], "note": note} for place, note in self._broken.items()]
         if guaranteed or broken:
             return guaranteed + broken
         return [row | {"note": "empirical: no defence of this arm has a guarantee" if self.arm.defences else None}]
+
+    def _bounds(self, spent: Spending) -> dict[str, float]:
+        """Return what the same releases prove of guesses and of membership tests, in shares."""
+        curve = TradeOff.of(spent.releases, self.scenario.privacy.accountant)
+        return {f"rero_{n}": curve.at_most(1 / n) for n in PRIORS} | {"advantage": curve.advantage}
 
     def _caveat(self, spent: Spending) -> str | None:
         """Return what weakens a guarantee that holds: a delta that promises too little."""

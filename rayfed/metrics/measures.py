@@ -20,6 +20,8 @@ class Measure:
     unit: str = ""
     share: bool = False
     """Whether it is read as per cent."""
+    proved: bool = False
+    """Whether it is an upper bound by proof, of which that of the weakest repeat counts, and no measurement."""
 
 
 def worst_of(metric: str) -> str:
@@ -57,7 +59,8 @@ MEASURES: dict[str, Measure] = {
         for metric in JUDGED
     },
     "inferred": Measure("inferred beyond chance", "leakage", False, share=True),
-    "epsilon": Measure("epsilon", "leakage", False),
+    "epsilon": Measure("epsilon", "leakage", False, proved=True),
+    "rero": Measure("proved reconstruction, prior 1 in 100", "leakage", False, share=True, proved=True),
     "test_accuracy": Measure("test accuracy", "utility", True, share=True),
     "pmm": Measure("PMM", "utility", True, share=True),
     "test_loss": Measure("test loss", "utility", False, "nats"),

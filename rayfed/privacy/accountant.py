@@ -152,10 +152,8 @@ def _epsilon(release: Release, delta: float, method: Method) -> float:
         if release.noise == "laplace" and method == "pld":
             return release.count / release.multiplier  # basic composition is exact for pure privacy
         raise UserError("a delta of 0 is for Laplace noise and privacy.accountant: pld")
-    accountant = _accountant(release, method, delta)
     try:
-        accountant.compose(_event(release), release.count)
-        found = float(accountant.get_epsilon(delta)) * (1 + _ROUNDING)
+        found = float(accountant_of((release,), method, delta).get_epsilon(delta)) * (1 + _ROUNDING)
     except (ArithmeticError, MemoryError) as error:  # numbers beyond what its grids hold
         raise UserError(
             f"no accountant can follow {release.count} releases with a noise multiplier of {release.multiplier:.3g}: "
@@ -165,22 +163,34 @@ def _epsilon(release: Release, delta: float, method: Method) -> float:
     return found if release.drawn is None else min(found, _epsilon(replace(release, drawn=None), delta, method))
 
 
-def _accountant(release: Release, method: Method, delta: float) -> PrivacyAccountant:
+def accountant_of(unit: Sequence[Release], method: Method, delta: float) -> PrivacyAccountant:
+    """Return an accountant that has seen all releases of one unit; `delta` is about the one it will be asked for."""
+    accountant = _accountant(unit, method, delta)
+    for release in unit:
+        accountant.compose(_event(release), release.count)
+    return accountant
+
+
+def _accountant(unit: Sequence[Release], method: Method, delta: float) -> PrivacyAccountant:
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
-    if release.drawn is None:
+    if all(release.drawn is None for release in unit):
         if method == "rdp":
-            return RdpAccountant(None if release.rate == 1 else _ORDERS)
-        # Losses are counted on a grid; where they are huge, a fine one takes more memory than there is.
-        return PLDAccountant(value_discretization_interval=max(_GRID, _epsilon(release, delta, "rdp") / _STEPS))
+            return RdpAccountant(None if all(release.rate == 1 for release in unit) else _ORDERS)
+        return PLDAccountant(value_discretization_interval=max(grid_of(release, delta) for release in unit))
     if method == "pld":
         raise UserError(
             "privacy.accountant: pld cannot follow clients that are drawn in a fixed number: "
             "use rdp, or federation.sampling: poisson"
         )
     return RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+
+
+def grid_of(release: Release, delta: float, finest: float = _GRID, steps: float = _STEPS) -> float:
+    """Return the width of a grid of losses: where they are huge, a fine one takes more memory than there is."""
+    return max(finest, _epsilon(replace(release, drawn=None), delta, "rdp") / steps)
 
 
 def _event(release: Release) -> DpEvent:

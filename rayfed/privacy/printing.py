@@ -13,6 +13,11 @@ def at_most(bound: float, digits: int = 3) -> str:
     return _rounded(bound, digits, ROUND_CEILING)
 
 
+def share_at_most(bound: float, digits: int = 3) -> str:
+    """Format an upper bound on a probability as per cent, rounded up: 0.02914 as '2.92 %'."""
+    return f"{Decimal(at_most(bound, digits)) * 100:.{digits}g} %"
+
+
 def at_least(bound: float, digits: int = 3) -> str:
     """Format a lower bound, such as a noise multiplier, rounded down to so many significant digits."""
     return _rounded(bound, digits, ROUND_FLOOR)

@@ -147,8 +147,8 @@ def explore(
 
 
 def _comparable(columns: Sequence[str], entries: Sequence[Entry]) -> list[str]:
-    unlike = {"epsilon"} if mixed([entry.setting for entry in entries]) else set()
-    return [name for name in columns if name not in unlike]
+    shown = [entry.setting for entry in entries]
+    return [name for name in columns if not mixed(shown, name)]
 
 
 def interval(name: str, value: Estimate) -> str:

@@ -125,7 +125,7 @@ def _in_every_text(frame: DataFrame, change: Callable[[str], str]) -> DataFrame:
 
 def _bounds_written(frame: DataFrame) -> DataFrame:
     """Return a frame whose upper bounds are text already, so that nothing rounds them down."""
-    bounds = [name for name in ("epsilon", "delta") if name in frame.columns]
+    bounds = [name for name in ("epsilon", "delta", "rero") if name in frame.columns]
     written = {name: [None if isnan(value) else at_most(value, 4) for value in frame[name]] for name in bounds}
     return frame.assign(**written)
 

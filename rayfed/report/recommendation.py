@@ -32,7 +32,7 @@ def judged(check: BoundCheck) -> list[str]:
     if check.setting and estimate is None:
         return [str(bound), NONE, NONE, "nothing to attack: updates are hidden"]
     if check.setting is None or estimate is None:
-        return [str(bound), NONE, NONE, "no guarantee" if bound.measure == "epsilon" else "not known"]
+        return [str(bound), NONE, NONE, "no guarantee" if MEASURES[bound.measure].proved else "not known"]
     attack = check.setting.attack if bound.on_attacks else None
     if check.share:
         side = "above" if bound.at_most else "below"

@@ -345,6 +345,7 @@ def guarantee_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
             said = f"epsilon {at_most(epsilon)} at delta {at_most(row['delta'])}, protects {row['adjacency']}"
             after = f"after {_plural(row['rounds'], 'round')}"
             lines.append(f"privacy of {row['arm']} {after}: {said}, against {row['against']}")
+            lines += [f"proved of {row['arm']}: {line}" for line in words.bounds(row)]
         if (note := row.get("note")) is not None:
             lines.append(f"privacy of {row['arm']}: {note}")
     return lines

@@ -94,7 +94,7 @@ class SweepView:
             words = [setting.title, *[setting.attack or "–"] * attacks]
             table.add_row(*map(Text, words), *(cell(name, setting.measures.get(name)) for name in shown))
         self._say(table)
-        if "epsilon" in shown and (unlike := mixed(found)):
+        for unlike in filter(None, (mixed(found, name) for name in shown)):
             self._say(f"note that {unlike}", markup=False)
         self._labels(found)
         self._front(found)

@@ -15,7 +15,8 @@ from rayfed.analysis.summary import ArmSummary, Row, measured, setting
 from rayfed.analysis.verdicts import WEIGHT
 from rayfed.crypto.paillier import SECURE_BITS
 from rayfed.metrics.measures import MEASURES, worst_of
-from rayfed.privacy.printing import at_most
+from rayfed.privacy.printing import at_most, share_at_most
+from rayfed.privacy.tradeoff import PRIORS
 
 MOST = 8
 """Most arms that get a sentence of their own."""
@@ -120,6 +121,24 @@ def guarantees(privacy: Sequence[Row], secure: bool = True) -> Statement:
     seeded = any(row["epsilon"] is not None for row in privacy) and not secure
     noise = ["Noise follows from the seed: for measuring, not for protecting (privacy.secure)."] if seeded else []
     return Statement(held.heading, [*withdrawn, *held.lines, *noise])
+
+
+def bounds(row: Row) -> list[str]:
+    """Say what an account proves of guesses and of membership tests; nothing of rows of before there were bounds."""
+    if row.get("advantage") is None:
+        return []
+    shares = ", ".join(share_at_most(row[f"rero_{n}"]) for n in PRIORS)
+    priors = ", ".join(f"{n:,}" for n in PRIORS)
+    question = f"a {row['unit']} took part"
+    if "replace-one" in row["adjacency"]:
+        question = f"it is a {row['unit']} or another one in its place"
+    return [
+        f"who guesses a secret of a {row['unit']} right 1 in {priors} times before, does so in at most {shares} after "
+        "(ReRo)",
+        f"who tells whether {question} has a true positive rate of at most "
+        f"{share_at_most(row['rero_1000'])} at a false one of 0.1 %, and at most {share_at_most(row['advantage'])} "
+        "above it at any",
+    ]
 
 
 def secure(scenario: Row) -> bool:

@@ -64,7 +64,7 @@ def _of_objectives(s: Scenario, sweep: Sweep) -> Found:
     for name in sweep.objectives:
         if name not in MEASURES:
             message = f"found '{name}': {nearest(name, list(MEASURES))}"
-        elif name in ("pmm", "epsilon"):
+        elif name == "pmm" or MEASURES[name].proved:
             message = f"{name} is not known of every trial by itself: take test_accuracy, or a measure of leakage"
         elif sweep.search == "optuna" and MEASURES[name].kind == "leakage" and not s.attacks:
             message = f"nothing measures {name}: the scenario has no `attacks`"

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
+from rayfed.privacy.tradeoff import PRIORS
 
 _string, _int, _long, _real, _bytes = pa.string(), pa.int32(), pa.int64(), pa.float64(), pa.binary()
 
@@ -232,6 +233,16 @@ TABLES: dict[str, pa.Schema] = {
             _value("mechanism", _string, "what was done, with its numbers"),
             _value("accountant", _string, "'pld' or 'rdp'"),
             _value("conversion", _string, "how the accountant comes to an epsilon"),
+            *(
+                _value(
+                    f"rero_{one_in}",
+                    _real,
+                    f"most that a guess at the unit's secret is right which was right 1 in {one_in} before, 0..1 (ReRo)"
+                    + "; the true positive rate of a membership test, too, at that false positive rate",
+                )
+                for one_in in PRIORS
+            ),
+            _value("advantage", _real, "most that a membership test's true are above its false positives, 0..1"),
             _value("note", _string, "why there is no guarantee, or what weakens it"),
         ]
     ),

@@ -1,0 +1,159 @@
+"""Bounds on guesses and membership tests: against closed forms, and against attackers who play the mechanism itself."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from rayfed import scenario as scenarios
+from rayfed.analysis.recommend import bound, recommend
+from rayfed.analysis.settings import settings
+from rayfed.engine.inputs import prepare
+from rayfed.errors import UserError
+from rayfed.metrics.roc import share
+from rayfed.privacy.accountant import Release
+from rayfed.privacy.printing import share_at_most
+from rayfed.privacy.tradeoff import TradeOff
+from rayfed.report import words
+
+CHANCES = (0.5, 0.1, 0.01, 0.001)
+
+
+@pytest.mark.parametrize("multiplier", [0.5, 1.0, 3.0, 20.0])
+@pytest.mark.parametrize("steps", [1, 10, 100])
+def test_gaussian_bounds_are_the_closed_form_to_a_thousandth(multiplier: float, steps: int) -> None:
+    """Phi(Phi^-1(a) + sqrt(T) / sigma) and, of the advantage, 2 Phi(sqrt(T) / 2 sigma) - 1, never below."""
+    curve, moved = TradeOff.of([Release("gaussian", multiplier, steps)]), steps**0.5 / multiplier
+    for chance in CHANCES:
+        assert 0 <= curve.at_most(chance) - norm.cdf(norm.ppf(chance) + moved) < 1e-3
+    assert 0 <= curve.advantage - (2 * norm.cdf(moved / 2) - 1) < 1e-3
+
+
+def test_laplace_bounds_are_the_closed_form() -> None:
+    """Dong, Roth and Su 2022, the trade-off function of Laplace noise: three pieces."""
+    curve, scale = TradeOff.of([Release("laplace", 2.0, 1)]), 0.5
+    for chance in (0.001, 0.1, 0.3, 0.5, 0.9):
+        if chance <= np.exp(-scale) / 2:
+            exact = np.exp(scale) * chance
+        elif chance < 0.5:
+            exact = 1 - np.exp(-scale) / (4 * chance)
+        else:
+            exact = 1 - np.exp(-scale) * (1 - chance)
+        assert 0 <= curve.at_most(chance) - exact < 1e-3
+
+
+def test_the_figures_of_subsampled_noise_are_those_of_the_paper_and_of_a_mixture() -> None:
+    """One step is a mixture, of which the best test of `with` against `without` is that of the normal."""
+    curve, rate = TradeOff.of([Release("gaussian", 1.0, 1, 0.2)]), 0.2
+    for chance in CHANCES:
+        exact = (1 - rate) * chance + rate * norm.cdf(norm.ppf(chance) + 1)
+        assert curve.at_most(chance) - exact >= -1e-12
+    long = TradeOff.of([Release("gaussian", 1.0, 1000, 0.01)])
+    assert [share_at_most(long.at_most(a)) for a in (0.1, 0.01)] == ["19.5 %", "2.92 %"]
+
+
+@pytest.mark.parametrize(
+    "release",
+    [
+        Release("gaussian", 0.005, 60),
+        Release("gaussian", 0.5, 5000),
+        Release("gaussian", 0.0, 3),
+        Release("gaussian", 1.0, 50, drawn=(5, 10)),
+    ],
+)
+def test_bounds_never_fall_and_are_never_below_chance(release: Release) -> None:
+    curve = TradeOff.of([release])
+    found = [curve.at_most(chance) for chance in (0.0, 1e-6, *CHANCES[::-1], 0.9, 1.0)]
+    assert all(low <= high + 1e-12 for low, high in pairwise(found))
+    assert all(a <= t <= 1 for a, t in zip((0.0, 1e-6, *CHANCES[::-1], 0.9, 1.0), found, strict=True))
+    assert 0 <= curve.advantage <= 1
+    if release.multiplier < 0.5:
+        assert curve.at_most(0.01) > 0.999
+
+
+def test_nothing_released_tells_nothing() -> None:
+    curve = TradeOff.of([Release("gaussian", 1.0, 0)])
+    assert [curve.at_most(chance) for chance in CHANCES] == list(CHANCES)
+    assert curve.advantage == 0
+
+
+def test_the_unit_that_is_worst_off_counts_and_releases_of_one_unit_add_up() -> None:
+    some = [Release("gaussian", 2.0, steps) for steps in (4, 9, 1)]
+    assert TradeOff.of(some).at_most(0.01) == TradeOff.of(some[1:2]).at_most(0.01)
+    both = TradeOff.of([Release("gaussian", 2.0, 4)]).after([Release("gaussian", 1.0, 3)])
+    assert both.at_most(0.01) == pytest.approx(norm.cdf(norm.ppf(0.01) + 2), abs=1e-4)
+
+
+@pytest.mark.parametrize(("candidates", "rate", "steps"), [(10, 1.0, 1), (10, 1.0, 9), (100, 1.0, 4), (10, 0.3, 6)])
+def test_no_guesser_is_above_the_bound_and_the_best_comes_near(candidates: int, rate: float, steps: int) -> None:
+    """An attacker who knows the mechanism picks the likeliest of N orthogonal records, each with its own draws.
+
+    Of N orthogonal records he knows more than of one, so without a draw he is above half of what he gains at most.
+    """
+    random, trials, sigma = np.random.default_rng(candidates + steps), 4000, 3.0
+    loglikelihood = np.zeros((trials, candidates))
+    for _ in range(steps):
+        seen = sigma * random.standard_normal((trials, candidates))
+        seen[:, 0] += random.random(trials) < rate  # the true record is the first
+        loglikelihood += np.log1p(rate * np.expm1((seen - 0.5) / sigma**2))
+    right = share(int((loglikelihood.argmax(1) == 0).sum()), trials)
+    bound = TradeOff.of([Release("gaussian", sigma, steps, rate)]).at_most(1 / candidates)
+    assert right.low <= bound
+    if rate == 1:
+        assert right.high - 1 / candidates > 0.4 * (bound - 1 / candidates)
+
+
+@pytest.mark.parametrize("chance", [0.01, 0.1])
+def test_the_best_membership_test_meets_the_bound(chance: float) -> None:
+    random, trials, sigma, steps = np.random.default_rng(4), 20_000, 2.0, 4
+    scores = sigma * random.standard_normal((2, trials, steps)).sum(2)
+    hits = int((scores[0] + steps > sigma * steps**0.5 * norm.isf(chance)).sum())
+    found, bound = share(hits, trials), TradeOff.of([Release("gaussian", sigma, steps)]).at_most(chance)
+    assert found.low <= bound <= found.high
+
+
+def test_shares_are_printed_rounded_up() -> None:
+    assert [share_at_most(x) for x in (0.029139, 0.1, 1.0, 0.40000000001)] == ["2.92 %", "10.0 %", "100 %", "40.1 %"]
+
+
+def test_an_account_carries_its_bounds_and_says_which_unit_they_are_about() -> None:
+    text = """
+name: x
+data: {name: digits, size: 8}
+model: {name: mlp, hidden: [8]}
+federation: {rounds: 4, clients: 6}
+arms:
+  samples: [{name: dp_sgd, noise_multiplier: 2}]
+  clients: [{name: gaussian, sigma: 8, clip: 1}]
+  bare: [{name: gaussian, sigma: 8}]
+"""
+    samples, clients, bare = prepare(scenarios.parse(text)).privacy
+    for row in (samples, clients):  # four releases of a multiplier of 2, and of 8 over twice the clip bound
+        moved = 2 / (2 if row is samples else 4)
+        assert row["rero_100"] == pytest.approx(norm.cdf(norm.ppf(0.01) + moved), abs=1e-4)
+        assert row["advantage"] == pytest.approx(2 * norm.cdf(moved / 2) - 1, abs=1e-4)
+    assert "rero_100" not in bare
+    first, second = words.bounds(samples)
+    assert first == (
+        "who guesses a secret of a sample right 1 in 10, 100, 1,000 times before, does so in at most 39.0 %, 9.24 %, "
+        "1.83 % after (ReRo)"
+    )
+    assert "a sample took part has a true positive rate of at most 1.83 % at a false one of 0.1 %" in second
+    assert "it is a client or another one in its place" in words.bounds(clients)[1]
+
+
+def test_a_setting_is_recommended_by_its_proved_bound() -> None:
+    rows = [
+        {"arm": arm, "attack": None, "rero": rero, "epsilon": epsilon, "delta": delta, "train_seconds": 1.0}
+        | {f"epsilon_{name}": "the same" for name in ("unit", "adjacency", "against")}
+        for arm, rero, epsilon, delta in (("much", 0.2, 3.0, 1e-5), ("less", 0.04, 2.0, 1e-6))
+    ]
+    found = recommend(settings(rows), [bound("rero<=0.05")])
+    assert (found.chosen.title, found.meeting) == ("less", 1)  # whatever the deltas, of which it knows nothing
+    with pytest.raises(UserError, match="epsilons are not of one kind"):
+        recommend(settings(rows), [bound("epsilon<=5")])
+    with pytest.raises(UserError, match="leave out the bound on rero"):
+        recommend(settings([row | {"rero": None} for row in rows]), [bound("rero<=0.05")])

@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import norm
+from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
+from rayfed.analysis.proved import BoundPassed, comparisons
 from rayfed.analysis.recommend import bound, recommend
 from rayfed.analysis.settings import settings
+from rayfed.cli import app
+from rayfed.defences.base import Task
+from rayfed.defences.dp_sgd import DpSgd
+from rayfed.engine import runs
 from rayfed.engine.inputs import prepare
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
 from rayfed.errors import UserError
 from rayfed.metrics.roc import share
 from rayfed.privacy.accountant import Release
 from rayfed.privacy.printing import share_at_most
 from rayfed.privacy.tradeoff import TradeOff
+from rayfed.registry import component
 from rayfed.report import words
+from rayfed.store import exits
+from rayfed.store.folder import RunFolder
 
+ACCOUNTS = """
+name: x
+data: {name: digits, size: 8}
+model: {name: mlp, hidden: [8]}
+federation: {rounds: 4, clients: 6}
+arms:
+  samples: [{name: dp_sgd, noise_multiplier: 2}]
+  clients: [{name: gaussian, sigma: 8, clip: 1}]
+  bare: [{name: gaussian, sigma: 8}]
+"""
 CHANCES = (0.5, 0.1, 0.01, 0.001)
 
 
@@ -120,17 +142,7 @@ def test_shares_are_printed_rounded_up() -> None:
 
 
 def test_an_account_carries_its_bounds_and_says_which_unit_they_are_about() -> None:
-    text = """
-name: x
-data: {name: digits, size: 8}
-model: {name: mlp, hidden: [8]}
-federation: {rounds: 4, clients: 6}
-arms:
-  samples: [{name: dp_sgd, noise_multiplier: 2}]
-  clients: [{name: gaussian, sigma: 8, clip: 1}]
-  bare: [{name: gaussian, sigma: 8}]
-"""
-    samples, clients, bare = prepare(scenarios.parse(text)).privacy
+    samples, clients, bare = prepare(scenarios.parse(ACCOUNTS)).privacy
     for row in (samples, clients):  # four releases of a multiplier of 2, and of 8 over twice the clip bound
         moved = 2 / (2 if row is samples else 4)
         assert row["rero_100"] == pytest.approx(norm.cdf(norm.ppf(0.01) + moved), abs=1e-4)
@@ -157,3 +169,66 @@ def test_a_setting_is_recommended_by_its_proved_bound() -> None:
         recommend(settings(rows), [bound("epsilon<=5")])
     with pytest.raises(UserError, match="leave out the bound on rero"):
         recommend(settings([row | {"rero": None} for row in rows]), [bound("rero<=0.05")])
+
+
+@component
+class Forgets(DpSgd):
+    """Plants a bug: what is accounted is not drawn."""
+
+    def noise(self, task: Task) -> float:
+        return 0.0
+
+
+PLANTED = """
+name: x
+data: {{name: digits, size: 8}}
+model: {{name: mlp, hidden: [16]}}
+federation: {{rounds: 1, clients: 60}}
+defences: [{{name: '{defence}', noise_multiplier: 10}}]
+attacks: [{{name: analytic, observes: gradient, victims: 60}}]
+"""
+
+
+def test_a_measurement_above_its_bound_is_an_error_of_ours(tmp_path: Path) -> None:
+    honest = runs.attack(scenarios.parse(PLANTED.format(defence="dp_sgd")), None, str(tmp_path), local, Progress())
+    [one] = comparisons(*(honest.read_table(name).to_pylist() for name in ("proved", "attacks", "inferences")))
+    assert one.share.low <= one.bound < 0.3
+    assert one.of == 58  # two have no other sample of the same class
+    planted = scenarios.parse(PLANTED.format(defence="tests.test_bounds:Forgets"))
+    with pytest.raises(BoundPassed, match=r"samples told apart: 58 of 58, 100.00% \(at least .*proved at most 3\d"):
+        runs.attack(planted, None, str(tmp_path / "planted"), local, Progress())
+    [left] = (tmp_path / "planted").iterdir()
+    assert exits.status(RunFolder.open(str(left)))["state"] == "failed"
+    assert "Measured beside proved" in (left / "report.html").read_text()
+
+
+def test_the_command_ends_with_1_and_both_figures(tmp_path: Path) -> None:
+    file = tmp_path / "planted.yaml"
+    file.write_text(PLANTED.format(defence="tests.test_bounds:Forgets"))
+    ended = CliRunner().invoke(app, ["attack", str(file), "--executor", "local", "--out", str(tmp_path), "--quiet"])
+    assert ended.exit_code == 1
+    assert "58 of 58, 100.00% (at least" in ended.output
+    assert "proved at most 3" in ended.output
+
+
+def test_only_what_an_account_covers_is_compared() -> None:
+    attacks = """
+attacks:
+  - {name: analytic, observes: gradient, label: plain, victims: 2}
+  - {name: membership, knowledge: [candidates], label: asked, rounds: [0, 3]}
+  - {name: analytic, observes: gradient, batch_size: 2, averages: 9, knowledge: [defence], label: mean}
+"""
+    found = prepare(scenarios.parse(ACCOUNTS + attacks))
+    rows = {(row["arm"], row["attack"]): row for row in found.proved(training=True) if row["chance"] == 1e-4}
+    assert {arm for arm, _ in rows} == {"samples", "clients"}  # bare noise has none, nor a server's noise for a server
+
+    def exact(moved: float) -> float:
+        return float(norm.cdf(norm.ppf(1e-4) + moved))
+
+    present = {attack: rows["samples", attack]["present"] for attack in ("plain", "asked", "mean")}
+    four, noise = 4, 2.0  # rounds of one step each, whose batch is the client's whole part, beside what is asked for
+    assert present["plain"] == pytest.approx(exact((four + 1) ** 0.5 / noise), rel=1e-3)
+    assert present["asked"] == pytest.approx(exact(four**0.5 / noise), rel=1e-3)
+    assert present["mean"] == pytest.approx(exact((four + 9) ** 0.5 / noise), rel=1e-3)
+    assert rows["samples", "plain"]["another"] == pytest.approx(exact(2 * 5**0.5 / noise), rel=1e-3)
+    assert rows["clients", "plain"]["another"] == rows["clients", "plain"]["present"]

@@ -37,11 +37,11 @@ class Roc:
 def roc(inferences: Sequence[Mapping[str, Any]]) -> Roc | None:
     """Return the curve of one attack's rows of `inferences`; None where none has scores."""
     rows = [row for row in inferences if row.get("scores")]
-    members, others = _pooled(rows, "score")
+    members, others = pooled(rows, "score")
     if not members:
         return None
     scored = all(one.get("control") is not None for row in rows for one in row["scores"])
-    control = auc(*_pooled(rows, "control")) if scored else None
+    control = auc(*pooled(rows, "control")) if scored else None
     at = {rate: true_positives(members, others, rate) for rate in RATES}
     return Roc(auc(members, others), control, at, len(members), len(others))
 
@@ -60,7 +60,7 @@ def stated(found: Roc, rate: float) -> str:
     return f"TPR at {100 * rate:g} % FPR {share.value:.1%} ({share.low:.1%} to {share.high:.1%})"
 
 
-def _pooled(rows: Sequence[Mapping[str, Any]], of: str) -> tuple[list[float], list[float]]:
+def pooled(rows: Sequence[Mapping[str, Any]], of: str) -> tuple[list[float], list[float]]:
     """Return what all victims' members and non-members scored (`of`: 'score' or 'control')."""
     pooled: dict[str, list[float]] = defaultdict(list)
     for victim in _of_victims(rows, of):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed import gradients
+from rayfed import gradients, seeds
 from rayfed.attacks.base import Inference
 from rayfed.client import plan
 from rayfed.client.grants.candidates import KINDS
@@ -140,7 +140,25 @@ def _truth(observed: ObservedClient, asked: Task, sight: Sight) -> Truth:
         difference = {name: tensor - plain[name] for name, tensor in seen.items()}
         distortion = float(gradients.norm(difference) / gradients.norm(plain))
     numbers = observed.indices[used.cpu().numpy()]
-    return Truth(asked.data.inputs[used], asked.data.labels[used], distortion, numbers, holding=_holding(observed))
+    inputs, labels, decoys = asked.data.inputs[used], asked.data.labels[used], _decoys(observed, numbers)
+    return Truth(inputs, labels, distortion, numbers, decoys=decoys, holding=_holding(observed))
+
+
+def _decoys(observed: ObservedClient, numbers: np.ndarray) -> Tensor | None:
+    """Return the truth's decoys: what an answer comes near to among these, it comes near to without their gradient."""
+    runtime = observed.runtime
+    if runtime.data.train_labels.ndim > 1:  # of words and numbers hardly two are alike
+        return None
+    left = np.setdiff1d(runtime.parts[observed.client], numbers)
+    draw = seeds.numpy_generator(runtime.scenario.seed, "decoys", observed.attacked, observed.client)
+    unused, chosen = draw.permutation(left).tolist(), []
+    for label in runtime.data.train_labels[numbers]:
+        found = next((row for row in unused if runtime.data.train_labels[row] == label), None)
+        if found is None:
+            return None
+        unused.remove(found)
+        chosen.append(found)
+    return runtime.samples("train", np.asarray(chosen))[0]
 
 
 def _shown(observed: ObservedClient, answer: Update) -> Sight:

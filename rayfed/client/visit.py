@@ -62,6 +62,9 @@ class Truth:
     """Numbers (N,) of the inputs in the training split."""
     candidates: tuple[Candidate, ...] = ()
     """What the observation's candidates are, in their order."""
+    decoys: Tensor | None = None
+    """Inputs (N, *shape) of other samples of the victim with the same labels, none of which is behind the observation;
+    None where it has not as many."""
     holding: Tensor | None = None
     """Shares (K,) of the batches of all victims of the attack that hold each class; None where no attack asks that."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfed import gradients
+from rayfed import gradients, registry
 from rayfed.client import plan
 from rayfed.client.arm import Arm, aggregation_of
 from rayfed.client.local import local_training
@@ -22,7 +22,14 @@ from rayfed.privacy.spending import Setting, Spending, Work
 from rayfed.privacy.tradeoff import PRIORS, TradeOff
 from rayfed.protections.base import Protection
 from rayfed.samples import SampleSpec
-from rayfed.scenario import DefenceSpec, Scenario
+from rayfed.scenario import AttackSpec, DefenceSpec, Scenario
+
+_COVERED_VIEWS = ("update", "gradient")
+"""Views of one client's answers after its defences."""
+_COVERED_GRANTS = {"labels", "public", "defence", "code", "candidates"}
+"""Grants that say nothing of a victim's answers but what its defences are, and which samples may be behind them."""
+_CHANCES = np.geomspace(1e-4, 1, 97).tolist()
+"""Probabilities at which curves are written."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,51 @@ class Account:
         curve = TradeOff.of(spent.releases, self.scenario.privacy.accountant)
         return {f"rero_{n}": curve.at_most(1 / n) for n in PRIORS} | {"advantage": curve.advantage}
 
+    def proved(self, attack: AttackSpec, trained: int) -> list[dict[str, Any]]:
+        """Return the arm's rows for the table `proved`: the trade-off curves of all that one attack sees of a victim.
+
+        That is `trained` rounds of training, and what the victim answers beside them. None where no account covers it:
+        where more is seen than single updates, or is granted than what defences are and which samples there may be.
+        """
+        covered = attack.observes in _COVERED_VIEWS and set(attack.knowledge) <= _COVERED_GRANTS
+        if not covered or self.arm.spec.protection:
+            return []
+        beside = len(attack.rounds) * attack.averages * (1 + attack.earlier)
+        rows = []
+        for place, (name, defence) in enumerate(self._named):
+            if place in self._broken or defence.overrides("wrap_aggregation"):
+                continue
+            curve = self._seen(defence, attack, trained, beside)
+            if curve is None:
+                continue
+            found, spent = curve
+            key = {"arm": self.name, "attack": attack.title, "defence": name, "unit": spent.unit}
+            for chance in _CHANCES:
+                present = found.at_most(chance)
+                another = present if "replace-one" in spent.adjacency else found.at_most(present)
+                rows.append(key | {"chance": chance, "present": present, "another": another})
+        return rows
+
+    def _seen(
+        self, defence: Defence, attack: AttackSpec, trained: int, beside: int
+    ) -> tuple[TradeOff, Spending] | None:
+        """Return the curve of rounds and of answers beside them, and what it is of; None without a guarantee."""
+        setting, used = self.setting(trained), self.scenario.privacy.accountant
+        if attack.observes == "gradient":
+            one = replace(
+                setting, clients=(Work(attack.batch_size, attack.batch_size, 1, 1),), sample_sampling="shuffle"
+            )
+            answer, spent = defence.spends(one), defence.spends(setting)
+            if answer is None or spent is None:
+                return None
+            [release] = answer.releases
+            extra = replace(release, count=release.count * beside)
+            return TradeOff.of(spent.releases, used).after([extra]), spent
+        own = trained and attack.averages == 1 and not hasattr(registry.find("attacks", attack.name), "tamper")
+        works = tuple(replace(work, rounds=work.rounds + (0 if own else beside)) for work in setting.clients)
+        spent = defence.spends(replace(setting, clients=works))
+        return None if spent is None else (TradeOff.of(spent.releases, used), spent)
+
     def _caveat(self, spent: Spending) -> str | None:
         """Return what weakens a guarantee that holds: a delta that promises too little."""
         units = int(self.samples.sum()) if spent.unit == "sample" else len(self.samples)
@@ -131,15 +183,19 @@ class Account:
         """Raise `UserError` for a mechanism that has no meaning in the run."""
         _ = self._broken
 
-    def _guarantees(self, rounds: int) -> list[tuple[str, Spending, Guarantee]]:
-        """Return the guarantees that hold, with the names of their defences."""
+    def mechanisms(self, rounds: int) -> dict[int, tuple[DefenceSpec, Spending, Guarantee]]:
+        """Return the mechanisms whose guarantees hold, by their places in the defence pipeline."""
         setting, accountant = self.setting(rounds), self.scenario.privacy.accountant
-        found = []
-        for place, (name, defence) in enumerate(self._named):
+        found = {}
+        for place, (spec, defence) in enumerate(zip(self.arm.spec.defences, self.arm.defences, strict=True)):
             spent = None if place in self._broken else defence.spends(setting)
             if spent is not None:
-                found.append((name, spent, guarantee(spent.releases, spent.delta, accountant)))
+                found[place] = (spec, spent, guarantee(spent.releases, spent.delta, accountant))
         return found
+
+    def _guarantees(self, rounds: int) -> list[tuple[str, Spending, Guarantee]]:
+        """Return the guarantees that hold, with the names of their defences."""
+        return [(spec.name, spent, found) for spec, spent, found in self.mechanisms(rounds).values()]
 
     @cached_property
     def _protection(self) -> Protection | None:

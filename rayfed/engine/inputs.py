@@ -76,6 +76,15 @@ class Inputs:
         """Rows of the table `privacy`: the guarantees of every arm over its rounds."""
         return [row for account in self.accounts for row in account.rows(self.limits[account.name])]
 
+    def proved(self, training: bool) -> list[dict[str, Any]]:
+        """Return rows of the table `proved`: what bounds the attacks that accounts cover, with or without training."""
+        return [
+            row
+            for account in self.accounts
+            for attack in self.scenario.attacks
+            for row in account.proved(attack, self.limits[account.name] if training else 0)
+        ]
+
     @property
     def randomness(self) -> str | None:
         """Return a remark on the noise behind guarantees, and on secure runs, which cannot be repeated; or None."""

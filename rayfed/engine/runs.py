@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayfed import scenario as scenarios
+from rayfed.analysis.proved import check_bounds
 from rayfed.data.partitions.base import label_mix
 from rayfed.engine.attacking import ALL_THE_TIME, Allowance, LoadStates
 from rayfed.engine.continuing import (
@@ -202,9 +203,12 @@ def _attack(
         federation.attacks = replace(federation.attacks, allowance=allowance)
         tables = until_played(federation, round, lambda: Round(federation, round, arms).attack_alone(keep))
         keep(tables)
+        if attacked.saved is None:  # what others' training spent is another run's account
+            folder.write_part("proved", 0, inputs.proved(training=False))
         _tell(progress, joined())
         recorder.line(f"attacked the weights of round {round}, {attacked.words}")
         progress.round_done([], tables.attacks, tables.inferences)
+        check_bounds(folder)
 
 
 def _trained(run: str) -> checkpoint.Checkpoint:
@@ -264,6 +268,7 @@ def _play(
             )
             _tell(progress, *federation.aborted, joined())
             progress.round_done(tables.rounds, tables.attacks, tables.inferences)
+        check_bounds(folder)
     if secure:
         run_key.remove(folder)
 
@@ -279,6 +284,7 @@ def _play_round(federation: Federation, round: int, limits: Mapping[str, int]) -
 def _account(inputs: Inputs, folder: RunFolder, recorder: RunRecorder, progress: Progress) -> None:
     """Write and announce the guarantees of every arm, and what weakens them."""
     folder.write_part("privacy", 0, inputs.privacy)
+    folder.write_part("proved", 0, inputs.proved(training=True))
     progress.accounted(inputs.privacy)
     for line in guarantee_lines(inputs.privacy):
         recorder.line(line)

@@ -120,6 +120,9 @@ class ClientWorker(ClientRuntime):
             return Scored([row | {"distortion": truth.distortion} for row in self._scorer.nothing(truth.labels)])
         true = truth.inputs.cpu()
         rows = self._scorer.score(true, truth.labels.cpu(), guess.images, guess.labels)
+        if truth.decoys is not None:
+            by_chance = self._scorer.told_apart(truth.decoys.cpu(), guess.images)
+            rows = [row | {"decoy_told_apart": hit or 0.0} for row, hit in zip(rows, by_chance, strict=True)]
         orders = [row.pop("order") for row in rows]
         rows = [row | {"distortion": truth.distortion} for row in rows]
         sample = self.data.sample

@@ -48,8 +48,18 @@ def true_positives(members: Sequence[float], others: Sequence[float], rate: floa
     """
     if len(others) < needed(rate):
         return None
-    threshold = np.sort(others)[::-1][floor(rate * len(others) + 1e-9)]
+    _, threshold = false_positives(others, rate)
     return share(int((np.asarray(members) > threshold).sum()), len(members))
+
+
+def false_positives(others: Sequence[float], rate: float) -> tuple[int, float]:
+    """Return how many of the others are above the threshold that at most a share `rate` of them is, and the threshold.
+
+    There are as many others as `needed`, at least.
+    """
+    ordered = np.sort(others)[::-1]
+    threshold = float(ordered[floor(rate * len(others) + 1e-9)])
+    return int((ordered > threshold).sum()), threshold
 
 
 def needed(rate: float) -> int:
@@ -57,12 +67,12 @@ def needed(rate: float) -> int:
     return ceil(1 / rate - 1e-9)
 
 
-def share(hits: int, of: int) -> Estimate:
-    """Return `hits` of so many with its exact interval (Clopper-Pearson)."""
+def share(hits: int, of: int, tail: float = _TAIL) -> Estimate:
+    """Return `hits` of so many with its exact interval (Clopper-Pearson), beyond each end of which is this `tail`."""
     from scipy.stats import beta  # an import of a second
 
-    low = float(beta.ppf(_TAIL, hits, of - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(1 - _TAIL, hits + 1, of - hits)) if hits < of else 1.0
+    low = float(beta.ppf(tail, hits, of - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(1 - tail, hits + 1, of - hits)) if hits < of else 1.0
     return Estimate(hits / of, low, high)
 
 

@@ -87,6 +87,11 @@ class Scorer:
                     columns[name] = _column(function, true_images, guess)
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
+    def told_apart(self, others: Tensor, images: Tensor) -> list[float | None]:
+        """Return what `score` has of `told_apart` where the truth were `others` (N, *shape): what chance gets of it."""
+        function, images = _functions(self).get("told_apart"), images.to(others)
+        return _column(function, others, images[assign(others, images, self.sample.modality)])
+
     def nothing(self, true_labels: Tensor) -> list[dict[str, Any]]:
         """Return the rows of an attack that could not strike: the truth, and None for all that was not found."""
         empty = dict.fromkeys(("label", *self.names))

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from rayfed.analysis.proved import Comparison
 from rayfed.analysis.summary import ArmSummary, LabelMix, Leak, Row, measured
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.report.svg import CLASSES, INK, SURFACE, Chart, class_colour, clean, dashes, line, series, short
@@ -51,6 +52,36 @@ def curve(
 
     legend = [(arm, line(index)) for index, arm in enumerate(order)]
     return Chart(column, f"{label} by round, one line an arm", (3.6, 2.6), draw, rows, legend)
+
+
+def proved(curves: Sequence[Row], found: Sequence[Comparison]) -> Chart | None:
+    """Plot measured shares over those by chance, with their intervals, and the proved lines; None without any."""
+    names = list(dict.fromkeys((one.arm, one.attack) for one in found))
+    if not names:
+        return None
+    rows = [
+        {"arm": one.arm, "attack": one.attack, "chance": one.chance.high, "share": one.share.value, "proved": one.bound}
+        for one in found
+    ]
+
+    def draw(drawn: Figure) -> None:
+        axes = drawn.add_subplot()
+        for index, (arm, attack) in enumerate(names):
+            line_of = [row for row in curves if (row["arm"], row["attack"]) == (arm, attack)]
+            of = "another" if any("samples told" in one.what for one in found if one.attack == attack) else "present"
+            xs, ys = ([row[name] for row in line_of] for name in ("chance", of))
+            axes.plot(xs, ys, color=series(index), dashes=dashes(index), linewidth=2)
+            for one in (one for one in found if (one.arm, one.attack) == (arm, attack)):
+                ends = [[one.share.value - one.share.low], [one.share.high - one.share.value]]
+                axes.errorbar(one.chance.high, one.share.value, yerr=ends, fmt="o", markersize=4.5, color=series(index))
+        axes.set_xscale("log")
+        axes.set_xlabel("by chance, at most")
+        axes.set_title("Measured (points) and proved (lines)")
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+
+    legend = [(f"{arm}, {attack}", line(index)) for index, (arm, attack) in enumerate(names)]
+    description = "Shares that attacks got, over those by chance, and the proved bound, one line an arm and attack"
+    return Chart("proved", description, (3.6, 2.6), draw, rows, legend)
 
 
 def every_image(

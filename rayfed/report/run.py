@@ -17,6 +17,7 @@ from rayfed.analysis.formats import share
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.paired import of_victims, paired, paired_grid
+from rayfed.analysis.proved import comparisons
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
@@ -81,6 +82,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     mix = summary.label_mix(folder.read_table("partition"))
     classes, leaks = mix.classes if mix else {}, leakage["leaks"]
     worst, worst_pairs = summary.worst(attacks), pictures(folder, [arm.worst for arm in arms if arm.worst], samples)
+    proved = folder.read_table("proved").to_pylist()
+    compared = comparisons(proved, attacks, inferences)
     secure = bool((scenario.get("privacy") or {}).get("secure"))
     return leakage | {
         "name": str(scenario.get("name", folder.name)),
@@ -100,6 +103,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "worst_pairs": {arm.name: worst_pairs.get(key(arm.worst)) for arm in arms if arm.worst},
         "guarantees": [row for row in privacy if row["epsilon"] is not None],
         "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
+        "comparisons": compared,
         "private": _first_and_last(folder.read_table("private").to_pylist()),
         "sums": folder.read_table("secure_sums").to_pylist(),
         "votes": votes(folder),
@@ -109,7 +113,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "mix_layers": plots.drawn_classes(mix) if mix else [],
         "mix_shown": plots.MOST_CLIENTS,
         "models_shown": plots.MOST_MODELS,
-        "charts": {name: one and svg(one) for name, one in charts(rounds, attacks, arms, leaks, mix).items()},
+        "charts": {name: one and svg(one) for name, one in charts(rounds, attacks, arms, leaks, mix).items()}
+        | {"proved": svg(drawn) if (drawn := plots.proved(proved, compared)) else None},
         "environment": list(flat(optional_document(folder, "environment.json"))),
         "scenario": folder.scenario_text(),
     }

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from rayfed.analysis import audit, summary
 from rayfed.analysis.formats import NOUNS
+from rayfed.analysis.proved import comparisons, nearest_to_bounds
 from rayfed.analysis.robustness import Matrix, Outcome, matrix
 from rayfed.analysis.summary import measured, passing, people, success
 from rayfed.analysis.verdicts import criterion_of, guess, run_findings, verdicts
@@ -277,6 +278,15 @@ class RunView:
                 self.say((verdict.sentence, _STYLES.get(verdict.state, "")))
         if any(measured(row.get("above_guessing")) for row in self._attacks):
             self.say(guess(self._scenario, self._attacks))
+        if self._attacks or self._inferences:
+            self._say_proved()
+
+    def _say_proved(self) -> None:
+        """Print what attacks got beside what is proved, of each attack that an account covers."""
+        if self._folder:
+            proved = self._folder.read_table("proved").to_pylist()
+            for one in nearest_to_bounds(comparisons(proved, self._attacks, self._inferences)):
+                self.say(f"beside its bound, {one}")
 
     def _warn_of_samples(self) -> None:
         """Warn where the report has samples that are not known to be public."""

@@ -119,6 +119,12 @@ TABLES: dict[str, pa.Schema] = {
             _value("label", _int, "class that the attack states for the matched reconstruction"),
             _value("target_error", _real, "mean absolute error of the numbers that it states; null of classes"),
             *_METRICS,
+            _value(
+                "decoy_told_apart",
+                _real,
+                "1 where it is nearer to another sample of the victim's, of the same class and not behind what was "
+                "seen, than to other samples: what is told apart without it",
+            ),
             _value("people", _int, "classes that the recogniser tells apart: chance is k of so many"),
             _value("objective", _real, "the attack's own final objective; its unit is the attack's"),
             _value("iterations", _int, "iterations that the attack made"),
@@ -246,6 +252,17 @@ TABLES: dict[str, pa.Schema] = {
             _value("note", _string, "why there is no guarantee, or what weakens it"),
         ]
     ),
+    "proved": pa.schema(
+        [
+            _ARM,
+            _key("attack", _string, "the attack's name in the scenario"),
+            _key("defence", _string, "the mechanism"),
+            _key("unit", _string, "what is hidden: 'sample' or 'client'"),
+            _key("chance", _real, "probability of an event where the unit is hidden, 0..1"),
+            _key("present", _real, "most that it is where the unit is there, for all that the attack sees of a victim"),
+            _key("another", _real, "most that it is where the unit is another one"),
+        ]
+    ),
     "partition": pa.schema(
         [
             _key("client", _int, "id of the client"),
@@ -255,7 +272,7 @@ TABLES: dict[str, pa.Schema] = {
         ]
     ),
 }
-"""Table name -> schema. `privacy` and `partition` have one part, number 0; the others have one a round."""
+"""Table name -> schema. `privacy`, `proved` and `partition` have one part, number 0; the others have one a round."""
 
 TRIAL_FIELDS = [
     pa.field("trial", _string),

@@ -1,0 +1,134 @@
+"""Measurements beside what is proved of them: of attacks that an account covers, in shares with exact intervals.
+
+A membership attack is compared at some false positive rates, each by the upper end of its interval; a reconstruction by
+whether it is nearer to its sample than to all other ones, beside how often the same answer is so to another sample of
+the victim's, which is what the attack guesses without the update. A measurement whose whole interval is above its bound
+is an error of ours: in the noise, the account, or what attackers are given.
+
+Intervals are of independent trials (Clopper and Pearson 1934). Samples behind one update share its noise, so a large
+share of them may be lucky together; where the bound says something, that is little beside these intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy.stats import norm
+
+from rayfed.analysis.membership import pooled, roc
+from rayfed.analysis.summary import Row, measured
+from rayfed.metrics.roc import Estimate, false_positives, needed, share
+from rayfed.privacy.printing import share_at_most
+from rayfed.store.folder import RunFolder
+
+RATES = (0.1, 0.01, 0.001)
+"""False positive rates at which membership attacks are compared."""
+_TAIL = 1e-4
+"""Probability of a measurement beyond each end of its interval: a run has many measurements, and must not fail by
+chance."""
+
+
+class BoundPassed(Exception):
+    """A measurement above what is proved: a defect of rayfed, whatever its user did."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One measurement of an attack, and what is proved of it."""
+
+    arm: str
+    attack: str
+    what: str
+    hits: int
+    of: int
+    share: Estimate
+    chance: Estimate
+    """Share of the same hits where the unit is hidden, or is another one: the bound is of its upper end."""
+    bound: float
+    """Most that the share may be in truth."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the measurement is above its bound, interval and all."""
+        return self.share.low > self.bound
+
+    def __str__(self) -> str:
+        return (
+            f"{self.attack} on {self.arm}: {self.what} {self.hits:,} of {self.of:,}, {self.share.value:.2%} "
+            f"(at least {self.share.low:.2%}), proved at most {share_at_most(self.bound)}, by chance "
+            f"{self.chance.value:.2%} (at most {self.chance.high:.2%})"
+        )
+
+
+def comparisons(proved: Sequence[Row], attacks: Sequence[Row], inferences: Sequence[Row]) -> list[Comparison]:
+    """Return a run's measurements of which something is proved, in the order of the table `proved`."""
+    curves: dict[tuple[str, str, str], list[Row]] = {}
+    for row in proved:
+        curves.setdefault((row["arm"], row["attack"], row["defence"]), []).append(row)
+    found = []
+    for (arm, attack, _), curve in curves.items():
+        mine, asked = (
+            [row for row in rows if (row["arm"], row["attack"]) == (arm, attack)] for rows in (attacks, inferences)
+        )
+        found += _of_members(curve, asked)
+        found += _of_samples(curve, mine)
+    return found
+
+
+def nearest_to_bounds(found: Sequence[Comparison]) -> list[Comparison]:
+    """Return for every arm and attack the measurement that is the largest part of its bound."""
+    nearest: dict[tuple[str, str], Comparison] = {}
+    for one in found:
+        other = nearest.get((one.arm, one.attack))
+        if other is None or one.share.value / one.bound > other.share.value / other.bound:
+            nearest[one.arm, one.attack] = one
+    return list(nearest.values())
+
+
+def check_bounds(folder: RunFolder) -> None:
+    """Raise `BoundPassed` where a run has measured more than is proved to be possible."""
+    tables = (folder.read_table(name).to_pylist() for name in ("proved", "attacks", "inferences"))
+    if above := [str(one) for one in comparisons(*tables) if one.passed]:
+        raise BoundPassed(
+            f"measured above what is proved, in {folder.url}: {'; '.join(above)}. The noise, the account, or what the "
+            "attacker was given is wrong: trust none of this run's guarantees"
+        )
+
+
+def _of_members(curve: Sequence[Row], inferences: Sequence[Row]) -> list[Comparison]:
+    """Compare a membership attack, unless its control tells members apart without the update."""
+    told = roc([row for row in inferences if row["metric"] == "auc" and row["status"] == "ok"])
+    if told is None or told.control is None or not _by_chance(told.control):
+        return []
+    members, others = pooled([row for row in inferences if row.get("scores")], "score")
+    found = []
+    for rate in RATES:
+        if len(others) < needed(rate):
+            continue
+        alarms, threshold = false_positives(others, rate)
+        hits = sum(score > threshold for score in members)
+        chance = share(alarms, len(others), _TAIL)
+        what = f"members told at a false positive rate of {rate:.1%}:"
+        found.append(_compared(curve, "present", what, hits, len(members), chance))
+    return found
+
+
+def _by_chance(control: Estimate) -> bool:
+    """Return whether a control's AUC may be 0.5 within an interval as wide as those of the measurements."""
+    width = (control.high - control.value) * float(norm.isf(_TAIL) / norm.isf(0.025))
+    return abs(control.value - 0.5) <= width
+
+
+def _of_samples(curve: Sequence[Row], attacks: Sequence[Row]) -> list[Comparison]:
+    """Compare how many samples are told apart from others, where the same was asked of the victim's other samples."""
+    asked = [row for row in attacks if row["repeat"] == 0 and measured(row["decoy_told_apart"])]
+    if not asked:
+        return []
+    hits, decoys = (sum(row[name] == 1 for row in asked) for name in ("told_apart", "decoy_told_apart"))
+    return [_compared(curve, "another", "samples told apart:", hits, len(asked), share(decoys, len(asked), _TAIL))]
+
+
+def _compared(curve: Sequence[Row], of: str, what: str, hits: int, count: int, chance: Estimate) -> Comparison:
+    bound = min(row[of] for row in curve if row["chance"] >= chance.high)
+    return Comparison(curve[0]["arm"], curve[0]["attack"], what, hits, count, share(hits, count, _TAIL), chance, bound)

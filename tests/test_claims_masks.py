@@ -467,7 +467,7 @@ def update_of(client: int, sent: Sent, *changes: str) -> np.ndarray:
     """What a client adds to the sum, in whole steps."""
     runtime, _ = runtime_and_sent(*changes)
     rule: Any = runtime.rule("none", sent)
-    update = runtime._made("none", sent, [client], {})[0]
+    update = runtime.updates("none", sent, [client], {})[0]
     vector: np.ndarray = rule.channel._vector(update, rule.weight(update)).view(np.int64)
     return vector
 

@@ -284,7 +284,7 @@ def test_no_noise_is_added_to_two_answers_of_a_secure_run(name: str, secure: boo
 
     def answer(factor: float) -> torch.Tensor:
         sent = Sent(0, {n: factor * w for n, w in weights.items()}, {}, b"box")
-        [update] = runtime._made(name, sent, [1], {})
+        [update] = runtime.updates(name, sent, [1], {})
         return torch.cat([t.flatten() for t in update.tensors.values()])
 
     first, again, other = answer(1.0), answer(1.0), answer(0.5)

@@ -279,7 +279,7 @@ def test_the_same_weights_in_rounds_of_other_clients_give_single_updates_away() 
     drawn = {tuple(drawn_clients(round.runtime.scenario, round.sent.round)): round for round in rounds}
     sums = {pair: round.opened(round.asked(*pair)) for pair, round in drawn.items()}
     found = (sums[0, 1] + sums[0, 2] - sums[1, 2]) / 2
-    update = rounds[0].runtime._made("bfv", rounds[0].sent, [0], {})[0]
+    update = rounds[0].runtime.updates("bfv", rounds[0].sent, [0], {})[0]
     torch.testing.assert_close(found, torch.cat([t.ravel() for t in update.tensors.values()]), rtol=0, atol=1e-6)
 
 
@@ -448,7 +448,7 @@ def test_two_tags_of_one_client_and_round_do_not_give_a_third() -> None:
     behind one mask: the difference of the tags would then be a tag of the difference.
     """
     round = round_of("pieces")
-    update = round.runtime._made("pieces", round.sent, [0], {})[0]
+    update = round.runtime.updates("pieces", round.sent, [0], {})[0]
     other = replace(update, tensors={name: t + 0.01 for name, t in update.tensors.items()})
     rule: Any = round.runtime.rule("pieces", round.sent)
     n = int.from_bytes(whole("pieces").public, "big")

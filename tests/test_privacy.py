@@ -193,66 +193,6 @@ def _noise(defence: Gaussian | Laplace) -> str:
     return "sigma" if isinstance(defence, Gaussian) else "scale"
 
 
-# Audits: a lower bound on epsilon from what an attacker tells apart
-
-
-def lower_bound(present: np.ndarray, absent: np.ndarray, delta: float) -> float:
-    """The epsilon that the best threshold test shows with 95 % confidence (Jagielski 2020; Clopper-Pearson bounds).
-
-    Half of the scores choose the threshold, the others are judged by it.
-    """
-    half = len(present) // 2
-    thresholds = np.quantile(np.concatenate([present[:half], absent[:half]]), np.linspace(0.5, 0.9999, 60))
-
-    def shown(p: np.ndarray, a: np.ndarray, threshold: float) -> float:
-        hits, alarms = int((p > threshold).sum()), int((a > threshold).sum())
-        low = stats.beta.ppf(0.025, hits, len(p) - hits + 1) if hits else 0.0
-        high = stats.beta.ppf(0.975, alarms + 1, len(a) - alarms) if alarms < len(a) else 1.0
-        return float(np.log(max(low - delta, 1e-12) / high))
-
-    best = max(thresholds, key=lambda t: shown(present[:half], absent[:half], t))
-    return max(0.0, shown(present[half:], absent[half:], best))
-
-
-def canary_scores(defence: DpSgd, present: bool, batch: Batch, runs: int) -> np.ndarray:
-    """How far the sent gradient goes the way of a canary, one sample more or less: the likelihood ratio's direction."""
-    work = task(batch)
-    each = per_sample_gradients(work.model, work.weights, {}, batch.inputs, batch.labels)
-    canary = {name: g[0] for name, g in each.items()}
-    way = {name: g / norm(canary) for name, g in canary.items()}
-    rest = Batch(batch.inputs[1:], batch.labels[1:])
-    # everything but the noise is the same in all runs; the projection of the noise is all that differs
-    method = gradient_method([defence])
-    scores = []
-    for seed in range(runs):
-        work = task(batch if present else rest, seed + (0 if present else runs), batch_size=len(batch.labels))
-        out, _ = method(work, work.weights, work.data)
-        scores.append(float(sum((out[name] * w).sum() for name, w in way.items())))
-    return np.array(scores)
-
-
-@pytest.mark.parametrize(("cut", "exceeds"), [pytest.param(1.0, False, marks=pytest.mark.slow), (0.1, True)])
-def test_an_audit_of_dp_sgd_stays_below_the_printed_epsilon(digits: Batch, cut: float, exceeds: bool) -> None:
-    """And goes above it when a tenth of the noise is drawn: the audit can fail."""
-    claimed = guarantee([Release("gaussian", 1.5, 1)], 1e-5).epsilon
-    few = Batch(digits.inputs[:4], digits.labels[:4])
-    defence = DpSgd(clip=0.05, noise_multiplier=1.5 * cut)
-    shown = lower_bound(canary_scores(defence, True, few, 300), canary_scores(defence, False, few, 300), 1e-5)
-    assert (shown > claimed) == exceeds
-
-
-def gaussian_scores(present: float, deviation: float, runs: int, seed: int) -> np.ndarray:
-    return present + deviation * np.random.default_rng(seed).standard_normal(runs)
-
-
-@pytest.mark.parametrize("cut", [1.0, 0.1])
-def test_the_audit_itself_on_numbers(cut: float) -> None:
-    claimed = guarantee([Release("gaussian", 1.0, 1)], 1e-5).epsilon
-    shown = lower_bound(gaussian_scores(1, cut, 200_000, 1), gaussian_scores(0, cut, 200_000, 2), 1e-5)
-    assert (shown > claimed) == (cut < 1)
-    assert shown > 2
-
-
 # What a run claims
 
 

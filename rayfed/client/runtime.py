@@ -287,9 +287,9 @@ class ClientRuntime:
         """Return the honest updates of the malicious clients of a round, where they collude."""
         malicious = self.malicious[arm]
         members = malicious.among(plan.drawn_clients(self.scenario, sent.round)) if malicious.poisoning.colludes else []
-        return self._made(arm, sent, members, states)
+        return self.updates(arm, sent, members, states)
 
-    def _made(self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]) -> list[Update]:
+    def updates(self, arm: str, sent: Sent, clients: Sequence[int], states: Mapping[int, State]) -> list[Update]:
         """Return updates made one by one, whatever the clients' cohorts, and without a trace in their states.
 
         Raises `ClientError` for a client that fails: there is nothing without it.
@@ -304,7 +304,7 @@ class ClientRuntime:
         rule = self.rule(arm, sent)
         if not isinstance(rule, InteractiveAggregation):
             return None
-        updates = self._made(arm, sent, plan.drawn_clients(self.scenario, sent.round), states)
+        updates = self.updates(arm, sent, plan.drawn_clients(self.scenario, sent.round), states)
         malicious, honest = self.malicious[arm], self._honest(arm, sent, states)
         return rule.mixtures([made_or_raise(malicious.attempted(u, honest), arm, sent.round) for u in updates])
 

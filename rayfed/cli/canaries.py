@@ -1,0 +1,50 @@
+"""The command `canaries`: an audit of the (epsilon, delta) of a scenario's arms."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rayfed.cli.common import Debug, ScenarioFile, Set, errors_for_people, load
+from rayfed.cli.tables import console, table
+
+commands = typer.Typer()
+HEADINGS = "arm", "defence", "unit", "delta", "claimed", "shown", "told at false alarms", "canaries", "runs", "time"
+
+
+@commands.command()
+def canaries(
+    scenario: ScenarioFile,
+    changes: Set = None,
+    count: Annotated[
+        int,
+        typer.Option("--canaries", min=100, help="Canaries of each mechanism: more show more, and take longer."),
+    ] = 2000,
+    debug: Debug = False,
+) -> None:
+    """Audit the (epsilon, delta) of a scenario's arms: play them on canaries, and say what epsilon these show.
+
+    What is shown is a lower bound with 95 % confidence. Exit code 1 where one is above what is claimed.
+    """
+    with errors_for_people(debug):
+        from rayfed.analysis.proved import BoundPassed
+        from rayfed.engine.canaries import audited
+        from rayfed.engine.inputs import prepare
+        from rayfed.privacy.printing import at_least, at_most
+
+        rows, above = [], []
+        for one in audited(prepare(load(scenario, changes)), count):
+            found = one.found
+            rates = f"{found.true_positives.value:.1%} at {found.false_positives.value:.1%}"
+            epsilons = at_most(found.claimed), at_least(found.epsilon)
+            made = f"{one.canaries:,}", f"{one.runs}", f"{one.seconds:.0f} s"
+            rows.append([one.arm, one.defence, one.unit, at_most(one.delta), *epsilons, rates, *made])
+            if found.refuted:
+                above.append(
+                    f"{one.defence} of arm {one.arm} claims an epsilon of {epsilons[0]} and spends {epsilons[1]} at "
+                    f"least: no more than {at_most(found.noise)} times the noise that is accounted"
+                )
+        console().print(table("epsilon: claimed, and at least spent (95 % confidence)", HEADINGS, rows))
+        if above:
+            raise BoundPassed("; ".join(above))

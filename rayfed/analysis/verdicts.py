@@ -51,9 +51,14 @@ def criterion_of(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Criteri
     return Criterion.of(form, success.get(leading(form).name))
 
 
-def run_findings(scenario: Mapping[str, Any], attacks: Sequence[Row], finished: bool = True) -> list[Finding]:
-    """Return the findings of a run; attacks show that they work on arms without a defence that have the same model."""
-    found, criterion = [], criterion_of(scenario, attacks)
+def run_findings(
+    scenario: Mapping[str, Any], attacks: Sequence[Row], finished: bool = True, criterion: Criterion | None = None
+) -> list[Finding]:
+    """Return the findings of a run, by its own criterion unless one is given.
+
+    Attacks show that they work on arms without a defence that have the same model.
+    """
+    found, criterion = [], criterion or criterion_of(scenario, attacks)
     models = {arm: repr(arm_spec(scenario, arm).get("model")) for arm in dict.fromkeys(row["arm"] for row in attacks)}
     for model in dict.fromkeys(models.values()):
         alike = [arm for arm, own in models.items() if own == model]

@@ -26,6 +26,7 @@ from rayfed.cli.common import (
     search_where,
     watched,
 )
+from rayfed.cli.gate import AllowUnmeasured, Baseline, FailAbove, Gate, Json, Junit
 from rayfed.errors import ClientError, UserError
 
 if TYPE_CHECKING:
@@ -101,6 +102,11 @@ def audit(
         float | None, typer.Option(help="From where on a reconstruction may be a leak; 15 dB, or 0.9 of a row or text.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="All randomness follows from it.")] = 0,
+    fail_above: FailAbove = None,
+    allow_unmeasured: AllowUnmeasured = False,
+    json: Json = None,
+    junit: Junit = None,
+    baseline: Baseline = None,
     changes: Set = None,
     out: Out = None,
     executor: Executor = ExecutorName.RAY,
@@ -111,7 +117,8 @@ def audit(
     """Measure, without a scenario, how much one gradient of your model leaks, bare and behind defences."""
     with errors_for_people(debug):
         from rayfed import registry
-        from rayfed.analysis.audit import DEFENCES, Plan
+        from rayfed.analysis.audit import DEFENCES, UNDEFENDED, Plan
+        from rayfed.report.gate import Gated
 
         registry.search(str(Path.cwd()))
         trained = Trained.of(run) if run else None
@@ -125,22 +132,29 @@ def audit(
             defences=_defences(defence) if defence else DEFENCES,
             threshold=threshold,
         )
+        gate = Gate(fail_above, allow_unmeasured, json, junit, baseline)
+        bounds, changes = gate.bounds(plan.modality), [*gate.changes(plan.modality), *(changes or [])]
+        say = (lambda line: None) if quiet else partial(print, flush=True)
         budget = Budget(monotonic(), 60 * minutes, 1 if trained is None else 2, iterations)
         with watched(quiet, executor, "attack", brief=True) as view:
-            rehearsed = _rehearsed(plan, changes or [], budget, view, shrink=batch is None)
+            rehearsed = _rehearsed(plan, changes, budget, view, shrink=batch is None)
         if rehearsed is None:
             print("NOT MEASURED: no attack applies, so this says nothing about what the gradient gives away")
+            gate.close([], bounds, say)
             return
         loaded, allowance = rehearsed
         attacks: list[tuple[str, str | None, str | None]] = [("untrained weights", None, None)]
         attacks += [(f"weights of {run}", run, trained.arm)] if trained else []
         from rayfed.engine import runs
 
+        gated, arms = [], list(plan.defences) if defence and plan.defences else [UNDEFENDED]
         for weights, source, arm in attacks:
             with watched(quiet, executor, "attack", brief=True) as view:
                 view.seconds = allowance.calls
                 folder = runs.attack(loaded, source, out, execution(executor, address), view, arm, allowance)
                 view.audited(weights, f"{folder.url}/report.html")
+            gated.append(Gated(folder, weights, arms))
+        gate.close(gated, bounds, say)
 
 
 @dataclass(frozen=True)

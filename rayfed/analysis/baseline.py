@@ -1,0 +1,160 @@
+"""Whether attacks get more than they did at an earlier time, by more than chance.
+
+One value is an attacked update's: the mean over its samples of what the best attack on each got. Where the same samples
+were attacked, updates are paired, and the test is the paired t test (Student 1908); where others were, Welch's (1947).
+Both are one-sided, at 5 % over all that is compared (Holm 1979).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from math import isnan
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+from scipy import stats
+
+from rayfed.analysis.gate import Played, State
+from rayfed.analysis.paired import holm
+from rayfed.analysis.summary import Row
+from rayfed.metrics.known import METRICS
+
+LEVEL = 0.05
+Test = Literal["paired t", "Welch t"]
+Key = tuple[int, int, int]
+"""Round, batch size and client of an attacked update."""
+
+
+def attacked(images: Iterable[Row], texts: Iterable[Row]) -> str:
+    """Return the SHA-256 of all samples that were attacked, each counted once: the same for the same samples alone."""
+    every = {(row["round"], row["victim"], row["sample"], repr(row["true"])) for row in [*images, *texts]}
+    return sha256(repr(sorted(every)).encode()).hexdigest()
+
+
+def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what attacks got of every attacked update, by arm: its round, batch size, client, and values by metric.
+
+    A value is the mean over the update's samples of the nearest that any attack got to each, to four digits.
+    """
+    closest: dict[tuple[str, Key], dict[str, dict[int, float]]] = {}
+    for row in played.attacks:
+        if row["arm"] not in arms:
+            continue
+        key = row["arm"], (row["round"], row["batch_size"], row["victim"])
+        for name in metrics:
+            value = row.get(name)
+            given = name == "label_accuracy" and "labels" in (row["knowledge"] or "").split(",")
+            if value is None or isnan(value) or given:
+                continue
+            metric, found = METRICS[name], closest.setdefault(key, {}).setdefault(name, {})
+            value, sample = min(value, metric.ceiling), row["sample"]
+            found[sample] = (max if metric.higher_is_closer else min)(value, found.get(sample, value))
+    return [
+        {"arm": arm, "round": round, "batch": batch, "victim": victim}
+        | {"values": {name: float(f"{fmean(found.values()):.4g}") for name, found in values.items()}}
+        for (arm, (round, batch, victim)), values in sorted(closest.items(), key=lambda one: arms.index(one[0][0]))
+    ]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of one metric on one arm since the baseline."""
+
+    run: int
+    """Place of the run among those of the gate."""
+    arm: str
+    metric: str
+    state: State
+    """`failed`: nearer to the truth by more than chance; `inconclusive`: nearer, of too few updates to test."""
+    test: Test | None = None
+    updates: int = 0
+    """Pairs; without pairs, updates of the smaller of both sides."""
+    difference: float | None = None
+    """Mean now less the mean then."""
+    p: float | None = None
+    """One-sided p value, corrected; None where there are too few to test."""
+    reason: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The change in words, on one line."""
+        told = f"{self.arm}, {METRICS[self.metric].title} since the baseline: {self.state.upper()}"
+        if self.difference is not None:
+            kind = "pairs of the same samples" if self.test == "paired t" else "updates of other samples"
+            told += f": {self.difference:+.3g} over {self.updates} {kind}"
+            told += "" if self.p is None else f" ({self.test} test, p {self.p:.2g})"
+        return told + (f"; {self.reason}" if self.reason else "")
+
+
+def changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[Change]:
+    """Return what became of every arm and metric of a gate's document (`rayfed.report.gate`) since an earlier one."""
+    found = []
+    for run, mine in enumerate(now["runs"]):
+        nothing: dict[str, Any] = {"samples": "", "arms": [], "updates": []}
+        theirs: Mapping[str, Any] = then["runs"][run] if run < len(then["runs"]) else nothing
+        alike = mine["samples"] == theirs["samples"]
+        for arm in mine["arms"]:
+            other = _counterpart(arm, mine["arms"], theirs["arms"])
+            for name in now["metrics"]:
+                values, before = _values(mine["updates"], arm, name), _values(theirs["updates"], other, name)
+                reason = f"the baseline's arm is {other}" if other != arm else ""
+                found.append(_change(Change(run, arm, name, "passed", reason=reason), values, before, alike))
+    corrected = holm([one.p for one in found])
+    return [_judged(replace(one, p=p)) for one, p in zip(found, corrected, strict=True)]
+
+
+def _counterpart(arm: str, mine: Sequence[str], theirs: Sequence[str]) -> str:
+    """Return the arm of the baseline that an arm is set against: that of its name, or the only one beside the only."""
+    return theirs[0] if len(mine) == len(theirs) == 1 else arm
+
+
+def _values(updates: Sequence[Mapping[str, Any]], arm: str, name: str) -> dict[Key, float]:
+    mine = [one for one in updates if one["arm"] == arm and name in one["values"]]
+    return {(one["round"], one["batch"], one["victim"]): one["values"][name] for one in mine}
+
+
+def _change(of: Change, mine: Mapping[Key, float], theirs: Mapping[Key, float], alike: bool) -> Change:
+    """Return a change with what was measured of it and its p value, which is not corrected yet."""
+    if not mine or not theirs:
+        lacking = "nothing was measured of it" if not mine else "the baseline has nothing of it"
+        return replace(of, state="not measured", reason=lacking)
+    pairs = sorted(mine.keys() & theirs.keys()) if alike else []
+    if pairs:
+        differences = np.array([mine[key] - theirs[key] for key in pairs])
+        test: Test = "paired t"
+        count, difference = len(pairs), float(differences.mean())
+    else:
+        test, count = "Welch t", min(len(mine), len(theirs))
+        difference = fmean(mine.values()) - fmean(theirs.values())
+    of = replace(of, test=test, updates=count, difference=difference)
+    if count < 2:
+        return of
+    side = "greater" if METRICS[of.metric].higher_is_closer else "less"
+    p = _paired(differences, side) if pairs else _unpaired(list(mine.values()), list(theirs.values()), side)
+    return replace(of, p=p)
+
+
+def _paired(differences: np.ndarray, side: str) -> float:
+    if not np.ptp(differences):  # all alike: no spread that a t would be measured by
+        return 0.0 if (differences[0] > 0) == (side == "greater") and differences[0] else 1.0
+    return float(stats.ttest_1samp(differences, 0, alternative=side).pvalue)
+
+
+def _unpaired(mine: Sequence[float], theirs: Sequence[float], side: str) -> float:
+    if not np.ptp(mine) and not np.ptp(theirs):
+        return 0.0 if (mine[0] > theirs[0]) == (side == "greater") and mine[0] != theirs[0] else 1.0
+    return float(stats.ttest_ind(mine, theirs, equal_var=False, alternative=side).pvalue)
+
+
+def _judged(one: Change) -> Change:
+    """Return a change with its state, by its corrected p value."""
+    if one.difference is None:
+        return one
+    nearer = one.difference > 0 if METRICS[one.metric].higher_is_closer else one.difference < 0
+    if one.p is None:
+        few = "; ".join(filter(None, [one.reason, "one update is too few to tell it from chance"]))
+        return replace(one, state="inconclusive", reason=few) if nearer else one
+    return replace(one, state="failed") if nearer and one.p <= LEVEL else one

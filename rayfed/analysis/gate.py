@@ -1,0 +1,271 @@
+"""A gate on a run: whether what its attacks got passes the user's bounds, arm by arm and batch size by batch size.
+
+An arm passes where attacks that passed the bound without a defence, on the same samples, did not pass it here. Where
+none did, nothing shows that they could have: that is inconclusive, and so is an arm without a defence on which nothing
+was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isfinite
+from typing import Any, ClassVar, Literal
+
+from rayfed.analysis.audit import Criterion, Finding
+from rayfed.analysis.membership import RATES, Roc, roc, stated
+from rayfed.analysis.summary import Row, arm_names, arm_spec, undefended
+from rayfed.analysis.verdicts import run_findings
+from rayfed.errors import UserError, nearest
+from rayfed.metrics.base import Metric
+from rayfed.metrics.known import METRICS, leading, metrics_of
+from rayfed.metrics.measures import JUDGED
+from rayfed.metrics.roc import Estimate
+from rayfed.samples import MODALITIES, Modality
+from rayfed.store.schemas import VERSUS
+
+State = Literal["failed", "passed", "inconclusive", "not measured"]
+MEMBERSHIP = {
+    "membership.auc": "AUC of the membership attack",
+    "membership.tpr": f"members found at {100 * RATES[-1]:g} % false positives",
+}
+"""What a membership attack is bounded by, with its title."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound on one measure of leakage, at which or nearer to the truth a gate fails."""
+
+    name: str
+    """Metric of reconstructions, or one of `MEMBERSHIP`."""
+    limit: float
+
+    @property
+    def metric(self) -> Metric | None:
+        """The metric of reconstructions; None of membership."""
+        return METRICS.get(self.name)
+
+    def written(self, value: float) -> str:
+        """Return a value in words."""
+        metric = self.metric
+        if metric is None or metric.format == "share":
+            return f"{value:.1%}"
+        return f"{value:.1f} {metric.unit}" if metric.unit else f"{value:.3g}"
+
+    @property
+    def sentence(self) -> str:
+        """What has to hold, in words."""
+        metric = self.metric
+        title = MEMBERSHIP[self.name] if metric is None else metric.title
+        side = "below" if metric is None or metric.higher_is_closer else "above"
+        return f"{title} {side} {self.written(self.limit)}"
+
+
+@dataclass(frozen=True)
+class Reached(Criterion):
+    """What makes a reconstruction one that passes a bound: at it or nearer, beyond any guess, and its sample's own.
+
+    `threshold` is the bound, and values are compared by how near they are: those of distances change their sign.
+    """
+
+    metric: Metric
+
+    def nearness(self, row: Row) -> float | None:
+        """Return how near a row's reconstruction is; None where the metric was not measured of it."""
+        value: float | None = row.get(self.metric.name)
+        if value is None or value != value:
+            return None
+        return min(value, self.metric.ceiling) if self.metric.higher_is_closer else -value
+
+    def near(self, row: Row) -> bool:
+        """Return whether a row's reconstruction is at the bound or nearer, and nearer than any guess."""
+        return self._at_bound(row) and (row["above_guessing"] or 0.0) > 0
+
+    def _at_bound(self, row: Row) -> bool:
+        return self.nearness(row) is not None and self.metric.passes(row[self.metric.name], self.threshold)
+
+
+@dataclass(frozen=True)
+class Found(Reached):
+    """What makes labels found ones that pass a bound: their share alone."""
+
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def nearness(self, row: Row) -> float | None:
+        """Return the share of labels found; None where the attacker was given them."""
+        return None if "labels" in (row["knowledge"] or "").split(",") else super().nearness(row)
+
+    def near(self, row: Row) -> bool:
+        """Return whether the share is at the bound or above."""
+        return self._at_bound(row)
+
+    leaks = near
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one bound comes to on one arm, of one batch size."""
+
+    arm: str
+    batch: int | None
+    """Samples behind the attacked updates; None of membership, and where nothing was attacked."""
+    bound: Bound
+    state: State
+    value: float | None = None
+    """The value nearest to the truth; of membership the estimate. None where nothing was measured."""
+    by: str = ""
+    """The attack that got it."""
+    reached: int = 0
+    """Samples of which a reconstruction passes the bound."""
+    samples: int = 0
+    reason: str = ""
+    """Why the state is neither passed nor failed."""
+
+    @property
+    def sentence(self) -> str:
+        """The check in words, on one line."""
+        where = f"{self.arm}, batch {self.batch}" if self.batch else self.arm
+        value = "" if self.value is None else f"{self.bound.written(self.value)}" + (f" ({self.by})" if self.by else "")
+        over = f", {self.reached} of {self.samples} samples" if self.state == "failed" and self.samples else ""
+        told = [part for part in (f"{value}{over}", self.reason) if part]
+        return f"{where}, {self.bound.sentence}: {self.state.upper()}" + (f": {'; '.join(told)}" if told else "")
+
+
+def parsed(texts: Iterable[str], modality: Modality, measured: Collection[str]) -> list[Bound]:
+    """Return the bounds of `15`, which is the leading metric's, or `ssim=0.5`, by the names of what is measured.
+
+    Names are those of metrics or their short ones in tables. Raises `UserError` for others, listing those measured, and
+    for values that the metric never has.
+    """
+    short = {METRICS[name].short.lower(): name for name in measured if name in METRICS and METRICS[name].short}
+    return list({bound.name: bound for bound in (_parsed(t, modality, measured, short) for t in texts)}.values())
+
+
+def _parsed(text: str, modality: Modality, measured: Collection[str], short: Mapping[str, str]) -> Bound:
+    given, _, number = text.rpartition("=")
+    name = short.get(given.strip().lower(), given.strip()) or leading(modality).name
+    if name not in measured:
+        raise UserError(f"--fail-above {text}: '{name}' is not measured here; {nearest(name, {*measured, *short})}")
+    try:
+        limit = float(number)
+    except ValueError:
+        limit = float("nan")
+    if not isfinite(limit):
+        raise UserError(f"--fail-above {text}: '{number}' is no number; give NAME=NUMBER, or a number for {name}")
+    if (name in MEMBERSHIP or METRICS[name].format == "share") and not 0 < limit <= 1:
+        raise UserError(f"--fail-above {text}: {name} is a share, so give a bound above 0 and at most 1")
+    return Bound(name, limit)
+
+
+def boundable(modality: Modality) -> list[str]:
+    """Return the metrics of reconstructions that a bound may be on, where they are measured."""
+    judged = [metric.name for metric in JUDGED if metric.format != "hit" and metric.success]
+    return [name for name in metrics_of(modality) if name in judged or name == "label_accuracy"]
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a gate reads of a run that attacks were played in."""
+
+    scenario: Mapping[str, Any]
+    attacks: Sequence[Row]
+    inferences: Sequence[Row]
+    finished: bool = True
+
+    @cached_property
+    def modality(self) -> Modality:
+        """Form of the samples, by what the scenario measures of them."""
+        names = self.scenario["metrics"]["names"]
+        return next((form for form in MODALITIES if leading(form).name in names), "pixels")
+
+    @property
+    def measured(self) -> list[str]:
+        """Names of what was measured and can be bounded."""
+        names = [name for name in boundable(self.modality) if name in self.scenario["metrics"]["names"]]
+        return names + (list(MEMBERSHIP) if any(row["metric"] == "auc" for row in self.inferences) else [])
+
+    @property
+    def gated(self) -> list[str]:
+        """Arms that a gate looks at unless it is told: all with a defence; where there is none, all."""
+        arms = [arm for arm in arm_names(self.scenario, self.attacks, self.inferences) if VERSUS not in arm]
+        return [arm for arm in arms if not undefended(self.scenario, arm)] or arms
+
+    def checks(self, bounds: Sequence[Bound], arms: Sequence[str]) -> list[Check]:
+        """Return every bound's checks on every arm, in the order of the arms."""
+        found = [check for bound in bounds for check in self._checks(bound, arms)]
+        return sorted(found, key=lambda check: arms.index(check.arm))
+
+    def _checks(self, bound: Bound, arms: Sequence[str]) -> Iterator[Check]:
+        if bound.metric is None:
+            yield from (self._of_members(bound, arm) for arm in arms)
+            return
+        kind = Found if bound.metric.compares == "labels" else Reached
+        criterion = kind(self.modality, bound.limit, bound.metric)
+        found = run_findings(self.scenario, self.attacks, self.finished, criterion)
+        for arm in arms:
+            own = [finding for finding in found if finding.arm == arm]
+            yield from (_check(finding, bound, undefended(self.scenario, arm)) for finding in own)
+            if not own:
+                yield Check(arm, None, bound, "not measured", reason="no attack rebuilt samples here")
+
+    def _of_members(self, bound: Bound, arm: str) -> Check:
+        """Return the check of the membership attack that did best on an arm."""
+        curves = {title: self._curve(arm, title) for title in self._asked(arm)}
+        known = {title: found for title, curve in curves.items() if curve and (found := _estimate(bound, curve))}
+        title, best = max(known.items(), key=lambda one: one[1].value, default=("", None))
+        check = Check(arm, None, bound, "passed", best.value if best else None, title)
+        if best and best.value >= bound.limit:
+            return replace(check, state="failed")
+        if not self.finished:
+            return replace(check, state="not measured", reason="the run did not come to its end")
+        if not best or len(known) < len(curves):
+            few = next(
+                (stated(curve, RATES[-1]) for curve in curves.values() if curve), "no membership attack answered"
+            )
+            return replace(check, state="not measured", reason=few)
+        if best.high >= bound.limit:
+            return replace(check, state="inconclusive", reason=f"its 95 % interval reaches {bound.written(best.high)}")
+        if not self._works(arm):
+            reason = "no attack told members from others without a defence either"
+            return replace(check, state="inconclusive", reason=reason)
+        return check
+
+    def _asked(self, arm: str) -> list[str]:
+        rows = (row for row in self.inferences if row["arm"] == arm and row["metric"] == "auc")
+        return list(dict.fromkeys(row["attack"] for row in rows))
+
+    def _curve(self, arm: str, title: str) -> Roc | None:
+        return roc([row for row in self.inferences if (row["arm"], row["attack"]) == (arm, title)])
+
+    def _works(self, arm: str) -> bool:
+        """Return whether a membership attack beats chance without a defence, on the same model."""
+        model = arm_spec(self.scenario, arm).get("model")
+        arms = [one for one in arm_names(self.scenario, self.inferences) if undefended(self.scenario, one)]
+        alike = [one for one in arms if arm_spec(self.scenario, one).get("model") == model]
+        curves = [self._curve(one, title) for one in alike for title in self._asked(one)]
+        return any(curve is not None and curve.auc.low > 0.5 for curve in curves)
+
+
+def _estimate(bound: Bound, curve: Roc) -> Estimate | None:
+    return curve.auc if bound.name == "membership.auc" else curve.true_positives[RATES[-1]]
+
+
+def _check(found: Finding, bound: Bound, bare: bool) -> Check:
+    """Return what a finding by the bound's criterion says of the bound."""
+    reasons, state = "; ".join(found.reasons), found.state
+    assert bound.metric is not None
+    best = found.best if found.best is None or bound.metric.higher_is_closer else -found.best
+    numbers = best, found.by, found.leaked, found.samples
+    if state == "leaks":
+        return Check(found.arm, found.batch, bound, "failed", *numbers)
+    if state in ("not measured", "nothing to attack"):
+        reason = reasons or "an attack that passed the bound without a defence has no answer here"
+        return Check(found.arm, found.batch, bound, "not measured", *numbers, reason=reason)
+    if state == "inconclusive":
+        reason = found.lacking or "no attack passed the bound without a defence either"
+        return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
+    if bare:
+        reason = "nothing was attacked that shows that these attacks could have passed it"
+        return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
+    return Check(found.arm, found.batch, bound, "passed", *numbers)

@@ -1,0 +1,143 @@
+"""The gate of builds: options that commands share, and the command `gate` on a run that there is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rayfed.cli.common import BOUND_PASSED, Debug, Quiet, Run, errors_for_people
+from rayfed.errors import UserError
+
+if TYPE_CHECKING:
+    from rayfed.analysis.gate import Bound
+    from rayfed.report.gate import Gated
+    from rayfed.samples import Modality
+
+commands = typer.Typer()
+
+FailAbove = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fail-above",
+        metavar="[NAME=]NUMBER",
+        help="Exit with 3 where an attack came so near, or nothing shows that none could: a PSNR in dB (of texts and "
+        "rows a share), or `ssim=0.5`, `lpips=0.3`, `tokens=0.1`. May be repeated.",
+    ),
+]
+AllowUnmeasured = Annotated[
+    bool,
+    typer.Option("--allow-unmeasured", help="Exit with 0 where a bound was not measured, or inconclusively."),
+]
+Json = Annotated[
+    str | None, typer.Option("--json", metavar="FILE", help="Write what the gate found, for programs, as JSON.")
+]
+Junit = Annotated[str | None, typer.Option("--junit", metavar="FILE", help="Write the same as JUnit's XML.")]
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        "--baseline",
+        metavar="FILE",
+        help="What --json wrote at an earlier time: exit with 3 where more leaks than then, by more than chance.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a command was asked to hold runs against."""
+
+    fail_above: Sequence[str] | None
+    allow_unmeasured: bool
+    json: str | None
+    junit: str | None
+    baseline: str | None
+
+    @property
+    def asked(self) -> bool:
+        """Whether there is anything to do."""
+        return any((self.fail_above, self.json, self.junit, self.baseline))
+
+    def bounds(self, modality: Modality, measured: Collection[str] | None = None) -> list[Bound]:
+        """Return the bounds, on what is `measured` or could be; raises `UserError`, for a bad baseline, too."""
+        from rayfed.analysis.gate import boundable, parsed
+
+        _ = self._earlier
+        return parsed(self.fail_above or (), modality, boundable(modality) if measured is None else measured)
+
+    def changes(self, modality: Modality) -> list[str]:
+        """Return the changes of a scenario by which it measures what bounds are on."""
+        from rayfed.metrics.known import default_names
+
+        usual = default_names(modality)
+        asked = [bound.name for bound in self.bounds(modality) if bound.name not in usual]
+        return [f"metrics.names=[{', '.join([*usual, *asked])}]"] if asked else []
+
+    def close(self, runs: Sequence[Gated], bounds: Sequence[Bound], say: Callable[[str], None]) -> None:
+        """Say what the runs come to, write the files, and exit with 3 where a build has to stop."""
+        from rayfed.report.gate import Ruling
+
+        if not self.asked:
+            return
+        ruling = Ruling(runs, bounds, self.allow_unmeasured, self._earlier)
+        for line in ruling.lines:
+            say(line)
+        if self.json is not None:
+            _write(self.json, json.dumps(ruling.document(), indent=2) + "\n")
+        if self.junit is not None:
+            _write(self.junit, ruling.junit())
+        if not ruling.passed:
+            raise typer.Exit(BOUND_PASSED)
+
+    @cached_property
+    def _earlier(self) -> dict[str, Any] | None:
+        from rayfed.report.gate import read_document
+
+        return None if self.baseline is None else read_document(Path(self.baseline))
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+@commands.command()
+def gate(
+    run: Run,
+    fail_above: FailAbove = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(help="Arm that is looked at; all with a defence when not given. May be repeated."),
+    ] = None,
+    allow_unmeasured: AllowUnmeasured = False,
+    json: Json = None,
+    junit: Junit = None,
+    baseline: Baseline = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Hold what attacks got in a run against bounds: exit with 3 where one is passed, or was not measured."""
+    with errors_for_people(debug):
+        from rayfed.errors import nearest
+        from rayfed.report.gate import Gated
+        from rayfed.store.folder import RunFolder
+
+        asked = Gate(fail_above, allow_unmeasured, json, junit, baseline)
+        if not asked.asked:
+            raise UserError("gate: give a bound by --fail-above, a --baseline, or a file by --json or --junit")
+        folder = RunFolder.open(run)
+        gated = Gated(folder, folder.url, arm)
+        played = gated.played
+        arms = {row["arm"] for row in [*played.attacks, *played.inferences]} | set(played.gated)
+        for name in arm or ():
+            if name not in arms:
+                raise UserError(f"--arm: the run has no arm '{name}'; {nearest(name, arms)}")
+        bounds = asked.bounds(played.modality, played.measured)
+        asked.close([gated], bounds, (lambda line: None) if quiet else partial(print, flush=True))

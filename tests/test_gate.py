@@ -1,0 +1,332 @@
+"""The gate: what passes a bound, what nothing shows, what got worse, and the script of the documentation."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+import yaml
+from scipy.stats import t
+from typer.main import get_command
+
+from rayfed.analysis.baseline import Change, changes, updates
+from rayfed.analysis.gate import MEMBERSHIP, Bound, Check, Played, boundable, parsed
+from rayfed.cli import app
+from rayfed.errors import UserError
+from rayfed.report.gate import Gated, Ruling, read_document, schema
+from tests.conftest import REPOSITORY
+from tests.test_cli import run
+
+SCENARIO = {
+    "seed": 0,
+    "metrics": {"names": ["psnr", "ssim", "mse", "lpips_alex", "label_accuracy"], "success": {"psnr": 15.0}},
+    "arms": {"none": [], "x": [{"name": "gaussian"}], "y": [{"name": "prune"}]},
+    "federation": {},
+    "attacks": [],
+}
+PSNR, LPIPS = Bound("psnr", 15.0), Bound("lpips_alex", 0.3)
+
+
+def row(arm: str, psnr: float | None = None, attack: str = "a", batch: int = 1, **more: Any) -> dict[str, Any]:
+    usual: dict[str, Any] = {"round": 0, "victim": 0, "sample": 0, "repeat": 0, "true_label": 1, "knowledge": ""}
+    usual |= {"above_guessing": 5.0, "told_apart": 1.0, "status": "ok", "message": "", "observes": "gradient"}
+    return usual | {"arm": arm, "attack": attack, "batch_size": batch, "psnr": psnr} | more
+
+
+def states(bound: Bound, *rows: dict[str, Any], finished: bool = True) -> dict[str, str]:
+    played = Played(SCENARIO, rows, [], finished)
+    return {check.arm: check.state for check in played.checks([bound], list(dict.fromkeys(r["arm"] for r in rows)))}
+
+
+def test_an_arm_passes_where_what_leaks_without_a_defence_does_not_leak_there() -> None:
+    assert states(PSNR, row("none", 40.0), row("x", 14.9), row("y", 15.0)) == {
+        "none": "failed", "x": "passed", "y": "failed",
+    }  # fmt: skip
+
+
+def test_nothing_passes_that_nothing_shows() -> None:
+    """Attacks that find nothing anywhere, did not answer, or did not come to an end show nothing."""
+    assert states(PSNR, row("none", 9.0), row("x", 9.0)) == {"none": "inconclusive", "x": "inconclusive"}
+    assert states(PSNR, row("x", 9.0)) == {"x": "inconclusive"}
+    silent = row("x", None, status="failed", message="raised")
+    assert states(PSNR, row("none", 40.0), silent)["x"] == "not measured"
+    assert states(PSNR, row("none", 40.0), row("x", 9.0), finished=False) == {"none": "failed", "x": "not measured"}
+    assert states(PSNR, row("none", 40.0), row("x", 40.0, told_apart=0.0))["x"] == "inconclusive"
+    assert states(PSNR, row("none", 40.0), row("x", 40.0, above_guessing=0.0))["x"] == "passed"
+    assert states(PSNR, row("none", 40.0), row("x", 40.0, above_guessing=None))["x"] == "not measured"
+    [check] = Played(SCENARIO, [row("none", 40.0)], []).checks([PSNR], ["x"])
+    assert (check.state, check.reason) == ("not measured", "no attack rebuilt samples here")
+
+
+def test_a_distance_is_passed_from_below() -> None:
+    of = {"none": 0.01, "x": 0.31, "y": 0.3}
+    rows = [row(arm, 20.0, lpips_alex=value) for arm, value in of.items()]
+    assert states(LPIPS, *rows) == {"none": "failed", "x": "passed", "y": "failed"}
+    found = {check.arm: check.value for check in Played(SCENARIO, rows, []).checks([LPIPS], list(of))}
+    assert found == of
+    nearest = [row("x", 20.0, lpips_alex=0.9), row("x", 20.0, "b", lpips_alex=0.4)]
+    [check] = Played(SCENARIO, nearest, []).checks([LPIPS], ["x"])
+    assert (check.value, check.by) == (0.4, "b, blind")
+    assert "LPIPS (AlexNet) above 0.3" in check.sentence
+    assert states(LPIPS, *(row(arm, 20.0, lpips_alex=None) for arm in of))["x"] == "not measured"
+
+
+def test_labels_that_were_given_are_not_found() -> None:
+    bound = Bound("label_accuracy", 0.9)
+    given = {"label_accuracy": 1.0, "knowledge": "defence,code,labels"}
+    rows = [row("none", 20.0, label_accuracy=1.0), row("x", 20.0, label_accuracy=0.5), row("x", 20.0, "b", **given)]
+    assert states(bound, *rows) == {"none": "failed", "x": "passed"}
+    assert states(bound, *rows, row("y", 20.0, label_accuracy=0.9, above_guessing=-1.0))["y"] == "failed"
+
+
+def scored(arm: str, apart: float, count: int = 2000, attack: str = "m") -> dict[str, Any]:
+    """Candidates of whom members score higher by `apart` of the spread."""
+    scores = [
+        {"kind": kind, "sample": i, "score": i / count + shift, "control": 0.0}
+        for kind, shift in (("member", apart), ("non-member", 0.0))
+        for i in range(count)
+    ]
+    return {"arm": arm, "attack": attack, "victim": 0, "round": 0, "metric": "auc", "scores": scores}
+
+
+def of_members(bound: Bound, *rows: dict[str, Any], finished: bool = True) -> dict[str, Check]:
+    played = Played(SCENARIO, [], rows, finished)
+    return {check.arm: check for check in played.checks([bound], list(dict.fromkeys(r["arm"] for r in rows)))}
+
+
+def test_membership_passes_where_its_interval_is_below_the_bound() -> None:
+    """Uniform scores, members' higher by d: the AUC is 1 - (1 - d)^2 / 2, and a share d of them is above all others."""
+    rows = scored("none", 0.3), scored("x", 0.01)
+    found = of_members(Bound("membership.auc", 0.6), *rows)
+    assert found["none"].value == pytest.approx(1 - 0.7**2 / 2, abs=1e-3)
+    assert {arm: check.state for arm, check in found.items()} == {"none": "failed", "x": "passed"}
+    found = of_members(Bound("membership.tpr", 0.1), *rows)
+    assert found["none"].value == pytest.approx(0.3, abs=2e-3)
+    assert {arm: check.state for arm, check in found.items()} == {"none": "failed", "x": "passed"}
+    near = of_members(Bound("membership.auc", 0.52), *rows)["x"]
+    assert near.state == "inconclusive"
+    assert "95 % interval" in near.reason
+    few = of_members(Bound("membership.tpr", 0.1), scored("none", 0.3), scored("x", 0.01, 500))["x"]
+    assert (few.state, "1,000 non-members" in few.reason) == ("not measured", True)
+    useless = of_members(Bound("membership.auc", 0.6), scored("none", 0.0), scored("x", 0.0))["x"]
+    assert useless.state == "inconclusive"
+    assert of_members(Bound("membership.auc", 0.6), *rows, finished=False)["x"].state == "not measured"
+
+
+def test_bounds_have_names_of_what_is_measured() -> None:
+    names = boundable("pixels")
+    assert parsed(["15"], "pixels", names) == [PSNR]
+    assert parsed(["0.5"], "tokens", boundable("tokens")) == [Bound("token_accuracy", 0.5)]
+    assert parsed(["LPIPS=0.3", "ssim = 0.5", "labels=0.9"], "pixels", names) == [
+        LPIPS, Bound("ssim", 0.5), Bound("label_accuracy", 0.9),
+    ]  # fmt: skip
+    assert parsed(["membership.tpr=0.1"], "pixels", [*names, *MEMBERSHIP]) == [Bound("membership.tpr", 0.1)]
+    for text, said in {
+        "ssimm=0.5": "'ssimm' is not measured here; did you mean 'ssim'? (valid: ",
+        "membership.tpr=0.1": "not measured here",
+        "told_apart=1": "not measured here",
+        "bp_ki=1": "not measured here",
+        "tokens=0.1": "not measured here",
+        "psnr=much": "'much' is no number",
+        "nan": "no number",
+        "labels=15": "is a share",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(said)):
+            parsed([text], "pixels", names)
+    with pytest.raises(UserError, match="is a share"):
+        parsed(["15"], "tokens", boundable("tokens"))
+
+
+def document(values: dict[int, float], samples: str = "s", arm: str = "x", metric: str = "psnr") -> dict[str, Any]:
+    found = [{"arm": arm, "round": 0, "batch": 1, "victim": v, "values": {metric: x}} for v, x in values.items()]
+    return {"metrics": [metric], "runs": [{"arms": [arm], "samples": samples, "updates": found}]}
+
+
+def change(now: dict[int, float], then: dict[int, float], **more: Any) -> Change:
+    [found] = changes(
+        document(now, **more), document(then, **({"samples": "s"} | {"metric": more.get("metric", "psnr")}))
+    )
+    return found
+
+
+def test_more_than_chance_is_a_paired_t_test_on_the_same_samples() -> None:
+    then = {v: 10.0 + v for v in range(4)}
+    found = change({v: x + 2 + (-1) ** v for v, x in then.items()}, then)  # differences 3, 1, 3, 1
+    assert (found.test, found.updates, found.difference) == ("paired t", 4, 2.0)
+    assert found.p == pytest.approx(float(t.sf(2 / (sqrt(4 / 3) / sqrt(4)), 3)))
+    assert found.state == "failed"
+    assert change(then, then).state == "passed"
+    assert change(then, then).p == 1.0
+    assert change({v: x - 5 for v, x in then.items()}, then).state == "passed"
+    assert change({v: x + 3 * (-1) ** v + 0.1 for v, x in then.items()}, then).state == "passed"
+    nearer = change({v: 0.2 + v / 100 for v in then}, {v: 0.5 + v / 50 for v in then}, metric="lpips_alex")
+    assert nearer.state == "failed", "a distance that falls"
+
+
+def test_other_samples_are_compared_without_pairs() -> None:
+    """Welch's t of two small samples, by its formula."""
+    now, then = {0: 20.0, 1: 22.0, 2: 24.0}, {0: 10.0, 1: 11.0, 2: 15.0}
+    found = change(now, then, samples="others")
+    a, b = 4 / 3, 7 / 3  # variances 4 and 7 over 3
+    freedom = (a + b) ** 2 / (a**2 / 2 + b**2 / 2)
+    assert found.test == "Welch t"
+    assert found.p == pytest.approx(float(t.sf(10 / sqrt(a + b), freedom)))
+    assert found.state == "failed"
+
+
+def test_what_cannot_be_compared_is_not_taken_for_unchanged() -> None:
+    assert change({0: 12.0}, {0: 10.0}).state == "inconclusive"
+    assert change({0: 10.0}, {0: 10.0}).state == "passed"
+    assert change({0: 10.0}, {}).state == change({}, {0: 10.0}).state == "not measured"
+    both = {"metrics": ["psnr"], "runs": [{"arms": ["x", "y"], "samples": "s", "updates": []}]}
+    assert [one.state for one in changes(both, document({0: 1.0}))] == ["not measured"] * 2
+    [renamed] = changes(document({0: 9.0}, arm="new"), document({0: 9.0}))
+    assert (renamed.state, renamed.reason) == ("passed", "the baseline's arm is x")
+
+
+def test_several_comparisons_are_corrected() -> None:
+    then, now = {0: 1.0, 1: 2.0, 2: 3.0}, {0: 2.0, 1: 4.1, 2: 4.0}
+    alone = change(now, then)
+    many = [document(side) for side in (now, then)]
+    for one in many:
+        one["runs"] *= 3
+    assert alone.p is not None
+    assert [found.p for found in changes(*many)] == [pytest.approx(3 * alone.p)] * 3
+
+
+def test_an_updates_value_is_the_mean_of_the_nearest_to_each_sample() -> None:
+    rows = [row("x", 10.0), row("x", 30.0, "b"), row("x", 20.0, sample=1), row("x", 1.0, victim=1), row("none", 9.0)]
+    found = updates(Played(SCENARIO, rows, []), ["psnr"], ["x"])
+    assert [(one["victim"], one["values"]["psnr"]) for one in found] == [(0, 25.0), (1, 1.0)]
+
+
+class Stored:
+    url = "runs/r"
+
+
+def ruling(*rows: dict[str, Any], allow: bool = False, baseline: Any = None, bound: bool = True) -> Ruling:
+    gated = Gated(Stored(), "w")  # type: ignore[arg-type]
+    gated.__dict__.update(played=Played(SCENARIO, rows, []), samples="s")
+    return Ruling([gated], [PSNR] if bound else [], allow, baseline)
+
+
+def test_a_ruling_is_as_strict_as_its_worst_check(tmp_path: Path) -> None:
+    bare = row("none", 40.0)
+    for rows, verdict, allowed in (
+        ([bare, row("x", 9.0), row("y", 9.0)], "passed", True),
+        ([bare, row("x", 9.0), row("y", 30.0)], "failed", False),
+        ([bare, row("x", 9.0)], "not measured", True),
+        ([row("none", 9.0), row("x", 9.0), row("y", 9.0)], "not measured", True),
+    ):
+        found = ruling(*rows)
+        assert found.verdict == verdict
+        assert found.passed == (verdict == "passed")
+        assert ruling(*rows, allow=True).passed == allowed
+        for one in (found, ruling(*rows, allow=True)):
+            jsonschema.validate(one.document(), schema())
+            suite = ElementTree.fromstring(one.junit())
+            assert int(suite.attrib["tests"]) == len(suite) == 2
+            assert int(suite.attrib["failures"]) == (verdict == "failed")
+            assert one.document()["exit_code"] == (0 if one.passed else 3)
+    assert ruling(bare, bound=False).verdict == "no bound"
+    nothing = Ruling([], [PSNR])
+    assert (nothing.verdict, nothing.passed) == ("not measured", False)
+    assert 'errors="1"' in nothing.junit()
+    file = tmp_path / "gate.json"
+    file.write_text(json.dumps(ruling(bare, row("x", 9.0), row("y", 9.0)).document()))
+    worse = ruling(bare, row("x", 9.0), row("y", 12.0), baseline=read_document(file), bound=False)
+    assert {one.arm: one.state for one in worse.changes} == {"x": "passed", "y": "inconclusive"}
+    jsonschema.validate(worse.document(), schema())
+    file.write_text(file.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(UserError, match="is no file that --json of this version wrote"):
+        read_document(file)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_document(tmp_path / "none.json")
+
+
+def test_the_schema_refuses_what_a_ruling_never_says() -> None:
+    good = ruling(row("none", 40.0), row("x", 9.0)).document()
+    for change in ({"verdict": "safe"}, {"exit_code": 1}, {"more": 1}, {"runs": [{"arms": []}]}):
+        assert not jsonschema.Draft202012Validator(schema()).is_valid(good | change)
+
+
+def test_mistakes_are_named_before_anything_is_played(tmp_path: Path) -> None:
+    small = ("audit", "--model", "mlp", "--data", "digits", "--executor", "local")
+    for arguments, expected in {
+        (*small, "--fail-above", "tpr=1"): "'tpr' is not measured here",
+        (*small, "--baseline", str(tmp_path / "no.json")): "cannot be read",
+        ("gate", str(tmp_path), "--fail-above", "1"): "no run folder",
+        ("gate", str(tmp_path)): "give a bound by --fail-above",
+    }.items():
+        code, output = run(*arguments)
+        assert (code, expected in output) == (2, True), output
+
+
+def commands(of: Any) -> list[str]:
+    """All commands of rayfed in a document."""
+    if isinstance(of, dict | list):
+        return [one for part in (of.values() if isinstance(of, dict) else of) for one in commands(part)]
+    return [of] if isinstance(of, str) and of.startswith("rayfed ") else []
+
+
+def test_examples_for_build_servers_are_yaml_whose_commands_are_understood() -> None:
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)]
+    found = [command for block in blocks for command in commands(block)]
+    assert len(blocks) == len(found) == 2
+    for command in found:
+        _, name, *options = shlex.split(command)
+        context = get_command(app).commands[name].make_context(name, options)  # type: ignore[attr-defined]
+        assert context.params["fail_above"] == ["15"]
+
+
+DOCUMENT = REPOSITORY / "docs" / "gate.md"
+SLEEPY = "--iterations 20 --batch 1 --images 2 --set data.train_samples=60"
+
+
+@pytest.mark.engine
+def test_the_script_of_the_documentation_stops_a_build_that_leaks_and_no_other(tmp_path: Path) -> None:
+    """Its data and budget are made small; one defence holds, its sigma made small leaks, as --baseline finds, too."""
+    [script] = re.findall(r"```bash\n(#!/usr/bin/env bash\nset -e\n.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    budget = re.sub(r"--minutes \S+", f"{SLEEPY} --executor local", script)
+    assert budget != script
+    (bin_ := tmp_path / "bin").mkdir()
+    (bin_ / "rayfed").write_text(f'#!/bin/sh\nexec {sys.executable} -m rayfed "$@"\n')
+    (bin_ / "rayfed").chmod(0o755)
+    environment = os.environ | {"PATH": f"{bin_}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
+    found: dict[str, subprocess.CompletedProcess[str]] = {}
+    for name, sigma in (("harmless", "1000"), ("again", "1000"), ("leaking", "0.0001")):
+        (tmp_path / "gate.sh").write_text(budget.replace("sigma: 0.5", f"sigma: {sigma}"))
+        found[name] = subprocess.run(
+            ["bash", "gate.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
+        written = json.loads((tmp_path / "gate.json").read_text())
+        jsonschema.validate(written, schema())
+        ElementTree.parse(tmp_path / "gate.xml")
+        if name == "harmless":
+            shutil.copy(tmp_path / "gate.json", tmp_path / "baseline.json")
+    assert {name: done.returncode for name, done in found.items()} == {"harmless": 0, "again": 0, "leaking": 3}, found
+    assert all(("build goes on" in done.stdout) == (done.returncode == 0) for done in found.values())
+    assert "since the baseline: PASSED: +0 over 2 pairs" in found["again"].stdout
+    assert "since the baseline: FAILED" in found["leaking"].stdout
+    last = next(tmp_path.glob("runs/audit-*"))
+    assert run("gate", str(last), "--arm", "none", "--fail-above", "15")[0] == 3
+    assert run("gate", str(last), "--arm", "nobody", "--fail-above", "15")[0] == 2
+    assert run("gate", str(last), "--fail-above", "lpips=0.1")[0] == 2
+
+
+def test_checks_are_told_on_a_line_each() -> None:
+    check = Check("x", 4, PSNR, "failed", 31.25, "dlg, blind", 3, 8)
+    assert check.sentence == "x, batch 4, PSNR below 15.0 dB: FAILED: 31.2 dB (dlg, blind), 3 of 8 samples"
+    assert replace(check, state="not measured", value=None, reason="why").sentence.endswith("NOT MEASURED: why")

@@ -27,7 +27,8 @@ FLOORS = (
     "rayfed.models rayfed.data rayfed.crypto rayfed.privacy rayfed.metrics rayfed.store",
     # channels, over which rules go; they know no rule
     "rayfed.protections",
-    "rayfed.attacks rayfed.defences rayfed.aggregation rayfed.poisoning rayfed.scenario rayfed.analysis",
+    "rayfed.attacks rayfed.defences rayfed.aggregation rayfed.poisoning rayfed.scenario rayfed.analysis"
+    " rayfed.recording",
     # `rayfed` is the package's own `__init__.py`
     "rayfed.client rayfed.report rayfed.reproductions rayfed",
     "rayfed.engine rayfed.pretraining",
@@ -53,6 +54,8 @@ ARROWS = {
     # a defence on the server's side is a rule of aggregation; malicious clients meet both
     "rayfed.defences": {"rayfed.aggregation.base", "rayfed.aggregation.fedavg", "rayfed.aggregation.noisy_sum"},
     "rayfed.poisoning": {"rayfed.aggregation.weighted_sum", "rayfed.defences.base"},
+    # an update is looked over as it is recorded
+    "rayfed.recording": {"rayfed.attacks.given"},
     "rayfed.report": {"rayfed"},  # its version is on every page
     "rayfed.__main__": {"rayfed.cli"},
 }

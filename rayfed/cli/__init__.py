@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from rayfed import __version__
-from rayfed.cli import audit, canaries, gate, lookup, makers, reproduce, results, runs
+from rayfed.cli import audit, canaries, gate, lookup, makers, replay, reproduce, results, runs
 from rayfed.cli.signals import end_on_signals
 from rayfed.errors import NotPortable
 
@@ -22,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     add_completion=False,
 )
-for part in (runs, audit, canaries, gate, results, reproduce, lookup, makers):
+for part in (runs, audit, canaries, gate, replay, results, reproduce, lookup, makers):
     app.add_typer(part.commands)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil, inf
 from pathlib import Path
 from time import monotonic, process_time
@@ -23,6 +24,7 @@ from rayfed.cli.common import (
     dotted,
     errors_for_people,
     execution,
+    loss_section,
     search_where,
     watched,
 )
@@ -364,17 +366,7 @@ def _model(model: str | None, trained: Trained | None) -> dict[str, Any]:
 
 def _loss(text: str | None, trained: Trained | None) -> dict[str, Any]:
     """Return the section `loss` of what the command was given; raises `UserError` for what is none."""
-    from rayfed.scenario.components import named
-
-    if text is None:
-        return {"name": "cross_entropy"} if trained is None else trained.loss
-    try:
-        value = named(yaml.safe_load(text))
-    except yaml.YAMLError as error:
-        raise UserError(f"--loss: '{text}' is no YAML: {error}") from error
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise UserError(f"--loss: found '{text}'; give a name, or {{name: NAME, FIELD: VALUE}}")
-    return {**value, "name": dotted(value["name"])}
+    return loss_section(text) if text is not None or trained is None else trained.loss
 
 
 def _data(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.console import Console
 from rich.markup import escape
 
@@ -227,6 +228,19 @@ def dotted(name: str) -> str:
     if not path.is_file():
         raise UserError(f"there is no file {path}, named by '{name}'")
     return registry.dotted(path, match["name"])
+
+
+def loss_section(text: str | None) -> dict[str, Any]:
+    """Return a scenario's section `loss` of `--loss`, cross entropy for None; raises `UserError` for what is none."""
+    from rayfed.scenario.components import named
+
+    try:
+        value = named("cross_entropy" if text is None else yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise UserError(f"--loss: '{text}' is no YAML: {error}") from error
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise UserError(f"--loss: found '{text}'; give a name, or {{name: NAME, FIELD: VALUE}}")
+    return {**value, "name": dotted(value["name"])}
 
 
 def search_where(run: str) -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.proved import check_bounds
+from rayfed.client.sent import Sent
 from rayfed.data.partitions.base import label_mix
 from rayfed.engine.attacking import ALL_THE_TIME, Allowance, LoadStates
 from rayfed.engine.continuing import (
@@ -166,6 +167,28 @@ def attack(
         _check_fit(f"the run {run}", saved, inputs)
         check_attacked(run, saved, inputs.scenario)
         attacked = _Attacked(saved, RunFolder.open(run), f"those of {run}")
+    return _attack_in_new(out, inputs, attacked, execution, progress, allowance)
+
+
+def attack_sent(
+    scenario: Scenario, sent: Sent, words: str, out: str | None, execution: Execution, progress: Progress
+) -> RunFolder:
+    """Attack without training, into a new folder, at weights that clients of any arm were sent; `words` say whose."""
+    inputs = prepare(scenario.attacked_in(sent.round))
+    state = {"weights": sent.weights, "buffers": sent.buffers, "state": {}, "memory": {}}
+    saved = checkpoint.Checkpoint(sent.round - 1, {account.name: state for account in inputs.accounts})
+    return _attack_in_new(out, inputs, _Attacked(saved, words=words), execution, progress)
+
+
+def _attack_in_new(
+    out: str | None,
+    inputs: Inputs,
+    attacked: _Attacked,
+    execution: Execution,
+    progress: Progress,
+    allowance: Allowance = ALL_THE_TIME,
+) -> RunFolder:
+    scenario = inputs.scenario
     folder = RunFolder.create(out or scenario.output.folder, scenario.name)
     with holding(folder, progress.note) as held:
         _attack(inputs, held, attacked, execution, progress, allowance)

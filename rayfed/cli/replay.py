@@ -1,0 +1,225 @@
+"""Commands on federations that exist: `replay` a recording, `attack-update` on one update of two state dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rayfed.cli.common import (
+    Address,
+    Debug,
+    Executor,
+    ExecutorName,
+    Out,
+    Quiet,
+    dotted,
+    errors_for_people,
+    execution,
+    loss_section,
+    watched,
+)
+from rayfed.cli.gate import AllowUnmeasured, Baseline, FailAbove, Gate, Json, Junit
+from rayfed.errors import UserError
+
+if TYPE_CHECKING:
+    from rayfed.attacks.base import Reconstruction
+    from rayfed.client.sent import Sent
+    from rayfed.engine.replaying import Replay
+    from rayfed.report.gate import Gated
+    from rayfed.update import Named
+
+commands = typer.Typer()
+
+Model = Annotated[
+    str, typer.Option(help="The model that was trained: `my_module:Net`, `FILE.py:Net` or a name of `list models`.")
+]
+LossOption = Annotated[
+    str | None,
+    typer.Option("--loss", metavar="YAML", help="Its loss, as `rayfed audit` takes it.", show_default="cross_entropy"),
+]
+Iterations = Annotated[int, typer.Option(min=1, help="Evaluations of each search's objective.")]
+Seed = Annotated[int, typer.Option(min=0, help="All randomness follows from it.")]
+
+
+@commands.command()
+def replay(
+    updates: Annotated[Path, typer.Argument(metavar="FOLDER", help="What rayfed.record wrote.", show_default=False)],
+    model: Model,
+    loss: LossOption = None,
+    round: Annotated[
+        list[int] | None, typer.Option(help="Round to attack; the first and the last when not given. May be repeated.")
+    ] = None,
+    iterations: Iterations = 1000,
+    seed: Seed = 0,
+    fail_above: FailAbove = None,
+    allow_unmeasured: AllowUnmeasured = False,
+    json: Json = None,
+    junit: Junit = None,
+    baseline: Baseline = None,
+    out: Out = None,
+    executor: Executor = ExecutorName.RAY,
+    address: Address = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Attack the updates of a federation that was recorded; scored where the truth was recorded, too."""
+    with errors_for_people(debug):
+        from rayfed.engine.replaying import Replay
+        from rayfed.recording import Recording
+
+        gate, recording = Gate(fail_above, allow_unmeasured, json, junit, baseline), Recording(updates)
+        rounds = round or list(dict.fromkeys([recording.rounds[0], recording.rounds[-1]]))
+        written = _model(model), loss_section(loss), iterations, seed
+        replays = [Replay(recording, number, *written) for number in rounds]
+        count, attacked = len(recording.rounds), ", ".join(map(str, rounds))
+        _sayer(quiet)(f"{updates}: {count} round{'s' * (count != 1)} recorded, attacked: {attacked} (--round)")
+        _replayed(replays, gate, out, (executor, address, quiet))
+
+
+@commands.command("attack-update")
+def attack_update(
+    before: Annotated[Path, typer.Option(help="State dict that the client was sent: .pt or .safetensors.")],
+    after: Annotated[Path, typer.Option(help="State dict that it returned.")],
+    model: Model,
+    lr: Annotated[float, typer.Option(min=0, help="Learning rate of the local steps (SGD).")],
+    shape: Annotated[str, typer.Option(metavar="C,H,W", help="Shape of an image, such as 3,32,32.")],
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes.")],
+    steps: Annotated[int, typer.Option(min=1, help="Local steps between the two.")] = 1,
+    samples: Annotated[int, typer.Option(min=1, help="Samples behind the update.")] = 1,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples of one step; all of them when not given.")] = None,
+    momentum: Annotated[float, typer.Option(min=0, help="Momentum of the steps.")] = 0.0,
+    weight_decay: Annotated[float, typer.Option(min=0, help="Weight decay of the steps.")] = 0.0,
+    mean: Annotated[str | None, typer.Option(help="Means by which images are normalised, comma-separated.")] = None,
+    std: Annotated[str | None, typer.Option(help="Deviations likewise.")] = None,
+    loss: LossOption = None,
+    iterations: Iterations = 1000,
+    seed: Seed = 0,
+    out: Out = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Attack one update, from the states before and after it; nothing is scored, for nobody says what is true."""
+    with errors_for_people(debug):
+        from rayfed import seeds
+        from rayfed.attacks.given import observe
+        from rayfed.engine.replaying import attempts, built, normalisation
+        from rayfed.recording import Header
+        from rayfed.update import LocalTraining
+
+        if len(sizes := _numbers("--shape", shape, int)) != 3 or min(sizes) < 1:
+            raise UserError(f"--shape: found '{shape}'; give channels, height and width, such as 3,32,32")
+        if (mean is None) != (std is None):
+            raise UserError("give both --mean and --std, or neither")
+        statistics = [tuple(_numbers("--mean and --std", text, float)) if text else None for text in (mean, std)]
+        header = Header("", (sizes[0], sizes[1], sizes[2]), classes, *statistics)
+        net = built({**_model(model), **normalisation(header)}, loss_section(loss), header, seed)
+        local = LocalTraining(steps, batch, lr, momentum, weight_decay)
+        returned = _state(after)
+        given = observe(net, _state(before), header.sample, classes, samples, returned=returned, local=local)
+        say, found = _sayer(quiet), attempts(net, given.observation, iterations, seeds.derived(seed, "update"))
+        results = ((0, 0, name, guess) for name, guess in found)
+        _show("update", results, list(given.remarks), out, say)
+
+
+def _replayed(
+    replays: Sequence[Replay], gate: Gate, out: str | None, where: tuple[ExecutorName, str | None, bool]
+) -> None:
+    """Attack some rounds of a recording, and hold what came of it against the gate."""
+    say, bounds = _sayer(where[2]), gate.bounds("pixels")
+    if len({one.scored for one in replays}) > 1:
+        with_truth = ", ".join(str(one.round) for one in replays if one.scored)
+        raise UserError(f"the truth of some rounds was recorded and of others not: take --round of {with_truth} alone")
+    gated = []
+    for one in replays:
+        sent, remarks = one.sent()
+        if one.scored:
+            for remark in remarks:
+                say(f"note: {remark}")
+            gated.append(_scored(one, sent, gate, out, where))
+        else:
+            found = ((update.round, update.client, name, guess) for update, name, guess in one.unscored())
+            _show(f"round {one.round}", found, remarks, out, say)
+    gate.close(gated, bounds, say)
+
+
+def _scored(
+    one: Replay, sent: Sent, gate: Gate, out: str | None, where: tuple[ExecutorName, str | None, bool]
+) -> Gated:
+    """Play a round whose truth was recorded, as a run."""
+    from rayfed import scenario
+    from rayfed.engine import runs
+    from rayfed.engine.replaying import RECORDED
+    from rayfed.report.gate import Gated
+
+    executor, address, quiet = where
+    loaded = scenario.check(scenario.with_changes(one.document(), gate.changes("pixels")), "the replay")
+    words = f"those that clients of {one.recording.folder} were sent in round {one.round}"
+    with watched(quiet, executor, "attack", brief=True) as view:
+        folder = runs.attack_sent(loaded, sent, words, out, execution(executor, address), view)
+        view.audited(f"round {one.round}", f"{folder.url}/report.html")
+    return Gated(folder, f"round {one.round} of the recording", [RECORDED])
+
+
+def _show(
+    what: str,
+    found: Iterable[tuple[int, int, str, Reconstruction]],
+    remarks: list[str],
+    out: str | None,
+    say: Callable[[str], None],
+) -> None:
+    """Show what attacks made of updates of which nobody knows the truth, as they go on."""
+    from rayfed.report.unscored import NOT_MEASURED, rows_of, write_unscored
+    from rayfed.store.folder import RunFolder
+
+    for remark in remarks:
+        say(f"note: {remark}")
+    rows = []
+    for round, client, attack, guess in found:
+        loss = "" if isnan(guess.loss) else f", its own loss {guess.loss:.4g}"
+        said = f"{guess.status}{loss}" + (f": {guess.message}" if guess.message else "")
+        say(f"round {round}, client {client}, {attack}: {said}")
+        rows += rows_of(round, client, attack, guess)
+    page = write_unscored(RunFolder.create(out or "runs", "replay"), f"Attacks on {what}", rows, remarks)
+    say(NOT_MEASURED)
+    say(f"reconstructions: {page}")
+
+
+def _sayer(quiet: bool) -> Callable[[str], None]:
+    return (lambda line: None) if quiet else partial(print, flush=True)
+
+
+def _model(name: str) -> dict[str, Any]:
+    from rayfed import registry
+
+    registry.search(str(Path.cwd()))
+    return {"name": dotted(name)}
+
+
+def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"{option}: found '{text}'; give numbers, comma-separated") from None
+
+
+def _state(path: Path) -> Named:
+    """Return the state dict in a file, which is read as data alone; raises `UserError` for what is none."""
+    import torch
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a damaged file makes these raise
+        said = str(error).partition("\n")[0]
+        raise UserError(f"{path} cannot be read as a state dict: {type(error).__name__}: {said}") from error
+    if not isinstance(found, dict) or not found:
+        raise UserError(f"{path} has no state dict, but a {type(found).__name__}: save model.state_dict() itself")
+    return dict(found)

@@ -1,0 +1,289 @@
+"""Replays of recorded updates: one round of a recording as a scenario, or as attacks that nothing scores.
+
+With the truth, every recorded update is a client of its own with its samples. The arm `recorded` answers with what was
+recorded; the arm `none` with what the client would have sent by the same training without any defence, which shows
+whether the attacks work on these samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import product
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rayfed import losses, seeds
+from rayfed.analysis.audit import METHODS, UNDEFENDED, Method, title
+from rayfed.attacks.base import Reconstruction, failed
+from rayfed.attacks.given import Given, observe
+from rayfed.attacks.sealed import attempt
+from rayfed.client.sent import Sent
+from rayfed.data.base import Dataset
+from rayfed.defences.base import Defence, Task, UpdateMethod
+from rayfed.engine.auditing import fewest
+from rayfed.errors import UserError
+from rayfed.models.build import build_model
+from rayfed.recording import Header, RecordedUpdate, Recording
+from rayfed.registry import component
+from rayfed.scenario import AttackSpec
+from rayfed.scenario.components import LossSpec, ModelSpec
+from rayfed.update import Observation, Update
+
+RECORDED = "recorded"
+"""The arm of what was recorded."""
+TWINS: Mapping[str, Sequence[str]] = {"blind": (), "given labels": ("labels",)}
+"""What attackers are granted, by name."""
+_BYTES = 1e-3
+"""How far a pixel of 8 bits may be from a whole level."""
+
+
+@lru_cache(maxsize=1)
+def _of_round(folder: Path, round: int) -> list[RecordedUpdate]:
+    return Recording(folder).of_round(round)
+
+
+@component
+class RecordedData:
+    """The recorded samples of a round, and those of other rounds to guess by."""
+
+    folder: Path
+    """Folder of the recording."""
+    round: int
+    """The round."""
+
+    def load(self) -> Dataset:
+        """Return the round's samples, client after client; the test split are others, or one grey image."""
+        recording = Recording(self.folder)
+        found = [update.truth for update in _of_round(self.folder, self.round)]
+        images, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
+        others = [u.truth for u in recording.updates if u.round != self.round and u.has_truth]
+        remarks: tuple[str, ...] = ()
+        if apart := [pair for pair in others if not _shared(pair[0], images)]:
+            tried, tested = (torch.cat(parts) for parts in zip(*apart, strict=True))
+        else:
+            tried, tested = torch.full_like(images[:1], 0.5), torch.zeros(1, dtype=torch.int64)
+            remarks = (
+                "the recording has no other samples: reconstructions are compared with the best constant image as a "
+                "guess, and with those of their own batch",
+            )
+        classes = tuple(map(str, range(recording.header.classes)))
+        stored = [_stored(part) for part in (images, tried)]
+        if stored[0].dtype != stored[1].dtype:
+            stored = [_levels(part, 65535) for part in (images, tried)]
+        return Dataset(stored[0], labels.numpy(), stored[1], tested.numpy(), classes, remarks=remarks)
+
+
+def _shared(some: Tensor, others: Tensor) -> bool:
+    """Return whether any image is in both batches."""
+    return bool(torch.cdist(some.flatten(1), others.flatten(1)).min() < 1e-6)
+
+
+def _stored(images: Tensor) -> np.ndarray:
+    """Return images in [0, 1] in 8 bits where they have no more, else in 16."""
+    levels = images * 255
+    exact = bool((levels - levels.round()).abs().max() < _BYTES)
+    return _levels(images, 255 if exact else 65535)
+
+
+def _levels(images: Tensor, most: int) -> np.ndarray:
+    kind = np.uint8 if most == 255 else np.uint16
+    return (images.double() * most).round().numpy().astype(kind)
+
+
+@component
+class ByUpdate:
+    """A client for each recorded update of a round, with its samples."""
+
+    folder: Path
+    """Folder of the recording."""
+    round: int
+    """The round."""
+
+    def split(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Sequence[np.ndarray]:
+        """Return the clients' indices, see `Partition.split`."""
+        ends = np.cumsum([update.samples for update in _of_round(self.folder, self.round)])
+        return np.split(np.arange(len(labels)), ends[:-1])
+
+
+@component
+class Recorded(Defence):
+    """Whatever the recorded federation does to its updates: the client answers with what was recorded of it."""
+
+    folder: Path
+    """Folder of the recording."""
+    round: int
+    """The round."""
+
+    def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
+        """Return the recorded update in place of a new one."""
+
+        def update(task: Task) -> Update:
+            recorded = _of_round(self.folder, self.round)[task.client]
+            seen = looked_over(Recording(self.folder), recorded, task.model).observation.to(_device(task))
+            floats = {name: b for name, b in task.model.named_buffers() if b.is_floating_point()}
+            buffers = {name: seen.returned_buffers.get(name, task.buffers[name]) for name in floats}
+            return Update(task.client, task.round, seen.update, buffers, recorded.samples, float("nan"))
+
+        return update
+
+
+def _device(task: Task) -> torch.device:
+    return task.data.inputs.device
+
+
+def looked_over(recording: Recording, update: RecordedUpdate, model: nn.Module) -> Given:
+    """Return a recorded update as attacks take it; raises `UserError`, naming it, where it is not the model's."""
+    header = recording.header
+    try:
+        return observe(model, update.sent, header.sample, header.classes, update.samples, **update.answer)
+    except UserError as error:
+        raise UserError(f"{recording.folder}, {update.name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How one round of a recording is attacked."""
+
+    recording: Recording
+    round: int
+    model: Mapping[str, Any]
+    """The scenario's section `model`, without the normalisation."""
+    loss: Mapping[str, Any]
+    """The scenario's section `loss`."""
+    evaluations: int
+    """Evaluations of each search's objective."""
+    seed: int = 0
+
+    @cached_property
+    def updates(self) -> list[RecordedUpdate]:
+        """The round's updates."""
+        return self.recording.of_round(self.round)
+
+    @cached_property
+    def scored(self) -> bool:
+        """Whether the truth was recorded, of all of the round."""
+        return all(update.has_truth for update in self.updates)
+
+    @property
+    def model_section(self) -> dict[str, Any]:
+        """The scenario's section `model`."""
+        return {**self.model, **normalisation(self.recording.header)}
+
+    def document(self) -> dict[str, Any]:
+        """Return the round as a scenario, whose arms are `none` and `recorded`."""
+        where = {"folder": str(self.recording.folder.resolve()), "round": self.round}
+        gradient = self.updates[0].kind == "gradient"
+        by_size: dict[int, list[int]] = {}
+        for client, update in enumerate(self.updates):
+            by_size.setdefault(update.samples, []).append(client)
+        attacks = [
+            {
+                **_spec(method, self.evaluations),
+                **({"observes": "gradient", "batch_size": batch} if gradient else {"observes": "update"}),
+                "victims": by_size[batch],
+                "knowledge": list(TWINS[twin]),
+                "label": f"{title(method, batch)}, {twin}",
+            }
+            for method, batch, twin in product(METHODS, by_size, TWINS)
+            if method.takes("pixels", batch)
+        ]
+        return {
+            "name": "replay",
+            "seed": self.seed,
+            "data": {"name": f"{__name__}:RecordedData", **where},
+            "model": self.model_section,
+            "loss": dict(self.loss),
+            "training": self._training(),
+            "partition": {"name": f"{__name__}:ByUpdate", **where},
+            "federation": {"rounds": self.round + 1, "clients": len(self.updates)},
+            "arms": {UNDEFENDED: [], RECORDED: [{"name": f"{__name__}:Recorded", **where}]},
+            "attacks": attacks,
+        }
+
+    def _training(self) -> dict[str, Any]:
+        """Return the local training behind the round's updates; raises `UserError` where it was not one for all."""
+        kinds = {(u.kind, replace(u.local, steps=1)) for u in self.updates}
+        if len(kinds) > 1:
+            raise UserError(
+                f"{self.recording.folder}: the updates of round {self.round} are not of one local training: record "
+                f"clients whose kind, batch size, lr, momentum, decay or clipping differ to folders of their own"
+            )
+        [(kind, local)] = kinds
+        if kind == "gradient":
+            return {"algorithm": "fedsgd", "batch_size": None}
+        told: dict[str, Any] = {"lr": local.lr, "momentum": local.momentum, "weight_decay": local.weight_decay}
+        told |= {"clip_norm": local.clip_norm, "batch_size": local.batch_size}
+        steps = {update.local.steps for update in self.updates}
+        if len(steps) == 1:
+            return {**told, "steps": steps.pop()}
+        epochs = {u.local.steps / ceil(u.samples / min(local.batch_size or u.samples, u.samples)) for u in self.updates}
+        if len(epochs) > 1 or not min(epochs).is_integer():
+            raise UserError(
+                f"{self.recording.folder}: the updates of round {self.round} took {sorted(steps)} local steps, no "
+                f"equal number of epochs for all: record clients with other steps to folders of their own"
+            )
+        return {**told, "epochs": int(epochs.pop())}
+
+    def sent(self) -> tuple[Sent, list[str]]:
+        """Return what the round's clients were sent, and remarks on what they returned, each once."""
+        model = self._built
+        given = [(update, looked_over(self.recording, update, model)) for update in self.updates]
+        remarks = dict.fromkeys(f"{update.name}: {remark}" for update, one in given for remark in one.remarks)
+        first = given[0][1].observation
+        return Sent(self.round, first.weights, first.buffers), list(remarks)
+
+    def unscored(self) -> Iterator[tuple[RecordedUpdate, str, Reconstruction]]:
+        """Yield what each attack makes of each update, blind, without any truth."""
+        for update in self.updates:
+            seen = looked_over(self.recording, update, self._built).observation
+            key = seeds.derived(self.seed, "replay", update.round, update.client)
+            for name, found in attempts(self._built, seen, self.evaluations, key):
+                yield update, name, found
+
+    @cached_property
+    def _built(self) -> nn.Module:
+        return built(self.model_section, self.loss, self.recording.header, self.seed)
+
+
+def normalisation(header: Header) -> dict[str, Any]:
+    """Return what a header's normalisation adds to a section `model`."""
+    if header.mean is None or header.std is None:
+        return {}
+    return {"normalise": {"mean": list(header.mean), "std": list(header.std)}}
+
+
+def built(model: Mapping[str, Any], loss: Mapping[str, Any], header: Header, seed: int) -> nn.Module:
+    """Return the model of a section `model` for what a header says, as clients train it by a section `loss`."""
+    spec = ModelSpec.model_validate(model)
+    normalise = (spec.normalise.mean, spec.normalise.std) if spec.normalise else None
+    net = build_model(spec.name, spec.parameters, header.sample, header.classes, seed, normalise)
+    losses.attach(net, LossSpec.model_validate(loss).build())
+    return net.train()
+
+
+def attempts(model: nn.Module, seen: Observation, evaluations: int, key: bytes) -> Iterator[tuple[str, Reconstruction]]:
+    """Yield what each of the audit's attacks makes of one observation, by name, within so many evaluations."""
+    for method in METHODS:
+        if not method.takes("pixels", seen.batch_size):
+            continue
+        attack = AttackSpec.model_validate(_spec(method, evaluations)).build()
+        try:
+            [found] = attempt(attack, [seen], model, [seeds.torch_generator(key, method.name)], False)
+        except UserError:
+            raise
+        except Exception as error:  # the attack's own: others go on
+            found = failed(attack, f"raised {type(error).__name__}: {error}")
+        assert isinstance(found, Reconstruction)
+        yield method.name, found
+
+
+def _spec(method: Method, evaluations: int) -> dict[str, Any]:
+    searched = {"iterations": fewest(method, evaluations)} if method.evaluations else {}
+    return {"name": method.name, **method.parameters, **searched}

@@ -1,0 +1,357 @@
+"""Recordings of federations that exist: what a server sees of each update, in an open format.
+
+`docs/existing-federations.md` describes it: a folder with `recording.json`, and for every update a row in
+`index/*.parquet`, the state that the client was sent in `sent/`, what it returned in `returned/`, and, only where
+that is asked for, its samples in `truth/`, as safetensors. Each file is written once and whole, so clients in processes
+of their own may write to one folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from rayfed.attacks.given import observe
+from rayfed.errors import DataError, UserError
+from rayfed.samples import Pixels
+from rayfed.update import LocalTraining, Named, digest_of
+
+FORMAT, VERSION = "rayfed-recording", 1
+_HEADER = "recording.json"
+_SLACK = 1e-3
+"""How far a pixel may be out of [0, 1] for the rounding of a normalisation that is undone."""
+_LOCAL = [field.name for field in fields(LocalTraining)]
+_ROWS = pa.schema(
+    [
+        pa.field("round", pa.int64(), nullable=False),
+        pa.field("client", pa.int64(), nullable=False),
+        pa.field("samples", pa.int64(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("steps", pa.int64(), nullable=False),
+        pa.field("batch_size", pa.int64()),
+        pa.field("lr", pa.float64(), nullable=False),
+        pa.field("momentum", pa.float64(), nullable=False),
+        pa.field("weight_decay", pa.float64(), nullable=False),
+        pa.field("clip_norm", pa.float64()),
+        pa.field("sent", pa.string(), nullable=False),
+        pa.field("returned", pa.string(), nullable=False),
+        pa.field("truth", pa.string()),
+    ]
+)
+Kind = Literal["state", "gradient"]
+"""What a client returned: its state dict after local steps, or a gradient."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What all updates of a recording have in common."""
+
+    model: str
+    """Name of the model's class, for people."""
+    shape: tuple[int, int, int]
+    """Shape (C, H, W) of an image."""
+    classes: int
+    mean: tuple[float, ...] | None = None
+    """What images in [0, 1] are normalised by before the model, per channel; None: nothing."""
+    std: tuple[float, ...] | None = None
+
+    @property
+    def sample(self) -> Pixels:
+        """Description of the samples."""
+        return Pixels(*self.shape)
+
+
+class Recorder:
+    """Writes a recording; as a context manager it says at its end where nothing was recorded."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        folder: str | os.PathLike[str],
+        local: LocalTraining | None = None,
+        *,
+        truth: bool = False,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        classes: int | None = None,
+    ) -> None:
+        """Begin, or go on with, a recording in a folder; see `rayfed.record`."""
+        if (mean is None) != (std is None):
+            raise UserError("record: give both mean and std of the normalisation, or neither")
+        self._model, self._folder, self._local, self._truth = model, Path(folder), local, truth
+        self._mean, self._std = (None if v is None else tuple(map(float, v)) for v in (mean, std))
+        self._classes = classes
+        self._last: tuple[bytes, int, int] = b"", -1, 0
+        self._begun = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and not self._begun:
+            warnings.warn(f"{self._folder}: nothing was recorded, for round() was never called", stacklevel=2)
+
+    def round(
+        self,
+        sent: Mapping[str, Tensor],
+        update: Mapping[str, Tensor],
+        batch: tuple[Tensor, Tensor],
+        *,
+        round: int | None = None,
+        client: int | None = None,
+        local: LocalTraining | None = None,
+    ) -> None:
+        """Record one client's answer in one round.
+
+        `sent` is the state dict that the client was sent, `update` the one that it returned after the `local` steps, or
+        where there are none the gradient of its mean loss. `batch` are the inputs (N, C, H, W), as the model took them,
+        and labels (N,) of all samples behind it: their number and shape are written, they themselves only as the truth.
+        Where nobody says the `round` and `client`, another state sent begins another round, and clients are counted.
+
+        Raises `UserError` for tensors that are not the model's and for images out of range.
+        """
+        local, (inputs, labels) = local or self._local, batch
+        images = self._images(inputs)
+        digest = digest_of(dict(sent))
+        number, own = self._numbered(digest, round, client)
+        kind: Kind = "gradient" if local is None else "state"
+        if local and local.batch_size and local.steps * local.batch_size < len(images):
+            raise UserError(
+                f"record: {local.steps} steps of {local.batch_size} samples use no more than "
+                f"{local.steps * local.batch_size}, and the batch has {len(images)}: give those that were used"
+            )
+        if not self._begun:
+            self._begin(sent, update, inputs, images, local)
+        name = f"round-{number:05d}-client-{own:05d}"
+        files = {"sent": f"sent/{digest.hex()[:16]}.safetensors", "returned": f"returned/{name}.safetensors"}
+        files |= {"truth": f"truth/{name}.safetensors"} if self._truth else {}
+        if not (self._folder / files["sent"]).exists():
+            self._write(files["sent"], _packed(sent))
+        self._write(files["returned"], _packed(update))
+        if self._truth:
+            self._write(files["truth"], _packed({"inputs": images, "labels": labels.long()}))
+        row = {"round": number, "client": own, "samples": len(images), "kind": kind, **asdict(local or LocalTraining())}
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist([row | files], schema=_ROWS), sink)
+        self._write(f"index/{name}.parquet", sink.getvalue().to_pybytes())
+
+    def _numbered(self, digest: bytes, round: int | None, client: int | None) -> tuple[int, int]:
+        last, number, clients = self._last
+        if round is None:
+            round = number if digest == last else number + 1
+        if client is None:
+            client = clients if round == number else 0
+        self._last = digest, round, client + 1
+        return round, client
+
+    def _images(self, inputs: Tensor) -> Tensor:
+        """Return images in [0, 1], the normalisation undone; raises `UserError` for inputs that are none."""
+        if inputs.ndim != 4 or not inputs.is_floating_point() or not len(inputs):
+            raise UserError(
+                f"record: inputs are {inputs.dtype} {tuple(inputs.shape)}, and images (N, C, H, W) of floats are what "
+                f"can be recorded: of texts and rows give attacks what they need by rayfed.attacks.given.observe"
+            )
+        images = inputs.detach().cpu().float()
+        if self._mean is not None and self._std is not None:
+            if not len(self._mean) == len(self._std) == images.shape[1]:
+                raise UserError(f"record: mean and std need {images.shape[1]} values each, one a channel")
+            mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self._mean, self._std))
+            images = images * std + mean
+        low, high = float(images.min()), float(images.max())
+        if not (low >= -_SLACK and high <= 1 + _SLACK):  # NaN is out of range, too
+            raise UserError(
+                f"record: images are from {low:.3g} to {high:.3g}, and attacks look for some in [0, 1]: give the mean "
+                f"and std by which your transform normalises, record(..., mean=[...], std=[...])"
+            )
+        return images.clamp(0, 1)
+
+    def _begin(
+        self,
+        sent: Mapping[str, Tensor],
+        update: Mapping[str, Tensor],
+        inputs: Tensor,
+        images: Tensor,
+        local: LocalTraining | None,
+    ) -> None:
+        """Look the first update over, and write the header, or check that it is that of the recording that is there."""
+        header = Header(
+            type(self._model).__name__,
+            (images.shape[1], images.shape[2], images.shape[3]),
+            self._classes or _outputs(self._model, inputs[:1]),
+            self._mean,
+            self._std,
+        )
+        answer = {"gradient": update} if local is None else {"returned": update, "local": local}
+        given = observe(self._model, sent, header.sample, header.classes, len(images), **answer)
+        for remark in given.remarks:
+            warnings.warn(f"record: {remark}", stacklevel=3)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # an update may be as private as its samples
+        except OSError as error:
+            raise UserError(f"record: cannot make the folder {self._folder}: {error.strerror}") from error
+        text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(header)}, indent=2) + "\n"
+        if not (self._folder / _HEADER).exists():
+            self._write(_HEADER, text.encode())
+        if (found := Recording(self._folder).header) != header:
+            raise UserError(f"{self._folder} has a recording of something else ({found}): record to another folder")
+        self._begun = True
+
+    def _write(self, name: str, data: bytes) -> None:
+        path = self._folder / name
+        path.parent.mkdir(exist_ok=True)
+        partly = path.with_name(f".{path.name}.{os.getpid()}")
+        partly.write_bytes(data)
+        partly.replace(path)
+
+
+@dataclass(frozen=True)
+class RecordedUpdate:
+    """One client's answer in one round, as it was recorded."""
+
+    folder: Path
+    round: int
+    client: int
+    samples: int
+    """Number of samples behind it."""
+    kind: Kind
+    local: LocalTraining
+    """The local steps behind a state; one gradient otherwise."""
+    files: Mapping[str, str | None]
+
+    @property
+    def name(self) -> str:
+        """The update in words."""
+        return f"round {self.round}, client {self.client}"
+
+    @property
+    def sent(self) -> Named:
+        """The state dict that the client was sent."""
+        return self._read("sent")
+
+    @property
+    def returned(self) -> Named:
+        """The state dict, or the gradient, that it returned."""
+        return self._read("returned")
+
+    @property
+    def has_truth(self) -> bool:
+        """Whether its samples were recorded, too."""
+        return self.files["truth"] is not None
+
+    @property
+    def truth(self) -> tuple[Tensor, Tensor]:
+        """Images (N, C, H, W) in [0, 1] and labels (N,) int64 behind it."""
+        found = self._read("truth")
+        return found["inputs"], found["labels"]
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """What `rayfed.attacks.given.observe` takes of it, by keyword."""
+        return (
+            {"gradient": self.returned} if self.kind == "gradient" else {"returned": self.returned, "local": self.local}
+        )
+
+    def _read(self, what: str) -> Named:
+        path = self.folder / str(self.files[what])
+        try:
+            found: Named = load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{path} of {self.name} cannot be read: {error}; restore it from a copy") from error
+        return found
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A recording in a folder; raises `DataError` where there is none, or another version's."""
+
+    folder: Path
+
+    @cached_property
+    def header(self) -> Header:
+        """What all updates have in common."""
+        path = self.folder / _HEADER
+        try:
+            read = json.loads(path.read_text())
+        except OSError as error:
+            raise DataError(
+                f"{self.folder} is no recording (no {_HEADER}): name a folder that rayfed.record wrote"
+            ) from error
+        except ValueError as error:
+            raise DataError(f"{path} is damaged: {error}") from error
+        if not isinstance(read, dict) or (read.pop("format", None), read.pop("version", None)) != (FORMAT, VERSION):
+            raise DataError(f"{path}: not a recording of version {VERSION}, which this rayfed reads")
+        try:
+            lists = {key: tuple(value) for key, value in read.items() if isinstance(value, list)}
+            return Header(**read | lists)
+        except TypeError as error:
+            raise DataError(f"{path} is damaged: {error}") from error
+
+    @cached_property
+    def updates(self) -> list[RecordedUpdate]:
+        """All updates, by round and client."""
+        _ = self.header
+        try:
+            parts = [pq.read_table(path).cast(_ROWS) for path in sorted((self.folder / "index").glob("*.parquet"))]
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise DataError(f"{self.folder}/index cannot be read: {error}") from error
+        if not parts:
+            raise DataError(f"{self.folder} has no updates: nothing was recorded")
+        rows = pa.concat_tables(parts).sort_by([("round", "ascending"), ("client", "ascending")]).to_pylist()
+        return [
+            RecordedUpdate(
+                self.folder, row["round"], row["client"], row["samples"], row["kind"],
+                LocalTraining(**{name: row[name] for name in _LOCAL}),
+                {name: row[name] for name in ("sent", "returned", "truth")},
+            )
+            for row in rows
+        ]  # fmt: skip
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds that were recorded."""
+        return list(dict.fromkeys(update.round for update in self.updates))
+
+    def of_round(self, round: int) -> list[RecordedUpdate]:
+        """Return the updates of a round; raises `UserError` where there are none, or where they began differently."""
+        found = [update for update in self.updates if update.round == round]
+        if not found:
+            raise UserError(f"{self.folder} has no round {round}, but {', '.join(map(str, self.rounds))}")
+        if len({update.files["sent"] for update in found}) > 1:
+            raise UserError(f"{self.folder}: clients of round {round} were sent different states: number rounds apart")
+        return found
+
+
+def _packed(tensors: Mapping[str, Tensor]) -> bytes:
+    packed: bytes = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    return packed
+
+
+def _outputs(model: nn.Module, inputs: Tensor) -> int:
+    """Return the model's number of outputs, from a forward pass in evaluation mode that changes nothing."""
+    modes = {module: module.training for module in model.modules()}
+    place = next(model.parameters())
+    try:
+        with torch.no_grad():
+            logits = model.eval()(inputs.to(place.device, place.dtype))
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        raise UserError("record: the model does not answer with logits (N, classes): say record(..., classes=...)")
+    return int(logits.shape[1])

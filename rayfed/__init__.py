@@ -39,6 +39,7 @@ def record(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     classes: int | None = None,
+    shape: Sequence[int] | None = None,
 ) -> Recorder:
     """Record what a server sees of a federation's updates into a folder, for `rayfed replay`.
 
@@ -47,8 +48,9 @@ def record(
 
     `local` are the steps behind a state that is returned; without it gradients are. With `truth` the samples themselves
     are written, too, so that reconstructions can be scored: never by default. `mean` and `std` (per channel) are those
-    by which your transform normalises images that were in [0, 1]; `classes` is found by a forward pass unless given.
+    by which your transform normalises images that were in [0, 1]; `classes` is found by a forward pass unless given,
+    `shape` (C, H, W) from the images; a server that has none says it, and gives their number in place of a batch.
     """
     from rayfed import recording  # `import rayfed` stays light
 
-    return recording.Recorder(model, folder, local, truth=truth, mean=mean, std=std, classes=classes)
+    return recording.Recorder(model, folder, local, truth=truth, mean=mean, std=std, classes=classes, shape=shape)

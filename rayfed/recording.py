@@ -88,13 +88,14 @@ class Recorder:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         classes: int | None = None,
+        shape: Sequence[int] | None = None,
     ) -> None:
         """Begin, or go on with, a recording in a folder; see `rayfed.record`."""
         if (mean is None) != (std is None):
             raise UserError("record: give both mean and std of the normalisation, or neither")
         self._model, self._folder, self._local, self._truth = model, Path(folder), local, truth
         self._mean, self._std = (None if v is None else tuple(map(float, v)) for v in (mean, std))
-        self._classes = classes
+        self._classes, self._shape = classes, None if shape is None else tuple(shape)
         self._last: tuple[bytes, int, int] = b"", -1, 0
         self._begun = False
 
@@ -111,7 +112,7 @@ class Recorder:
         self,
         sent: Mapping[str, Tensor],
         update: Mapping[str, Tensor],
-        batch: tuple[Tensor, Tensor],
+        batch: tuple[Tensor, Tensor] | int,
         *,
         round: int | None = None,
         client: int | None = None,
@@ -122,31 +123,31 @@ class Recorder:
         `sent` is the state dict that the client was sent, `update` the one that it returned after the `local` steps, or
         where there are none the gradient of its mean loss. `batch` are the inputs (N, C, H, W), as the model took them,
         and labels (N,) of all samples behind it: their number and shape are written, they themselves only as the truth.
+        Who has none, as a server, gives their number, and their `shape` to the recorder.
         Where nobody says the `round` and `client`, another state sent begins another round, and clients are counted.
 
         Raises `UserError` for tensors that are not the model's and for images out of range.
         """
-        local, (inputs, labels) = local or self._local, batch
-        images = self._images(inputs)
+        local, (samples, truth) = local or self._local, self._behind(batch)
         digest = digest_of(dict(sent))
         number, own = self._numbered(digest, round, client)
         kind: Kind = "gradient" if local is None else "state"
-        if local and local.batch_size and local.steps * local.batch_size < len(images):
+        if local and local.batch_size and local.steps * local.batch_size < samples:
             raise UserError(
                 f"record: {local.steps} steps of {local.batch_size} samples use no more than "
-                f"{local.steps * local.batch_size}, and the batch has {len(images)}: give those that were used"
+                f"{local.steps * local.batch_size}, and the batch has {samples}: give those that were used"
             )
         if not self._begun:
-            self._begin(sent, update, inputs, images, local)
+            self._begin(sent, update, samples, local)
         name = f"round-{number:05d}-client-{own:05d}"
         files = {"sent": f"sent/{digest.hex()[:16]}.safetensors", "returned": f"returned/{name}.safetensors"}
-        files |= {"truth": f"truth/{name}.safetensors"} if self._truth else {}
+        files |= {"truth": f"truth/{name}.safetensors"} if truth else {}
         if not (self._folder / files["sent"]).exists():
             self._write(files["sent"], _packed(sent))
         self._write(files["returned"], _packed(update))
-        if self._truth:
-            self._write(files["truth"], _packed({"inputs": images, "labels": labels.long()}))
-        row = {"round": number, "client": own, "samples": len(images), "kind": kind, **asdict(local or LocalTraining())}
+        if truth:
+            self._write(files["truth"], _packed(truth))
+        row = {"round": number, "client": own, "samples": samples, "kind": kind, **asdict(local or LocalTraining())}
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist([row | files], schema=_ROWS), sink)
         self._write(f"index/{name}.parquet", sink.getvalue().to_pybytes())
@@ -159,6 +160,21 @@ class Recorder:
             client = clients if round == number else 0
         self._last = digest, round, client + 1
         return round, client
+
+    def _behind(self, batch: tuple[Tensor, Tensor] | int) -> tuple[int, Named]:
+        """Return how many samples are behind an update, and they themselves where the truth is recorded."""
+        if isinstance(batch, int):
+            if self._shape is None or self._truth or batch < 1:
+                raise UserError(
+                    f"record: a batch of {batch} without its samples needs record(..., shape=(C, H, W)), and has no "
+                    f"truth: give images and labels"
+                )
+            return batch, {}
+        images = self._images(batch[0])
+        self._shape = self._shape or tuple(images.shape[1:])
+        if images.shape[1:] != self._shape:
+            raise UserError(f"record: images are {tuple(images.shape[1:])}, and those before were {self._shape}")
+        return len(images), {"inputs": images, "labels": batch[1].long()} if self._truth else {}
 
     def _images(self, inputs: Tensor) -> Tensor:
         """Return images in [0, 1], the normalisation undone; raises `UserError` for inputs that are none."""
@@ -185,20 +201,16 @@ class Recorder:
         self,
         sent: Mapping[str, Tensor],
         update: Mapping[str, Tensor],
-        inputs: Tensor,
-        images: Tensor,
+        samples: int,
         local: LocalTraining | None,
     ) -> None:
         """Look the first update over, and write the header, or check that it is that of the recording that is there."""
-        header = Header(
-            type(self._model).__name__,
-            (images.shape[1], images.shape[2], images.shape[3]),
-            self._classes or _outputs(self._model, inputs[:1]),
-            self._mean,
-            self._std,
-        )
+        assert self._shape is not None
+        channels, height, width = self._shape
+        classes = self._classes or _outputs(self._model, torch.zeros(1, *self._shape))
+        header = Header(type(self._model).__name__, (channels, height, width), classes, self._mean, self._std)
         answer = {"gradient": update} if local is None else {"returned": update, "local": local}
-        given = observe(self._model, sent, header.sample, header.classes, len(images), **answer)
+        given = observe(self._model, sent, header.sample, header.classes, samples, **answer)
         for remark in given.remarks:
             warnings.warn(f"record: {remark}", stacklevel=3)
         try:

@@ -30,7 +30,7 @@ FLOORS = (
     "rayfed.attacks rayfed.defences rayfed.aggregation rayfed.poisoning rayfed.scenario rayfed.analysis"
     " rayfed.recording",
     # `rayfed` is the package's own `__init__.py`
-    "rayfed.client rayfed.report rayfed.reproductions rayfed",
+    "rayfed.client rayfed.report rayfed.reproductions rayfed.integrations rayfed",
     "rayfed.engine rayfed.pretraining",
     "actors",
     "rayfed.cli rayfed.__main__ rayfed.tune",

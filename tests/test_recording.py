@@ -139,6 +139,17 @@ def test_rounds_and_clients_are_told_or_counted(tmp_path: Path, net: Net) -> Non
         Recording(tmp_path / "told").of_round(0)
 
 
+def test_a_server_records_without_samples(tmp_path: Path, net: Net) -> None:
+    with record(net, tmp_path, STEPS, shape=(1, 8, 8)) as r:
+        r.round(net.state_dict(), trained(net, images(0, 3)), 3)
+    [update] = Recording(tmp_path).updates
+    assert (update.samples, Recording(tmp_path).header.classes) == (3, 10)
+    with pytest.raises(UserError, match="without its samples needs record"):
+        r.round(net.state_dict(), net.state_dict(), 0)
+    with pytest.raises(UserError, match="without its samples needs record"), record(net, tmp_path / "x", STEPS) as r:
+        r.round(net.state_dict(), net.state_dict(), 3)
+
+
 def test_recordings_by_mistake_are_refused_or_warned_of(tmp_path: Path, net: Net) -> None:
     sent, batch = copy.deepcopy(net.state_dict()), images(0)
     good = trained(net, batch)
@@ -329,7 +340,7 @@ def test_one_update_of_two_state_dicts_is_attacked(tmp_path: Path, net: Net) -> 
 
 def test_the_loop_of_the_documentation_records(tmp_path: Path, net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (REPOSITORY / "docs" / "existing-federations.md").read_text()
-    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
     def federation() -> Iterator[Any]:
         x, y = images(0)

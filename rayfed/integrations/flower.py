@@ -1,0 +1,138 @@
+"""Flower: a mod of a `ClientApp` and a strategy of a `ServerApp` that record updates for `rayfed replay`.
+
+Written for Flower's message API, as of flwr 1.41.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.errors import UserError, needing
+from rayfed.integrations.watch import Watch
+from rayfed.recording import Recorder
+from rayfed.update import LocalTraining
+
+with needing("flwr", "flower", "rayfed.integrations.flower"):
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import Strategy
+
+ClientSide = Callable[[Message, Context], Message]
+Kept = TypeVar("Kept", bound=Strategy)
+_MOST = 1 << 31
+"""Numbers of clients where Flower has drawn larger ones for its nodes."""
+
+
+@dataclass(frozen=True)
+class RecordingMod:
+    """Mod for `ClientApp(mods=[...])` that records what a client was sent and what it returns.
+
+    Put first, it records what leaves the client, behind all other mods. How many samples a client trained on, and in
+    which steps, is watched. Where a round cannot be recorded, it fails with the reason.
+    """
+
+    folder: str | PathLike[str]
+    """Folder of the recording; the clients of a simulation share it."""
+    model: Callable[[], nn.Module]
+    """The class that clients train, or a function that makes one."""
+    truth: bool = False
+    """Whether the samples and labels themselves are written, so that reconstructions can be scored."""
+    mean: Sequence[float] | None = None
+    """Means by which images in [0, 1] are normalised before the model, per channel; None: nothing."""
+    std: Sequence[float] | None = None
+    """Deviations likewise."""
+    local: LocalTraining | None = None
+    """The local steps; None: as watched."""
+
+    def __call__(self, message: Message, context: Context, call_next: ClientSide) -> Message:
+        """Let the client train, and record its reply to a message of training."""
+        if message.metadata.message_type.partition(".")[0] != "train":
+            return call_next(message, context)
+        sent, model = _arrays(message), self.model()
+        with Watch(type(model)) as watch:
+            reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        seen = watch.seen(self.local)
+        if self.truth and seen.labels is None:
+            raise UserError("RecordingMod: no labels of a cross entropy were seen, which the truth needs")
+        labels = torch.zeros(len(seen.inputs), dtype=torch.int64) if seen.labels is None else seen.labels
+        recorder = Recorder(model, self.folder, seen.local, truth=self.truth, mean=self.mean, std=self.std)
+        client = int(context.node_config.get("partition-id", context.node_id % _MOST))
+        recorder.round(sent, _arrays(reply), (seen.inputs, labels), round=_round(message), client=client)
+        return reply
+
+
+def recording_strategy(
+    strategy: Kept,
+    folder: str | PathLike[str],
+    model: nn.Module,
+    local: LocalTraining,
+    *,
+    shape: Sequence[int],
+    epochs: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Kept:
+    """Return the strategy, which from now on records what clients are sent and what they return.
+
+    A server sees no samples: it knows the images' `shape` (C, H, W), the `local` steps that it asks for, and by each
+    reply's `num-examples` how many samples are behind it. With `epochs` the steps are as many passes over these.
+    """
+    recorder = Recorder(model, folder, local, shape=shape, mean=mean, std=std)
+    configure, aggregate = strategy.configure_train, strategy.aggregate_train
+    sent: dict[int, dict[str, Tensor]] = {}
+    clients: dict[int, int] = {}
+
+    def configured(server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
+        sent.clear()
+        sent[server_round] = dict(arrays.to_torch_state_dict())
+        messages: Iterable[Message] = configure(server_round, arrays, config, grid)
+        return messages
+
+    def aggregated(server_round: int, replies: Iterable[Message]) -> Any:
+        replies = list(replies)
+        for reply in replies:
+            if reply.has_error():
+                continue
+            count = _examples(reply)
+            steps = local if epochs is None else replace(local, steps=_steps(local, count, epochs))
+            client = clients.setdefault(reply.metadata.src_node_id, len(clients))
+            recorder.round(sent[server_round], _arrays(reply), count, round=server_round, client=client, local=steps)
+        return aggregate(server_round, replies)
+
+    strategy.configure_train, strategy.aggregate_train = configured, aggregated
+    return strategy
+
+
+def _steps(local: LocalTraining, samples: int, epochs: int) -> int:
+    return epochs * -(-samples // min(local.batch_size or samples, samples))
+
+
+def _arrays(message: Message) -> dict[str, Tensor]:
+    """Return the state dict of a message; raises `UserError` where it has none, or several."""
+    records = list(message.content.array_records.values())
+    if len(records) != 1:
+        raise UserError(f"a message to be recorded has {len(records)} array records, where one is the model's state")
+    return dict(records[0].to_torch_state_dict())
+
+
+def _round(message: Message) -> int:
+    """Return the server's round; raises `UserError` where the strategy does not write it, as Flower's own do."""
+    rounds = [record["server-round"] for record in message.content.config_records.values() if "server-round" in record]
+    if not rounds:
+        raise UserError("RecordingMod: the message does not say its round: have the strategy send `server-round`")
+    return int(rounds[0])
+
+
+def _examples(reply: Message) -> int:
+    counts = [record["num-examples"] for record in reply.content.metric_records.values() if "num-examples" in record]
+    if not counts:
+        raise UserError("recording_strategy: a reply has no `num-examples` among its metrics")
+    return int(counts[0])

@@ -1,0 +1,113 @@
+"""Watches a client train with PyTorch: the samples that its model sees, their labels, and its optimiser's steps.
+
+For frameworks that hand a whole local round to the user's own function. Hooks are set for the time of the round alone.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim import SGD, Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from rayfed.errors import UserError
+from rayfed.update import LocalTraining
+
+_SETTINGS = "lr", "momentum", "weight_decay", "nesterov", "dampening"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a local round was made of."""
+
+    local: LocalTraining
+    inputs: Tensor
+    """(N, *shape), every input once, as the model took it."""
+    labels: Tensor | None
+    """(N,) int64; None where the loss was another than PyTorch's cross entropy."""
+
+
+class Watch(TorchFunctionMode):
+    """Context in which training steps of models of one class are watched."""
+
+    def __init__(self, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self._kind = kind
+        self._inputs: list[Tensor] = []
+        self._labels: list[Tensor] = []
+        self._steps: list[tuple[type[Optimizer], frozenset[tuple[float, ...]]]] = []
+        self._hooks = ExitStack()
+
+    def __enter__(self) -> Self:
+        for hook in (register_module_forward_pre_hook(self._fed), register_optimizer_step_pre_hook(self._stepped)):
+            self._hooks.callback(hook.remove)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        self._hooks.close()
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """Note the targets of a cross entropy that has a slope; call the function."""
+        given = kwargs or {}
+        if func is F.cross_entropy and torch.is_grad_enabled():
+            target = given.get("target", args[1] if len(args) > 1 else None)
+            if isinstance(target, Tensor) and not target.is_floating_point():
+                self._labels.append(target.detach().cpu().clone())
+        return func(*args, **given)
+
+    def _fed(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if isinstance(module, self._kind) and module.training and torch.is_grad_enabled():
+            self._inputs.append(inputs[0].detach().cpu().clone())
+
+    def _stepped(self, optimiser: Optimizer, *_: Any) -> None:
+        every = {tuple(float(group.get(name) or 0) for name in _SETTINGS) for group in optimiser.param_groups}
+        self._steps.append((type(optimiser), frozenset(every)))
+
+    def seen(self, local: LocalTraining | None = None) -> Seen:
+        """Return what was seen, with the steps that `local` says instead of those watched.
+
+        Raises `UserError` for a round whose steps no attack undoes, or that was not seen.
+        """
+        if not self._inputs:
+            raise UserError(
+                f"no {self._kind.__name__} was seen to train: name the model that clients train, and let them train "
+                f"in the client's process"
+            )
+        matched = [len(labels) for labels in self._labels] == [len(inputs) for inputs in self._inputs]
+        labels = torch.cat(self._labels) if matched else None
+        every = torch.cat(self._inputs)
+        first: dict[bytes, int] = {}
+        for place, sample in enumerate(every):
+            first.setdefault(sample.contiguous().numpy().tobytes(), place)
+        places = torch.tensor(list(first.values()))
+        return Seen(local or self._local(), every[places], None if labels is None else labels[places])
+
+    def _local(self) -> LocalTraining:
+        if not self._steps:
+            raise UserError("no step of an optimiser of torch.optim was seen: say `local` yourself")
+        kinds = {(kind, settings) for kind, every in self._steps for settings in every}
+        if len(kinds) > 1:
+            raise UserError("the local steps had different optimisers, learning rates or decays: say `local` yourself")
+        [(kind, (lr, momentum, decay, nesterov, dampening))] = kinds
+        if kind is not SGD or nesterov or dampening:
+            raise UserError(
+                f"the local steps were of {kind.__name__}, and attacks undo plain SGD's with momentum alone"
+            )
+        if len(self._inputs) != len(self._steps):
+            raise UserError(
+                f"the model was trained on {len(self._inputs)} batches in {len(self._steps)} steps: one batch a step "
+                f"can be recorded"
+            )
+        return LocalTraining(len(self._steps), max(map(len, self._inputs)), lr, momentum, decay)

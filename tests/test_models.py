@@ -99,9 +99,11 @@ def test_every_registered_model_is_tested_here():
     elsewhere = {
         "crnn",
         "cryptonet",
+        "hf",
         "text_rnn",
         "text_transformer",
-    }  # of their own kind: test_words, test_cryptonet, test_text
+        "timm",
+    }  # of their own kind: test_words, test_cryptonet, test_hub, test_text
     assert {name for name, path in table("models").items() if path.startswith("rayfed.")} == set(SMALL) | elsewhere
 
 

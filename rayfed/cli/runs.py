@@ -187,7 +187,7 @@ def validate(scenario: ScenarioFile, changes: Set = None, debug: Debug = False) 
         told = inputs.data.sample.describe(len(inputs.data.train_labels), len(inputs.data.test_labels))
         print(f"{scenario}: valid")
         print(f"  data: {loaded.data.name}, {told}, {len(inputs.data.classes)} classes")
-        for line in inputs.data.remarks:
+        for line in inputs.remarks:
             print(f"  {line}")
         print(f"  clients: {len(sizes)}, with {sizes.min()} to {sizes.max()} samples ({loaded.partition.name})")
         print(f"  arms: {', '.join(loaded.played)}")

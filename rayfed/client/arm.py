@@ -105,7 +105,7 @@ def build_arm(spec: ResolvedArm, sample: SampleSpec, classes: int, seed: int | b
     model, pipeline = spec.model, spec.defences
     defences = tuple(defence.build() for defence in pipeline)
     normalise = (model.normalise.mean, model.normalise.std) if model.normalise else None
-    net = build_model(model.name, model.parameters, sample, classes, seed, normalise)
+    net = build_model(model.name, model.parameters, sample, classes, seed, normalise, model.state)
     with seeds.global_stream(seed, "adapted model"):
         for defence in defences:
             net = defence.adapt_model(net)

@@ -30,6 +30,7 @@ from rayfed.losses import DEFAULT, BinaryCrossEntropy, OwnLoss
 from rayfed.metrics.guessing import Others
 from rayfed.metrics.score import Scorer
 from rayfed.models.build import places_of
+from rayfed.models.notes import notes_of
 from rayfed.objective import needed_places
 from rayfed.poisoning.base import Poisoning
 from rayfed.scenario import ResolvedArm, Scenario, resolve
@@ -84,6 +85,16 @@ class Inputs:
             for attack in self.scenario.attacks
             for row in account.proved(attack, self.limits[account.name] if training else 0)
         ]
+
+    @property
+    def remarks(self) -> list[str]:
+        """Remarks on the samples as they were read, and on the models as they were made."""
+        found: dict[str, list[str]] = {}
+        for account in self.accounts:
+            for said in notes_of(account.arm.model):
+                found.setdefault(said, []).append(account.name)
+        of = {said: "" if len(arms) == len(self.accounts) else f" of {', '.join(arms)}" for said, arms in found.items()}
+        return [*self.data.remarks, *(f"model{of[said]}: {said}" for said in found)]
 
     @property
     def randomness(self) -> str | None:

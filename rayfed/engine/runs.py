@@ -350,7 +350,7 @@ def _federation(
         federation = Federation(inputs, executor, progress, saved.server if saved else {}, states)
         federation.make_keys()
         progress.ready(saved.round + 1 if saved else 0)
-        for message in (*inputs.data.remarks, *inputs.encryption):
+        for message in (*inputs.remarks, *inputs.encryption):
             progress.note(message)
         if scenario.attacks:
             for message in scorer(scenario, inputs.data).unavailable():

@@ -4,6 +4,7 @@ A model takes images (N, C, H, W) in [0, 1] and gives logits (N, classes).
 """
 
 TABLE: dict[str, str] = {
+    "hf": "rayfed.models.hugging_face:HuggingFace",
     "lenet": "rayfed.models.lenet:LeNet",
     "crnn": "rayfed.models.crnn:CRNN",
     "cryptonet": "rayfed.models.cryptonet:CryptoNet",
@@ -19,5 +20,6 @@ TABLE: dict[str, str] = {
     "resnet34": "rayfed.models.resnet:ResNet34",
     "text_rnn": "rayfed.models.text_rnn:TextRnn",
     "text_transformer": "rayfed.models.text_transformer:TextTransformer",
+    "timm": "rayfed.models.timm_models:Timm",
     "torchvision": "rayfed.models.torchvision_models:Torchvision",
 }

@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from rayfed import registry, seeds
 from rayfed.errors import UserError
+from rayfed.models.state import load_state
 from rayfed.samples import Pixels, SampleSpec
 
 Shape = tuple[int, ...]
@@ -52,6 +54,7 @@ def build_model(
     classes: int,
     seed: int | bytes,
     normalise: tuple[list[float], list[float]] | None = None,
+    state: str | Path | None = None,
 ) -> nn.Module:
     """Build the model of a name, on the CPU.
 
@@ -59,7 +62,8 @@ def build_model(
     (C, H, W) stands for images of that shape. `name` is a model of the registry or a dotted path to a component, an
     `nn.Module` subclass or a function that returns a module; the latter two are called with `parameters`, and with
     `image_shape` (the shape of an input) and `classes` (or `num_classes`) where their signature names them. The weights
-    depend on `seed` alone, and no global generator moves. `normalise` is (mean, std) per channel, applied inside.
+    depend on `seed` alone, and no global generator moves; or they are those of the file `state` (`load_state`).
+    `normalise` is (mean, std) per channel, applied inside.
 
     Raises `UserError` where the name, the parameters or the shapes do not fit, after a trial forward pass.
     """
@@ -70,6 +74,8 @@ def build_model(
             model = _from_component(name, parameters, sample.shape, classes)
         else:
             model = _from_callable(name, target, parameters, sample.shape, classes)
+        if state is not None:
+            load_state(model, state)
         if normalise is not None:
             _check_statistics(normalise, sample.shape[0])
             # First in line: what the images are normalised by refers to their own channels.

@@ -1,4 +1,4 @@
-"""Any classifier of `torchvision.models`, without pretrained weights.
+"""Any classifier of `torchvision.models`, without pretrained weights; `state` loads those of a local file.
 
 Source: https://docs.pytorch.org/vision/stable/models.html (each architecture names its paper there).
 """
@@ -26,7 +26,7 @@ def repeat_grey(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
 @component
 class Torchvision:
-    """A torchvision classifier with `classes` outputs and fresh weights.
+    """A torchvision classifier with `classes` outputs; `torchvision:ARCH` is short for it.
 
     Its first convolution takes three channels; grey images are repeated to three on the way in, so that the
     architecture and its parameter names are exactly torchvision's.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from rayfed import registry
 from rayfed.errors import UserError
@@ -119,15 +120,49 @@ class Normalise(Section):
     """One value per channel."""
 
 
+_SOURCES = {"hf": "path", "timm": "arch", "torchvision": "arch"}
+"""Models by the name that they have elsewhere, `SOURCE:NAME`: source, which is our component, and its field."""
+
+
+def sourced(value: Any) -> Any:
+    """Write out a model's section: `hf:FOLDER` is short for `{name: hf, path: FOLDER}`, `timm:NAME` for its `arch`."""
+    if not isinstance(value, str | dict):
+        return value
+    section = {"name": value} if isinstance(value, str) else value
+    source, colon, name = str(section.get("name")).partition(":")
+    if not colon or not name or source not in _SOURCES:
+        return value
+    return {**section, "name": source, _SOURCES[source]: name}
+
+
+def write_out_models(document: dict[str, Any]) -> None:
+    """Write out the models of a scenario's document, in place: its own, and those of its arms."""
+    if "model" in document:
+        document["model"] = sourced(document["model"])
+    arms = document.get("arms")
+    for arm in arms.values() if isinstance(arms, dict) else ():
+        if isinstance(arm, dict) and "model" in arm:
+            arm["model"] = sourced(arm["model"])
+
+
 class ModelSpec(ComponentSpec):
-    """The model: `rayfed list models`, or the user's own `nn.Module` as `my_module:Net`."""
+    """The model: `rayfed list models`, `hf:FOLDER`, `timm:NAME`, or the user's own `nn.Module` as `my_module:Net`."""
 
     kind: ClassVar[str] = "models"
 
+    state: Path | None = None
+    """File with the model's weights, `.safetensors` or of `torch.save`, in place of random ones; a head for other
+    classes is initialised anew. `~` and environment variables are expanded, and `package:NAME/FILE` is one of an
+    installed package. Nothing is ever downloaded."""
     normalise: Normalise | None = None
     """Subtract a mean and divide by a deviation inside the model."""
     batch_norm: Literal["train", "eval"] = "train"
     """Which statistics batch norm uses while clients train: the batch's own, or the running ones."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_out(cls, value: Any) -> Any:
+        return sourced(value)
 
 
 class LossSpec(ComponentSpec):

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from rayfed import registry
 from rayfed.errors import UserError
 from rayfed.files import exists, find_in, local_path
-from rayfed.scenario.components import ModelSpec
+from rayfed.scenario.components import ModelSpec, write_out_models
 from rayfed.scenario.paths import get, put
 from rayfed.scenario.problems import specs
 from rayfed.scenario.sections import Metrics
@@ -43,6 +43,7 @@ class Inputs:
 
     def find(self, document: dict[str, Any]) -> None:
         """Find all that a document names."""
+        write_out_models(document)
         self._modules(document)
         self._files(document)
         sweep = document.get("sweep")
@@ -59,6 +60,7 @@ class Inputs:
             put(trial, path, value)
         except KeyError:
             return value  # the sweep's own check says so
+        write_out_models(trial)
         self._files(trial)
         return get(trial, path)
 
@@ -115,12 +117,12 @@ def _sections(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], 
     """Yield the types of the fields of each section that may name files, and the section."""
     for _, spec, value in specs(document):
         if isinstance(value, dict):
-            yield _hints_of(spec.kind, value.get("name")), value
+            yield {**_hints(spec), **_hints_of(spec.kind, value.get("name"))}, value
     model, arms = document.get("model"), document.get("arms")
     shared = model.get("name") if isinstance(model, dict) else model
     for arm in arms.values() if isinstance(arms, dict) else ():
         if isinstance(arm, dict) and isinstance(own := arm.get("model"), dict):
-            yield _hints_of(ModelSpec.kind, own.get("name", shared)), own
+            yield {**_hints(ModelSpec), **_hints_of(ModelSpec.kind, own.get("name", shared))}, own
     if isinstance(metrics := document.get("metrics"), dict):
         yield _hints(Metrics), metrics
 

@@ -9,6 +9,7 @@ from typing import Any
 from rayfed.documents import Place, read_yaml
 from rayfed.errors import ScenarioError, nearest
 from rayfed.registry import DOTTED_PATH, FILE_PATH
+from rayfed.scenario.components import sourced, write_out_models
 from rayfed.scenario.inputs import Note, find_inputs
 from rayfed.scenario.modalities import modality_problems, with_metrics
 from rayfed.scenario.paths import put
@@ -54,7 +55,8 @@ def dotted_paths(text: str, changes: Sequence[str] = ()) -> list[str]:
         values = [read_yaml(part)[0] for part in (text, *(c.partition("=")[2] for c in changes))]
     except ValueError:
         return []  # `parse` says what is wrong
-    return sorted({text for value in values for text in _texts(value) if any(p.fullmatch(text) for p in _CODE)})
+    found = {text for value in values for text in _texts(value) if any(p.fullmatch(text) for p in _CODE)}
+    return sorted(text for text in found if sourced(text) == text)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -104,6 +106,7 @@ def check(
 
     Raises `ScenarioError` with every problem.
     """
+    write_out_models(document)
     problems = [*known, *schema_problems(document), *component_problems(document)]
     if not problems:
         scenario = Scenario.model_validate(with_metrics(document))

@@ -388,9 +388,9 @@ class Scenario(Section):
         return None, path
 
     def model_with(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the model's fields with an arm's; another architecture does not take over this one's parameters."""
+        """Return the model's fields with an arm's; another architecture takes over neither parameters nor weights."""
         same = own.get("name", self.model.name) == self.model.name
-        shared = self.model.model_dump(include=None if same else set(ModelSpec.model_fields))
+        shared = self.model.model_dump(include=None if same else set(ModelSpec.model_fields) - {"state"})
         return {**shared, **own}
 
     def with_defences(self, defences: Mapping[str, list[DefenceSpec]]) -> Scenario:

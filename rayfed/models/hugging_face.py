@@ -1,0 +1,213 @@
+"""Models of Hugging Face transformers, from a local folder.
+
+Source: Wolf et al. 2020, "Transformers: State-of-the-Art Natural Language Processing". Attention is the `eager` one,
+written out, so that it works under `torch.func.vmap` and twice differentiated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from rayfed.errors import UserError, needing
+from rayfed.files import local_path
+from rayfed.models.notes import note
+from rayfed.models.torchvision_models import repeat_grey
+from rayfed.models.trained import head_names
+from rayfed.registry import component
+from rayfed.samples import Modality
+
+Task = Literal["image_classification", "sequence_classification", "token_classification", "causal_lm"]
+_CLASSES: dict[Task, str] = {
+    "image_classification": "AutoModelForImageClassification",
+    "sequence_classification": "AutoModelForSequenceClassification",
+    "token_classification": "AutoModelForTokenClassification",
+    "causal_lm": "AutoModelForCausalLM",
+}
+_SHOWN = 4
+
+
+@component
+class HuggingFace:
+    """A model of a local folder that `save_pretrained` wrote; `hf:FOLDER` is short for it. Needs the extra `hub`.
+
+    The folder has `config.json` and weights, read as data alone; its own code is never run and nothing is downloaded.
+    A head that the folder lacks, or has for other classes, is initialised anew, which a note says. Of texts the model
+    takes token numbers, and does not attend to padding.
+    """
+
+    takes: ClassVar[tuple[Modality, ...]] = ("pixels", "tokens")
+
+    path: Path
+    """The folder; `~` and environment variables are expanded, and `package:NAME/FOLDER` is one of a package."""
+    task: Task | None = None
+    """What the model's head does; null: classification of whole samples, images or texts."""
+    dropout: float | None = None
+    """Probability of all of its dropouts, in place of what its config says; 0 for none."""
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The network for images (N, C, H, W) or texts (N, L) int64, with logits (N, classes).
+
+        Raises `UserError` for a folder without such a model, and where tensors other than the head's are missing or
+        misshapen.
+        """
+        with needing("transformers", "hub", "a model of Hugging Face"):
+            import transformers
+        folder = _folder(self.path)
+        task: Task = self.task or ("sequence_classification" if len(shape) == 1 else "image_classification")
+        model = self._loaded(transformers, folder, task, classes)
+        if len(shape) == 1:
+            _read_tokens(model, shape[0])
+        elif shape[0] == 1 and getattr(model.config, "num_channels", 3) == 3:
+            model.register_forward_pre_hook(repeat_grey)
+        model.register_forward_hook(_logits)
+        network: nn.Module = model
+        return network
+
+    def _loaded(self, transformers: Any, folder: Path, task: Task, classes: int) -> Any:
+        """Return the folder's model, with notes on what is not the folder's."""
+        logging = transformers.utils.logging
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+            if task != "causal_lm":
+                config.num_labels = classes
+            for name, value in config.to_dict().items():
+                if self.dropout is not None and "drop" in name and isinstance(value, float):
+                    setattr(config, name, self.dropout)
+            found, told = getattr(transformers, _CLASSES[task]).from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                attn_implementation="eager",
+                dtype=torch.float32,
+            )
+        except Exception as error:  # transformers raises whatever its models do
+            said = " ".join(str(error).split())[:300]
+            raise UserError(
+                f"{folder} holds no model for {task.replace('_', ' ')} that transformers can load: {said}; expected "
+                f"what save_pretrained() writes: config.json, and model.safetensors or pytorch_model.bin"
+            ) from error
+        _check(found, folder, told)
+        return found
+
+
+def _folder(path: Path) -> Path:
+    folder = local_path(path)
+    if not (folder / "config.json").is_file():
+        what = "has no config.json" if folder.is_dir() else "is no folder"
+        raise UserError(
+            f"model.path: {folder} {what}: rayfed downloads nothing, so give the path of a folder on this machine with "
+            f"a model of Hugging Face in it, as save_pretrained() writes it or a download of the hub has it (in a "
+            f"cache: models--NAME/snapshots/REVISION)"
+        )
+    return folder
+
+
+def _check(model: nn.Module, folder: Path, told: Any) -> None:
+    """Note what of a model is not the folder's; raises `UserError` for that beside head and pooler."""
+    told = told if isinstance(told, dict) else vars(told)
+    missing = sorted(told["missing_keys"])
+    misshapen = sorted(key[0] if isinstance(key, tuple) else key for key in told["mismatched_keys"])
+    head = head_names(model)
+    anew = [name for name in dict.fromkeys((*missing, *misshapen)) if name in head or ".pooler." in f".{name}"]
+    if lost := [name for name in (*missing, *misshapen) if name not in anew]:
+        raise UserError(
+            f"{folder} does not fit its own config.json: {len(lost)} tensors are missing or of another shape, "
+            f"{_some(lost)}"
+        )
+    if anew:
+        note(model, f"initialised anew, for {folder.name} has no such part or one of another size: {_some(anew)}")
+    if spare := sorted(told["unexpected_keys"]):
+        note(model, f"of {folder.name} {len(spare)} tensors have no place in the model: {_some(spare)}")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+def _logits(module: nn.Module, inputs: Any, output: Any) -> Tensor:
+    """Forward hook: the logits alone of what a model of Hugging Face returns."""
+    logits: Tensor = output.logits
+    return logits
+
+
+Mask = Callable[[Tensor], Tensor]
+
+
+def _read_tokens(model: Any, length: int) -> None:
+    """Let a model read texts (N, length): it attends to all but padding.
+
+    Raises `UserError` for texts longer than its positions.
+    """
+    config = model.config
+    most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if most is not None and length > most:
+        raise UserError(f"data.length: texts of {length} tokens, and the model has {most} positions: shorten them")
+    if config.pad_token_id is None:  # usual for those that were trained without padding
+        ends = config.eos_token_id
+        config.pad_token_id = ends[0] if isinstance(ends, list) else ends
+    if config.pad_token_id is not None:
+        model.register_forward_pre_hook(_Attended(config.pad_token_id, _each_place), with_kwargs=True)
+        _choose_mask(model, length)
+
+
+def _each_place(kept: Tensor) -> Tensor:
+    """Mask of places (N, L), 1 where a token is."""
+    return kept.long()
+
+
+def _each_pair(kept: Tensor) -> Tensor:
+    """Mask of pairs of places (N, 1, L, L) that is added to scores, as those who attend both ways take it."""
+    lowest = torch.finfo(torch.float32).min
+    return torch.where(kept, 0.0, lowest)[:, None, None, :].expand(-1, 1, kept.shape[1], -1)
+
+
+class _Attended:
+    """Forward pre-hook that adds the mask of a text's tokens; a text of padding alone is attended whole."""
+
+    def __init__(self, pad: int, mask: Mask) -> None:
+        self.pad, self.mask = pad, mask
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        tokens = inputs[0]
+        kept = tokens != self.pad
+        kept = kept | ~kept.any(1, keepdim=True)
+        return inputs, {**named, "attention_mask": self.mask(kept)}
+
+
+def _choose_mask(model: Any, length: int) -> None:
+    """Give a model the mask of pairs where that means the same to it and the one of places does not work under vmap."""
+    [hook] = [h for h in model._forward_pre_hooks.values() if isinstance(h, _Attended)]
+    other = next(token for token in range(2) if token != hook.pad)
+    texts = torch.full((2, length), other)
+    texts[1, length // 2 :] = hook.pad
+    was = model.training
+    model.eval()
+    with torch.no_grad():
+        expected = model(texts).logits
+        if not _vectorises(model, texts):
+            hook.mask = _each_pair
+            try:
+                same = torch.allclose(model(texts).logits, expected, atol=1e-5)
+            except Exception:  # a model that takes no such mask
+                same = False
+            if not same:
+                hook.mask = _each_place
+    model.train(was)
+
+
+def _vectorises(model: Any, texts: Tensor) -> bool:
+    try:
+        vmap(lambda text: model(text[None]).logits)(texts)
+    except RuntimeError:
+        return False
+    return True

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rayfed import registry
-from rayfed.scenario import ArmSpec, AttackSpec, ComponentSpec, DataSpec, ModelSpec, Normalise, Scenario
+from rayfed.scenario import ArmSpec, AttackSpec, ComponentSpec, DataSpec, Lora, ModelSpec, Normalise, Scenario, Train
 
 HEADER = """\
 # The scenario, field by field
@@ -57,10 +57,12 @@ def _own_fields() -> Iterator[str]:
     yield "## `arms.NAME`\n"
     yield f"{_text(ArmSpec.__doc__)}\n"
     yield from _table((name, field) for name, field in ArmSpec.model_fields.items())
-    own = {"data": DataSpec, "model": ModelSpec, "model.normalise": Normalise, "attacks[]": AttackSpec}
-    for path, model in own.items():
+    own = {"data": DataSpec, "model": ModelSpec, "attacks[]": AttackSpec}
+    inside = {"model.normalise": Normalise, "model.train": Train, "model.train.lora": Lora}
+    for path, model in (own | inside).items():
+        beside = " These stand beside the component's own fields." if path in own else ""
         yield f"## `{path}`\n"
-        yield f"{_text(model.__doc__)} These stand beside the component's own fields.\n"
+        yield f"{_text(model.__doc__)}{beside}\n"
         yield from _table((name, field) for name, field in model.model_fields.items())
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from rayfed import scenario as scenarios
-from rayfed.client.arm import build_arm
 from rayfed.errors import ScenarioError, UserError
 from rayfed.models.build import build_model
 from rayfed.models.notes import notes_of
@@ -44,7 +42,7 @@ CONFIGS = {
         vocab_size=60, n_embd=16, n_layer=2, n_head=2, n_positions=20, bos_token_id=2, eos_token_id=PAD
     ),
     "llama": lambda: transformers.LlamaConfig(
-        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, pad_token_id=PAD
+        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, pad_token_id=PAD, intermediate_size=9
     ),
 }
 

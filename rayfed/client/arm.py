@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from torch import nn
 
@@ -17,9 +17,11 @@ from rayfed.defences.base import Defence
 from rayfed.errors import UserError
 from rayfed.gradients import buffers_of, weights_of
 from rayfed.models.build import build_model
+from rayfed.models.lora import add_lora
 from rayfed.models.private import common_names, key_names, only, private_names, without
+from rayfed.models.trained import choose, frozen_names, hold_still
 from rayfed.samples import SampleSpec
-from rayfed.scenario import DefenceSpec, ProtectionSpec, ResolvedArm
+from rayfed.scenario import DefenceSpec, ProtectionSpec, ResolvedArm, Train
 from rayfed.update import Named
 
 
@@ -54,8 +56,13 @@ class Arm:
 
     @property
     def buffers(self) -> Named:
-        """Return copies of the buffers, and frozen parameters, that clients are sent."""
-        return without(buffers_of(self.model), self.private)
+        """Return copies of the buffers that clients are sent."""
+        return without(buffers_of(self.model), self.private | frozen_names(self.model))
+
+    @cached_property
+    def frozen(self) -> Named:
+        """Parameters and buffers that stay as they are, and that everybody has."""
+        return without(only(buffers_of(self.model), frozen_names(self.model)), self.private)
 
     @property
     def private_part(self) -> Named:
@@ -106,6 +113,9 @@ def build_arm(spec: ResolvedArm, sample: SampleSpec, classes: int, seed: int | b
     defences = tuple(defence.build() for defence in pipeline)
     normalise = (model.normalise.mean, model.normalise.std) if model.normalise else None
     net = build_model(model.name, model.parameters, sample, classes, seed, normalise, model.state)
+    if model.train:
+        with seeds.global_stream(seed, "adapters"):
+            _choose(net, model.train)
     with seeds.global_stream(seed, "adapted model"):
         for defence in defences:
             net = defence.adapt_model(net)
@@ -120,6 +130,7 @@ def build_arm(spec: ResolvedArm, sample: SampleSpec, classes: int, seed: int | b
         for module in net.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.eval()
+    hold_still(net)
     for index, defence in enumerate(defences):
         defence.check(net)
         reason = defence.refuses(defences[index + 1 :])
@@ -134,6 +145,18 @@ def build_arm(spec: ResolvedArm, sample: SampleSpec, classes: int, seed: int | b
                 f"defences before it in the defence pipeline: write it after, or leave one out"
             )
     return Arm(spec, net, defences)
+
+
+def _choose(model: nn.Module, train: Train) -> None:
+    """Freeze what of a model is not trained, in place."""
+    lora, layers = train.lora, train.layers
+    if layers is None:
+        layers = ["head"] if lora else ["*"]
+    adapt = None
+    if lora:
+        alpha = lora.alpha or 2.0 * lora.rank
+        adapt = partial(add_lora, rank=lora.rank, alpha=alpha, targets=lora.targets, dropout=lora.dropout)
+    choose(model, layers, adapt)
 
 
 def _listed(pipeline: Sequence[DefenceSpec]) -> str:

@@ -16,6 +16,7 @@ from rayfed.client.optimiser import LocalOptimiser
 from rayfed.defences.base import Batch, DataMethod, Defence, GradientMethod, Task, UpdateMethod
 from rayfed.models.build import is_stochastic
 from rayfed.models.private import only, without
+from rayfed.models.trained import frozen_names
 from rayfed.privacy.sampling import SecureGenerator
 from rayfed.scenario import Training
 from rayfed.update import LocalTraining, Named, Update
@@ -139,9 +140,9 @@ def _descent(task: Task, training: Training, data: DataMethod, gradient: Gradien
 
 
 def returned_buffers(task: Task) -> Named:
-    """Return the buffers that can be averaged: batch-norm statistics, not counters, frozen parameters or keys."""
-    floats = [name for name, b in task.model.named_buffers() if b.is_floating_point()]
-    return {name: task.buffers[name] for name in floats if name not in task.private}
+    """Return the buffers that can be averaged: batch-norm statistics, not counters, what is frozen, or keys."""
+    floats, kept = (name for name, b in task.model.named_buffers() if b.is_floating_point()), frozen_names(task.model)
+    return {name: task.buffers[name] for name in floats if name not in task.private | kept}
 
 
 def privately_trained(task: Task, training: Training, epochs: int) -> Named:

@@ -155,8 +155,10 @@ class ClientRuntime:
         return {name: t.to(self.device) for name, t in (drawn | self.arm(arm).common_start).items()}
 
     def _completed(self, arm: str, sent: Sent, client: int, state: State) -> tuple[Named, Named]:
-        """Return the weights and buffers that were sent, with the client's private part as it meets them."""
+        """Return the weights and buffers that were sent, with what is frozen and the private part as it meets them."""
         built = self.arm(arm)
+        if frozen := built.frozen:
+            sent = replace(sent, buffers={**sent.buffers, **frozen})
         if not built.private:
             return sent.weights, sent.buffers
         kept: Named = state.get(PRIVATE) or self.drawn_privately(arm, client)

@@ -1,8 +1,29 @@
-"""What of a model is trained: its head, which other classes have another one of."""
+"""What of a model is trained: all of it, chosen layers, or adapters beside frozen ones.
+
+A parameter is trained where `requires_grad` says so, and everything else here follows from that: what is frozen is the
+public checkpoint, which clients, server and attackers have, so nothing of it is sent. A module with an attribute
+`held` that is true keeps its buffers as they are: a batch norm whose scale and shift nobody trains stays in evaluation
+mode, with the checkpoint's statistics, and does not send them.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from rayfed.errors import UserError, nearest
+
+Adapt = Callable[[nn.Module], frozenset[str]]
+"""Puts adapters beside layers of a model, in place, and returns the names of their parameters."""
+WORDS = ("head", "last N blocks", "bias", "norms")
+"""What names parameters beside glob patterns of their names."""
+_LAST = re.compile(r"last (\d+ )?blocks?")
+_SHOWN = 12
 
 
 def head_names(model: nn.Module) -> frozenset[str]:
@@ -20,3 +41,120 @@ def head_names(model: nn.Module) -> frozenset[str]:
         path for path, module in model.named_modules() if any(p.ndim > 1 for p in module.parameters(recurse=False))
     ]
     return frozenset(name for name in names if layers and name.startswith(f"{layers[-1]}."))
+
+
+def blocks_of(model: nn.Module) -> list[str]:
+    """Return the paths of a model's blocks in their order: of the modules in its stacks, the kind that weighs most."""
+    stacks = nn.Sequential | nn.ModuleList | nn.ModuleDict
+    found = [
+        (f"{path}.{name}".lstrip("."), child)
+        for path, stack in model.named_modules()
+        if isinstance(stack, stacks)
+        for name, child in stack.named_children()
+        if not isinstance(child, stacks) and any(True for _ in child.children())
+    ]
+    kinds = Counter(type(child) for _, child in found)
+    sizes: Counter[type[nn.Module]] = Counter()
+    for _, child in found:
+        if kinds[type(child)] > 1:
+            sizes[type(child)] += sum(p.numel() for p in child.parameters())
+    return [path for path, child in found if sizes and type(child) is max(sizes, key=lambda kind: sizes[kind])]
+
+
+def parameters_of(model: nn.Module, layers: Sequence[str]) -> frozenset[str]:
+    """Return the names of the parameters that patterns and words (`WORDS`) choose.
+
+    A pattern is one of a parameter's name or of a module's, whose parameters it stands for. Raises `UserError` for one
+    that chooses nothing.
+    """
+    found: frozenset[str] = frozenset().union(*(_chosen(model, written) for written in layers))
+    return found
+
+
+def choose(model: nn.Module, layers: Sequence[str], adapt: Adapt | None = None) -> None:
+    """Freeze a model in place but for chosen layers (`parameters_of`), and hold the buffers where nothing is trained.
+
+    `adapt` puts adapters beside layers, which are trained, too.
+    """
+    names = parameters_of(model, layers)
+    chosen = [p for name, p in model.named_parameters() if name in names]
+    added = adapt(model) if adapt else frozenset()
+    model.requires_grad_(False)
+    for parameter in (*chosen, *(model.get_parameter(name) for name in added)):
+        parameter.requires_grad_(True)
+    _hold(model, held=False)
+
+
+def hold_still(model: nn.Module) -> None:
+    """Put batch norms whose statistics are held into evaluation mode, whatever that of others is."""
+    for module in model.modules():
+        if isinstance(module, _NormBase) and getattr(module, "held", False):
+            module.eval()
+
+
+def frozen_names(model: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters and buffers that stay as they are, and that nobody sends."""
+    parameters = (name for name, p in model.named_parameters() if not p.requires_grad)
+    buffers = (
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        if getattr(module, "held", False)
+        for name, _ in module.named_buffers(recurse=False)
+    )
+    return frozenset((*parameters, *buffers))
+
+
+def _hold(module: nn.Module, held: bool) -> None:
+    """Hold the buffers of a module and of what is in it, as far as nothing is trained there."""
+    own = list(module.parameters())
+    held = not any(p.requires_grad for p in own) if own else held
+    if held:
+        module.held = True  # type: ignore[assignment]
+    for child in module.children():
+        _hold(child, held)
+
+
+def _chosen(model: nn.Module, written: str) -> frozenset[str]:
+    names = [name for name, _ in model.named_parameters()]
+    if written == "head":
+        found = head_names(model)
+    elif last := _LAST.fullmatch(written):
+        found = _last_blocks(model, int(last[1] or 1), names)
+    elif written == "bias":
+        found = frozenset(name for name in names if name.rpartition(".")[2] == "bias")
+    elif written == "norms":
+        found = frozenset(
+            f"{path}.{name}".lstrip(".")
+            for path, module in model.named_modules()
+            if "norm" in type(module).__name__.lower()
+            for name, _ in module.named_parameters(recurse=False)
+        )
+    else:
+        found = frozenset(name for name in names if any(fnmatchcase(part, written) for part in _parts(name)))
+    if not found:
+        raise UserError(
+            f"model.train.layers: '{written}' chooses nothing: name parameters by patterns, as 'encoder.*', or by "
+            f"{', '.join(WORDS)}; {nearest(written, _modules(names))}"
+        )
+    return found
+
+
+def _last_blocks(model: nn.Module, count: int, names: Sequence[str]) -> frozenset[str]:
+    """Return the parameters from the first of so many last blocks on."""
+    blocks = blocks_of(model)
+    if not 0 < count <= len(blocks):
+        has = len(blocks) or "no stack of blocks: name layers by patterns"
+        raise UserError(f"model.train.layers: 'last {count} blocks' cannot be chosen: the model has {has}")
+    first = next(place for place, name in enumerate(names) if name.startswith(f"{blocks[-count]}."))
+    return frozenset(names[first:])
+
+
+def _parts(name: str) -> list[str]:
+    """Return a parameter's name, and those of the modules that it is in."""
+    pieces = name.split(".")
+    return [".".join(pieces[:count]) for count in range(1, len(pieces) + 1)]
+
+
+def _modules(names: Sequence[str]) -> list[str]:
+    """Return the names of the modules two deep that have parameters, not too many of them."""
+    return list(dict.fromkeys(".".join(name.split(".")[:2]) for name in names))[:_SHOWN]

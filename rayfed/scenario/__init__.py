@@ -11,11 +11,13 @@ from rayfed.scenario.components import (
     ComponentSpec,
     DataSpec,
     DefenceSpec,
+    Lora,
     MaliciousSpec,
     ModelSpec,
     Normalise,
     PartitionSpec,
     ProtectionSpec,
+    Train,
 )
 from rayfed.scenario.editors import json_schema
 from rayfed.scenario.inputs import find_inputs
@@ -33,6 +35,7 @@ __all__ = [
     "DataSpec",
     "DefenceSpec",
     "Failures",
+    "Lora",
     "MaliciousSpec",
     "ModelSpec",
     "Normalise",
@@ -41,6 +44,7 @@ __all__ = [
     "ResolvedArm",
     "Scenario",
     "Sweep",
+    "Train",
     "Training",
     "check",
     "dotted_paths",

@@ -120,6 +120,30 @@ class Normalise(Section):
     """One value per channel."""
 
 
+class Lora(Section):
+    """Low-rank adapters (Hu et al. 2021), trained beside frozen layers; by peft, which needs the extra `hub`."""
+
+    rank: Annotated[int, Field(ge=1)] = 8
+    """Rank r of the product B A that is added to a layer's weight."""
+    alpha: Annotated[float, Field(gt=0)] | None = None
+    """The product is multiplied by alpha / rank; null: twice the rank."""
+    targets: list[str] | None = None
+    """Layers that get adapters, by patterns of their names or the last part, as `query`; null: those that peft has for
+    the model's type."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability of the dropout in front of A."""
+
+
+class Train(Section):
+    """What of the model is trained and sent; the rest is frozen, and known to server and attackers."""
+
+    layers: list[str] | None = None
+    """Layers that are trained: patterns of the names of parameters or modules (`encoder.layer.5.*`), and the words
+    `head`, `last N blocks` (with all behind them), `bias` and `norms`. Null: all, or with `lora` the head."""
+    lora: Lora | None = None
+    """Adapters that are trained beside these layers; null: none."""
+
+
 _SOURCES = {"hf": "path", "timm": "arch", "torchvision": "arch"}
 """Models by the name that they have elsewhere, `SOURCE:NAME`: source, which is our component, and its field."""
 
@@ -154,6 +178,8 @@ class ModelSpec(ComponentSpec):
     """File with the model's weights, `.safetensors` or of `torch.save`, in place of random ones; a head for other
     classes is initialised anew. `~` and environment variables are expanded, and `package:NAME/FILE` is one of an
     installed package. Nothing is ever downloaded."""
+    train: Train | None = None
+    """What of the model is trained; null: all of it."""
     normalise: Normalise | None = None
     """Subtract a mean and divide by a deviation inside the model."""
     batch_norm: Literal["train", "eval"] = "train"

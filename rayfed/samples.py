@@ -104,6 +104,10 @@ class SampleSpec(ABC):
         """Draw random inputs (count, *shape)."""
         return torch.rand(count, *self.shape, generator=generator)
 
+    def scored(self, inputs: Tensor) -> Tensor:
+        """Return samples as metrics compare them."""
+        return inputs
+
     def published(self) -> SampleSpec:
         """Return the description that attackers get: without what only the samples' holder knows."""
         return self
@@ -157,6 +161,8 @@ class Tokens(SampleSpec):
     vocabulary: tuple[str, ...]
     """Text of each token, its spaces with it; a token's number is its place."""
     length: int
+    pad: int | None = None
+    """Number of the token that fills up texts that are shorter; None where none is."""
 
     @property
     def shape(self) -> tuple[int]:
@@ -191,6 +197,10 @@ class Tokens(SampleSpec):
         """Draw random texts (count, L), each token of two random bytes."""
         high, low = torch.rand(count, 2, self.length, generator=generator).mul(255).round().long().unbind(1)
         return (256 * high + low) % len(self.vocabulary)
+
+    def scored(self, inputs: Tensor) -> Tensor:
+        """Return texts (N, L) with -1 for what fills them up, which no metric counts."""
+        return inputs if self.pad is None else inputs.masked_fill(inputs == self.pad, -1)
 
     def read(self, inputs: Tensor) -> list[list[str]]:
         """Return the tokens of texts (N, L) in words; one outside the vocabulary reads as its number."""

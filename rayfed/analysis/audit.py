@@ -23,6 +23,7 @@ from rayfed.analysis.summary import Row, measured
 from rayfed.data.sets import hugging_face
 from rayfed.data.sets.image_table import tables_of_images
 from rayfed.data.sets.tabular import column_names
+from rayfed.data.sets.text_table import text_column
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import leading
@@ -162,12 +163,17 @@ def title(method: Method, batch: int) -> str:
 
 
 def data_section(
-    data: str, size: int | None, label: str | None = None, targets: Sequence[str] | None = None
+    data: str,
+    size: int | None,
+    label: str | None = None,
+    targets: Sequence[str] | None = None,
+    text: str | None = None,
 ) -> dict[str, Any]:
     """Return a scenario's `data` of a file, a folder of images or texts, or the name of a data set.
 
     Images lie in folders by class, beside a table that names files and classes, or in the files of a data set of
-    Hugging Face. Of tables, `label` names the column of the classes, or `targets` columns of numbers. `size` is the
+    Hugging Face. Of tables, `label` names the column of the classes, or `targets` columns of numbers, and `text` that
+    of texts, which is found where it is called so. `size` is the
     height and width to which images are resized; None: what they have. Raises `UserError` for a table without a label,
     and for what is no data at all.
     """
@@ -186,6 +192,8 @@ def data_section(
         return {"name": "image_table", **_splits(data, tables)} | named | resized
     if path.suffix == ".parquet" and path.is_file() and not column_names(path):
         return {"name": "parquet", "train": data} | named | resized
+    if column := text or (text_column(column_names(path)) if path.is_file() else None):
+        return {"name": "text_table", "path": data, "text_column": column} | named
     if label is not None:
         return {"name": "table", "path": data, "label": label}
     if path.is_file() and (columns := column_names(path)):

@@ -48,7 +48,11 @@ _SHARE = 0.75
 @commands.command()
 def audit(
     model: Annotated[
-        str | None, typer.Option(help="A name of `rayfed list models`, or your own `my_module:Net` or `FILE.py:Net`.")
+        str | None,
+        typer.Option(
+            help="A name of `rayfed list models`, `hf:FOLDER`, `timm:NAME`, `torchvision:NAME`, or your own "
+            "`my_module:Net` or `FILE.py:Net`; --set model.state=FILE and model.train.layers=[head] say the rest."
+        ),
     ] = None,
     data: Annotated[
         str | None,
@@ -61,6 +65,9 @@ def audit(
     target: Annotated[
         list[str] | None,
         typer.Option(help="Column of numbers that the model predicts, in place of --label. May be repeated."),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Column of the texts, where a table has them under a name of its own.")
     ] = None,
     loss: Annotated[
         str | None,
@@ -126,7 +133,7 @@ def audit(
         trained = Trained.of(run) if run else None
         plan = Plan(
             model=_model(model, trained),
-            data=_data(data, size, label, target, trained),
+            data=_data(data, size, label, target, text, trained),
             loss=_loss(loss, trained),
             batches=_batches(batch or _BATCHES),
             samples=images,
@@ -370,14 +377,19 @@ def _loss(text: str | None, trained: Trained | None) -> dict[str, Any]:
 
 
 def _data(
-    data: str | None, size: int | None, label: str | None, targets: Sequence[str] | None, trained: Trained | None
+    data: str | None,
+    size: int | None,
+    label: str | None,
+    targets: Sequence[str] | None,
+    text: str | None,
+    trained: Trained | None,
 ) -> dict[str, Any]:
     from rayfed.analysis.audit import data_section
 
     if label is not None and targets:
         raise UserError("--label names the column of the classes, --target columns of numbers: give one of them")
     if data is not None:
-        return data_section(data, size, label, targets)
+        return data_section(data, size, label, targets, text)
     if trained is None:
         raise UserError("--data: name a file, a folder or a data set, or a run by --run")
     return trained.data

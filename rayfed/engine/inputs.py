@@ -148,7 +148,7 @@ def _others(data: Dataset) -> Others:
     count, most = len(data.test_labels), _OTHERS // int(np.prod(data.sample.shape))
     few = min(count, max(50, min(500, most)))
     rows = np.unique(np.linspace(0, count - 1, few).round().astype(np.int64))
-    return Others(data.sample.tensor(data.test_images[rows]), _public(data, most))
+    return Others(data.sample.scored(data.sample.tensor(data.test_images[rows])), _public(data, most))
 
 
 def _public(data: Dataset, most: int) -> Tensor | None:
@@ -157,7 +157,7 @@ def _public(data: Dataset, most: int) -> Tensor | None:
         return None
     count = len(data.public_images)
     rows = np.unique(np.linspace(0, count - 1, min(count, max(50, min(5000, most)))).round().astype(np.int64))
-    return data.sample.tensor(data.public_images[rows])
+    return data.sample.scored(data.sample.tensor(data.public_images[rows]))
 
 
 def prepare(scenario: Scenario, rounds: int | None = None, data: Dataset | None = None) -> Inputs:

@@ -63,7 +63,8 @@ class Scorer:
         labels and these are numbers. With a metric that compares classes
         it holds `people`, too, among how many the recogniser chose.
         """
-        images, labels = images.to(true_images), labels.to(true_labels.device)
+        true_images, images = (self.sample.scored(x) for x in (true_images, images.to(true_images)))
+        labels = labels.to(true_labels.device)
         order = assign(true_images, images, self.sample.modality)
         guess = images[order]
         columns = {

@@ -19,8 +19,12 @@ Rouge = Literal["rouge1", "rouge2", "rougeL"]
 
 
 def token_accuracy(true: Tensor, guess: Tensor) -> Tensor:
-    """Return the share of tokens that are right and in their places: texts (N, L) int64 twice to (N,) float64."""
-    return (true == guess).double().mean(1)
+    """Return the share of tokens that are right and in their places: texts (N, L) int64 twice to (N,) float64.
+
+    Places where the true text is filled up (-1) do not count.
+    """
+    there = true >= 0
+    return ((true == guess) & there).sum(1).double() / there.sum(1)
 
 
 def rouge(kind: Rouge, true: Tensor, guess: Tensor) -> Tensor:
@@ -35,7 +39,7 @@ def rouge(kind: Rouge, true: Tensor, guess: Tensor) -> Tensor:
 
 
 def _written(texts: Tensor) -> list[str]:
-    return [" ".join(map(str, row)) for row in texts.tolist()]
+    return [" ".join(str(token) for token in row if token >= 0) for row in texts.tolist()]
 
 
 class _AsWritten:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rayfed import registry
 from rayfed.documents import Place
 from rayfed.errors import UserError
+from rayfed.files import local_path
 from rayfed.metrics.known import default_names, default_success, metrics_of
-from rayfed.scenario.components import ComponentSpec, ModelSpec, named
+from rayfed.scenario.components import ComponentSpec, ModelSpec, named, sourced
 from rayfed.scenario.problems import Problem
 from rayfed.scenario.sections import Scenario
 
@@ -32,6 +34,26 @@ def with_metrics(document: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(names, list):  # no threshold of what is not measured
         success = {name: least for name, least in success.items() if name in names}
     return {**document, "metrics": {"names": names, "success": success, **metrics}}
+
+
+def with_tokenizer(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document whose texts are cut by the tokenizer of its model's folder, where nothing else is said."""
+    from rayfed.data.tokens import has_tokenizer
+
+    data, model = named(document.get("data")), sourced(document.get("model"))
+    if not (isinstance(data, dict) and isinstance(model, dict) and model.get("name") == "hf"):
+        return dict(document)
+    try:
+        target = registry.find("datasets", str(data.get("name")))
+    except UserError:  # told with its place by the check of components
+        return dict(document)
+    folder = model.get("path")
+    takes = "tokenizer" in {parameter.name for parameter in registry.parameters(target)}
+    if not takes or data.get("tokenizer") is not None or not isinstance(folder, str | Path):
+        return dict(document)
+    if not has_tokenizer(local_path(folder)):
+        return dict(document)
+    return {**document, "data": {**data, "tokenizer": str(folder)}}
 
 
 def modality_problems(s: Scenario) -> Iterator[Problem]:

@@ -11,7 +11,7 @@ from rayfed.errors import ScenarioError, nearest
 from rayfed.registry import DOTTED_PATH, FILE_PATH
 from rayfed.scenario.components import sourced, write_out_models
 from rayfed.scenario.inputs import Note, find_inputs
-from rayfed.scenario.modalities import modality_problems, with_metrics
+from rayfed.scenario.modalities import modality_problems, with_metrics, with_tokenizer
 from rayfed.scenario.paths import put
 from rayfed.scenario.problems import Problem, component_problems, joint_problems, repeated, schema_problems
 from rayfed.scenario.sections import Scenario
@@ -109,7 +109,7 @@ def check(
     write_out_models(document)
     problems = [*known, *schema_problems(document), *component_problems(document)]
     if not problems:
-        scenario = Scenario.model_validate(with_metrics(document))
+        scenario = Scenario.model_validate(with_metrics(with_tokenizer(document)))
         problems = [*joint_problems(scenario), *modality_problems(scenario), *sweep_problems(scenario)]
     if problems:
         raise ScenarioError(_report(origin, problems, lines))

@@ -20,6 +20,7 @@ TABLE: dict[str, str] = {
     "diabetes": "rayfed.data.sets.tabular:Diabetes",
     "table": "rayfed.data.sets.tabular:Table",
     "text": "rayfed.data.sets.text:Text",
+    "text_table": "rayfed.data.sets.text_table:TextTable",
     "words": "rayfed.data.sets.words:Words",
     "arrow": "rayfed.data.sets.arrow:Arrow",
     "parquet": "rayfed.data.sets.parquet:Parquet",

@@ -2,8 +2,7 @@
 
 Source of the texts that come with rayfed: the Canterbury corpus (Arnold and Bell 1997), as the `brotli` package ships
 it. Carroll, "Alice's Adventures in Wonderland" (1865), Milton, "Paradise Lost" (1667) and Shakespeare, "As You Like It"
-(1623), about 58 kB of each: all in the public domain. Tokens: byte-level byte-pair encoding, Sennrich et al. 2016,
-"Neural Machine Translation of Rare Words with Subword Units".
+(1623), about 58 kB of each: all in the public domain.
 """
 
 from __future__ import annotations
@@ -12,18 +11,16 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np
-import tokenizers
 from pydantic import Field
-from tokenizers import Tokenizer
 
 from rayfed.data.base import Dataset, Split, at_most
+from rayfed.data.tokens import BYTES, Reader, learnt, load_tokenizer
 from rayfed.errors import DataError
 from rayfed.files import local_path
 from rayfed.registry import component
 from rayfed.samples import MOST_TOKENS, Modality, Tokens
 
 _OWN = Path(__file__).parents[1] / "texts"
-_BYTES = 256
 _TESTED = 0.2
 
 
@@ -42,10 +39,11 @@ class Text:
     takes the three authors that come with rayfed."""
     length: Annotated[int, Field(ge=2, le=4096)] = 16
     """Number of tokens of a sample."""
-    vocabulary: Annotated[int, Field(ge=_BYTES, le=MOST_TOKENS)] = 1024
+    vocabulary: Annotated[int, Field(ge=BYTES, le=MOST_TOKENS)] = 1024
     """Tokens to learn, the 256 bytes among them; a small text may have fewer. The model's has to be as large."""
     tokenizer: Path | None = None
-    """A `tokenizer.json` of the `tokenizers` library, in place of what is learnt; its own vocabulary counts then."""
+    """A `tokenizer.json` of the `tokenizers` library, or a folder with a tokenizer, in place of what is learnt; its own
+    vocabulary counts then. Null takes that of a model `hf`, where its folder has one."""
     train_samples: Annotated[int, Field(ge=1)] | None = None
     """Use only this many training samples: always the same ones, each class in its share. None uses all."""
     test_samples: Annotated[int, Field(ge=1)] | None = None
@@ -55,68 +53,32 @@ class Text:
         """Load the data set into memory. Raises `DataError` for missing, broken or too short files."""
         texts = _texts(_OWN if self.root is None else local_path(self.root))
         cut = {name: [_halves(text) for text in of_class] for name, of_class in texts.items()}
-        tokenizer = self._tokenizer([train for pairs in cut.values() for train, _ in pairs])
+        reader = self._reader([train for pairs in cut.values() for train, _ in pairs])
         train, test = (
-            self._windows(tokenizer, {name: [pair[half] for pair in pairs] for name, pairs in cut.items()}, split)
+            self._windows(reader, {name: [pair[half] for pair in pairs] for name, pairs in cut.items()}, split)
             for half, split in enumerate(("training", "test"))
         )
         train = at_most(self.train_samples, train, "train_samples")
         test = at_most(self.test_samples, test, "test_samples")
         assert isinstance(train.images, np.ndarray)
         assert isinstance(test.images, np.ndarray)
-        sample = Tokens(_pieces(tokenizer), self.length)
+        sample = Tokens(reader.pieces(), self.length)
         return Dataset(train.images, train.labels, test.images, test.labels, tuple(texts), sample=sample)
 
-    def _tokenizer(self, texts: list[str]) -> Tokenizer:
-        if self.tokenizer is None:
-            return learnt(texts, self.vocabulary)
-        path = local_path(self.tokenizer)
-        try:
-            found = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise DataError(
-                f"data.tokenizer: {path} cannot be read: {error}; expected a tokenizer.json of `tokenizers`"
-            ) from error
-        if found.get_vocab_size() > MOST_TOKENS:
-            raise DataError(f"data.tokenizer: {path} has {found.get_vocab_size()} tokens, at most {MOST_TOKENS} fit")
-        found.no_truncation()
-        found.no_padding()
-        return found
+    def _reader(self, texts: list[str]) -> Reader:
+        return learnt(texts, self.vocabulary) if self.tokenizer is None else load_tokenizer(self.tokenizer)
 
-    def _windows(self, tokenizer: Tokenizer, texts: dict[str, list[str]], split: str) -> Split:
+    def _windows(self, reader: Reader, texts: dict[str, list[str]], split: str) -> Split:
         """Return all windows of a split: token numbers (N, length) int64 and labels (N,)."""
         windows: list[np.ndarray] = []
         for name, of_class in texts.items():
-            encoded = (np.array(tokenizer.encode(t, add_special_tokens=False).ids, np.int64) for t in of_class)
+            encoded = (reader.whole(text) for text in of_class)
             whole = [ids[: len(ids) // self.length * self.length].reshape(-1, self.length) for ids in encoded]
             windows.append(np.concatenate(whole))
             if not len(windows[-1]):
                 raise DataError(f"class '{name}' has no {split} text of {self.length} tokens: lower data.length")
         labels = np.repeat(np.arange(len(windows)), [len(rows) for rows in windows])
         return Split(np.concatenate(windows), labels)
-
-
-def learnt(texts: list[str], size: int) -> Tokenizer:
-    """Learn byte pairs from texts, at most so many tokens with the 256 bytes; the same texts give the same."""
-    found = Tokenizer(tokenizers.models.BPE())
-    found.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    found.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=size, show_progress=False, initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    )
-    found.train_from_iterator(texts, trainer)
-    return found
-
-
-def _pieces(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the text of every token behind another one: most decoders drop the space before the first."""
-    before = tokenizer.decode([0], skip_special_tokens=False)
-    pieces = []
-    for number in range(max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1):
-        behind = tokenizer.decode([0, number], skip_special_tokens=False)
-        alone = tokenizer.decode([number], skip_special_tokens=False)
-        pieces.append(behind.removeprefix(before) if behind.startswith(before) else alone)
-    return tuple(pieces)
 
 
 def _texts(root: Path) -> dict[str, list[str]]:

@@ -1,0 +1,143 @@
+"""Texts as numbers of tokens: tokenizers of the user's, or byte pairs learnt from the texts.
+
+Source of what is learnt: byte-level byte-pair encoding, Sennrich et al. 2016, "Neural Machine Translation of Rare Words
+with Subword Units".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import Tokenizer
+
+from rayfed.errors import DataError, needing
+from rayfed.files import local_path
+from rayfed.samples import MOST_TOKENS
+
+BYTES = 256
+"""Smallest vocabulary of what is learnt."""
+_FILE = "tokenizer.json"
+_SLOW = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
+"""Files of a folder from which transformers makes a tokenizer."""
+_PADS = ("[PAD]", "<pad>", "<|pad|>", "<|endoftext|>", "</s>")
+"""Names of the tokens that fill up texts, where nothing says which does: a padding token, or the end of a text."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A tokenizer, and the number of the token that fills up texts; None where it has none."""
+
+    tokenizer: Tokenizer
+    pad: int | None
+
+    def whole(self, text: str) -> np.ndarray:
+        """Return the tokens (T,) int64 of a text, without special ones."""
+        return np.array(self.tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
+
+    def filled(self, texts: Sequence[str], length: int) -> np.ndarray:
+        """Return texts as (N, length) int64: special tokens, cut where they are longer, filled up where shorter."""
+        assert self.pad is not None
+        self.tokenizer.enable_truncation(length)
+        try:
+            found = [one.ids for one in self.tokenizer.encode_batch(list(texts))]
+        finally:
+            self.tokenizer.no_truncation()
+        rows = np.full((len(found), length), self.pad, np.int64)
+        for row, ids in zip(rows, found, strict=True):
+            row[: len(ids)] = ids
+        return rows
+
+    def pieces(self) -> tuple[str, ...]:
+        """Return the text of every token behind another one: most decoders drop the space before the first."""
+        before = self.tokenizer.decode([0], skip_special_tokens=False)
+        pieces = []
+        for number in range(max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1):
+            behind = self.tokenizer.decode([0, number], skip_special_tokens=False)
+            alone = self.tokenizer.decode([number], skip_special_tokens=False)
+            pieces.append(behind.removeprefix(before) if behind.startswith(before) else alone)
+        return tuple(pieces)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a folder, such as that of a model, has a tokenizer in it."""
+    return any((folder / name).is_file() for name in (_FILE, *_SLOW))
+
+
+def load_tokenizer(path: str | Path) -> Reader:
+    """Load a `tokenizer.json`, or that of a folder; raises `DataError` for one that cannot be read."""
+    found = local_path(path)
+    if found.is_dir() and not (found / _FILE).is_file():
+        tokenizer = _made(found)
+    else:
+        file = found / _FILE if found.is_dir() else found
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise DataError(
+                f"data.tokenizer: {file} cannot be read: {error}; expected a tokenizer.json of `tokenizers`, or a "
+                f"folder with one"
+            ) from error
+    if tokenizer.get_vocab_size() > MOST_TOKENS:
+        raise DataError(f"data.tokenizer: {found} has {tokenizer.get_vocab_size()} tokens, at most {MOST_TOKENS} fit")
+    pad = _pad(tokenizer, found if found.is_dir() else None)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return Reader(tokenizer, pad)
+
+
+def learnt(texts: Sequence[str], size: int, pad: bool = False) -> Reader:
+    """Learn byte pairs from texts, at most so many tokens with the 256 bytes; the same texts give the same.
+
+    With `pad` the first token is one that fills up texts.
+    """
+    found = Tokenizer(tokenizers.models.BPE())
+    found.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size,
+        show_progress=False,
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=[_PADS[0]] if pad else [],
+    )
+    found.train_from_iterator(texts, trainer)
+    return Reader(found, 0 if pad else None)
+
+
+def _made(folder: Path) -> Tokenizer:
+    """Return the tokenizer that transformers makes of a folder without a `tokenizer.json`."""
+    if not has_tokenizer(folder):
+        raise DataError(f"data.tokenizer: {folder} has no tokenizer: expected {_FILE}, or one of {', '.join(_SLOW)}")
+    with needing("transformers", "hub", f"the tokenizer of {folder}"):
+        from transformers import AutoTokenizer
+    try:
+        found: Tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+    except Exception as error:  # transformers raises whatever its tokenizers do
+        said = " ".join(str(error).split())[:300]
+        raise DataError(f"data.tokenizer: transformers cannot make the tokenizer of {folder}: {said}") from error
+    return found
+
+
+def _pad(tokenizer: Tokenizer, folder: Path | None) -> int | None:
+    """Return the token that fills up texts, as a model in the same folder takes it; None where there is none."""
+    number = _told(folder, "config.json", "pad_token_id")
+    if isinstance(number, int):
+        return number
+    names = [_told(folder, "tokenizer_config.json", key) for key in ("pad_token", "eos_token")]
+    named = [one["content"] if isinstance(one, dict) else one for one in names if one is not None]
+    if tokenizer.padding:
+        return int(tokenizer.padding["pad_id"])
+    known = (tokenizer.token_to_id(str(name)) for name in (*named, *_PADS))
+    return next((number for number in known if number is not None), None)
+
+
+def _told(folder: Path | None, name: str, key: str) -> object:
+    """Return what a file of a folder says; None where it says nothing, or is not there."""
+    try:
+        return None if folder is None else json.loads((folder / name).read_text(encoding="utf-8")).get(key)
+    except (OSError, ValueError, AttributeError):
+        return None

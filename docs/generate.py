@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from rayfed import registry
 from rayfed.scenario import ArmSpec, AttackSpec, ComponentSpec, DataSpec, Lora, ModelSpec, Normalise, Scenario, Train
+from rayfed.scenario.system import DeviceClass, System
 
 HEADER = """\
 # The scenario, field by field
@@ -57,6 +58,10 @@ def _own_fields() -> Iterator[str]:
     yield "## `arms.NAME`\n"
     yield f"{_text(ArmSpec.__doc__)}\n"
     yield from _table((name, field) for name, field in ArmSpec.model_fields.items())
+    for path, section in {"federation.system": System, "federation.system.devices.NAME": DeviceClass}.items():
+        yield f"## `{path}`\n"
+        yield f"{_text(section.__doc__)}\n"
+        yield from _table((name, field) for name, field in section.model_fields.items())
     own = {"data": DataSpec, "model": ModelSpec, "attacks[]": AttackSpec}
     inside = {"model.normalise": Normalise, "model.train": Train, "model.train.lora": Lora}
     for path, model in (own | inside).items():
@@ -79,6 +84,8 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if isinstance(value, ComponentSpec):
         return f"`{value.name}`"
+    if isinstance(value, dict) and any(isinstance(one, BaseModel) for one in value.values()):
+        return "one class, with its defaults"
     return "see below" if isinstance(value, BaseModel) else f"`{'null' if value is None else value}`"
 
 

@@ -138,12 +138,19 @@ def until_none_fails(
     return list(latest.values())
 
 
+_KEEPING = {
+    "failures.then: drop": "take `then: stop`",
+    "system": "take no `deadline` and no `over_selection`",
+}
+"""How to go without what leaves out clients, by the field that does."""
+
+
 def check_droppable(scenario: Scenario, arm: Arm, rule: AnyAggregation) -> None:
-    """Raise `ScenarioError` where an arm cannot do without a client that fails, although the scenario drops such.
+    """Raise `ScenarioError` where an arm cannot do without a client that is drawn, although the scenario drops some.
 
     `rule` is the arm's, with its protection.
     """
-    if scenario.federation.failures.then != "drop":
+    if (dropping := scenario.federation.dropping) is None:
         return
     channel = rule.channel if isinstance(rule, OverChannel) else None
     obstacles = [channel and channel.needs_all, *(defence.needs_all for defence in arm.defences)]
@@ -155,8 +162,8 @@ def check_droppable(scenario: Scenario, arm: Arm, rule: AnyAggregation) -> None:
             obstacles.append(f"the attack '{attack.title}' makes the work of the victim's fellow clients again")
     for obstacle in filter(None, obstacles):
         raise ScenarioError(
-            f"federation.failures.then: drop is not for arm '{arm.spec.name}': {obstacle}; take `then: stop`, or leave "
-            f"that out"
+            f"federation.{dropping} is not for arm '{arm.spec.name}': {obstacle}; {_KEEPING[dropping]}, or leave that "
+            f"out"
         )
 
 

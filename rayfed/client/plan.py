@@ -10,6 +10,7 @@ import numpy as np
 
 from rayfed import seeds
 from rayfed.client.arm import Arm, Protecting
+from rayfed.client.devices import there
 from rayfed.errors import ScenarioError
 from rayfed.privacy.sampling import SecureGenerator
 from rayfed.scenario import AttackSpec, ResolvedArm, Scenario, resolve
@@ -18,14 +19,20 @@ from rayfed.scenario import AttackSpec, ResolvedArm, Scenario, resolve
 def drawn_clients(scenario: Scenario, round: int) -> list[int]:
     """Return the clients of a round, in ascending order, drawn as `federation.sampling` says."""
     f = scenario.federation
-    return list(_drawn(scenario.secret("clients", round), f.clients, scenario.clients_per_round, f.sampling))
+    here = (scenario.seed, f.system.model_dump_json(), round) if f.system and f.system.draws_from_some else None
+    return list(_drawn(scenario.secret("clients", round), f.clients, scenario.drawn_per_round, f.sampling, here))
 
 
 @lru_cache(maxsize=4)  # a round asks again and again, and a draw takes time that goes with all clients
-def _drawn(key: bytes, everybody: int, expected: int, sampling: str) -> tuple[int, ...]:
+def _drawn(
+    key: bytes, everybody: int, expected: int, sampling: str, here: tuple[int, str, int] | None
+) -> tuple[int, ...]:
     drawn = SecureGenerator(key).uniform(everybody)
+    absent = ~there(*here, everybody) if here else np.zeros(0, bool)
+    drawn[np.flatnonzero(absent)] = 1.0  # beyond what is drawn from [0, 1)
     if sampling == "poisson":
         return tuple(np.flatnonzero(drawn < expected / everybody).tolist())
+    expected = min(expected, everybody - int(absent.sum()))
     return tuple(sorted(np.argpartition(drawn, expected - 1)[:expected].tolist()))
 
 
@@ -58,15 +65,18 @@ def malicious_clients(scenario: Scenario, arm: ResolvedArm) -> frozenset[int]:
 def fewest_clients(scenario: Scenario) -> int:
     """Return the number of clients of the smallest round that has any."""
     drawn = (len(drawn_clients(scenario, round)) for round in range(scenario.federation.rounds))
-    return min(filter(None, drawn), default=scenario.clients_per_round)
+    return min(filter(None, drawn), default=scenario.drawn_per_round)
 
 
 def cohort_size(scenario: Scenario) -> int:
     """Return the number of clients in one unit of work, from the scenario alone, never from the cluster."""
-    if scenario.federation.cohort_size:
-        return scenario.federation.cohort_size
+    f = scenario.federation
+    if f.system and f.system.drops:
+        return 1  # whose update is in the sum is known when it is there
+    if f.cohort_size:
+        return f.cohort_size
     vmapped = any(arm.training.vectorise == "vmap" for arm in resolve(scenario).values())
-    return ceil(scenario.clients_per_round / (8 if vmapped or scenario.resources.clients.num_gpus else 64))
+    return ceil(scenario.drawn_per_round / (8 if vmapped or scenario.resources.clients.num_gpus else 64))
 
 
 def cohorts(scenario: Scenario, round: int) -> list[list[int]]:
@@ -127,7 +137,7 @@ def protecting(scenario: Scenario, arm: ResolvedArm, samples: np.ndarray) -> Pro
                 f"far more)"
             )
     fixed = scenario.federation.sampling == "fixed"
-    clients = scenario.clients_per_round if fixed else scenario.federation.clients
+    clients = scenario.drawn_per_round if fixed else scenario.federation.clients
     return Protecting(arm.protection, clients, int(np.sort(samples)[-clients:].sum()))
 
 

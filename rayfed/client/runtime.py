@@ -332,7 +332,7 @@ class ClientRuntime:
         if not isinstance(rule, OverChannel):
             return rule
         drawn, leaving = (those(self.scenario, sent.round) for those in (plan.drawn_clients, plan.leaving))
-        drops = self.scenario.federation.failures.then == "drop"
+        drops = self.scenario.federation.dropping is not None
         return rule.at_clients(ClientRound(self._secret(arm), sent, drawn, leaving, drops, transcripts or {}))
 
     def _secret(self, arm: str) -> bytes:

@@ -23,6 +23,7 @@ from rayfed.privacy.tradeoff import PRIORS, TradeOff
 from rayfed.protections.base import Protection
 from rayfed.samples import SampleSpec
 from rayfed.scenario import AttackSpec, DefenceSpec, Scenario
+from rayfed.scenario.system import System
 
 _COVERED_VIEWS = ("update", "gradient")
 """Views of one client's answers after its defences."""
@@ -221,6 +222,8 @@ class Account:
         if moves_buffers(self.arm.model, self.sample):
             return "statistics such as batch norm's are sent without noise (model.batch_norm: eval would keep them)"
         if spent.unit == "client" and self.arm.defences[place].overrides("wrap_aggregation"):
+            if chosen := _chosen_by_devices(self.scenario.federation.system):
+                return f"there is no account, for clients are not drawn uniformly: {chosen}"
             if protection := self._protection:
                 uncovered = _uncovered(self.arm.defences[place], protection, self.scenario.clients_per_round)
                 if uncovered:
@@ -242,6 +245,18 @@ class Account:
             if spent.unit == "sample" and other.overrides("wrap_data"):
                 return f"{name} changes the samples before it, so that the clip bound is not one sample's any more"
         return None
+
+
+def _chosen_by_devices(system: System | None) -> str | None:
+    """Return how devices have a say in whose updates are in a round's sum, in words; None where they have none."""
+    if system is None:
+        return None
+    ways = {
+        "those alone are drawn who are there (available)": system.draws_from_some,
+        "a round takes those who answer first (over_selection)": system.selects,
+        "those who are late or drop out are left out (deadline)": system.deadline is not None,
+    }
+    return ", and ".join(way for way, used in ways.items() if used) or None
 
 
 def _uncovered(defence: Defence, protection: Protection, clients: int) -> str | None:

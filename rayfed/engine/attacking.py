@@ -17,6 +17,7 @@ from rayfed.attacks.base import Guess, Inference, failed
 from rayfed.attacks.telling import Standing
 from rayfed.client import plan
 from rayfed.client.sent import Sent, State
+from rayfed.engine.clock import SENT
 from rayfed.engine.executor import Call, Done, Hear, Overdue, Ref, Run
 from rayfed.engine.progress import Progress
 from rayfed.engine.tables import RoundTables, Scored
@@ -102,11 +103,12 @@ class Attacks:
         """Observe, attack and score what is due in a round, and add the rows to `tables`.
 
         `earlier` has, by arm, what clients were sent in the rounds before that are kept. Observations and truths go by
-        reference. A client that failed in the round has sent nothing to attack. Where Ctrl-C stops the attacks, the
-        rows of those that were over are added first. What the allowance has no time for has rows that say so.
+        reference. A client that failed in the round has sent nothing to attack; one that was late has. Where Ctrl-C
+        stops the attacks, the rows of those that were over are added first. What the allowance has no time for has rows
+        that say so.
         """
         ends = self.allowance.ends(monotonic())
-        failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] != "ok"}
+        failed = {(row["arm"], row["client"]) for row in tables.clients if row["status"] not in SENT}
         due = self._due(round, [self.arms[name] for name in sent], failed)
         playing = [i for i, d in enumerate(due) if (d.arm.name, d.attack.title) not in self.allowance.left_out]
         observe = []

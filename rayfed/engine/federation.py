@@ -12,6 +12,7 @@ from rayfed.client.malicious import Malicious
 from rayfed.client.sent import State
 from rayfed.crypto.masking import Transcript
 from rayfed.engine.attacking import Attacks, LoadStates
+from rayfed.engine.clock import Clock
 from rayfed.engine.executor import Call, Executor, Ref, within
 from rayfed.engine.inputs import Inputs
 from rayfed.engine.progress import Progress
@@ -67,6 +68,8 @@ class Federation:
             executor.run_attackers,
             progress,
         )
+        self.clock = Clock.of(inputs)
+        """Virtual time; None where the scenario has no devices."""
         self._keys: dict[str, bytes] = {}
         executor.start(inputs, self._roles(), self.saved)
 

@@ -17,6 +17,7 @@ from rayfed.analysis.audit import Criterion
 from rayfed.attacks.base import Checked
 from rayfed.client import plan
 from rayfed.client.arm import Arm, aggregation_of, build_arm, protected_aggregation
+from rayfed.client.devices import check_devices
 from rayfed.client.failures import check_droppable
 from rayfed.client.local import trained_samples
 from rayfed.client.malicious import Malicious
@@ -128,7 +129,7 @@ class Inputs:
                     f"arm {arm.name} gives client {client} {share:.0%} of the weight of round {round}: the sum that is "
                     f"opened is nearly its update; take weights: uniform"
                 )
-        if self.scenario.federation.failures.then == "drop":
+        if self.scenario.federation.dropping:
             yield (
                 f"arm {arm.name} goes on without clients that fail: its clients have to believe the server who has "
                 f"failed, and one that lies about it opens single updates as differences of sums"
@@ -167,6 +168,7 @@ def prepare(scenario: Scenario, rounds: int | None = None, data: Dataset | None 
     default the scenario's own. Raises `UserError` for what does not fit.
     """
     check_arithmetic(scenario.resources.deterministic)
+    check_devices(scenario)
     data = _with_targets(scenario, scenario.data.load() if data is None else data)
     parts, validation = _dealt(scenario, data)
     plan.check_victims(scenario, parts.sizes)

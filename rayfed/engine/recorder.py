@@ -11,6 +11,7 @@ from datetime import datetime
 from io import StringIO
 from typing import Any, cast
 
+from rayfed.engine.clock import DROPPED
 from rayfed.engine.progress import Progress
 from rayfed.engine.tables import RoundTables
 from rayfed.errors import LeaseError, UserError, plain
@@ -57,7 +58,7 @@ class RunRecorder:
             loss = "no client" if row["train_loss"] is None else f"training loss {row['train_loss']:.4f}"
             self.line(f"round {state.round}, arm {row['arm']}: {loss}{accuracy}")
         for row in tables.clients:
-            if row["status"] != "ok":
+            if row["status"] not in ("ok", *DROPPED):
                 said = f"client {row['client']} is left out: it {row['status']}"
                 self.line(f"round {state.round}, arm {row['arm']}: {said}")
 

@@ -10,6 +10,8 @@ from typing import Any
 from rayfed.client import plan
 from rayfed.client.failures import check_left
 from rayfed.client.sent import Sent, Split, State
+from rayfed.engine.admission import Admission
+from rayfed.engine.clock import DROPPED, SENT, RoundClock
 from rayfed.engine.evaluation import (
     Found,
     evaluate,
@@ -38,7 +40,7 @@ States = dict[str, dict[int, State]]
 def count_calls(scenario: Scenario, test_samples: int) -> tuple[int, int]:
     """Return the most calls that a round has at once for clients and for attackers; more workers would be idle."""
     arms = len(scenario.played)
-    cohorts = -(-scenario.clients_per_round // plan.cohort_size(scenario))
+    cohorts = -(-scenario.drawn_per_round // plan.cohort_size(scenario))
     due: dict[int, int] = {}
     for attack in scenario.attacks:
         victims = attack.victims if isinstance(attack.victims, int) else len(attack.victims)
@@ -119,7 +121,9 @@ class Round:
         seconds = dict.fromkeys(self.arms, 0.0)
         added: list[Ref] = []
         everybody = sum(map(len, self.cohorts)) * len(self.arms)
-        for portion, report, partials in handling.results(self._work(sent, before)):
+        admission = Admission(self._clocks())
+        work, lost = admission.left(self._work(sent, before))
+        for portion, report, partials in admission.results(handling.results(work), work, lost):
             arm = portion[0].arm.name
             added.append(executor.serve("add", arm, len(self.cohorts), partials))
             self.tables.clients += report.rows
@@ -128,14 +132,27 @@ class Round:
             seconds[arm] += report.seconds
             federation.progress.clients_done(self.number, len(self.tables.clients), everybody)
         federation.settled(added, len(added))
-        self._sum_up(seconds)
+        self._sum_up(seconds, admission)
         return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # whoever was done first
+
+    def _clocks(self) -> dict[str, RoundClock]:
+        """Return the virtual time of the round by arm; none where the scenario has no devices."""
+        federation = self.federation
+        if (clock := federation.clock) is None:
+            return {}
+        clients = list(chain(*self.cohorts))
+        return {
+            name: clock.begin(arm.spec, self.number, clients, _bytes_of(federation.saved[name]))
+            for name, arm in self.arms.items()
+        }
 
     def _work(self, sent: Mapping[str, Ref], before: States) -> list[Portion]:
         """Return the cohorts of all arms in portions of one call, the largest first: the last to end is small."""
         federation, scenario = self.federation, self.federation.scenario
         weights = [float(federation.samples[clients].sum()) for clients in self.cohorts]
-        alone = scenario.federation.failures.timeout is not None  # else waiting would depend on the number of workers
+        drops = scenario.federation.system is not None and scenario.federation.system.drops
+        # with a time limit, waiting would depend on the number of workers
+        alone = drops or scenario.federation.failures.timeout is not None
         calls = len(self.cohorts) if alone else max(2, ceil(_CALLS * federation.executor.clients / len(self.arms)))
         work = []
         for name, arm in self.arms.items():
@@ -146,7 +163,7 @@ class Round:
                 work.append([Cohort(arm.spec, i, sent[name], c, _some(before[name], {*c, *colluders})) for i, c in own])
         return sorted(work, key=lambda portion: -sum(weights[cohort.index] for cohort in portion))
 
-    def _sum_up(self, seconds: Mapping[str, float]) -> None:
+    def _sum_up(self, seconds: Mapping[str, float], admission: Admission) -> None:
         """Add a row for every arm from those of its clients; `seconds` are what their work took.
 
         Raises `ClientError` where too few are left.
@@ -155,11 +172,18 @@ class Round:
         self.tables.clients.sort(key=lambda row: (order[row["arm"]], row["client"]))
         for name, arm in self.arms.items():
             rows = [row for row in self.tables.clients if row["arm"] == name]
+            simulated = admission.close(name, rows)
+            if self.federation.clock:
+                ended, took = self.federation.saved[name].get("ended", 0.0), simulated["simulated_seconds"]
+                simulated["simulated_seconds"] = self.federation.clock.since(ended, self.number, took)
             left = [row for row in rows if row["status"] == "ok"]
+            if failed := [row for row in rows if row["status"] not in ("ok", *DROPPED)]:
+                self.federation.progress.note(told(name, self.number, failed, len(rows)))
             if len(left) < len(rows):
-                self.federation.progress.note(told(name, self.number, rows))
                 check_left(arm.spec, self.number, len(left), len(rows))
-            self.tables.rounds.append(_round_row(name, self.number, left, seconds[name]))
+            row = _round_row(name, self.number, left, seconds[name]) | simulated
+            row["bytes_up"] = sum(row["sent_bytes"] for row in rows if row["status"] in SENT)
+            self.tables.rounds.append(row)
 
     def _measure_private_layers(self, after: States) -> None:
         private = {name: after[name] for name, arm in self.arms.items() if arm.private}
@@ -240,13 +264,17 @@ class Round:
         """Take over the new state, and what it takes to measure it."""
         federation = self.federation
         for arm, (new, kept) in finished.items():
+            ended = federation.saved[arm].get("ended", 0.0)
+            ended += sum(
+                row["simulated_seconds"] for row in self.tables.rounds if federation.clock and row["arm"] == arm
+            )
             federation.saved[arm] = {
                 "weights": new.weights,
                 "buffers": new.buffers,
                 "state": kept.state,
                 "memory": kept.memory,
                 "earlier": self._kept(arm, after[arm]),
-            }
+            } | ({"ended": ended} if federation.clock else {})
             self.tables.add({"arm": arm, "round": self.number}, kept.rows)
         aborted = {arm: kept.aborted for arm, (_, kept) in finished.items() if kept.aborted}
         federation.aborted = [f"round {self.number} of arm {arm} is not applied: {why}" for arm, why in aborted.items()]
@@ -275,5 +303,4 @@ def _round_row(arm: str, round: int, clients: Rows, actor_seconds: float) -> dic
         "clients": len(clients),
         "samples": sum(row["samples"] for row in clients),
         "actor_seconds": actor_seconds,
-        "bytes_up": sum(row["sent_bytes"] for row in clients),
     }

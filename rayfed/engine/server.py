@@ -19,7 +19,8 @@ from rayfed.update import Named
 ArmState = dict[str, Any]
 """An arm in a checkpoint: its `weights`, `buffers`, the optimiser's `state` and the aggregation's `memory`.
 
-Of `earlier` rounds on which attacks to come look back, by number, the weights and buffers that were sent.
+Of `earlier` rounds on which attacks to come look back, by number, the weights and buffers that were sent. In virtual
+time, and there alone, its last round has `ended` after so many seconds.
 """
 _MODEL = ("weights", "buffers", "state", "memory")
 

@@ -192,8 +192,8 @@ def rows_of(cohort: Cohort, scenario: Scenario, round: int) -> Rows:
     ]
 
 
-def told(arm: str, round: int, rows: Rows) -> str:
-    """Return a message that names the clients of an arm that are left out of a round, and why."""
-    failed = [f"client {row['client']} {row['status']}" for row in rows if row["status"] != "ok"]
-    said = [*failed[:_SAID], *["..."] * (len(failed) > _SAID)]
-    return f"{len(failed)} of {len(rows)} clients are left out of round {round} of arm {arm}: {'; '.join(said)}"
+def told(arm: str, round: int, failed: Rows, drawn: int) -> str:
+    """Return a message that names the clients of an arm that failed in a round, of those drawn, and why."""
+    reasons = [f"client {row['client']} {row['status']}" for row in failed]
+    said = [*reasons[:_SAID], *["..."] * (len(reasons) > _SAID)]
+    return f"{len(failed)} of {drawn} clients are left out of round {round} of arm {arm}: {'; '.join(said)}"

@@ -20,6 +20,7 @@ from rayfed.scenario.components import ModelSpec, write_out_models
 from rayfed.scenario.paths import get, put
 from rayfed.scenario.problems import specs
 from rayfed.scenario.sections import Metrics
+from rayfed.scenario.system import System
 
 Note = Callable[[str], None]
 """Takes what the user should know of a file that was found."""
@@ -125,6 +126,9 @@ def _sections(document: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], 
             yield {**_hints(ModelSpec), **_hints_of(ModelSpec.kind, own.get("name", shared))}, own
     if isinstance(metrics := document.get("metrics"), dict):
         yield _hints(Metrics), metrics
+    federation = document.get("federation")
+    if isinstance(federation, dict) and isinstance(system := federation.get("system"), dict):
+        yield _hints(System), system
 
 
 def _hints_of(kind: str, name: Any) -> Mapping[str, Any]:

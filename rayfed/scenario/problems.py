@@ -28,6 +28,7 @@ from rayfed.scenario.components import (
     named,
 )
 from rayfed.scenario.sections import ArmSpec, Scenario, Schedule, Training
+from rayfed.scenario.system import System
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,11 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
     if s.resources.server.actors not in (None, 1):
         yield Problem(path=("resources", "server", "actors"), message="there is one server; leave it out")
     yield from _malicious_problems(s)
+    if s.federation.system:
+        yield from (
+            Problem(path=("federation", "system", *path), message=message)
+            for path, message in _system_problems(s, s.federation.system)
+        )
     if not of_arms:  # attacks depend on what the arms train
         yield from _attack_problems(s)
 
@@ -215,6 +221,28 @@ def _training_problems(path: Place, training: Training, rounds: int) -> Iterator
     elif schedule.kind == "cosine" and rounds > schedule.warmup + (schedule.rounds or 0):
         message = f"found {schedule.rounds}, after which nothing is learnt, and there are {rounds}: raise it"
         yield Problem(path=(*path, "schedule", "rounds"), message=message)
+
+
+def _system_problems(s: Scenario, system: System) -> Iterator[tuple[Place, str]]:
+    """Yield problems of the devices and of virtual time, each with its place in the section."""
+    if system.file and "devices" in system.model_fields_set:
+        yield ("file",), "the devices are those of the file: leave one of `file` and `devices` out"
+    for name, one in system.devices.items():
+        if isinstance(one.available, list) and len(one.available) != 24:
+            yield ("devices", name, "available"), f"has {len(one.available)} numbers: give one, or 24, for each hour"
+    for name, one in system.devices.items():
+        if system.deadline is None and (one.failure or one.memory is not None):
+            yield ("deadline",), f"devices of class '{name}' may drop out, and a round would wait for them: give one"
+        if system.every is None and min(one.by_hour) < 1:
+            message = f"who is there of class '{name}' depends on the hour: say after how many seconds a round begins"
+            yield ("every",), message
+    if system.every is not None and (system.deadline is None or system.deadline > system.every):
+        yield ("every",), "a round may take longer than that: give a deadline that is no longer"
+    if system.selects and s.federation.sampling == "poisson":
+        yield ("over_selection",), "Poisson sampling draws no fixed number, of which there could be more: leave one out"
+    if system.selects and s.drawn_per_round > s.federation.clients:
+        message = f"draws {s.drawn_per_round} clients, but the federation has {s.federation.clients}: take fewer"
+        yield ("over_selection",), message
 
 
 def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
@@ -278,8 +306,8 @@ def _earlier_problems(s: Scenario, attack: AttackSpec) -> Iterator[str]:
         yield f"{attack.name} looks at one round alone: take idlg, dlg, inverting_gradients or gradinversion"
     if attack.factor:
         yield "is for updates that are seen, and `factor` breaks the key of the attacked round's alone: leave one out"
-    if attack.view.of_round and s.federation.failures.then == "drop":
-        yield "a client that fails in an earlier round sends nothing (federation.failures.then: drop): take `stop`"
+    if attack.view.of_round and (dropping := s.federation.dropping):
+        yield f"a client that is left out of an earlier round sends nothing (federation.{dropping}): leave one out"
     for r in attack.rounds:
         if r < attack.earlier:
             yield f"found {attack.earlier}, but only {r} rounds are played before round {r}"

@@ -27,6 +27,7 @@ from rayfed.scenario.components import (
     Short,
 )
 from rayfed.scenario.sweep import Sweep
+from rayfed.scenario.system import System
 from rayfed.store.schemas import VERSUS
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ class FederationSection(Section):
     """Clients that poison their data or updates, and how; null: none. Attacks observe the others."""
     failures: Failures = Failures()
     """Handling of clients that fail."""
+    system: System | None = None
+    """Devices and networks of the clients, for virtual time; null: nothing is simulated of them."""
     server: ServerSection = ServerSection()
     """The server's optimiser."""
     evaluate_every: Annotated[int, Field(ge=1)] = 1
@@ -160,6 +163,13 @@ class FederationSection(Section):
     evaluate_clients: bool = False
     """Evaluate in the same rounds the accuracy of the new weights on the clients' own samples: on the protected data
     where a defence protects all of them."""
+
+    @property
+    def dropping(self) -> str | None:
+        """The field by which clients that were drawn may be left out of a round; None where none may."""
+        if self.failures.then == "drop":
+            return "failures.then: drop"
+        return "system" if self.system and self.system.drops else None
 
 
 def _written_out(value: Any) -> Any:
@@ -402,8 +412,14 @@ class Scenario(Section):
 
     @property
     def clients_per_round(self) -> int:
-        """Number of clients drawn each round."""
+        """Number of clients whose updates a round is to have."""
         return self.federation.clients_per_round or self.federation.clients
+
+    @property
+    def drawn_per_round(self) -> int:
+        """Number of clients drawn each round: more than it is to have, with `over_selection`."""
+        system = self.federation.system
+        return ceil(self.clients_per_round * system.over_selection) if system else self.clients_per_round
 
     def attacked_in(self, round: int) -> Scenario:
         """Return a copy with every attack in this round, its last, and no other."""

@@ -88,6 +88,13 @@ TABLES: dict[str, pa.Schema] = {
             _value("actor_seconds", _real, "training of the arm: its cohorts' wall times on client actors, summed (s)"),
             _value("bytes_up", _long, "sent by all clients to the server (bytes)"),
             _value("bytes_down", _long, "sent by the server to all clients (bytes)"),
+            _value(
+                "simulated_seconds", _real, "virtual time since the end of the round before (s); null without devices"
+            ),
+            _value("idle", _real, "mean virtual time that aggregated clients waited for the round's end (s)"),
+            _value(
+                "dropped", _int, "clients left out: late, not needed, dropped out, too little memory; null likewise"
+            ),
         ]
     ),
     "clients": pa.schema(
@@ -104,7 +111,8 @@ TABLES: dict[str, pa.Schema] = {
             _value("clipped", _long, "values of the update beyond the clip bounds of its encryption; null without"),
             _value("malicious", pa.bool_(), "whether it poisons its data or update; nobody in the federation is told"),
             _value("test_accuracy", _real, "of the new weights with the client's private part, 0..1; null without one"),
-            _key("status", _string, "'ok', or why the client is left out of the round: all else is null then"),
+            _value("simulated_seconds", _real, "virtual time from the round's start until its update arrived (s)"),
+            _key("status", _string, "'ok', or why it is left out of the round: all that it did not do is null then"),
         ]
     ),
     "attacks": pa.schema(

@@ -1,0 +1,222 @@
+"""Devices of clients in virtual time: drawn by a client's number, and none before somebody asks for it.
+
+Each client has a block of four numbers of a counter-based generator (Philox, Salmon et al. 2011), at its own place: any
+client's can be had alone, and those of a million in one call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+
+from rayfed import seeds
+from rayfed.errors import ScenarioError, nearest
+from rayfed.scenario import Scenario
+from rayfed.scenario.system import DeviceClass, System
+
+_BYTES = 1e6 / 8
+"""Bytes a second of one Mbit/s."""
+_MEGA = 1e6
+_COLUMNS = ("compute", "memory", "down", "up", "latency", "failure")
+_HOURS = 24
+
+
+@dataclass(frozen=True)
+class Device:
+    """One client's device."""
+
+    speed: float
+    """FLOP/s in training."""
+    memory: float
+    """Bytes for training; infinite where nothing is said."""
+    down: float
+    """Bytes a second from the server; infinite where nothing is said."""
+    up: float
+    """Bytes a second to the server."""
+    latency: float
+    """Seconds before the first byte of a message arrives."""
+    failure: float
+    """Probability that it drops out of a round."""
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """Classes of devices, or rows of a file, by column (kinds,)."""
+
+    shares: np.ndarray
+    """Upper ends of their shares of the clients, without the last, which is 1."""
+    columns: dict[str, np.ndarray]
+    available: np.ndarray
+    """(kinds, 24), share of them that is there, by hour of the day."""
+    by_number: bool
+    """Whether kind i is client i's."""
+
+
+def devices(scenario: Scenario, clients: Sequence[int]) -> Iterator[Device]:
+    """Yield the devices of some clients; the scenario has `federation.system`."""
+    system = _system(scenario)
+    kinds = _kinds(system.model_dump_json(), scenario.federation.clients)
+    for client in clients:
+        kind, fast, near, _ = _numbers(scenario.seed, client, 1)[0].tolist()
+        row = client if kinds.by_number else int(np.searchsorted(kinds.shares, kind, side="right"))
+        own = {name: float(values[row]) for name, values in kinds.columns.items()}
+        speed, bandwidth = _log_normal(fast, system.compute_spread), _log_normal(near, system.network_spread)
+        yield Device(
+            speed=system.reference * own["compute"] * speed,
+            memory=own["memory"] * _MEGA,
+            down=own["down"] * _BYTES * bandwidth,
+            up=own["up"] * _BYTES * bandwidth,
+            latency=own["latency"],
+            failure=own["failure"],
+        )
+
+
+def there(seed: int, written: str, round: int, clients: int) -> np.ndarray:
+    """Return (clients,) bool, who is there when a round begins: each device for itself, drawn anew every hour.
+
+    `written` is the system as JSON.
+    """
+    hour = int(System.model_validate_json(written).hour(round))
+    own = _kinds(written, clients).available[:, hour % _HOURS][_rows(seed, written, clients)]
+    drawn = _stream(seeds.number(seed, "devices there", hour), 0, -(-clients // 4))
+    here: np.ndarray = _uniform(drawn.reshape(-1)[:clients]) < own
+    return here
+
+
+def fails(scenario: Scenario, round: int, client: int, device: Device) -> bool:
+    """Return whether a client's device drops out of a round."""
+    if not device.failure:
+        return False
+    drawn = seeds.numpy_generator(scenario.seed, "device fails", round, client).random()
+    return bool(drawn < device.failure)
+
+
+def check_devices(scenario: Scenario) -> None:
+    """Raise `ScenarioError` for a file of devices that cannot be read, or that need a field of the scenario."""
+    system = scenario.federation.system
+    if system is None or system.file is None:
+        return
+    kinds = _kinds(system.model_dump_json(), scenario.federation.clients)
+    if system.every is None and kinds.available.min() < 1:
+        raise ScenarioError(
+            f"federation.system.every: who is there of {system.file} depends on the hour: say after how many seconds "
+            f"the next round begins"
+        )
+    drop = bool(kinds.columns["failure"].any()) or not np.isinf(kinds.columns["memory"]).all()
+    if system.deadline is None and drop:
+        raise ScenarioError(
+            f"federation.system.deadline: devices of {system.file} may drop out, and a round would wait for them "
+            f"without end: give one"
+        )
+
+
+def _system(scenario: Scenario) -> System:
+    assert scenario.federation.system is not None
+    return scenario.federation.system
+
+
+def _stream(key: int, first: int, blocks: int) -> np.ndarray:
+    """Return some blocks of a generator's numbers, (blocks, 4) uint64."""
+    place, secret = divmod(key, 2**128)
+    stream = np.random.Philox(counter=place, key=secret)
+    raw: np.ndarray = stream.advance(first).random_raw(4 * blocks)
+    return raw.reshape(blocks, 4)
+
+
+def _uniform(raw: np.ndarray) -> np.ndarray:
+    """Return numbers in (0, 1), neither of which ends has a normal number."""
+    uniform: np.ndarray = ((raw >> np.uint64(11)) + 0.5) * 2.0**-53
+    return uniform
+
+
+def _numbers(seed: int, first: int, clients: int) -> np.ndarray:
+    """Return uniform numbers of some clients in a row, (clients, 4): of kind, speed, bandwidth, and one to spare."""
+    return _uniform(_stream(seeds.number(seed, "devices"), first, clients))
+
+
+def _log_normal(uniform: float, spread: float) -> float:
+    """Return a log-normal factor of median 1; in Python's own arithmetic, which is the same on all machines."""
+    return math.exp(spread * NormalDist().inv_cdf(uniform)) if spread else 1.0
+
+
+@lru_cache(maxsize=2)
+def _rows(seed: int, written: str, clients: int) -> np.ndarray:
+    """Return the kind of every client, (clients,)."""
+    kinds = _kinds(written, clients)
+    if kinds.by_number:
+        return np.arange(clients)
+    drawn = _numbers(seed, 0, clients)[:, 0]
+    return np.searchsorted(kinds.shares, drawn, side="right").astype(np.int32)
+
+
+@lru_cache(maxsize=2)
+def _kinds(written: str, clients: int) -> _Kinds:
+    """Return the classes or rows of a system, as JSON has it."""
+    system = System.model_validate_json(written)
+    if system.file is not None:
+        return _of_file(system.file, clients)
+    classes = list(system.devices.values())
+    columns = {name: np.array([_given(getattr(one, name)) for one in classes]) for name in _COLUMNS}
+    return _Kinds(_ends([one.share for one in classes]), columns, np.array([one.by_hour for one in classes]), False)
+
+
+def _of_file(file: Path, clients: int) -> _Kinds:
+    """Return the rows of a Parquet file; raises `ScenarioError` for what is no table of devices."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def refused(why: object) -> ScenarioError:
+        return ScenarioError(f"federation.system.file: '{file}' {why}")
+
+    if not file.is_file():
+        raise refused("is not there: give the local path of a Parquet file of devices")
+    try:
+        table = pq.read_table(file)
+    except (OSError, pa.ArrowException) as error:
+        raise refused(f"is no Parquet file that can be read: {error}") from error
+    if unknown := sorted(set(table.column_names) - {*_COLUMNS, "available"}):
+        raise refused(f"has a column '{unknown[0]}': {nearest(unknown[0], [*_COLUMNS, 'available'])}")
+    if not table.num_rows or not table.column_names:
+        raise refused("has no devices")
+    default, columns = DeviceClass(), {}
+    for name in _COLUMNS:
+        given = _given(getattr(default, name))
+        columns[name] = np.full(table.num_rows, given)
+        if name in table.column_names:
+            try:
+                found = table[name].cast(pa.float64()).to_numpy(zero_copy_only=False)
+            except pa.ArrowException as error:
+                raise refused(f"has no numbers in its column '{name}': {error}") from error
+            columns[name] = np.where(np.isnan(found), given, found)
+        least, most = (
+            (0, np.inf) if name == "latency" else (0, 1) if name == "failure" else (np.nextafter(0, 1), np.inf)
+        )
+        if (wrong := ~((columns[name] >= least) & (columns[name] <= most))).any():
+            row = int(wrong.argmax())
+            raise refused(f"has {columns[name][row]:g} for '{name}' in row {row}, which is out of range")
+    available = np.ones((table.num_rows, _HOURS))
+    if "available" in table.column_names:
+        try:
+            available[:] = np.array(table["available"].to_pylist(), float).reshape(table.num_rows, -1)
+        except (TypeError, ValueError) as error:
+            raise refused("has in 'available' neither a number in each row nor 24 of them") from error
+        if not ((available >= 0) & (available <= 1)).all():
+            raise refused("has shares in 'available' that are not between 0 and 1")
+    return _Kinds(_ends(np.ones(table.num_rows)), columns, available, table.num_rows == clients)
+
+
+def _given(value: float | None) -> float:
+    """Return a device's figure; without one there is no limit."""
+    return math.inf if value is None else value
+
+
+def _ends(shares: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return the upper ends of shares, all but the last: what is drawn beyond these is of the last kind."""
+    ends: np.ndarray = np.cumsum(shares)[:-1] / np.sum(shares)
+    return ends

@@ -1,0 +1,73 @@
+"""Admission to a round in virtual time: whose updates the server adds, as they come from the client workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayfed.client.failures import Failed
+from rayfed.client.runtime import CohortReport
+from rayfed.engine.clock import Closing, RoundClock
+from rayfed.engine.stragglers import Cohort, Portion, Result
+from rayfed.engine.tables import Rows
+
+
+@dataclass
+class Admission:
+    """One round's admission; arms without a clock take everybody."""
+
+    clocks: Mapping[str, RoundClock]
+    """Clocks by arm; none where a scenario has no `federation.system`."""
+    arrivals: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Arm -> client -> seconds after which its update arrives."""
+
+    def left(self, work: Sequence[Portion]) -> tuple[list[Portion], list[Cohort]]:
+        """Return the work of the clients that virtual time leaves, and the cohorts, of one client, that it does not."""
+        if not self.clocks:
+            return list(work), []
+        lost = [c for portion in work for c in portion if c.clients[0] in self.clocks[c.arm.name].lost]
+        return [portion for portion in work if portion[0] not in lost], lost
+
+    def results(self, results: Iterator[Result], work: Sequence[Portion], lost: Sequence[Cohort]) -> Iterator[Result]:
+        """Yield results as they come, with nothing to add of clients that are late or not needed.
+
+        Where who is in a round is known only when all have answered, results wait for that.
+        """
+        self.arrivals = {arm: {} for arm in self.clocks}
+        for cohort in lost:
+            [client] = cohort.clients
+            gone = Failed(client, self.clocks[cohort.arm.name].lost[client], "")
+            yield [cohort.without([gone])], CohortReport([], 0.0), _nothing(cohort)
+        waiting: dict[str, list[Result]] = {arm: [] for arm in self.clocks}
+        expected = {arm: sum(portion[0].arm.name == arm for portion in work) for arm in self.clocks}
+        for result in results:
+            portion, report, partials = result
+            arm = portion[0].arm.name
+            if (clock := self.clocks.get(arm)) is None:
+                yield result
+                continue
+            sent = {row["client"]: row["sent_bytes"] for row in report.rows if row["status"] == "ok"}
+            arrived = {client: clock.arrival(client, size) for client, size in sent.items()}
+            self.arrivals[arm] |= arrived
+            if not clock.waits:
+                late = any(clock.late(seconds) for seconds in arrived.values())
+                yield portion, report, _nothing(portion[0]) if late else partials
+                continue
+            waiting[arm].append(result)
+            if len(waiting[arm]) == expected[arm]:
+                admitted = clock.close(self.arrivals[arm]).admitted
+                for portion, report, partials in waiting.pop(arm):
+                    yield portion, report, partials if portion[0].clients[0] in admitted else _nothing(portion[0])
+
+    def close(self, arm: str, rows: Rows) -> dict[str, Any]:
+        """Write into the rows of an arm's clients what becomes of them, and return columns of the round's row."""
+        if (clock := self.clocks.get(arm)) is None:
+            return {}
+        closing: Closing = clock.close(self.arrivals[arm])
+        return clock.note(rows, self.arrivals[arm], closing)
+
+
+def _nothing(cohort: Cohort) -> dict[tuple[int, int], None]:
+    """Return what stands in the server's tree for a cohort of which nothing is added."""
+    return {(0, cohort.index): None}

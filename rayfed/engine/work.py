@@ -1,0 +1,172 @@
+"""The work of a client's local round, counted: floating-point operations and memory, whatever machine counts them.
+
+One and two local steps of an arm's own update method, defences included, are done under a counter of operations: the
+second step is the cost of each step, what is left of the first that of a round. Products and convolutions are counted,
+as everywhere; what is neither (activations, noise, sorting, encryption) is not.
+
+PyTorch's counter takes the gradient of a grouped convolution for as many times as it has groups: per-sample gradients
+are such convolutions, so they are counted here by their own formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from rayfed import gradients
+from rayfed.client.arm import Arm
+from rayfed.client.local import local_training, update_method
+from rayfed.client.runtime import ClientRuntime
+from rayfed.client.sent import Sent
+from rayfed.defences.base import Task
+from rayfed.engine.inputs import Inputs
+from rayfed.errors import UserError
+from rayfed.scenario import Training
+from rayfed.update import LocalTraining
+
+_MOST = 8
+"""Most samples of the steps that are counted; work goes with their number."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of one arm's clients."""
+
+    fixed: float
+    """FLOPs of a local round that no step makes, as of a defence that looks at the whole update."""
+    per_sample: float
+    """FLOPs of a local step, for each of its samples."""
+    weights: int
+    """Bytes of a local round that do not grow with the batch: weights as sent, own weights, gradient."""
+    activations: float
+    """Bytes that the forward pass keeps for the backward pass, for each sample of a batch."""
+
+    def flops(self, samples: int, training: Training) -> float:
+        """Return the FLOPs of the local round of a client with so many samples."""
+        return self.fixed + self.per_sample * processed(samples, training)
+
+    def memory(self, samples: int, training: Training) -> float:
+        """Return the bytes that its local steps hold at once."""
+        return self.weights + self.activations * (local_training(samples, training).batch_size or samples)
+
+
+def processed(samples: int, training: Training) -> int:
+    """Return how many samples the steps of a client's local round see, each as often as it is in a batch.
+
+    Of Poisson sampling it is the expected number.
+    """
+    local: LocalTraining = local_training(samples, training)
+    size, steps = local.batch_size or samples, local.steps
+    if training.sampling == "poisson":
+        return steps * size
+    passes, rest = divmod(steps, -(-samples // size))
+    return passes * samples + min(rest * size, samples)
+
+
+def counted(inputs: Inputs) -> dict[str, Work]:
+    """Return the work of each arm's clients, counted on the client with most samples.
+
+    Raises `UserError` for a model without anything that is counted.
+    """
+    runtime = ClientRuntime(inputs.scenario, inputs.data, inputs.parts, torch.device("cpu"), inputs.validation)
+    client = int(inputs.parts.sizes.argmax())
+    rows = inputs.parts[client][:_MOST]
+    return {account.name: _counted(runtime, account.arm, client, rows) for account in inputs.accounts}
+
+
+def _counted(runtime: ClientRuntime, arm: Arm, client: int, rows: Any) -> Work:
+    name = arm.spec.name
+    sent = Sent(0, arm.weights, arm.buffers)
+
+    def task() -> Task:
+        return runtime.task(name, sent, client, rows, {})
+
+    samples = len(task().data.labels)
+    once, twice = (_flops(runtime, arm, task(), steps, samples) for steps in (1, 2))
+    step = twice - once if arm.spec.training.algorithm == "fedavg" else once
+    if step <= 0:
+        raise UserError(
+            f"federation.system: no product and no convolution was counted in a local step of arm '{name}', so it "
+            f"would take no time: leave `system` out for this model"
+        )
+    size = sum(w.numel() * w.element_size() for w in task().weights.values())
+    return Work(once - step, step / samples, 3 * size, _kept(task()) / samples)
+
+
+def _flops(runtime: ClientRuntime, arm: Arm, task: Task, steps: int, samples: int) -> int:
+    """Return the FLOPs of a local round of so many steps."""
+    training = arm.spec.training
+    if training.algorithm == "fedavg":
+        changed = {"epochs": None, "steps": steps, "batch_size": samples, "sampling": "shuffle"}
+        training = training.model_copy(update=changed)
+    with _Counter() as counter:
+        update_method(training, arm.defences)(task)
+    flops: int = counter.flops
+    return flops
+
+
+class _Counter(TorchDispatchMode):
+    """Adds up the FLOPs of what runs under it; PyTorch's own mode does not go with Jacobians of `torch.func`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation and add what it takes."""
+        out = func(*args, **(kwargs or {}))
+        packet = func._overloadpacket
+        if formula := _OWN.get(packet):
+            self.flops += formula(*args)
+        elif packet in flop_registry:
+            self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def _convolved_back(out: Tensor, inputs: Tensor, weight: Tensor, *options: Any) -> int:
+    """Return the FLOPs of a convolution's backward pass: that of the forward pass for each gradient."""
+    transposed, mask = options[4], options[7]
+    products = prod((inputs if transposed else out).shape) * prod(weight.shape[1:])
+    return 2 * products * (int(mask[0]) + int(mask[1]))
+
+
+def _recurrent(inputs: Tensor, weight: Tensor, recurrent: Tensor, *_: Any) -> int:
+    """Return the FLOPs of a layer of an LSTM, (steps, N, features), one way."""
+    return 2 * prod(inputs.shape[:2]) * (weight.numel() + recurrent.numel())
+
+
+_ATEN = torch.ops.aten
+_OWN: dict[Any, Callable[..., int]] = {
+    _ATEN.convolution_backward: _convolved_back,
+    _ATEN.mkldnn_rnn_layer: _recurrent,
+    _ATEN.mkldnn_rnn_layer_backward: lambda *args: 2 * _recurrent(*args),
+}
+"""Operations that PyTorch's counter has otherwise, or not at all."""
+
+
+def _kept(task: Task) -> int:
+    """Return the bytes that a forward pass on a task's samples keeps for its backward pass, beside the weights."""
+    weights = {name: w.requires_grad_() for name, w in task.weights.items()}
+    own = {t.untyped_storage().data_ptr() for t in (*weights.values(), *task.buffers.values())}
+    held: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = gradients.batch_loss(task.model, weights, task.buffers, task.data.inputs, task.data.labels)
+    del loss
+    return sum(held.values())

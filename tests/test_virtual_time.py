@@ -1,0 +1,503 @@
+"""Virtual time: devices by number, counted work, closed forms of a round, the same figures whoever plays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom, kstest, norm
+
+from rayfed import scenario as scenarios
+from rayfed.client import devices as drawn_devices
+from rayfed.client import plan
+from rayfed.client.devices import devices
+from rayfed.engine import runs
+from rayfed.engine.clock import LATE, LOST, SMALL, SURPLUS, Clock, RoundClock
+from rayfed.engine.inputs import prepare
+from rayfed.engine.local import LocalExecutor, local
+from rayfed.engine.progress import Progress
+from rayfed.engine.work import Work, _Counter, counted, processed
+from rayfed.errors import ScenarioError, UserError
+from rayfed.scenario import Scenario, Training
+from rayfed.store import checkpoint
+from rayfed.store.folder import RunFolder
+
+TEXT = """
+name: t
+data: {name: digits, size: 8, train_samples: 200, test_samples: 20}
+model: {name: mlp, hidden: [4]}
+training: {batch_size: 5}
+federation:
+  rounds: 2
+  clients: 20
+  clients_per_round: 4
+  system: {devices: {fast: {share: 3, compute: 10}, slow: {share: 1}}, reference: 1.0e5}
+"""
+
+
+def parsed(*changes: str, text: str = TEXT) -> Scenario:
+    return scenarios.parse(text, changes=changes)
+
+
+def played(folder: Path, *changes: str, text: str = TEXT) -> RunFolder:
+    return runs.launch(parsed(*changes, text=text), str(folder), local, Progress())
+
+
+def rows(folder: RunFolder, table: str) -> list[dict[str, Any]]:
+    return folder.read_table(table).to_pylist()
+
+
+# Devices
+
+
+def test_a_device_is_the_same_alone_and_among_a_million() -> None:
+    s = parsed("federation.clients=1000000", "federation.system.compute_spread=0.5")
+    some = [999_999, 3, 500_000]
+    together = list(devices(s, some))
+    assert together == [next(devices(s, [client])) for client in some]
+    kinds = drawn_devices._rows(s.seed, s.federation.system.model_dump_json(), 1_000_000)  # type: ignore[union-attr]
+    plain = list(devices(parsed("federation.clients=1000000"), some))
+    assert [device.speed for device in plain] == [(1e6, 1e5)[kind] for kind in kinds[some]]
+
+
+def test_classes_have_their_shares_and_spreads_are_log_normal() -> None:
+    s = parsed(
+        "federation.clients=20000", "federation.system.network_spread=0.8", "federation.system.devices.fast.up=8"
+    )
+    found = list(devices(s, range(20_000)))
+    fast = [device for device in found if device.speed == 1e6]
+    assert binom.interval(1 - 1e-9, 20_000, 0.75)[0] <= len(fast) <= binom.interval(1 - 1e-9, 20_000, 0.75)[1]
+    logs = np.log([device.up / 1e6 for device in fast]) / 0.8
+    assert kstest(logs, norm.cdf).pvalue > 1e-9
+    assert {device.down for device in found} == {np.inf}
+
+
+def test_who_is_there_follows_the_hour_and_only_they_are_drawn() -> None:
+    by_hour = "[" + ", ".join(["0.5"] * 12 + ["0"] * 12) + "]"
+    changes = (
+        "federation.clients=4000",
+        "federation.rounds=24",
+        f"federation.system.devices.fast.available={by_hour}",
+        "federation.system.devices.slow.available=0.25",
+        "federation.system.every=3600",
+        "federation.system.deadline=3600",
+    )
+    s = parsed(*changes)
+    written = s.federation.system.model_dump_json()  # type: ignore[union-attr]
+    slow = drawn_devices._rows(s.seed, written, 4000) == 1
+    for round in (0, 5, 23):
+        there = drawn_devices.there(s.seed, written, round, 4000)
+        assert set(plan.drawn_clients(s, round)) <= set(np.flatnonzero(there).tolist())
+        expected = 0.25 * slow.sum() + (0.5 if round < 12 else 0.0) * (~slow).sum()
+        assert abs(there.sum() - expected) < 6 * np.sqrt(expected)
+    assert all(slow[client] for client in plan.drawn_clients(s, 23))
+    assert len({tuple(plan.drawn_clients(s, round)) for round in range(24)}) == 24
+
+
+def test_a_round_takes_all_who_are_there_where_these_are_fewer() -> None:
+    s = parsed(
+        "federation.system.devices={a: {available: 0.1}}", "federation.system.every=9", "federation.system.deadline=9"
+    )
+    written = s.federation.system.model_dump_json()  # type: ignore[union-attr]
+    for round in range(2):
+        there = np.flatnonzero(drawn_devices.there(s.seed, written, round, 20)).tolist()
+        assert len(there) < 4
+        assert plan.drawn_clients(s, round) == there
+
+
+def test_a_scenario_without_devices_draws_as_one_whose_devices_are_always_there() -> None:
+    for round in range(5):
+        assert plan.drawn_clients(parsed(), round) == plan.drawn_clients(parsed("federation.system=null"), round)
+
+
+def test_a_file_of_devices(tmp_path: Path) -> None:
+    file = tmp_path / "devices.parquet"
+    pq.write_table(pa.table({"compute": [1.0, 2.0, 4.0], "up": [8.0, None, 16.0]}), file)
+    text = TEXT.replace("devices: {fast: {share: 3, compute: 10}, slow: {share: 1}}", f"file: {file}")
+    exact = list(devices(parsed("federation.clients=3", "federation.clients_per_round=3", text=text), range(3)))
+    assert [(d.speed, d.up) for d in exact] == [(1e5, 1e6), (2e5, np.inf), (4e5, 2e6)]
+    drawn = [d.speed for d in devices(parsed("federation.clients=3000", text=text), range(3000))]
+    for speed in (1e5, 2e5, 4e5):
+        assert abs(drawn.count(speed) - 1000) < 6 * np.sqrt(1000 * 2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"computes": [1.0]}, "has a column 'computes'.*compute"),
+        ({"compute": [1.0, -1.0]}, "has -1 for 'compute' in row 1"),
+        ({"failure": [0.5]}, "deadline: devices of .* may drop out"),
+        ({"available": [0.5]}, "every: who is there of"),
+        ({"available": [[0.5, 0.5]]}, "neither a number in each row nor 24"),
+        ({"compute": ["x"]}, "has no numbers in its column 'compute'"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(table: dict[str, Any], message: str, tmp_path: Path) -> None:
+    file = tmp_path / "devices.parquet"
+    pq.write_table(pa.table(table), file)
+    text = TEXT.replace("devices: {fast: {share: 3, compute: 10}, slow: {share: 1}}", f"file: {file}")
+    with pytest.raises(ScenarioError, match=message):
+        prepare(parsed(text=text))
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    text = TEXT.replace("devices: {fast: {share: 3, compute: 10}, slow: {share: 1}}", f"file: {tmp_path}/no.parquet")
+    with pytest.raises(ScenarioError, match=r"no\.parquet' is not there: give the local path"):
+        prepare(parsed(text=text))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["system.devices.slow.failure=0.1"], "devices of class 'slow' may drop out"),
+        (["system.devices.slow.memory=1"], "devices of class 'slow' may drop out"),
+        (["system.devices.slow.available=0.5"], "who is there of class 'slow' depends on the hour"),
+        (["system.devices.slow.available=[0.5]"], "has 1 numbers: give one, or 24"),
+        (["system.every=60"], "give a deadline that is no longer"),
+        (["system.every=60", "system.deadline=61"], "give a deadline that is no longer"),
+        (["system.over_selection=2", "sampling=poisson"], "Poisson sampling draws no fixed number"),
+        (["system.over_selection=6"], "draws 24 clients, but the federation has 20"),
+        (["system.file=x.parquet"], "leave one of `file` and `devices` out"),
+        (["system.devices.slow.speed=1"], "unknown key; valid are available, compute"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes: list[str], message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        parsed(*(f"federation.{change}" for change in changes))
+
+
+# Work
+
+
+def model_flops(batch: int) -> int:
+    """The products of an MLP of 64, 4 and 10: forward, gradients of both weights, gradient of the hidden layer."""
+    return batch * 2 * (2 * 64 * 4 + 3 * 4 * 10)
+
+
+def test_the_work_of_a_step_is_that_of_its_products() -> None:
+    inputs = prepare(parsed())
+    work = counted(inputs)["none"]
+    assert work.fixed == 0
+    # the first layer's own input gradient is nobody's
+    assert work.per_sample == model_flops(1)
+    sizes = inputs.parts.sizes
+    assert work.flops(int(sizes[0]), Training(epochs=2, batch_size=5)) == model_flops(2 * int(sizes[0]))
+
+
+def test_noise_on_the_update_is_no_counted_work_and_per_sample_gradients_are_as_many_products() -> None:
+    text = TEXT.replace("mlp, hidden: [4]", "lenet") + "arms:\n  none: []\n  noise: [{name: gaussian, sigma: 0.1}]\n"
+    text += "  dp: [{name: dp_sgd, clip: 1, noise_multiplier: 1, delta: 0.001}]\n"
+    work = counted(prepare(parsed(text=text)))
+    assert work["noise"] == work["none"]
+    assert 1 <= work["dp"].per_sample / work["none"].per_sample < 1.2  # grouped convolutions, counted once
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolutions_are_counted_with_their_groups(groups: int, transposed: bool) -> None:
+    kind = torch.nn.ConvTranspose2d if transposed else torch.nn.Conv2d
+    layer = kind(4, 6, 3, groups=groups, stride=2)
+    inputs = torch.randn(5, 4, 9, 9, requires_grad=True)
+    with _Counter() as counter:
+        layer(inputs).sum().backward()
+    places = 9 * 9 if transposed else 4 * 4
+    assert counter.flops == 3 * 2 * 5 * places * 4 * 6 * 9 // groups
+
+
+def test_recurrent_layers_are_counted() -> None:
+    layer = torch.nn.LSTM(16, 32, batch_first=True)
+    with _Counter() as counter:
+        layer(torch.randn(4, 10, 16, requires_grad=True))[0].sum().backward()
+    assert counter.flops == 3 * 2 * 4 * 10 * 4 * 32 * (16 + 32)
+
+
+def test_memory_is_what_autograd_keeps_and_three_times_the_weights() -> None:
+    work = counted(prepare(parsed()))["none"]
+    assert work.weights == 3 * 4 * (64 * 4 + 4 + 4 * 10 + 10)
+    # float32 inputs (flattened), the hidden layer's output, the log-probabilities; int64 labels
+    assert 4 * (64 + 4 + 10) <= work.activations <= 4 * (2 * 64 + 3 * 4 + 3 * 10) + 16
+    assert work.memory(10, Training(batch_size=5)) == work.weights + 5 * work.activations
+
+
+@given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 20))
+def test_samples_are_counted_as_often_as_they_are_in_a_batch(samples: int, size: int, steps: int) -> None:
+    from rayfed.client.local import batches
+
+    training = Training(batch_size=size, steps=steps)
+    assert processed(samples, training) == sum(map(len, batches(samples, training, 0)))
+    poisson = Training(batch_size=size, steps=steps, sampling="poisson")
+    assert processed(samples, poisson) == steps * min(size, samples)
+
+
+# Rounds
+
+
+def round_clock(times: dict[int, float], goal: int, deadline: float | None, waits: bool) -> RoundClock:
+    return RoundClock(times, dict.fromkeys(times, (0.0, np.inf)), {}, goal, deadline, waits)
+
+
+def test_a_round_waits_for_its_slowest_or_for_its_deadline_or_for_as_many_as_it_wants() -> None:
+    times = {1: 3.0, 2: 5.0, 3: 4.0, 4: 20.0}
+    closing = round_clock(times, 4, None, False).close(times)
+    assert (closing.seconds, closing.idle, closing.admitted) == (20.0, (17 + 15 + 16 + 0) / 4, {1, 2, 3, 4})
+    closing = round_clock(times, 4, 10.0, False).close(times)
+    assert (closing.seconds, closing.idle, closing.admitted) == (10.0, (7 + 5 + 6) / 3, {1, 2, 3})
+    closing = round_clock(times, 2, 10.0, True).close(times)
+    assert (closing.seconds, closing.idle, closing.admitted) == (4.0, 0.5, {1, 3})
+    closing = round_clock(times, 4, 1.0, False).close(times)
+    assert (closing.seconds, closing.idle, closing.admitted) == (1.0, None, set())
+
+
+@given(
+    st.dictionaries(st.integers(0, 99), st.floats(0.1, 100), min_size=1),
+    st.integers(1, 20),
+    st.none() | st.floats(0.1, 100),
+)
+def test_a_round_takes_the_first_and_nobody_late(times: dict[int, float], goal: int, deadline: float | None) -> None:
+    goal = min(goal, len(times))
+    closing = round_clock(times, goal, deadline, True).close(times)
+    taken = [times[client] for client in closing.admitted]
+    others = [seconds for client, seconds in times.items() if client not in closing.admitted]
+    assert len(taken) <= goal
+    assert all(seconds <= closing.seconds for seconds in taken)
+    assert deadline is None or closing.seconds <= deadline
+    if len(taken) == goal:
+        assert all(seconds >= max(taken) for seconds in others)
+    else:
+        assert deadline is not None
+        assert closing.seconds == deadline
+        assert all(seconds > deadline for seconds in others)
+
+
+def the_clock(s: Scenario, work: Work, samples: int = 10) -> Clock:
+    assert s.federation.system is not None
+    return Clock(s, s.federation.system, np.full(s.federation.clients, samples), {"none": work})
+
+
+def test_two_classes_have_the_expected_maximum_and_share_of_dropped() -> None:
+    """With a share p of slow devices, E max of n draws is slow - (slow - fast) (1 - p)^n, and late are p of all."""
+    s = parsed("federation.clients=100000", "federation.rounds=1500", "federation.clients_per_round=6")
+    arm, p, n, rounds = scenarios.resolve(s)["none"], 0.25, 6, 1500
+    clock = the_clock(s, Work(0.0, 1000.0, 0, 0.0))
+    fast, slow = 10 * 1000 / 1e6, 10 * 1000 / 1e5
+    seconds = []
+    for round in range(rounds):
+        begun = clock.begin(arm, round, plan.drawn_clients(s, round), 0)
+        arrivals = {client: begun.arrival(client, 0) for client in begun.ready}
+        seconds.append(begun.close(arrivals).seconds)
+    assert set(seconds) == {fast, slow}
+    expected = slow - (slow - fast) * (1 - p) ** n
+    spread = (slow - fast) * np.sqrt((1 - p) ** n * (1 - (1 - p) ** n) / rounds)
+    assert abs(np.mean(seconds) - expected) < 5 * spread
+
+    late = 0
+    dropping = the_clock(parsed("federation.system.deadline=0.05", "federation.clients=100000"), clock.work["none"])
+    for round in range(rounds):
+        begun = dropping.begin(arm, round, plan.drawn_clients(s, round), 0)
+        arrivals = {client: begun.arrival(client, 0) for client in begun.ready}
+        closing = begun.close(arrivals)
+        late += n - len(closing.admitted)
+        assert closing.seconds == (fast if len(closing.admitted) == n else 0.05)
+    assert abs(late / (n * rounds) - p) < 5 * np.sqrt(p * (1 - p) / (n * rounds))
+
+
+def test_a_clients_time_is_transfer_work_and_transfer(tmp_path: Path) -> None:
+    system = "{reference: 1.0e6, devices: {d: {compute: 2, down: 4, up: 1, latency: 0.25}}}"
+    folder = played(tmp_path, f"federation.system={system}")
+    inputs = prepare(parsed())
+    values = 64 * 4 + 4 + 4 * 10 + 10
+    for row in rows(folder, "clients"):
+        work = model_flops(int(inputs.parts.sizes[row["client"]])) / 2e6
+        expected = 0.25 + 4 * values * 8 / 4e6 + work + 0.25 + row["sent_bytes"] * 8 / 1e6
+        assert row["simulated_seconds"] == pytest.approx(expected, rel=1e-12)
+    for row in rows(folder, "rounds"):
+        own = [r["simulated_seconds"] for r in rows(folder, "clients") if r["round"] == row["round"]]
+        assert row["simulated_seconds"] == max(own)
+        assert row["idle"] == pytest.approx(max(own) - np.mean(own))
+        assert row["dropped"] == 0
+
+
+def test_a_defence_that_sends_less_is_sooner_by_the_bytes_it_saves(tmp_path: Path) -> None:
+    system = "federation.system.devices={d: {up: 0.01}}"
+    arms = "arms:\n  none: []\n  prune: [{name: prune, ratio: 0.9}]\n"
+    folder = played(tmp_path, system, text=TEXT + arms)
+    found = {row["arm"]: row for row in rows(folder, "rounds") if row["round"] == 0}
+    sent = {row["arm"]: {} for row in rows(folder, "clients")}
+    for row in rows(folder, "clients"):
+        if row["round"] == 0:
+            sent[row["arm"]][row["client"]] = row["sent_bytes"], row["simulated_seconds"]
+    for client, (size, seconds) in sent["none"].items():
+        less, sooner = sent["prune"][client]
+        assert seconds - sooner == pytest.approx((size - less) * 8 / 1e4)
+    assert found["prune"]["simulated_seconds"] < 0.5 * found["none"]["simulated_seconds"]
+
+
+OVER = (
+    "federation.system.over_selection=2",
+    "federation.system.compute_spread=1",
+    "federation.system.devices.slow.up=1",
+)
+LATE_ONES = ("federation.system.deadline=0.05", "federation.system.devices.fast.failure=0.2")
+
+
+@pytest.mark.parametrize(("changes", "status"), [(OVER, SURPLUS), (LATE_ONES, LATE)])
+def test_who_is_left_out_is_in_no_sum(changes: tuple[str, ...], status: str, tmp_path: Path) -> None:
+    """The weights are those of a round in which only the others were drawn."""
+    folder = played(tmp_path, "federation.rounds=1", *changes)
+    clients = rows(folder, "clients")
+    left = [row["client"] for row in clients if row["status"] == "ok"]
+    assert {row["status"] for row in clients} >= {"ok", status}
+    assert 0 < len(left) < len(clients)
+    [round] = rows(folder, "rounds")
+    assert (round["clients"], round["dropped"]) == (len(left), len(clients) - len(left))
+    assert round["bytes_up"] == sum(row["sent_bytes"] or 0 for row in clients)
+    saved = checkpoint.load(folder)
+    assert saved is not None
+
+    s = parsed("federation.system=null")
+    inputs = prepare(s)
+    from rayfed.client.sent import Sent
+
+    worker = LocalExecutor(inputs)._client
+    arm = inputs.accounts[0].arm
+    total, _ = worker.cohort("none", Sent(0, arm.weights, arm.buffers), left, {})
+    for name, weight in arm.weights.items():
+        expected = weight - total.tensors[name] / total.weight
+        torch.testing.assert_close(saved.server["none"]["weights"][name], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_device_that_drops_out_makes_a_round_wait_for_its_deadline(tmp_path: Path) -> None:
+    folder = played(tmp_path, "federation.system={deadline: 3, devices: {d: {failure: 0.5}}}", "federation.rounds=8")
+    for row in rows(folder, "rounds"):
+        own = [r for r in rows(folder, "clients") if r["round"] == row["round"]]
+        lost = [r for r in own if r["status"] == LOST]
+        assert all(r["sent_bytes"] is None and r["simulated_seconds"] is None for r in lost)
+        assert row["dropped"] == len(lost)
+        assert (row["simulated_seconds"] == 3) == bool(lost)
+    assert 0 < sum(row["dropped"] for row in rows(folder, "rounds")) < 32
+
+
+def test_a_device_without_the_memory_sends_nothing(tmp_path: Path) -> None:
+    devices = "{deadline: 9, devices: {small: {memory: 0.0001}, big: {memory: 1}}}"
+    folder = played(tmp_path, f"federation.system={devices}", "federation.clients_per_round=20")
+    told = {row["status"] for row in rows(folder, "clients")}
+    assert told == {"ok", SMALL}
+
+
+def test_rounds_begin_at_their_hour(tmp_path: Path) -> None:
+    every = ("federation.system.every=100", "federation.system.deadline=50", "federation.rounds=3")
+    plain = [r["simulated_seconds"] for r in rows(played(tmp_path / "a", "federation.rounds=3"), "rounds")]
+    paced = [r["simulated_seconds"] for r in rows(played(tmp_path / "b", *every), "rounds")]
+    ends = [100 * round + seconds for round, seconds in enumerate(plain)]
+    assert np.cumsum(paced) == pytest.approx(ends)
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Stopping(Progress):
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def round_done(self, rows: Any, *others: Any) -> None:
+        if rows[0]["round"] == self.after:
+            raise Interrupted
+
+
+COLUMNS = ("simulated_seconds", "idle", "dropped", "clients", "bytes_up", "test_accuracy")
+
+
+def figures(folder: RunFolder) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in COLUMNS) for row in rows(folder, "rounds")]
+
+
+def weights(folder: RunFolder) -> dict[str, torch.Tensor]:
+    saved = checkpoint.load(folder)
+    assert saved is not None
+    found: dict[str, torch.Tensor] = saved.server["none"]["weights"]
+    return found
+
+
+@pytest.mark.parametrize("changes", [OVER, LATE_ONES, ("federation.system.every=5", "federation.system.deadline=5")])
+def test_figures_are_the_same_with_other_cohorts_and_after_a_resume(changes: tuple[str, ...], tmp_path: Path) -> None:
+    whole = played(tmp_path / "a", *changes, "federation.rounds=3")
+    cohorts = played(tmp_path / "b", *changes, "federation.rounds=3", "federation.cohort_size=3")
+    assert figures(cohorts) == figures(whole)
+    assert all(torch.equal(w, weights(cohorts)[name]) for name, w in weights(whole).items())
+    with pytest.raises(Interrupted):
+        runs.launch(parsed(*changes, "federation.rounds=3"), str(tmp_path / "c"), local, Stopping(0))
+    [folder] = (tmp_path / "c").iterdir()
+    resumed = runs.resume(str(folder), local, Progress())
+    assert figures(resumed) == figures(whole)
+    assert all(torch.equal(w, weights(resumed)[name]) for name, w in weights(whole).items())
+
+
+def test_devices_change_no_bits_of_a_round_that_drops_nobody(tmp_path: Path) -> None:
+    with_devices, without = played(tmp_path / "a"), played(tmp_path / "b", "federation.system=null")
+    assert all(torch.equal(w, weights(without)[name]) for name, w in weights(with_devices).items())
+    assert all(row[name] is None for row in rows(without, "rounds") for name in COLUMNS[:3])
+
+
+# Privacy
+
+
+DP = "defences: [{name: dp_fedavg, clip: 1, noise_multiplier: 1, delta: 0.001}]\n"
+LOCAL_DP = "defences: [{name: dp_sgd, clip: 1, noise_multiplier: 1, delta: 0.001}]\n"
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (["system.over_selection=2"], "over_selection"),
+        (["system.deadline=5"], "deadline"),
+        (["system.devices.slow.available=0.5", "system.every=5", "system.deadline=5"], "available"),
+    ],
+)
+def test_no_epsilon_where_devices_choose_the_clients(changes: list[str], why: str, sampling: str) -> None:
+    if sampling == "poisson" and why == "over_selection":
+        pytest.skip("refused")
+    s = parsed(*(f"federation.{c}" for c in changes), f"federation.sampling={sampling}", text=TEXT + DP)
+    [row] = prepare(s).privacy
+    assert row.get("epsilon") is None
+    assert "there is no account, for clients are not drawn uniformly" in row["note"]
+    assert why in row["note"]
+
+
+def test_an_epsilon_stays_where_devices_do_not_choose() -> None:
+    plain = prepare(parsed("federation.system=null", text=TEXT + DP)).privacy
+    assert prepare(parsed(text=TEXT + DP)).privacy == plain
+    assert plain[0]["epsilon"] is not None
+    local_ones = prepare(parsed("federation.system.over_selection=2", text=TEXT + LOCAL_DP)).privacy
+    assert local_ones[0]["epsilon"] is not None
+
+
+def test_a_budget_is_refused_where_there_is_no_account() -> None:
+    inputs = prepare(parsed("federation.system.deadline=5", "privacy.budget=100", text=TEXT + DP))
+    with pytest.raises(UserError, match=r"cannot keep to one: .*there is no account"):
+        _ = inputs.limits
+
+
+def test_masks_are_not_for_rounds_that_leave_clients_out() -> None:
+    masks = "federation.protection=secure_aggregation"
+    for change in ("federation.system.deadline=5", "federation.system.over_selection=2"):
+        with pytest.raises(ScenarioError, match=r"federation\.system is not for arm 'none': the others' masks"):
+            prepare(parsed(masks, change))
+    prepare(parsed(masks))  # where a round waits for all
+
+
+def test_a_client_that_was_late_is_attacked_all_the_same(tmp_path: Path) -> None:
+    """Its update arrives, and the server may look at it."""
+    attack = "attacks: [{name: analytic, rounds: [0], victims: 4, observes: gradient}]\n"
+    folder = played(tmp_path, "federation.system.deadline=0.05", "federation.rounds=1", text=TEXT + attack)
+    late = {row["client"] for row in rows(folder, "clients") if row["status"] == LATE}
+    assert late
+    assert late <= {row["victim"] for row in rows(folder, "attacks")}

@@ -14,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom, kstest, norm
 
+import rayfed
 from rayfed import scenario as scenarios
+from rayfed.analysis.recommend import COSTS, bound, recommend, usual_costs
+from rayfed.analysis.summary import on_the_clock
 from rayfed.client import devices as drawn_devices
 from rayfed.client import plan
 from rayfed.client.devices import devices
@@ -501,3 +504,33 @@ def test_a_client_that_was_late_is_attacked_all_the_same(tmp_path: Path) -> None
     late = {row["client"] for row in rows(folder, "clients") if row["status"] == LATE}
     assert late
     assert late <= {row["victim"] for row in rows(folder, "attacks")}
+
+
+# Results
+
+
+def test_simulated_time_stands_in_outcomes_report_and_recommendation(tmp_path: Path) -> None:
+    arms = "arms:\n  none: []\n  prune: [{name: prune, ratio: 0.9}]\n"
+    learns = ("federation.rounds=6", "training.epochs=10", "model.hidden=[16]", "data.test_samples=200")
+    folder = played(tmp_path, "federation.system.devices={d: {up: 0.01}}", *learns, text=TEXT + arms)
+    run = rayfed.load(folder.url)
+    found = {row["arm"]: row for row in run.outcomes().to_pylist()}
+    for arm in ("none", "prune"):
+        own = [row["simulated_seconds"] for row in rows(folder, "rounds") if row["arm"] == arm]
+        assert found[arm]["simulated_seconds"] == pytest.approx(sum(own))
+    chosen = recommend(run.settings(), [bound("test_accuracy>=0")])
+    assert chosen.costs == ("simulated_seconds", "bytes_up")
+    assert chosen.chosen.title == "prune"
+    page = folder.read_text("report.html")
+    assert "Test accuracy by simulated time (min), one line an arm" in page
+    assert "Simulated, a round" in page
+    last = on_the_clock([row for row in rows(folder, "rounds") if row["arm"] == "prune"])[-1]
+    assert last["simulated_minutes"] == pytest.approx(found["prune"]["simulated_seconds"] / 60)
+
+
+def test_a_run_without_devices_says_nothing_of_virtual_time(tmp_path: Path) -> None:
+    folder = played(tmp_path, "federation.system=null", "federation.rounds=3")
+    page = folder.read_text("report.html")
+    assert "Simulated time is virtual" not in page
+    assert "simulated time (min)" not in page
+    assert usual_costs(rayfed.load(folder.url).settings()) == COSTS

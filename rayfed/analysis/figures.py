@@ -27,6 +27,7 @@ SHOWN = (
     "epsilon",
     "rero",
     "train_seconds",
+    "simulated_seconds",
     "bytes_up",
 )
 """Measures that tables of settings show, where they are known."""

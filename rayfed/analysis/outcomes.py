@@ -42,6 +42,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             "guessing_accuracy": _guessing([r for r in rounds if r["arm"] == arm.name]),
             "bytes_up": arm.bytes_up or None,
             "bytes_down": arm.bytes_down or None,
+            "simulated_seconds": arm.simulated.seconds if arm.simulated else None,
             **_guarantee(privacy, arm.name),
         }
         met = [_leaked(leak, attacks, scenario) for leak in leaks if leak.arm == arm.name]

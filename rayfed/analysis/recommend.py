@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 COSTS = ("train_seconds", "bytes_up")
 """Costs by default: the less training time and, where that is equal, the fewer bytes sent by clients."""
+SIMULATED = ("simulated_seconds", "bytes_up")
+"""Costs by default where all settings were played on devices in virtual time, which is what clients would wait."""
 _BOUND = re.compile(r"\s*(\w+)\s*(<=|>=)\s*(\S+)\s*")
 
 
@@ -153,14 +155,23 @@ def cost(name: str) -> str:
     return name
 
 
+def usual_costs(settings: Sequence[Setting]) -> tuple[str, ...]:
+    """Return the costs by default."""
+    return SIMULATED if settings and all(SIMULATED[0] in each.measures for each in settings) else COSTS
+
+
 def of_worst_image(given: Bound) -> Bound:
     """Return the bound on the worst image instead of the mean, where there is such a measure."""
     worst = worst_of(given.measure)
     return Bound(worst, given.limit, given.at_most) if worst in MEASURES else given
 
 
-def recommend(settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple[str, ...] = COSTS) -> Recommendation:
+def recommend(
+    settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple[str, ...] | None = None
+) -> Recommendation:
     """Return the cheapest arm and set of values whose means meet all bounds, else that of the least `miss`.
+
+    `costs` are by default `usual_costs`.
 
     Raises `UserError` where there is no bound or no setting, where a bounded measure is known of no setting, or where
     proved bounds of different guarantees would be compared.
@@ -169,6 +180,7 @@ def recommend(settings: Sequence[Setting], bounds: Sequence[Bound], costs: tuple
         raise UserError("nothing is asked for: give at least one bound, for example --max-psnr 12 --min-accuracy 0.97")
     if not settings:
         raise UserError("there is nothing to choose from: no trial has finished")
+    costs = costs or usual_costs(settings)
     known = {name for each in settings for name in each.measures}
     for each in bounds:
         if each.measure not in known and MEASURES[each.measure].proved:

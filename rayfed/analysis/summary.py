@@ -88,6 +88,20 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Simulated:
+    """Virtual time of an arm's training on its clients' devices."""
+
+    seconds: float
+    """Seconds of all rounds."""
+    rounds: Spread
+    """Seconds of a round."""
+    idle: Spread | None
+    """Seconds that a round's clients waited for its end, on average; None where none was ever in one."""
+    dropped: float
+    """Share of the drawn clients that were left out."""
+
+
+@dataclass(frozen=True)
 class ArmSummary:
     """Summary of one arm: how its training went and its worst leak."""
 
@@ -110,6 +124,8 @@ class ArmSummary:
     """Mean absolute error there, where targets are quantities."""
     actor_seconds: Spread | None
     """Cost of a round's training: its cohorts' wall times, summed."""
+    simulated: Simulated | None
+    """Virtual time; None where the scenario has no devices."""
     bytes_up: int
     bytes_down: int
     update_bytes: Spread | None
@@ -267,6 +283,7 @@ def arms(
                 loss=last["test_loss"] if last else None,
                 error=last.get("test_error") if last else None,
                 actor_seconds=spread(row["actor_seconds"] for row in mine),
+                simulated=_simulated(mine),
                 bytes_up=sum(row["bytes_up"] or 0 for row in mine),
                 bytes_down=sum(row["bytes_down"] or 0 for row in mine),
                 update_bytes=spread(row["sent_bytes"] for row in sent.get((name,), [])),
@@ -274,6 +291,27 @@ def arms(
             )
         )
     return result
+
+
+def _simulated(rounds: Sequence[Row]) -> Simulated | None:
+    times = spread(row.get("simulated_seconds") for row in rounds)
+    if times is None:
+        return None
+    dropped = sum(row["dropped"] or 0 for row in rounds)
+    drawn = dropped + sum(row["clients"] for row in rounds)
+    idle = spread(row["idle"] for row in rounds)
+    return Simulated(times.mean * times.n, times, idle, dropped / drawn if drawn else 0.0)
+
+
+def on_the_clock(rounds: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return the rounds of virtual time with `simulated_minutes`, from the start of the run to their end."""
+    clock: dict[str, float] = {}
+    found = []
+    for row in sorted(rounds, key=lambda row: (row["arm"], row["round"])):
+        if measured(row.get("simulated_seconds")):
+            clock[row["arm"]] = clock.get(row["arm"], 0.0) + row["simulated_seconds"]
+            found.append({**row, "simulated_minutes": clock[row["arm"]] / 60})
+    return found
 
 
 def _strangers(row: Row) -> tuple[float, float] | None:

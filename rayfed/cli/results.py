@@ -55,7 +55,9 @@ def recommend(
     cheapest: Annotated[
         str | None,
         typer.Option(
-            metavar="COST", help="What to spare: train_seconds, then bytes_up by default.", show_default=False
+            metavar="COST",
+            help="What to spare: train_seconds by default, of devices simulated_seconds, then bytes_up.",
+            show_default=False,
         ),
     ] = None,
     debug: Debug = False,
@@ -82,7 +84,7 @@ def recommend(
         if worst:
             bounds = [choice.of_worst_image(bound) for bound in bounds]
         results = load(run)
-        costs = choice.COSTS if cheapest is None else (choice.cost(cheapest),)
+        costs = None if cheapest is None else (choice.cost(cheapest),)
         found = choice.recommend(results.settings(), bounds, costs)
         _print(found, choice.rerun(results, found.chosen))
         if not found.meeting:

@@ -65,6 +65,7 @@ MEASURES: dict[str, Measure] = {
     "pmm": Measure("PMM", "utility", True, share=True),
     "test_loss": Measure("test loss", "utility", False, "nats"),
     "train_seconds": Measure("training time", "cost", False, "s"),
+    "simulated_seconds": Measure("simulated time", "cost", False, "s"),
     "attack_seconds": Measure("attack time", "cost", False, "s"),
     "bytes_up": Measure("bytes sent by clients", "cost", False, "bytes"),
     "bytes_down": Measure("bytes sent to clients", "cost", False, "bytes"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from statistics import median
+from typing import Literal
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -25,12 +26,21 @@ MOST_MODELS = 30
 
 
 def curve(
-    rounds: Sequence[Row], arms: Sequence[ArmSummary], column: str, label: str, as_share: bool = False
+    rounds: Sequence[Row],
+    arms: Sequence[ArmSummary],
+    column: str,
+    label: str,
+    as_share: bool = False,
+    by: Literal["round", "simulated_minutes"] = "round",
 ) -> Chart | None:
-    """Plot one column of the rounds' table by round, a line an arm; None below `FEWEST_ROUNDS` of them."""
+    """Plot one column of the rounds' table, a line an arm; None below `FEWEST_ROUNDS` rounds.
+
+    It is `by` round, or by virtual time at the rounds' ends.
+    """
     order = [arm.name for arm in arms]
+    along = "round" if by == "round" else "simulated time (min)"
     rows = [
-        {"arm": row["arm"], "round": row["round"], column: row[column]}
+        {"arm": row["arm"], by: row[by], column: row[column]}
         for row in sorted(rounds, key=lambda row: (order.index(row["arm"]), row["round"]))
         if measured(row[column])
     ]
@@ -40,18 +50,19 @@ def curve(
     def draw(drawn: Figure) -> None:
         axes = drawn.add_subplot()
         for index, arm in enumerate(order):
-            xs, ys = ([row[name] for row in rows if row["arm"] == arm] for name in ("round", column))
+            xs, ys = ([row[name] for row in rows if row["arm"] == arm] for name in (by, column))
             marker = "o" if len(xs) <= 15 else ""
             axes.plot(xs, ys, color=series(index), dashes=dashes(index), linewidth=2, marker=marker, markersize=4.5)
-        axes.set_xlabel("round")
+        axes.set_xlabel(along)
         axes.set_title(label)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=by == "round", min_n_ticks=1))
         axes.margins(x=0.03)
         if as_share:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
 
     legend = [(arm, line(index)) for index, arm in enumerate(order)]
-    return Chart(column, f"{label} by round, one line an arm", (3.6, 2.6), draw, rows, legend)
+    name = column if by == "round" else f"{column}_by_time"
+    return Chart(name, f"{label} by {along}, one line an arm", (3.6, 2.6), draw, rows, legend)
 
 
 def proved(curves: Sequence[Row], found: Sequence[Comparison]) -> Chart | None:

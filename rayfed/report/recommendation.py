@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rayfed.analysis.figures import SINGLE, said, said_with_interval
 from rayfed.analysis.formats import NONE
-from rayfed.analysis.recommend import BoundCheck, Recommendation
+from rayfed.analysis.recommend import SIMULATED, BoundCheck, Recommendation
 from rayfed.analysis.settings import Setting
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most
@@ -50,6 +50,8 @@ def remarks(found: Recommendation) -> list[str]:
     chosen = found.chosen.settings[0]
     repeats = max(estimate.n for estimate in chosen.measures.values())
     lines = [_costs(chosen, found.costs)]
+    if SIMULATED[0] in found.costs:
+        lines.append("Simulated time is virtual, of the devices that the scenario states; their work is counted.")
     if any(row.get("verdict") == "leaks" for row in chosen.rows):
         lines.append("It leaks: an attack rebuilt samples beyond a guess, whatever the bounds allow; see its verdict.")
     if repeats == 1:
@@ -76,7 +78,8 @@ def remarks(found: Recommendation) -> list[str]:
 
 def _timed_once(chosen: Setting, cost: str) -> bool:
     known = chosen.measures.get(cost)
-    return known is not None and MEASURES[cost].unit == "s" and known.low is None
+    timed = MEASURES[cost].unit == "s" and cost != "simulated_seconds"
+    return known is not None and timed and known.low is None
 
 
 def _costs(chosen: Setting, costs: Sequence[str]) -> str:

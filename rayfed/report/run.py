@@ -92,6 +92,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "arms": arms,
         "arm_names": names,
         "guess": guess(scenario, attacks),
+        "simulated": any(arm.simulated for arm in arms),
         "verdicts": verdicts(scenario, attacks, inferences, finished=status.get("state") == "finished"),
         "criterion": criterion_of(scenario, attacks),
         "distortions": distortions(attacks),
@@ -223,6 +224,9 @@ def charts(
     """Return the charts of a run by their names on the page; None for what was not measured."""
     return {
         "accuracy": plots.curve(rounds, arms, "test_accuracy", "Test accuracy", as_share=True),
+        "accuracy_by_time": plots.curve(
+            summary.on_the_clock(rounds), arms, "test_accuracy", "Test accuracy", True, "simulated_minutes"
+        ),
         "train_loss": plots.curve(rounds, arms, "train_loss", "Training loss"),
         "test_loss": plots.curve(rounds, arms, "test_loss", "Test loss"),
         "test_error": plots.curve(rounds, arms, "test_error", "Test error"),

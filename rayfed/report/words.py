@@ -207,6 +207,9 @@ def _cost(arm: ArmSummary, reference: ArmSummary) -> str:
     if arm.actor_seconds and reference.actor_seconds:
         own, other = (duration(one.actor_seconds.mean) for one in (arm, reference) if one.actor_seconds)
         parts.append(f"{own} of training a round (against {other})")
+    if arm.simulated and reference.simulated:
+        own, other = (duration(one.simulated.rounds.mean) for one in (arm, reference) if one.simulated)
+        parts.append(f"{own} of simulated time a round (against {other})")
     if arm.rounds and reference.rounds and arm.bytes_up and reference.bytes_up:
         own, other = (size(one.bytes_up / one.rounds) for one in (arm, reference))
         parts.append(f"{own} sent by clients a round (against {other})")

@@ -2,7 +2,9 @@
 
 TABLE: dict[str, str] = {
     "fedavg": "rayfed.aggregation.fedavg:FedAvg",
+    "fedasync": "rayfed.aggregation.fedasync:FedAsync",
     "fedboosting": "rayfed.aggregation.fedboosting:FedBoosting",
+    "fedbuff": "rayfed.aggregation.fedbuff:FedBuff",
     "geometric_median": "rayfed.aggregation.geometric_median:GeometricMedian",
     "krum": "rayfed.aggregation.krum:Krum",
     "median": "rayfed.aggregation.median:Median",

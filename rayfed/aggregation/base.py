@@ -30,6 +30,8 @@ class Aggregation(Generic[Sent, Partial, Total]):
 
     validates: ClassVar[bool] = False
     """Whether clients must hold samples out of training, on which they evaluate."""
+    asynchronous: ClassVar[bool] = False
+    """Whether updates are added in the order in which they arrive in virtual time, computed from older weights."""
     reveals: ClassVar[str | None] = None
     """Information that clients give the server beside their updates, in words; no defence of the update covers it."""
 

@@ -180,3 +180,20 @@ def check_left(arm: ResolvedArm, round: int, left: int, drawn: int) -> None:
             f"only {left} of {drawn} clients are left in round {round} of arm '{arm.name}', the others have failed, "
             f"and these are too few: {error}; complete rounds are kept and `rayfed resume` goes on from there"
         ) from error
+
+
+def check_asynchronous(scenario: Scenario, arm: Arm) -> None:
+    """Raise `ScenarioError` for what cannot be on the way while the server steps, in an arm whose rule does so."""
+    if not aggregation_of(arm.spec).asynchronous:
+        return
+    malicious = arm.spec.malicious
+    obstacles = [defence.needs_all for defence in arm.defences]
+    if arm.private or any(defence.keeps_state for defence in arm.defences):
+        obstacles.append("clients keep a state over rounds, and a run has the latest alone")
+    if malicious and malicious.build().colludes:
+        obstacles.append(f"the malicious clients of {malicious.name} work with one another's updates")
+    for attack in scenario.attacks:
+        if any(part.involves_others for part in (attack.view, *attack.grants.values())):
+            obstacles.append(f"the attack '{attack.title}' makes the work of the victim's fellow clients again")
+    for obstacle in filter(None, obstacles):
+        raise ScenarioError(f"{arm.spec.aggregation.name} is not for arm '{arm.spec.name}': {obstacle}; leave one out")

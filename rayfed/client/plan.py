@@ -36,6 +36,20 @@ def _drawn(
     return tuple(sorted(np.argpartition(drawn, expected - 1)[:expected].tolist()))
 
 
+def started(scenario: Scenario, round: int) -> list[int]:
+    """Return the clients that begin on the weights of a round under an asynchronous rule, in this order.
+
+    As many as a step takes, `drawn_clients`; before the first step all that train at once, with those that follow on
+    the first to be done. None of them knows who is on the way from earlier rounds: a device does its tasks in turn.
+    """
+    f, count = scenario.federation, scenario.clients_per_round
+    assert f.system is not None
+    if round == 0:
+        count += (f.system.concurrency or count) - 1
+    drawn = _drawn(scenario.secret("clients", round), f.clients, count, "fixed", None)
+    return [drawn[i] for i in seeds.numpy_generator(scenario.seed, "started", round).permutation(count)]
+
+
 def leaving(scenario: Scenario, round: int) -> list[int]:
     """Return the clients of a round in the order in which simulated drop-outs take them, the same in all arms."""
     drawn = drawn_clients(scenario, round)
@@ -79,8 +93,10 @@ def cohort_size(scenario: Scenario) -> int:
     return ceil(scenario.drawn_per_round / (8 if vmapped or scenario.resources.clients.num_gpus else 64))
 
 
-def cohorts(scenario: Scenario, round: int) -> list[list[int]]:
-    """Return the round's clients in slices of the scenario's cohort size."""
+def cohorts(scenario: Scenario, round: int, asynchronous: bool = False) -> list[list[int]]:
+    """Return the round's clients in slices of the scenario's cohort size; those of an asynchronous rule one by one."""
+    if asynchronous:
+        return [[client] for client in started(scenario, round)]
     clients, size = drawn_clients(scenario, round), cohort_size(scenario)
     return [clients[i : i + size] for i in range(0, len(clients), size)]
 

@@ -217,6 +217,11 @@ class Account:
 
     def _obstacle(self, place: int, spent: Spending) -> str | None:
         rule = aggregation_of(self.arm.spec)
+        if rule.asynchronous:
+            name = self.arm.spec.aggregation.name
+            return (
+                f"there is no account for {name}, whose clients follow on whoever is done and are not drawn uniformly"
+            )
         if rule.reveals:
             return f"the aggregation {type(rule).__name__} has clients send {rule.reveals} without noise"
         if moves_buffers(self.arm.model, self.sample):

@@ -24,9 +24,8 @@ class Admission:
 
     def left(self, work: Sequence[Portion]) -> tuple[list[Portion], list[Cohort]]:
         """Return the work of the clients that virtual time leaves, and the cohorts, of one client, that it does not."""
-        if not self.clocks:
-            return list(work), []
-        lost = [c for portion in work for c in portion if c.clients[0] in self.clocks[c.arm.name].lost]
+        timed = [c for portion in work for c in portion if c.arm.name in self.clocks]
+        lost = [cohort for cohort in timed if cohort.clients[0] in self.clocks[cohort.arm.name].lost]
         return [portion for portion in work if portion[0] not in lost], lost
 
     def results(self, results: Iterator[Result], work: Sequence[Portion], lost: Sequence[Cohort]) -> Iterator[Result]:

@@ -70,6 +70,8 @@ class Federation:
         )
         self.clock = Clock.of(inputs)
         """Virtual time; None where the scenario has no devices."""
+        self.held: dict[str, dict[tuple[int, int], Ref]] = {}
+        """Arm -> (round, client) -> update on its way, as far as this process has them."""
         self._keys: dict[str, bytes] = {}
         executor.start(inputs, self._roles(), self.saved)
 
@@ -83,7 +85,7 @@ class Federation:
     def restart_server(self) -> None:
         """Start a new server after the last finished round."""
         self.executor.restart_server(self._roles(), self.saved)
-        self.served = {}
+        self.served, self.held = {}, {}
 
     def forget_transcripts(self, round: int) -> None:
         """Drop the transcripts of all rounds but this one."""

@@ -18,7 +18,7 @@ from rayfed.attacks.base import Checked
 from rayfed.client import plan
 from rayfed.client.arm import Arm, aggregation_of, build_arm, protected_aggregation
 from rayfed.client.devices import check_devices
-from rayfed.client.failures import check_droppable
+from rayfed.client.failures import check_asynchronous, check_droppable
 from rayfed.client.local import trained_samples
 from rayfed.client.malicious import Malicious
 from rayfed.data.base import Dataset
@@ -185,6 +185,7 @@ def prepare(scenario: Scenario, rounds: int | None = None, data: Dataset | None 
         rule = protected_aggregation(account.arm.spec, plan.protecting(scenario, account.arm.spec, parts.sizes))
         rule.check(fewest)
         check_droppable(scenario, account.arm, rule)
+        check_asynchronous(scenario, account.arm)
     return Inputs(scenario, data, parts, validation, accounts)
 
 

@@ -7,7 +7,9 @@ from itertools import chain
 from math import ceil, isnan
 from typing import Any
 
+from rayfed.aggregation.asynchronous import AsynchronousRule
 from rayfed.client import plan
+from rayfed.client.arm import aggregation_of
 from rayfed.client.failures import check_left
 from rayfed.client.sent import Sent, Split, State
 from rayfed.engine.admission import Admission
@@ -21,8 +23,9 @@ from rayfed.engine.evaluation import (
     measure_private_layers,
     slices,
 )
-from rayfed.engine.executor import Ref
+from rayfed.engine.executor import Call, Ref
 from rayfed.engine.federation import Federation, Served
+from rayfed.engine.flights import Flights
 from rayfed.engine.questions import consult
 from rayfed.engine.server import ArmState, Kept
 from rayfed.engine.stragglers import Cohort, Portion, StragglerHandling, portions, rows_of, told
@@ -55,7 +58,9 @@ class Round:
     def __init__(self, federation: Federation, number: int, arms: Sequence[str]) -> None:
         self.federation, self.number = federation, number
         self.arms = {name: federation.arms[name] for name in arms}
-        self.cohorts = plan.cohorts(federation.scenario, number)
+        self.asynchronous = [name for name, arm in self.arms.items() if aggregation_of(arm.spec).asynchronous]
+        self.cohorts = {name: plan.cohorts(federation.scenario, number, name in self.asynchronous) for name in arms}
+        self.flights: dict[str, Flights] = {}
         self.tables = RoundTables()
 
     def play(self, due: Iterable[str]) -> RoundTables:
@@ -92,8 +97,11 @@ class Round:
 
     def _states_before(self) -> States:
         """Return the states of all clients of the round as it begins."""
-        drawn = set(chain(*self.cohorts))
-        return {arm: self.federation.load_states(arm, drawn, self.number) for arm in self.arms}
+        return {arm: self.federation.load_states(arm, self._clients(arm), self.number) for arm in self.arms}
+
+    def _clients(self, arm: str) -> list[int]:
+        """Return the clients that work in an arm in this round, in their cohorts' order."""
+        return list(chain(*self.cohorts[arm]))
 
     def _begin(self) -> dict[str, Ref]:
         """Begin the round and return what clients are sent, by arm, after sessions that rules open before training."""
@@ -120,48 +128,86 @@ class Round:
         states: States = {arm: {} for arm in self.arms}
         seconds = dict.fromkeys(self.arms, 0.0)
         added: list[Ref] = []
-        everybody = sum(map(len, self.cohorts)) * len(self.arms)
-        admission = Admission(self._clocks())
+        done = 0
+        everybody = sum(len(self._clients(arm)) for arm in self.arms)
+        clocks = self._clocks()
+        self.flights = {arm: self._flights(arm, clocks.pop(arm)) for arm in self.asynchronous}
+        admission = Admission(clocks)
         work, lost = admission.left(self._work(sent, before))
         for portion, report, partials in admission.results(handling.results(work), work, lost):
             arm = portion[0].arm.name
-            added.append(executor.serve("add", arm, len(self.cohorts), partials))
-            self.tables.clients += report.rows
-            self.tables.clients += chain(*(rows_of(cohort, federation.scenario, self.number) for cohort in portion))
+            rows = [*report.rows, *chain(*(rows_of(cohort, federation.scenario, self.number) for cohort in portion))]
+            if arm in self.flights:
+                self.flights[arm].made(rows, partials)
+            else:
+                added.append(executor.serve("add", arm, len(self.cohorts[arm]), partials))
+                self.tables.clients += rows
             states[arm].update(report.states)
             seconds[arm] += report.seconds
-            federation.progress.clients_done(self.number, len(self.tables.clients), everybody)
+            done += sum(map(len, (cohort.clients for cohort in portion)))
+            federation.progress.clients_done(self.number, done, everybody)
+        for arm, flights in self.flights.items():
+            added += self._land(arm, flights)
         federation.settled(added, len(added))
         self._sum_up(seconds, admission)
         return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # whoever was done first
+
+    def _flights(self, arm: str, clock: RoundClock) -> Flights:
+        """Return the updates of an arm that are on their way as the round begins."""
+        federation = self.federation
+        count, held = federation.scenario.clients_per_round, federation.held.get(arm, {})
+        return Flights.of(self.number, clock, count, federation.saved[arm], held)
+
+    def _land(self, arm: str, flights: Flights) -> list[Ref]:
+        """Play an arm's updates until a step of them has arrived, and have the server add these in their order."""
+        federation = self.federation
+        flights.fly(self._clients(arm))
+        rule, earlier = aggregation_of(self.arms[arm].spec), federation.saved[arm]["earlier"]
+        again = [
+            Call("cohorts", (arm, Sent(one.round, **earlier[one.round]), 0, [(one.client,)], {}), one.key, returns=2)
+            for one in flights.missing()
+        ]
+        for call, _, [partials] in federation.run_clients(again):
+            flights.held[call.tag] = partials
+        added = []
+        for place, one in enumerate(flights.landed):
+            mixed = isinstance(rule, AsynchronousRule) and rule.mixes and one.round < self.number
+            of = earlier[one.round]["weights"] if mixed else federation.saved[arm]["weights"]
+            args = len(flights.landed), place, self.number - one.round, of, flights.held[one.key]
+            added.append(federation.executor.serve("land", arm, *args))
+        self.tables.clients += flights.rows
+        return added
 
     def _clocks(self) -> dict[str, RoundClock]:
         """Return the virtual time of the round by arm; none where the scenario has no devices."""
         federation = self.federation
         if (clock := federation.clock) is None:
             return {}
-        clients = list(chain(*self.cohorts))
         return {
-            name: clock.begin(arm.spec, self.number, clients, _bytes_of(federation.saved[name]))
+            name: clock.begin(arm.spec, self.number, self._clients(name), _bytes_of(federation.saved[name]))
             for name, arm in self.arms.items()
         }
 
     def _work(self, sent: Mapping[str, Ref], before: States) -> list[Portion]:
         """Return the cohorts of all arms in portions of one call, the largest first: the last to end is small."""
         federation, scenario = self.federation, self.federation.scenario
-        weights = [float(federation.samples[clients].sum()) for clients in self.cohorts]
+        weights = {
+            arm: [float(federation.samples[clients].sum()) for clients in cohorts]
+            for arm, cohorts in self.cohorts.items()
+        }
         drops = scenario.federation.system is not None and scenario.federation.system.drops
         # with a time limit, waiting would depend on the number of workers
         alone = drops or scenario.federation.failures.timeout is not None
-        calls = len(self.cohorts) if alone else max(2, ceil(_CALLS * federation.executor.clients / len(self.arms)))
+        few = max(2, ceil(_CALLS * federation.executor.clients / len(self.arms)))
         work = []
         for name, arm in self.arms.items():
             malicious = federation.malicious[name]
             colluders = malicious.clients if malicious.poisoning.colludes else frozenset()
-            for portion in portions(weights, calls):
-                own = [(i, tuple(self.cohorts[i])) for i in portion]
+            calls = len(self.cohorts[name]) if alone or name in self.asynchronous else few
+            for portion in portions(weights[name], calls):
+                own = [(i, tuple(self.cohorts[name][i])) for i in portion]
                 work.append([Cohort(arm.spec, i, sent[name], c, _some(before[name], {*c, *colluders})) for i, c in own])
-        return sorted(work, key=lambda portion: -sum(weights[cohort.index] for cohort in portion))
+        return sorted(work, key=lambda portion: -sum(weights[cohort.arm.name][cohort.index] for cohort in portion))
 
     def _sum_up(self, seconds: Mapping[str, float], admission: Admission) -> None:
         """Add a row for every arm from those of its clients; `seconds` are what their work took.
@@ -172,7 +218,7 @@ class Round:
         self.tables.clients.sort(key=lambda row: (order[row["arm"]], row["client"]))
         for name, arm in self.arms.items():
             rows = [row for row in self.tables.clients if row["arm"] == name]
-            simulated = admission.close(name, rows)
+            simulated = self.flights[name].columns if name in self.flights else admission.close(name, rows)
             if self.federation.clock:
                 ended, took = self.federation.saved[name].get("ended", 0.0), simulated["simulated_seconds"]
                 simulated["simulated_seconds"] = self.federation.clock.since(ended, self.number, took)
@@ -221,6 +267,8 @@ class Round:
         needed = plan.looked_back_on(attacks, self.number + 1)
         if self.arms[arm].spec.protection:
             return {}
+        if arm in self.flights:
+            needed |= {one.round for one in self.flights[arm].flying}
         if self.number in needed and states:
             raise ScenarioError(
                 f"attacks look back on round {self.number}, but clients of arm '{arm}' keep a state over rounds "
@@ -274,7 +322,12 @@ class Round:
                 "state": kept.state,
                 "memory": kept.memory,
                 "earlier": self._kept(arm, after[arm]),
-            } | ({"ended": ended} if federation.clock else {})
+            }
+            if federation.clock:
+                federation.saved[arm]["ended"] = ended
+            if arm in self.flights:
+                federation.saved[arm]["flying"] = self.flights[arm].kept
+                federation.held[arm] = self.flights[arm].left
             self.tables.add({"arm": arm, "round": self.number}, kept.rows)
         aborted = {arm: kept.aborted for arm, (_, kept) in finished.items() if kept.aborted}
         federation.aborted = [f"round {self.number} of arm {arm} is not applied: {why}" for arm, why in aborted.items()]

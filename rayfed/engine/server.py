@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rayfed.aggregation.asynchronous import AsynchronousRule, Model
 from rayfed.aggregation.base import InteractiveAggregation
 from rayfed.aggregation.server import GlobalModel, TreeFold
 from rayfed.aggregation.server_optimiser import ServerOptimiser
@@ -20,7 +21,8 @@ ArmState = dict[str, Any]
 """An arm in a checkpoint: its `weights`, `buffers`, the optimiser's `state` and the aggregation's `memory`.
 
 Of `earlier` rounds on which attacks to come look back, by number, the weights and buffers that were sent. In virtual
-time, and there alone, its last round has `ended` after so many seconds.
+time, and there alone, its last round has `ended` after so many seconds, and under an asynchronous rule updates are
+`flying` (`rayfed.engine.flights`).
 """
 _MODEL = ("weights", "buffers", "state", "memory")
 
@@ -89,10 +91,26 @@ class Server:
 
     def add(self, arm: str, cohorts: int, partials: Mapping[tuple[int, int], Any]) -> None:
         """Add partial results of `cohorts` cohorts by their places in the tree (`TreeFold.nodes`), in any order."""
-        if arm not in self._folds:
-            self._folds[arm] = TreeFold(self._aggregations[arm], cohorts)
         for (level, index), partial in partials.items():
-            self._folds[arm].add(index, partial, level)
+            self._fold(arm, cohorts).add(index, partial, level)
+
+    def land(
+        self, arm: str, count: int, place: int, staleness: int, sent: Named, partials: Mapping[tuple[int, int], Any]
+    ) -> None:
+        """Add one client's update, the `place`th of `count` to arrive, of weights that are so many steps old.
+
+        They were `sent` to it; empty where the rule does not mix models.
+        """
+        rule, model = self._aggregations[arm], self._models[arm]
+        assert isinstance(rule, AsynchronousRule)
+        [update] = partials.values()
+        aged = rule.aged(update, staleness, sent, Model(model.weights, model.buffers))
+        self._fold(arm, count).add(place, aged)
+
+    def _fold(self, arm: str, count: int) -> TreeFold:
+        if arm not in self._folds:
+            self._folds[arm] = TreeFold(self._aggregations[arm], count)
+        return self._folds[arm]
 
     def request(self, arm: str) -> tuple[str | None, Any]:
         """Return whom the rule asks, and what, or None where it has no question (any more).

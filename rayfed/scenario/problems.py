@@ -173,6 +173,7 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
     if s.resources.server.actors not in (None, 1):
         yield Problem(path=("resources", "server", "actors"), message="there is one server; leave it out")
     yield from _malicious_problems(s)
+    yield from _asynchronous_problems(s)
     if s.federation.system:
         yield from (
             Problem(path=("federation", "system", *path), message=message)
@@ -243,6 +244,48 @@ def _system_problems(s: Scenario, system: System) -> Iterator[tuple[Place, str]]
     if system.selects and s.drawn_per_round > s.federation.clients:
         message = f"draws {s.drawn_per_round} clients, but the federation has {s.federation.clients}: take fewer"
         yield ("over_selection",), message
+
+
+def _asynchronous_problems(s: Scenario) -> Iterator[Problem]:
+    """Yield what does not go with rules that step on updates as they arrive."""
+    federation, system, rules = s.federation, s.federation.system, {}
+    for name, arm in s.played.items():
+        spec = arm.aggregation or federation.aggregation
+        if getattr(registry.find(spec.kind, spec.name), "asynchronous", False):
+            rules[name] = spec.name
+            mixes = getattr(registry.find(spec.kind, spec.name), "mixes", False)
+            if mixes and arm.training.get("algorithm", s.training.algorithm) != "fedavg":
+                message = f"{spec.name} mixes what fedavg sends, models of local steps: take fedavg"
+                yield Problem(("training", "algorithm"), message)
+            place: Place = ("arms", name, "protection") if arm.protection else ("federation", "protection")
+            if arm.protection or federation.protection:
+                yield Problem(
+                    place, f"{spec.name} adds updates one by one: take a rule whose rounds wait, or leave it out"
+                )
+    if not rules:
+        if system and system.concurrency is not None:
+            message = "is for an asynchronous rule (fedbuff, fedasync), and no arm has one: leave it out"
+            yield Problem(("federation", "system", "concurrency"), message)
+        return
+    rule = next(iter(rules.values()))
+    if system is None:
+        message = f"{rule} adds updates as they arrive in virtual time: say what devices clients have, or take fedavg"
+        yield Problem(("federation", "system"), message)
+        return
+    for field in ("deadline", "every"):
+        if getattr(system, field) is not None:
+            yield Problem(("federation", "system", field), f"{rule} waits for nobody: leave it out")
+    if system.selects:
+        yield Problem(("federation", "system", "over_selection"), f"{rule} waits for nobody: leave it out")
+    if federation.sampling == "poisson":
+        yield Problem(("federation", "sampling"), f"{rule} replaces each device that is done by one: take fixed")
+    if federation.failures.then == "drop":
+        message = f"{rule} would wait for the update of a client that fails: take `stop`"
+        yield Problem(("federation", "failures", "then"), message)
+    started = (system.concurrency or s.clients_per_round) + s.clients_per_round - 1
+    if started > federation.clients:
+        message = f"the first step takes {started} clients, and the federation has {federation.clients}: take fewer"
+        yield Problem(("federation", "system", "concurrency"), message)
 
 
 def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:

@@ -111,7 +111,8 @@ TABLES: dict[str, pa.Schema] = {
             _value("clipped", _long, "values of the update beyond the clip bounds of its encryption; null without"),
             _value("malicious", pa.bool_(), "whether it poisons its data or update; nobody in the federation is told"),
             _value("test_accuracy", _real, "of the new weights with the client's private part, 0..1; null without one"),
-            _value("simulated_seconds", _real, "virtual time from the round's start until its update arrived (s)"),
+            _value("simulated_seconds", _real, "virtual time from its start until its update arrived (s)"),
+            _value("staleness", _int, "steps of the server since it was sent its weights; null where rounds wait"),
             _key("status", _string, "'ok', or why it is left out of the round: all that it did not do is null then"),
         ]
     ),

@@ -1,0 +1,50 @@
+"""Asynchronous rules: the server steps on updates as they arrive, each computed from weights that may be stale.
+
+They play in virtual time alone (`federation.system`): how stale an update is follows from the clients' devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from rayfed.aggregation.weighted_sum import WeightedSum, WeightedSumRule, scaled
+from rayfed.update import Named, Update
+
+
+@dataclass(frozen=True)
+class Model:
+    """Weights and buffers of a model."""
+
+    weights: Named
+    buffers: Named
+
+
+class AsynchronousRule(WeightedSumRule):
+    """Base of the rules that step on every `clients_per_round` updates in the order in which they arrive."""
+
+    asynchronous: ClassVar[bool] = True
+    mixes: ClassVar[bool] = False
+    """Whether the server mixes models, so that `aged` needs the one that a client was sent."""
+
+    def weight(self, update: Update) -> int:
+        """Return 1, for every client."""
+        return 1
+
+    def heaviest(self, clients: int, samples: int) -> int:
+        """Return the number of clients."""
+        return clients
+
+    def aged(self, update: WeightedSum, staleness: int, sent: Named, now: Model) -> WeightedSum:
+        """Return one client's update as it is added when it arrives.
+
+        `staleness` is how many steps the server has made since the client was `sent` its weights, which are empty
+        unless the rule `mixes`; `now` is the model that the step begins from.
+        """
+        raise NotImplementedError
+
+    def combine(self, total: WeightedSum, generator: torch.Generator) -> tuple[Named, Named]:
+        """Return the mean of the aged updates, by their number and not by their weights, and of the buffers."""
+        return scaled(total.tensors, 1 / total.weight), scaled(total.buffers, 1 / total.weight)

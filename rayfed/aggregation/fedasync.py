@@ -1,0 +1,59 @@
+"""FedAsync: every model that arrives is mixed into the global one, the staler the less.
+
+Source: Xie, Koyejo and Gupta 2019, 'Asynchronous federated optimization', algorithm 1 and the staleness functions of
+section 5.2: x <- (1 - a s(t - tau)) x + a s(t - tau) x_new. A client sends the difference to what it was sent, from
+which the server, who knows that, has its model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, FiniteFloat
+
+from rayfed.aggregation.asynchronous import AsynchronousRule, Model
+from rayfed.aggregation.weighted_sum import WeightedSum, scaled
+from rayfed.errors import UserError
+from rayfed.registry import component
+from rayfed.update import Named
+
+Factor = Annotated[FiniteFloat, Field(ge=0)]
+
+
+@component
+class FedAsync(AsynchronousRule):
+    """Mixture of the global model and each client's as it arrives, with `clients_per_round: 1`; no round waits.
+
+    `federation.system.concurrency` devices train at once. Source: Xie et al. 2019, algorithm 1.
+    """
+
+    mixes: ClassVar[bool] = True
+
+    mixing: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Weight of a client's model that is not stale (the paper's alpha)."""
+    staleness: Literal["constant", "hinge", "polynomial"] = "polynomial"
+    """Function of the staleness s that the weight is multiplied by: 1; or 1 up to `b` and 1 / (a (s - b) + 1) beyond;
+    or (1 + s)^-a."""
+    a: Factor = 0.5
+    b: Factor = 4.0
+
+    def check(self, clients: int) -> None:
+        """Raise `UserError` where several models would be mixed in one step."""
+        if clients != 1:
+            raise UserError(f"fedasync mixes one model at a time: set federation.clients_per_round to 1, not {clients}")
+
+    def share(self, staleness: int) -> float:
+        """Return the weight of a model that is so many steps old."""
+        if self.staleness == "constant":
+            return self.mixing
+        if self.staleness == "hinge":
+            return self.mixing / (self.a * max(staleness - self.b, 0) + 1)
+        return float(self.mixing * (1 + staleness) ** -self.a)
+
+    def aged(self, update: WeightedSum, staleness: int, sent: Named, now: Model) -> WeightedSum:
+        """Return the step to the mixture, and the mixture of the buffers."""
+        share = self.share(staleness)
+        away = {name: now.weights[name] - sent[name] + t for name, t in update.tensors.items()}
+        buffers = {name: now.buffers[name] + share * (b - now.buffers[name]) for name, b in update.buffers.items()}
+        return replace(update, tensors=scaled(away, share), buffers=buffers)

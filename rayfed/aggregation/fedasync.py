@@ -36,7 +36,9 @@ class FedAsync(AsynchronousRule):
     """Function of the staleness s that the weight is multiplied by: 1; or 1 up to `b` and 1 / (a (s - b) + 1) beyond;
     or (1 + s)^-a."""
     a: Factor = 0.5
+    """How fast the weight falls with the staleness, of `hinge` and `polynomial`."""
     b: Factor = 4.0
+    """Staleness from which on `hinge` falls."""
 
     def check(self, clients: int) -> None:
         """Raise `UserError` where several models would be mixed in one step."""

@@ -109,12 +109,28 @@ def test_a_runs_plot_has_the_tables_points(run: str, opened: Opened) -> None:
 def test_a_sweeps_plot_has_the_finished_settings_and_no_others(sweep: str, opened: Opened) -> None:
     page = opened(sweep)
     finished = page.eval_on_selector_all(
-        "#settings tbody tr", "rows => rows.filter(r => r.textContent.includes('finished')).map(r => +r.dataset.entry)"
+        "#settings tbody tr",
+        "rows => rows.filter(r => !r.cells[1].textContent.startsWith('trial ')).map(r => +r.dataset.entry)",
     )
     assert [point[0] for point in page.evaluate(POINTS)] == finished
     assert len(rows(page)) > len(finished)
     bars = page.evaluate("document.getElementById('plot').data.flatMap(t => t.error_x?.array ?? [])")
     assert sum(bar > 0 for bar in bars) == len(finished) - 1  # the last has a single trial
+
+
+@pytest.mark.parametrize("kind", ["run", "sweep"])
+def test_the_table_of_settings_fits_a_desk_and_shows_all_when_asked(
+    kind: str, opened: Opened, request: pytest.FixtureRequest
+) -> None:
+    page = opened(request.getfixturevalue(kind))
+    wide = "[document.getElementById('settings'), document.documentElement].map(e => e.scrollWidth - (e.tagName == "
+    wide += "'HTML' ? innerWidth : e.parentElement.clientWidth))"
+    assert max(page.evaluate(wide)) <= 0
+    hidden = "[...document.querySelectorAll('#settings thead th')].filter(h => !h.offsetParent).length"
+    assert page.evaluate(hidden) > 0
+    page.check("#every-column")
+    assert page.evaluate(hidden) == 0
+    assert page.evaluate(wide)[1] <= 0, "the table scrolls in its box, never the page"
 
 
 def test_axes_are_chosen(run: str, opened: Opened) -> None:

@@ -15,6 +15,8 @@ from rayfed.metrics.measures import MEASURES
 
 PREFERRED = ("psnr", "test_accuracy")
 """Measures to show first where nothing else is asked for and both were measured."""
+UNFOLDED = 5
+"""Most measures of a setting that are shown without being asked for."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class Explorer:
     """A measure of leakage, where there is a setting that was measured in both; else None, and there is no plot."""
     y: str | None
     """Measure of utility or cost on the other axis."""
+
+    @property
+    def folded(self) -> list[str]:
+        """Measures that the page shows when it is asked to: a table of all is wider than a screen."""
+        return self.columns[UNFOLDED:]
 
     @property
     def arms(self) -> list[str]:

@@ -232,7 +232,11 @@ def test_a_replay_scores_and_gates_what_was_recorded(tmp_path: Path, net: Net, m
     assert "recorded: LEAKS at batch 1, 2 of 2 images" in output
     assert (folder.scenario()["training"]["steps"], folder.scenario()["training"]["lr"]) == (3, 0.1)
     noisy = recorded(tmp_path / "noisy", net, noise=1.0, truth=True, rounds=2)
-    code, output, _ = replayed(noisy, tmp_path, "--model", MODEL, "--round", "0", "--fail-above", "15")
+    gated = ("--model", MODEL, "--round", "0", "--fail-above", "15")
+    code, output, _ = replayed(noisy, tmp_path, *gated)
+    assert (code, "of its norm away from what these clients would have sent" in output) == (3, True), output
+    assert "recorded, batch 1, PSNR below 15.0 dB: INCONCLUSIVE" in output, "nobody said that there is a defence"
+    code, output, _ = replayed(noisy, tmp_path, *gated, "--defended")
     assert "recorded, batch 1, PSNR below 15.0 dB: PASSED" in output, output
     assert code == (0 if "batch 2, PSNR below 15.0 dB: PASSED" in output else 3)
 

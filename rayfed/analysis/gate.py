@@ -25,6 +25,9 @@ from rayfed.metrics.roc import Estimate
 from rayfed.samples import MODALITIES, Modality
 from rayfed.store.schemas import VERSUS
 
+MISTAKEN = 0.5
+"""Relative distance of a recorded update from its control from which on it is no undefended one: less may come of the
+order in which the samples were taken."""
 State = Literal["failed", "passed", "inconclusive", "not measured"]
 MEMBERSHIP = {
     "membership.auc": "AUC of the membership attack",
@@ -204,10 +207,27 @@ class Played:
         criterion = kind(self.modality, bound.limit, bound.metric)
         found = run_findings(self.scenario, self.attacks, self.finished, criterion)
         for arm in arms:
-            own = [finding for finding in found if finding.arm == arm]
-            yield from (_check(finding, bound, undefended(self.scenario, arm)) for finding in own)
+            own, doubt = [finding for finding in found if finding.arm == arm], self.doubt(arm)
+            checks = [_check(finding, bound, undefended(self.scenario, arm)) for finding in own]
+            yield from (
+                replace(check, state="inconclusive", reason=doubt) if doubt and check.state == "passed" else check
+                for check in checks
+            )
             if not own:
                 yield Check(arm, None, bound, "not measured", reason="no attack rebuilt samples here")
+
+    def doubt(self, arm: str) -> str:
+        """Return why what passes on an arm of a replay may be a mistake of what was recorded; empty elsewhere."""
+        defences = arm_spec(self.scenario, arm).get("defences") or []
+        if all(one.get("defended", True) for one in defences if isinstance(one, Mapping)):
+            return ""
+        far = max((row["distortion"] or 0.0 for row in self.attacks if row["arm"] == arm), default=0.0)
+        if far < MISTAKEN:
+            return ""
+        return (
+            f"what was recorded is {far:.2g} of its norm away from what these clients would have sent without a "
+            f"defence: say --defended if they have one, or look at the model, its loss, the steps and the normalisation"
+        )
 
     def _of_members(self, bound: Bound, arm: str) -> Check:
         """Return the check of the membership attack that did best on an arm."""

@@ -54,6 +54,13 @@ def replay(
     round: Annotated[
         list[int] | None, typer.Option(help="Round to attack; the first and the last when not given. May be repeated.")
     ] = None,
+    defended: Annotated[
+        bool,
+        typer.Option(
+            "--defended",
+            help="The federation defends its updates: what is far from the control is its defence and no mistake.",
+        ),
+    ] = False,
     iterations: Iterations = 1000,
     seed: Seed = 0,
     fail_above: FailAbove = None,
@@ -75,7 +82,7 @@ def replay(
         gate, recording = Gate(fail_above, allow_unmeasured, json, junit, baseline), Recording(updates)
         rounds = round or list(dict.fromkeys([recording.rounds[0], recording.rounds[-1]]))
         written = _model(model), loss_section(loss), iterations, seed
-        replays = [Replay(recording, number, *written) for number in rounds]
+        replays = [Replay(recording, number, *written, defended) for number in rounds]
         count, attacked = len(recording.rounds), ", ".join(map(str, rounds))
         _sayer(quiet)(f"{updates}: {count} round{'s' * (count != 1)} recorded, attacked: {attacked} (--round)")
         _replayed(replays, gate, out, (executor, address, quiet))
@@ -162,7 +169,10 @@ def _scored(
     with watched(quiet, executor, "attack", brief=True) as view:
         folder = runs.attack_sent(loaded, sent, words, out, execution(executor, address), view)
         view.audited(f"round {one.round}", f"{folder.url}/report.html")
-    return Gated(folder, f"round {one.round} of the recording", [RECORDED])
+        gated = Gated(folder, f"round {one.round} of the recording", [RECORDED])
+        if doubt := gated.played.doubt(RECORDED):
+            view.note(doubt)
+    return gated
 
 
 def _show(

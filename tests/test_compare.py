@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayfed.analysis.compare import Comparison, compare
+from rayfed.analysis.compare import Comparison, attacks_changed, compare
 from rayfed.analysis.loading import load
 from rayfed.errors import UserError
 from tests.result_fixtures import attacked, small_run, small_sweep
@@ -102,3 +102,10 @@ def test_the_users_mistakes_end_with_2(tmp_path: Path) -> None:
     assert (code, "at least two" in output) == (2, True)
     code, output = run("compare", folder.url, folder.url + "x")
     assert (code, "no run folder" in output) == (2, True)
+
+
+def test_attacks_of_one_name_that_are_set_otherwise_make_no_pairs() -> None:
+    few, many = ({"attacks": [{"name": "dlg", "iterations": n}, {"name": "idlg"}]} for n in (1, 2))
+    assert attacks_changed([few, many]) == ["dlg"]
+    assert attacks_changed([few, few | {"attacks": few["attacks"][:1]}]) == [], "what one lacks is in no pair"
+    assert attacks_changed([few, {}]) == []

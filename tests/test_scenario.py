@@ -212,3 +212,11 @@ def test_errors_of_an_arm_stand_where_it_is_set(change: str, expected: str | Non
         assert scenario.resolve(changed)["large"].training.algorithm == "fedsgd"
     else:
         assert expected in problems(MINIMAL + ARMS, change)
+
+
+def test_a_mistake_that_all_arms_have_is_told_once() -> None:
+    text = "name: t\nfederation: {rounds: 2, clients: 2}\ntraining: {schedule: {kind: step}}\narms: {a: [], b: []}\n"
+    with pytest.raises(ScenarioError, match="1 problem\n"):
+        scenario.parse(text)
+    with pytest.raises(ScenarioError, match=r"arms\.b\.training\.steps"):
+        scenario.parse(text.replace("b: []", "b: {training: {epochs: 1, steps: 2}}"))

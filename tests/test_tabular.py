@@ -125,6 +125,14 @@ def test_what_is_missing_is_filled_and_noted(tmp_path: Path) -> None:
     )
 
 
+def test_a_column_that_numbers_or_names_rows_is_noted(tmp_path: Path) -> None:
+    rows = [f"{100 + i},{(i * 7) % 40},{(i * 11) % 40},p{i},{i / 7},{i % 2}" for i in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["number,patient_id,dose,name,level,ill", *rows]))
+    data = build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": "ill"}).load()
+    noted = [remark.split("'")[1] for remark in data.remarks if "another value in every row" in remark]
+    assert noted == ["number", "patient_id", "name"], "whole numbers in no order, and others, are no names of rows"
+
+
 def test_a_record_has_no_total_variation() -> None:
     assert total_variation(torch.rand(2, 3, 1, 1, 9)).tolist() == [[0.0] * 3] * 2
     assert total_variation(torch.rand(2, 1, 4, 4)).min() > 0

@@ -73,9 +73,20 @@ def compare(results: Sequence[Results], against: str | None = None) -> Compariso
     if unlike := [section for section in _PAIRED if section in touched]:
         reason = f"not compared as pairs, for the victims are others: {', '.join(unlike)} differ"
         return Comparison(names, found, found_different, warnings, [], reason)
+    if changed := attacks_changed(scenarios):
+        reason = f"not compared as pairs, for attacks of one name are not set alike: {', '.join(changed)}"
+        return Comparison(names, found, found_different, warnings, [], reason)
     pairs = paired(groups, against)
     reason = "" if any(one.pairs > 1 for one in pairs) else NO_PAIRS
     return Comparison(names, found, found_different, warnings, pairs, reason)
+
+
+def attacks_changed(scenarios: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of attacks that all scenarios have, and not alike; what only some have is in no pair."""
+    own = [
+        {str(attack.get("label") or attack["name"]): attack for attack in one.get("attacks") or []} for one in scenarios
+    ]
+    return [name for name in own[0] if all(name in o for o in own) and any(o[name] != own[0][name] for o in own)]
 
 
 def _names(results: Sequence[Results]) -> list[str]:

@@ -25,9 +25,9 @@ from rayfed.attacks.closed_form.probe import Probe
 from rayfed.registry import component
 from rayfed.update import Named, Observation
 
-_SEVERAL = "the gradient of the positions is a sum over the samples of a batch: this takes a batch of one"
+_SEVERAL = "it takes a batch of one: the gradient of learned positions is a sum over the samples of a batch"
 _NOTHING_ADDED = (
-    "no parameter whose gradient is sent is added to the tokens (learned positions) behind a map that is affine in them"
+    "no parameter whose gradient is sent is added to a map that is affine in the sample, as learned positions are"
 )
 _RESIDUAL = 0.99
 """Part of the distance to a grey sample that is left where the equations say nothing."""

@@ -157,8 +157,15 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
     """Yield problems that lie in several fields together."""
     if s.arms and s.defences:
         yield Problem(path=("defences",), message="give either `defences` (one pipeline) or `arms` (several), not both")
-    yield from _training_problems(("training",), s.training, s.federation.rounds)
-    of_arms = [problem for name, arm in s.arms.items() for problem in _arm_problems(s, name, arm)]
+    of_all = list(_training_problems(("training",), s.training, s.federation.rounds))
+    yield from of_all
+    told = {(problem.path, problem.message) for problem in of_all}  # not once more for each arm that has it from there
+    of_arms = [
+        problem
+        for name, arm in s.arms.items()
+        for problem in _arm_problems(s, name, arm)
+        if (problem.path[2:], problem.message) not in told
+    ]
     yield from of_arms
     for rule in (arm.aggregation or s.federation.aggregation for arm in s.played.values()):
         if not s.federation.validation and registry.find(rule.kind, rule.name).validates:
@@ -179,7 +186,7 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
             Problem(path=("federation", "system", *path), message=message)
             for path, message in _system_problems(s, s.federation.system)
         )
-    if not of_arms:  # attacks depend on what the arms train
+    if not of_arms and not of_all:  # attacks depend on what the arms train
         yield from _attack_problems(s)
 
 

@@ -8,7 +8,7 @@ numbers between 0 and 1 follows Vero et al. 2023, "TabLeak: Tabular Data Leakage
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -28,6 +28,8 @@ from rayfed.samples import Column, Modality, Records
 
 _DIABETES = ("age", "sex", "bmi", "blood_pressure", "s1", "s2", "s3", "s4", "s5", "s6")
 _MOST_BYTES = 4096
+_FEWEST_NAMED = 20
+"""Rows from which on a value of its own in each of them is no accident."""
 _MISSING = "(missing)"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -73,7 +75,7 @@ class Tabular:
         test = at_most(self.test_samples, Split(images[tested], labels[tested]), "test_samples")
         assert isinstance(train.images, np.ndarray)
         assert isinstance(test.images, np.ndarray)
-        remarks = tuple(remark for _, remark in filled.values() if remark)
+        remarks = tuple(remark for _, remark in filled.values() if remark) + tuple(_numbering(values))
         sample = Records(columns)
         return Dataset(train.images, train.labels, test.images, test.labels, classes, sample=sample, remarks=remarks)
 
@@ -103,6 +105,23 @@ class Diabetes(Tabular):
         if self.regression:
             return columns, target[:, None], ("progression",)
         return columns, (target > np.median(target)).astype(np.int64), ("slow", "fast")
+
+
+def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """Yield a remark on each column (N,) that looks like the rows' numbers or names: no feature helps less.
+
+    That is text without a value twice, and whole numbers without one twice that only rise or are called an id.
+    """
+    for name, found in columns.items():
+        if len(found) < _FEWEST_NAMED or len(np.unique(found)) < len(found):
+            continue
+        called = name.lower() in ("id", "index") or name.lower().endswith(("_id", " id", "-id"))
+        numbered = found.dtype.kind == "f" and bool((found == found.round()).all())
+        if found.dtype.kind != "f" or (numbered and (called or bool((np.diff(found) > 0).all()))):
+            yield (
+                f"column '{name}' has another value in every row, as numbers or names of rows have, and is a feature "
+                f"here: take it out of the table unless the model is given it"
+            )
 
 
 @component

@@ -355,7 +355,10 @@ def _applying(trials: Sequence[Trial]) -> list[str]:
     lines = []
     for name in dict.fromkeys(trial.title.partition(" ")[0] for trial in trials):
         own = [trial for trial in trials if trial.title.startswith(f"{name} ")]
-        own = [trial for trial in own if trial.tried] or own
+        own = [trial for trial in own if trial.tried]
+        if not own:
+            lines.append(f"{name}: not tried, for want of time")
+            continue
         able = [trial.title.removeprefix(f"{name} ") for trial in own if not trial.obstacle]
         reasons = dict.fromkeys(trial.obstacle for trial in own if trial.obstacle)
         applies = "applies" if len(able) == len(own) else f"applies to {'; '.join(able)}" if able else "does not apply"

@@ -19,7 +19,7 @@ def local_path(path: str | Path) -> Path:
     package that is not installed.
     """
     written = os.path.expandvars(path)
-    if not written.startswith(_IN_PACKAGE):
+    if not in_package(written):
         return Path(os.path.expanduser(written))
     name, _, file = written.removeprefix(_IN_PACKAGE).partition("/")
     spec = find_spec(name) if name.isidentifier() else None
@@ -29,6 +29,11 @@ def local_path(path: str | Path) -> Path:
             f"that rayfed's own scenarios take weights from), or give the path of a file"
         )
     return Path(spec.submodule_search_locations[0]) / file
+
+
+def in_package(path: str | Path) -> bool:
+    """Return whether a path is one of an installed package's files, wherever the package is."""
+    return str(path).startswith(_IN_PACKAGE)
 
 
 def exists(path: Path) -> bool:

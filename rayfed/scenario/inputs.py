@@ -15,7 +15,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from rayfed import registry
 from rayfed.errors import UserError
-from rayfed.files import exists, find_in, local_path
+from rayfed.files import exists, find_in, in_package, local_path
 from rayfed.scenario.components import ModelSpec, write_out_models
 from rayfed.scenario.paths import get, put
 from rayfed.scenario.problems import specs
@@ -93,7 +93,7 @@ class Inputs:
                 value = self._value(option, value)
             return value
         if isinstance(value, str) and hint is Path:
-            return value if local_path(value).is_absolute() else str(self._expected(value))
+            return value if in_package(value) or local_path(value).is_absolute() else str(self._expected(value))
         if isinstance(value, list) and (inner := get_args(hint)):
             return [self._value(inner[0], item) for item in value]
         if isinstance(value, dict) and inspect.isclass(hint):

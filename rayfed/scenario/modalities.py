@@ -51,7 +51,11 @@ def with_tokenizer(document: Mapping[str, Any]) -> dict[str, Any]:
     takes = "tokenizer" in {parameter.name for parameter in registry.parameters(target)}
     if not takes or data.get("tokenizer") is not None or not isinstance(folder, str | Path):
         return dict(document)
-    if not has_tokenizer(local_path(folder)):
+    try:
+        there = has_tokenizer(local_path(folder))
+    except UserError:  # told where the model is built
+        return dict(document)
+    if not there:
         return dict(document)
     return {**document, "data": {**data, "tokenizer": str(folder)}}
 

@@ -131,6 +131,15 @@ def test_what_a_defence_changes_is_told_in_the_terminal(view: RunView) -> None:
     ) in printed(view)
 
 
+def test_an_arm_in_which_no_attack_answers_is_not_told_to_leak_nothing(view: RunView) -> None:
+    view.ready(0)
+    silent = attacked(12, "noise") | {"psnr": None, "status": "not applicable", "message": "no rows"}
+    view.round_done([trained(0.9), trained(0.8, "noise")], [attacked(30), silent], [])
+    view.finished("report.html")
+    assert "leakage not measured, as no attack answered (against 30.0 dB)" in " ".join(printed(view).split())
+    assert "no image reconstructed beyond guessing" not in printed(view)
+
+
 def test_the_first_round_tells_nothing_of_the_time_left(view: RunView) -> None:
     view.starting(SCENARIO, SimpleNamespace(url="runs/x"), ALLOTMENT)
     view.ready(0)

@@ -132,6 +132,8 @@ class ArmSummary:
     """Bytes of one client's update."""
     worst: Row | None
     """Row of `attacks` nearest to the truth, see `worst`."""
+    reconstructed: int
+    """Reconstructions that attacks made, however bad; where there is none, nothing is known of leakage."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +272,7 @@ def arms(
         )
         accuracy = last["test_accuracy"] if last else None
         reference = result[0].accuracy if result else None
+        struck = attacked.get((name,), [])
         result.append(
             ArmSummary(
                 name=name,
@@ -287,7 +290,8 @@ def arms(
                 bytes_up=sum(row["bytes_up"] or 0 for row in mine),
                 bytes_down=sum(row["bytes_down"] or 0 for row in mine),
                 update_bytes=spread(row["sent_bytes"] for row in sent.get((name,), [])),
-                worst=worst(attacked.get((name,), [])),
+                worst=worst(struck),
+                reconstructed=sum(measured(row.get(leading_metric(struck))) for row in struck),
             )
         )
     return result

@@ -216,6 +216,8 @@ def _cost(arm: ArmSummary, reference: ArmSummary) -> str:
     if reference.worst:
         sample = called(reference.worst)
         own = f"worst {sample} {near(arm.worst)}" if arm.worst else f"no {sample} reconstructed beyond guessing"
+        if not arm.reconstructed:
+            own = "leakage not measured, as no attack answered"
         parts.append(f"{own} (against {near(reference.worst)})")
     return f"{arm.name}: {'; '.join(parts) or 'nothing was measured'}."
 

@@ -108,16 +108,17 @@ def test_canary_samples_show_over_half_of_what_is_claimed(defence: str) -> None:
     [
         "{name: gaussian, sigma: 1.5, clip: 1}",
         "{name: dp_fedavg, noise_multiplier: 0.8}",
-        "{name: dp_fedavg, noise_multiplier: 0.8, noise: clients}",
+        pytest.param("{name: dp_fedavg, noise_multiplier: 0.8, noise: clients}", marks=pytest.mark.engine),
         "{name: laplace, scale: 1, clip: 1, delta: 1.0e-5}",
     ],
 )
 def test_canary_clients_show_over_half_of_what_is_claimed(defence: str) -> None:
-    found = one(defence, 700, federation__clients="100")
-    assert (found.unit, found.runs) == ("client", 7)
+    found = one(defence, 500, federation__clients="100")
+    assert (found.unit, found.runs) == ("client", 5)
     assert found.found.claimed / 2 < found.found.epsilon <= found.found.claimed
 
 
+@pytest.mark.engine
 def test_drawn_samples_stay_below_their_claim() -> None:
     found = one("{name: dp_sgd, noise_multiplier: 0.7}").found
     assert 0 < found.epsilon <= found.claimed
@@ -225,7 +226,9 @@ def test_the_command_prints_what_is_shown_and_ends_with_1_where_it_is_too_much(t
     def command(defence: str) -> tuple[int, str]:
         file = tmp_path / "audited.yaml"
         file.write_text(FEDERATION + f"arms: {{none: [], arm: [{defence}]}}\n")
-        ended = CliRunner().invoke(app, ["canaries", str(file), "--canaries", "600"], terminal_width=200)
+        ended = CliRunner().invoke(
+            app, ["canaries", str(file), "--canaries", "600", "--set", "training.batch_size=null"], terminal_width=200
+        )
         return ended.exit_code, " ".join(ended.output.split())
 
     code, output = command("{name: dp_sgd, noise_multiplier: 0.7}")

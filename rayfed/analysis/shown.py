@@ -18,9 +18,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf, sqrt
 
 import numpy as np
+from scipy.stats import norm
 
 from rayfed.metrics.roc import Estimate, share
 from rayfed.privacy.accountant import Method, Release, guarantee
@@ -84,7 +86,17 @@ class _Family:
 
     def excess(self, hits: Estimate, alarms: Estimate, times: float) -> float:
         """Return how far the rates are, intervals and all, above the curve with so much noise."""
+        if self.moved is not None:
+            return hits.low - float(norm.cdf(norm.ppf(alarms.high) + self.moved / times))
         return hits.low - TradeOff.of(self.with_noise(times), self.accountant).at_most(alarms.high)
+
+    @cached_property
+    def moved(self) -> float | None:
+        """The mu of Gaussian DP of the unit that is worst off; None where noise or draws are other than that."""
+        releases = self.spent.releases
+        if any(release.noise != "gaussian" or release.rate < 1 or release.drawn for release in releases):
+            return None
+        return max(sqrt(release.count) / release.multiplier for release in releases)
 
     def place(self, hits: Estimate, alarms: Estimate) -> int:
         """Return the place of the first of `_NOISES` whose curve the rates are above; their number for none."""

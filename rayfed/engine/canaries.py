@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf, sqrt
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ from rayfed.privacy.spending import Spending
 from rayfed.scenario import DefenceSpec, Scenario, resolve
 from rayfed.update import Named
 
+_ARM = "audited"
 _MOST = 1000
 """Most canaries of one client: a coordinate of every update for each."""
 _FEWEST = 256
@@ -96,6 +97,7 @@ class Audited:
     canaries: int
     runs: int
     seconds: float
+    """Seconds of the process, whatever else the machine does."""
     found: Shown
 
 
@@ -117,13 +119,13 @@ def audited(inputs: Inputs, canaries: int) -> Iterator[Audited]:
             there = True
             if promised.epsilon == float("inf"):
                 raise UserError(f"arm '{account.name}': {spec.name} has no noise, and its epsilon no bound to audit")
-            began, scores, runs = perf_counter(), _Scores(), 0
+            began, scores, runs = process_time(), _Scores(), 0
             while len(scores) < canaries:
                 _Run(inputs, account, place, spent, runs).play(rounds, scores)
                 runs += 1
             found = shown(scores.present, scores.absent, spent, inputs.scenario.privacy.accountant)
             about = (account.name, spec.name, spent.unit, spent.adjacency, spent.delta)
-            yield Audited(*about, len(scores), runs, perf_counter() - began, found)
+            yield Audited(*about, len(scores), runs, process_time() - began, found)
     if not there:
         raise UserError("no arm has an (epsilon, delta) to audit: add a defence that has one, such as dp_sgd")
 
@@ -181,27 +183,23 @@ class _Run:
         for key, score in self.found.items():
             (scores.present if self.there[key] else scores.absent).append(score)
 
-    @property
-    def _arm(self) -> str:
-        return self.account.name
-
     def _sent(self, round: int, sign: float) -> Sent:
-        model = self.runtime.arm(self._arm).model
+        model = self.runtime.arm(_ARM).model
         return Sent(round, weights_of(model), {**buffers_of(model), "sign": torch.tensor(sign)})
 
     def _updates(self, sent: Sent) -> Iterator[tuple[list[tuple[int, int]], Named]]:
         """Yield the update of each client of a round, with the keys of its canaries."""
         for client in plan.drawn_clients(self.scenario, sent.round):
-            [update] = self.runtime.updates(self._arm, sent, [client], {})
+            [update] = self.runtime.updates(_ARM, sent, [client], {})
             yield [key for key in self.there if key[0] == client], update.tensors
 
     def _sums(self, sent: Sent) -> Iterator[tuple[list[tuple[int, int]], Named]]:
         """Yield what the server makes of a round's updates, with the keys of all canaries."""
-        rule = aggregation_of(resolve(self.scenario)[self._arm])
-        key = plan.server_key(self.scenario, self._arm, sent.round, [])
+        rule = aggregation_of(resolve(self.scenario)[_ARM])
+        key = plan.server_key(self.scenario, _ARM, sent.round, [])
         draws = generator(key, self.scenario.privacy.secure)
         if drawn := plan.drawn_clients(self.scenario, sent.round):
-            partial, _ = self.runtime.cohort(self._arm, sent, drawn, {})
+            partial, _ = self.runtime.cohort(_ARM, sent, drawn, {})
             yield list(self.there), rule.combine(partial, draws)[0]
         else:
             yield list(self.there), rule.idle(sent.weights, draws)
@@ -214,7 +212,7 @@ def _scenario(
     document: dict[str, Any] = yaml.safe_load(given.dump())
     arm = yaml.safe_load(given.dump())["arms"].get(account.name, {}) if document["arms"] else {}
     kept = {name: value for name, value in arm.items() if name in ("training", "server", "aggregation")}
-    document["arms"] = {account.name: kept | {"defences": [mechanism.model_dump(mode="json")]}}
+    document["arms"] = {_ARM: kept | {"defences": [mechanism.model_dump(mode="json")]}}
     document |= {"defences": [], "opponents": {}, "attacks": [], "sweep": None, "seed": given.seed + number}
     document |= {"model": {"name": f"{__name__}:Canaries", **model}, "loss": {"name": f"{__name__}:total"}}
     document["federation"] |= {"malicious": None, "protection": None, "validation": 0}

@@ -25,7 +25,7 @@ Sources: Hayes, Mahloujifar and Balle 2023, "Bounding Training Data Reconstructi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -47,6 +47,9 @@ _POINTS, _FEW = 2000, 200
 """Points of a grid, and those of the Renyi accountant, which looks at one after the other."""
 _ROUNDING = 1e-9
 """Added to every delta: sums of losses are found by Fourier transforms in double precision."""
+
+Profile = tuple[np.ndarray, np.ndarray]
+"""Epsilons (K,), the first of which is 0, and upper bounds (K,) on delta at them."""
 
 
 @dataclass(frozen=True)
@@ -71,44 +74,40 @@ class TradeOff:
 
     def at_most(self, chance: float) -> float:
         """Return T of a probability 0..1: never less than `chance`, nor more than 1."""
-        different = list(dict.fromkeys(self.units))
-        if len(different) == 1:
-            return self._of_unit(different[0], chance)
-        # The quick accountant's bound holds as well, so few of many clients need the tight one.
-        quick = {unit: _bound(unit, chance, "rdp") for unit in different}
-        found = chance
-        for unit in sorted(quick, key=lambda unit: -quick[unit]):
-            if quick[unit] <= found:
-                break
-            found = max(found, min(quick[unit], self._of_unit(unit, chance)))
-        return found
+        return self._worst(lambda profile: _bound(profile, chance), chance)
 
     @property
     def advantage(self) -> float:
         """The most that a membership test's true positive rate is above its false positive rate."""
-        return max((self._of_unit(unit, None) for unit in dict.fromkeys(self.units)), default=0.0)
+        return self._worst(lambda profile: float(profile[1][0]), 0.0)
 
-    def _of_unit(self, unit: tuple[Release, ...], chance: float | None) -> float:
-        methods: tuple[Method, ...] = ("rdp",) if self.accountant == "rdp" else ("pld",)
-        if any(release.drawn for release in unit):
-            methods = ("rdp", "pld")
-        return min(_delta_of_zero(unit, m) if chance is None else _bound(unit, chance, m) for m in methods)
+    def _worst(self, bound: Callable[[Profile], float], least: float) -> float:
+        """Return the largest bound of any unit, each by the accountant that is tightest for it."""
+        different = list(dict.fromkeys(self.units))
+        quick = dict.fromkeys(different, 1.0)
+        if len(different) > 1:  # the quick accountant's bound holds as well, so few of many need the tight one
+            quick = {unit: bound(_profile(unit, "rdp")) for unit in different}
+        found = least
+        for unit in sorted(quick, key=lambda unit: -quick[unit]):
+            if quick[unit] <= found:
+                break
+            methods: tuple[Method, ...] = ("rdp",) if self.accountant == "rdp" else ("pld",)
+            if any(release.drawn for release in unit):
+                methods = ("rdp", "pld")
+            found = max(found, min(quick[unit], *(bound(_profile(unit, method)) for method in methods)))
+        return found
 
 
-def _delta_of_zero(unit: tuple[Release, ...], method: Method) -> float:
-    return float(_profile(unit, method)[1][0])
-
-
-def _bound(unit: tuple[Release, ...], chance: float, method: Method) -> float:
-    epsilons, deltas = _profile(unit, method)
+def _bound(profile: Profile, chance: float) -> float:
+    epsilons, deltas = profile
     up = chance * np.exp(epsilons) + deltas
     down = 1 - np.exp(-epsilons) * (1 - deltas - chance)
     return float(min(1.0, max(chance, min(up.min(), down.min()))))
 
 
 @lru_cache(maxsize=256)
-def _profile(unit: tuple[Release, ...], method: Method) -> tuple[np.ndarray, np.ndarray]:
-    """Return epsilons (K,), the first of which is 0, and upper bounds (K,) on delta at them, 1 where nothing hides."""
+def _profile(unit: tuple[Release, ...], method: Method) -> Profile:
+    """Return the profile of all releases of a unit, a delta of 1 where nothing hides it."""
     used = [release for release in unit if release.count]
     if not used:
         return np.zeros(1), np.zeros(1)
@@ -120,7 +119,7 @@ def _profile(unit: tuple[Release, ...], method: Method) -> tuple[np.ndarray, np.
     return _quick(tuple(used))
 
 
-def _tight(unit: tuple[Release, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _tight(unit: tuple[Release, ...]) -> Profile:
     from dp_accounting.pld import privacy_loss_distribution as losses
 
     finest = _GRID if sum(release.count for release in unit) < _MANY else _GRID / 10
@@ -142,7 +141,7 @@ def _tight(unit: tuple[Release, ...]) -> tuple[np.ndarray, np.ndarray]:
     return epsilons, _upwards(whole.get_delta_for_epsilon(epsilons))
 
 
-def _quick(unit: tuple[Release, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _quick(unit: tuple[Release, ...]) -> Profile:
     accountant = accountant_of(unit, "rdp", _TAIL)
     epsilons = _epsilons(float(accountant.get_epsilon(_TAIL)), _FEW)
     return epsilons, _upwards([accountant.get_delta(epsilon) for epsilon in epsilons])

@@ -52,6 +52,8 @@ class Bound:
     def written(self, value: float) -> str:
         """Return a value in words."""
         metric = self.metric
+        if self.name == "membership.auc":
+            return f"{value:.3f}"
         if metric is None or metric.format == "share":
             return f"{value:.1%}"
         return f"{value:.1f} {metric.unit}" if metric.unit else f"{value:.3g}"

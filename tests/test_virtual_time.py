@@ -402,6 +402,17 @@ def test_rounds_begin_at_their_hour(tmp_path: Path) -> None:
     assert np.cumsum(paced) == pytest.approx(ends)
 
 
+def test_a_round_without_anybody_there_takes_no_time_and_changes_nothing(tmp_path: Path) -> None:
+    devices = "{a: {available: [" + ", ".join(["1", *["0"] * 23]) + "]}}"
+    every = ("federation.system.every=3600", "federation.system.deadline=60", "federation.rounds=3")
+    folder = played(tmp_path, f"federation.system.devices={devices}", *every)
+    found = rows(folder, "rounds")
+    assert [row["clients"] for row in found] == [4, 0, 0]
+    assert [(row["idle"], row["dropped"]) for row in found[1:]] == [(None, 0)] * 2
+    assert found[0]["simulated_seconds"] + found[1]["simulated_seconds"] == 3600
+    assert found[1]["test_loss"] == found[0]["test_loss"]
+
+
 class Interrupted(Exception):
     pass
 
@@ -456,19 +467,18 @@ DP = "defences: [{name: dp_fedavg, clip: 1, noise_multiplier: 1, delta: 0.001}]\
 LOCAL_DP = "defences: [{name: dp_sgd, clip: 1, noise_multiplier: 1, delta: 0.001}]\n"
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "poisson"])
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
         (["system.over_selection=2"], "over_selection"),
         (["system.deadline=5"], "deadline"),
+        (["system.deadline=5", "sampling=poisson"], "deadline"),
         (["system.devices.slow.available=0.5", "system.every=5", "system.deadline=5"], "available"),
+        (["system.devices.slow.available=0.5", "system.every=5", "system.deadline=5", "sampling=poisson"], "available"),
     ],
 )
-def test_no_epsilon_where_devices_choose_the_clients(changes: list[str], why: str, sampling: str) -> None:
-    if sampling == "poisson" and why == "over_selection":
-        pytest.skip("refused")
-    s = parsed(*(f"federation.{c}" for c in changes), f"federation.sampling={sampling}", text=TEXT + DP)
+def test_no_epsilon_where_devices_choose_the_clients(changes: list[str], why: str) -> None:
+    s = parsed(*(f"federation.{c}" for c in changes), text=TEXT + DP)
     [row] = prepare(s).privacy
     assert row.get("epsilon") is None
     assert "there is no account, for clients are not drawn uniformly" in row["note"]

@@ -27,6 +27,8 @@ def what_counts(scenario: Scenario) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(scenario.model_dump_json(exclude={"name", "output", "sweep"}))
     del document["federation"]["failures"], document["metrics"]["success"]
     del document["resources"]["timeout"]
+    if document["federation"]["system"] is None:
+        del document["federation"]["system"]  # runs that were begun before there were devices go on
     for kind in ("clients", "server", "attackers"):
         actors = getattr(scenario.resources, kind)
         document["resources"][kind] = {"num_cpus": actors.threads, "num_gpus": actors.num_gpus > 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from rayfed.aggregation.server_optimiser import ServerOptimiser
@@ -68,12 +69,16 @@ class Federation:
             executor.run_attackers,
             progress,
         )
-        self.clock = Clock.of(inputs)
-        """Virtual time; None where the scenario has no devices."""
+        self._inputs = inputs
         self.held: dict[str, dict[tuple[int, int], Ref]] = {}
         """Arm -> (round, client) -> update on its way, as far as this process has them."""
         self._keys: dict[str, bytes] = {}
         executor.start(inputs, self._roles(), self.saved)
+
+    @cached_property
+    def clock(self) -> Clock | None:
+        """Virtual time; None where the scenario has no devices. Work is counted when a round first asks."""
+        return Clock.of(self._inputs)
 
     def make_keys(self) -> None:
         """Have one client make the keys of all, where clients encrypt; the server relays them and cannot read them."""

@@ -105,6 +105,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "guarantees": [row for row in privacy if row["epsilon"] is not None],
         "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
         "comparisons": compared,
+        "compared": list(dict.fromkeys((one.arm, one.attack) for one in compared)),
         "private": _first_and_last(folder.read_table("private").to_pylist()),
         "sums": folder.read_table("secure_sums").to_pylist(),
         "votes": votes(folder),

@@ -8,23 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from rayfed.errors import UserError, needing
+from rayfed.errors import UserError
 from rayfed.integrations.watch import Watch
 from rayfed.recording import Recorder
 from rayfed.update import LocalTraining
 
-with needing("flwr", "flower", "rayfed.integrations.flower"):
+if TYPE_CHECKING:  # nothing of it is needed beyond what its users hand over
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Strategy
 
-ClientSide = Callable[[Message, Context], Message]
-Kept = TypeVar("Kept", bound=Strategy)
+    ClientSide = Callable[[Message, Context], Message]
+Kept = TypeVar("Kept", bound="Strategy")
 _MOST = 1 << 31
 """Numbers of clients where Flower has drawn larger ones for its nodes."""
 

@@ -225,6 +225,14 @@ class Stopping(Progress):
             raise Interrupted
 
 
+def test_clients_of_unlike_sizes_train_each_by_itself(tmp_path: Path) -> None:
+    text = TEXT.replace("train_samples: 200", "train_samples: 600") + "partition: {name: quantity, alpha: 0.3}\n"
+    folder = played(tmp_path, text=text)
+    assert [row["clients"] for row in rows(folder, "rounds")] == [3] * 6
+    sizes = {row["client"]: row["samples"] for row in rows(folder, "clients")}
+    assert len(set(sizes.values())) > 3
+
+
 @pytest.mark.parametrize("changes", [(), ("aggregation=fedasync", "clients_per_round=1", "rounds=12")])
 def test_a_run_that_is_resumed_makes_updates_on_their_way_again(changes: tuple[str, ...], tmp_path: Path) -> None:
     whole = played(tmp_path / "a", *changes)

@@ -350,7 +350,13 @@ OVER = (
 LATE_ONES = ("federation.system.deadline=0.05", "federation.system.devices.fast.failure=0.2")
 
 
-@pytest.mark.parametrize(("changes", "status"), [(OVER, SURPLUS), (LATE_ONES, LATE)])
+UNLIKE = ("partition={name: quantity, alpha: 0.3}", "data.train_samples=600")
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [(OVER, SURPLUS), (LATE_ONES, LATE), ((*UNLIKE, *OVER), SURPLUS), ((*UNLIKE, *LATE_ONES), LATE)],
+)
 def test_who_is_left_out_is_in_no_sum(changes: tuple[str, ...], status: str, tmp_path: Path) -> None:
     """The weights are those of a round in which only the others were drawn."""
     folder = played(tmp_path, "federation.rounds=1", *changes)
@@ -358,13 +364,14 @@ def test_who_is_left_out_is_in_no_sum(changes: tuple[str, ...], status: str, tmp
     left = [row["client"] for row in clients if row["status"] == "ok"]
     assert {row["status"] for row in clients} >= {"ok", status}
     assert 0 < len(left) < len(clients)
+    assert UNLIKE[0] not in changes or len({row["samples"] for row in clients}) > 1
     [round] = rows(folder, "rounds")
     assert (round["clients"], round["dropped"]) == (len(left), len(clients) - len(left))
     assert round["bytes_up"] == sum(row["sent_bytes"] or 0 for row in clients)
     saved = checkpoint.load(folder)
     assert saved is not None
 
-    s = parsed("federation.system=null")
+    s = parsed("federation.system=null", *(UNLIKE if UNLIKE[0] in changes else ()))
     inputs = prepare(s)
     from rayfed.client.sent import Sent
 

@@ -171,9 +171,9 @@ class Round:
             flights.held[call.tag] = partials
         added = []
         for place, one in enumerate(flights.landed):
-            mixed = isinstance(rule, AsynchronousRule) and rule.mixes and one.round < self.number
-            of = earlier[one.round]["weights"] if mixed else federation.saved[arm]["weights"]
-            args = len(flights.landed), place, self.number - one.round, of, flights.held[one.key]
+            begun = federation.saved[arm] if one.round == self.number else earlier[one.round]
+            known = begun["weights"] if isinstance(rule, AsynchronousRule) and rule.mixes else {}
+            args = len(flights.landed), place, self.number - one.round, known, flights.held[one.key]
             added.append(federation.executor.serve("land", arm, *args))
         self.tables.clients += flights.rows
         return added
@@ -196,15 +196,16 @@ class Round:
             for arm, cohorts in self.cohorts.items()
         }
         drops = scenario.federation.system is not None and scenario.federation.system.drops
-        # with a time limit, waiting would depend on the number of workers
-        alone = drops or scenario.federation.failures.timeout is not None
+        alone = scenario.federation.failures.timeout is not None  # else waiting would depend on the number of workers
         few = max(2, ceil(_CALLS * federation.executor.clients / len(self.arms)))
         work = []
         for name, arm in self.arms.items():
             malicious = federation.malicious[name]
             colluders = malicious.clients if malicious.poisoning.colludes else frozenset()
-            calls = len(self.cohorts[name]) if alone or name in self.asynchronous else few
-            for portion in portions(weights[name], calls):
+            count = len(self.cohorts[name])
+            apart = drops or name in self.asynchronous  # whether an update is added is seen when it is there
+            split = [[i] for i in range(count)] if apart else portions(weights[name], count if alone else few)
+            for portion in split:
                 own = [(i, tuple(self.cohorts[name][i])) for i in portion]
                 work.append([Cohort(arm.spec, i, sent[name], c, _some(before[name], {*c, *colluders})) for i, c in own])
         return sorted(work, key=lambda portion: -sum(weights[cohort.arm.name][cohort.index] for cohort in portion))

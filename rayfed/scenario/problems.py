@@ -357,7 +357,7 @@ def _earlier_problems(s: Scenario, attack: AttackSpec) -> Iterator[str]:
     if attack.factor:
         yield "is for updates that are seen, and `factor` breaks the key of the attacked round's alone: leave one out"
     if attack.view.of_round and (dropping := s.federation.dropping):
-        yield f"a client that fails in an earlier round, or is late, is not in it (federation.{dropping}): leave one out"
+        yield f"a client that fails in an earlier round or is late is not in it (federation.{dropping}): leave one out"
     for r in attack.rounds:
         if r < attack.earlier:
             yield f"found {attack.earlier}, but only {r} rounds are played before round {r}"

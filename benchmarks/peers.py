@@ -113,12 +113,16 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def iterations_in(budget: float, cost: Callable[[int], float]) -> int:
-    """Return how many iterations take `budget` seconds, by what fewer take; `cost` plays so many, in seconds."""
+    """Return how many iterations take `budget` seconds, by what fewer take; `cost` plays so many, in seconds.
+
+    What is found is played once and put right, as the first and last iterations of a search may cost more than others.
+    """
     cost(1)  # the first call of all does more
     fixed, few = cost(1), 2
     while (seconds := cost(few)) - fixed < budget / 8:
         few *= 2
-    return max(1, 1 + round((budget - fixed) * (few - 1) / (seconds - fixed)))
+    found = max(1, 1 + round((budget - fixed) * (few - 1) / (seconds - fixed)))
+    return max(1, round(found * budget / cost(found)))
 
 
 def timed(side: Side, model: nn.Module, seen: Observation, iterations: int, seed: int) -> tuple[float, Tensor]:

@@ -199,7 +199,7 @@ def test_adam_follows_torch(signed: bool) -> None:
     found = adam(lambda x: ((x - goal).square().sum(1), 2 * (x - goal)), start, decayed(0.05, 40), signed)
     x = start.clone().requires_grad_()
     reference = torch.optim.Adam([x], lr=0.05)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(reference, [15, 25, 35], gamma=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(reference, 40)
     for _ in range(40):
         slope = (2 * (x - goal)).detach()
         x.grad = slope.sign() if signed else slope

@@ -7,6 +7,7 @@ from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from rich.console import Console
 
@@ -16,6 +17,11 @@ from rayfed.store.schemas import TABLES
 
 SCENARIO = scenarios.parse("name: t\nfederation: {rounds: 3, clients: 4}\n")
 ALLOTMENT = SimpleNamespace(clients=1, client="1 CPU", attackers=0, attacker="1 CPU")
+
+
+def folder_at(url: str) -> SimpleNamespace:
+    """Return a run's folder without tables."""
+    return SimpleNamespace(url=url, read_table=lambda name: pa.table({}))
 
 
 def trained(accuracy: float | None = None, arm: str = "none") -> dict[str, Any]:
@@ -38,7 +44,7 @@ def printed(view: RunView) -> str:
 
 
 def test_text_from_outside_is_no_markup(view: RunView) -> None:
-    view.starting(SCENARIO, SimpleNamespace(url="/data/[old]/runs/x"), ALLOTMENT)
+    view.starting(SCENARIO, folder_at("/data/[old]/runs/x"), ALLOTMENT)
     view.ready(0)
     view.note("no weights in [/tmp/x]")
     view.round_done([trained(arm="[b]")], [attacked(20, "[b]", "[i]dlg")], [])
@@ -51,7 +57,7 @@ def test_text_from_outside_is_no_markup(view: RunView) -> None:
 
 
 def test_the_bar_leaves_out_an_accuracy_that_was_not_measured(view: RunView) -> None:
-    view.starting(SCENARIO, SimpleNamespace(url="runs/x"), ALLOTMENT)
+    view.starting(SCENARIO, folder_at("runs/x"), ALLOTMENT)
     view.ready(0)
     descriptions = []
     for accuracy in (None, 0.5):
@@ -98,7 +104,7 @@ def test_a_psnr_that_was_cut_off_is_told_as_such(view: RunView) -> None:
 
 
 def test_the_probability_of_reconstruction_success_is_in_the_last_table(view: RunView) -> None:
-    view.starting(SCENARIO, SimpleNamespace(url="runs/x"), ALLOTMENT)
+    view.starting(SCENARIO, folder_at("runs/x"), ALLOTMENT)
     view.ready(0)
     view.round_done([trained()], [attacked(20), attacked(15), attacked(9)], [])
     view.finished("report.html")
@@ -107,7 +113,7 @@ def test_the_probability_of_reconstruction_success_is_in_the_last_table(view: Ru
 
 
 def test_arms_with_opponents_end_in_a_table_of_who_stands_whom(view: RunView) -> None:
-    view.starting(SCENARIO, SimpleNamespace(url="runs/x"), ALLOTMENT)
+    view.starting(SCENARIO, folder_at("runs/x"), ALLOTMENT)
     view.ready(0)
     krum = [trained(0.875, "krum vs nobody"), trained(0.75, "krum vs door") | {"backdoor_accuracy": 0.5}]
     view.round_done([trained(0.5, "mean vs nobody"), *krum], [], [])
@@ -141,7 +147,7 @@ def test_an_arm_in_which_no_attack_answers_is_not_told_to_leak_nothing(view: Run
 
 
 def test_the_first_round_tells_nothing_of_the_time_left(view: RunView) -> None:
-    view.starting(SCENARIO, SimpleNamespace(url="runs/x"), ALLOTMENT)
+    view.starting(SCENARIO, folder_at("runs/x"), ALLOTMENT)
     view.ready(0)
     view.round_done([trained()], [], [])
     assert " left" not in printed(view)

@@ -9,6 +9,7 @@ import torch
 
 from rayfed.attacks.gradinversion import GradInversion
 from rayfed.attacks.inverting_gradients import InvertingGradients
+from rayfed.attacks.matching import rounding
 from rayfed.attacks.matching.distances import one_minus_cosine, squared_l2
 from rayfed.attacks.matching.problem import Matching
 from rayfed.models.convnet import ConvNet
@@ -65,3 +66,49 @@ def test_targets_are_not_rounded() -> None:
     problem = Matching.of(observations, model, None, one_minus_cosine, model_dtype=torch.bfloat16)
     for name, target in problem.targets.items():
         assert torch.equal(target[1], observations[1].update[name])
+
+
+def test_searches_that_may_round_find_what_others_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, observations = two_digits()
+    exact = InvertingGradients(iterations=200, precision="float32").reconstruct(observations, model, seeded(0, 1))
+    monkeypatch.setattr(rounding, "_is_fast", lambda problem: True)
+    calls = []
+    monkeypatch.setattr(
+        rounding, "_in_bfloat16", lambda problem, make=rounding._in_bfloat16: calls.append(make(problem)) or calls[-1]
+    )
+    found = InvertingGradients(iterations=200).reconstruct(observations, model, seeded(0, 1))
+    assert {problem.model_dtype for problem in calls} == {torch.bfloat16}
+    for one, reference, index in zip(found, exact, (3, 5), strict=True):
+        assert one.images.dtype == torch.float32
+        assert psnr(one.images, digit(index)) > psnr(reference.images, digit(index)) - 3
+
+
+def test_nothing_is_rounded_where_slopes_would_be_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cancelling(torch.nn.Module):
+        """What its offset leaves of the inputs in float32 is gone in bfloat16."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(64, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(((x.flatten(1) + 4096) - 4096).square())
+
+    torch.manual_seed(0)
+    model = Cancelling()
+    seen = observe(model, digit(3), torch.tensor([3]))
+    problem = Matching.of([seen], model, None, one_minus_cosine)
+    monkeypatch.setattr(rounding, "_is_fast", lambda problem: True)
+    points = torch.rand(1, 64, generator=seeded(0)[0])
+    assert rounding.rounded(problem, points, torch.zeros(1, dtype=torch.long)) is problem
+
+
+def test_simulated_steps_and_small_models_keep_float32() -> None:
+    model, observations = two_digits()
+    many = [replace(seen, local=LocalTraining(steps=3, lr=1e-3)) for seen in observations]
+    points, victims = torch.rand(2, 64, generator=seeded(0)[0]), torch.arange(2)
+    for problem in (
+        Matching.of(observations, model, None, squared_l2),
+        Matching.of(many, model, None, squared_l2, local_steps="simulated"),
+    ):
+        assert rounding.rounded(problem, points, victims) is problem

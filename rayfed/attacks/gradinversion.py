@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import cos, pi
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -21,7 +21,7 @@ from rayfed.attacks.labels import fits_labels
 from rayfed.attacks.matching.adam import adam, best_restarts
 from rayfed.attacks.matching.batch_norm import batch_norm_prior
 from rayfed.attacks.matching.distances import squared_l2
-from rayfed.attacks.matching.options import GradientMatching, MixedPrecision
+from rayfed.attacks.matching.options import GradientMatching, model_dtype
 from rayfed.attacks.matching.priors import Prior, euclidean, total_variation
 from rayfed.attacks.matching.snapshots import Snapshots
 from rayfed.registry import component
@@ -33,7 +33,7 @@ _WARM_UP = 50 / 20_000
 
 
 @component
-class GradInversion(MixedPrecision, GradientMatching):
+class GradInversion(GradientMatching):
     """Fits images in [0, 1] from several seeds that are drawn to their mean, with labels given or inferred.
 
     The prior on the statistics of batch norms is absent where these were never tracked. The seed with the smallest
@@ -60,6 +60,8 @@ class GradInversion(MixedPrecision, GradientMatching):
     """Weight of an image's Euclidean distance to the mean of the seeds."""
     noise: Annotated[float, Field(ge=0)] = 0.01
     """Deviation of the Gaussian noise in every step, over the step size."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the model and its gradients; images, objective and priors stay in float32."""
 
     @fits_labels
     def reconstruct(
@@ -72,7 +74,7 @@ class GradInversion(MixedPrecision, GradientMatching):
         self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
     ) -> list[Reconstruction]:
         prior = self._prior(model, observations[0])
-        problem = self._problem(observations, model, self._distance, prior, model_dtype=self._model_dtype)
+        problem = self._problem(observations, model, self._distance, prior, model_dtype=model_dtype(self.precision))
         shape = self.seeds, problem.dimension
         start = torch.cat(
             [

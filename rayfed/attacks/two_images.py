@@ -22,6 +22,7 @@ from rayfed.attacks.forward_probe import run
 from rayfed.attacks.inverting_gradients import InvertingGradients
 from rayfed.attacks.labels import last_linear
 from rayfed.attacks.matching.distances import one_minus_cosine
+from rayfed.attacks.matching.options import model_dtype
 from rayfed.attacks.matching.problem import Matching, most_likely
 from rayfed.registry import component
 from rayfed.update import Observation
@@ -82,7 +83,7 @@ class TwoImages(InvertingGradients):
             one_minus_cosine,
             lambda images: self._prior(images[:, :sensitive]),
             self.local_steps,
-            model_dtype=self._model_dtype,
+            model_dtype=model_dtype(self.precision),
         )
         if not any(seen.labels.is_floating_point() for seen in observations if seen.labels is not None):
             problem = replace(problem, labels=problem.supposed, supposed=None)

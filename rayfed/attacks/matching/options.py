@@ -86,16 +86,9 @@ class GradientMatching:
         return points
 
 
-@component
-class MixedPrecision:
-    """The option `precision` of attacks by Adam; L-BFGS needs all the precision that there is."""
-
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the model and its gradients; images, objective and priors stay in float32."""
-
-    @property
-    def _model_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+def model_dtype(precision: str | None) -> torch.dtype:
+    """Return the precision of a model's passes by its name; float32 for None."""
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 def class_averages(observation: Observation) -> Tensor:

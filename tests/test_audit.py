@@ -112,12 +112,12 @@ def test_what_is_no_nearer_than_a_public_image_is_no_reconstruction_and_no_acqui
     [found] = [f for f in audit.findings(rows, IMAGES) if f.arm == "x"]
     assert found.state == "inconclusive"
     told = audit.sentence([found], IMAGES)
-    assert "no nearer than another sample is: look at it" in told
-    assert "20.0 dB, where a guess gets 15.0 dB, the nearest other image 21.0 dB" in told
+    assert "no nearer than a public sample is: look at it" in told
+    assert "20.0 dB, where a guess gets 15.0 dB, the nearest public image 21.0 dB" in told
     rows.append(row("x", 1, 18.0, above_public=2.0, sample=1))
     [found] = [f for f in audit.findings(rows, IMAGES) if f.arm == "x"]
     assert (found.state, found.leaked, found.best, found.alike) == ("leaks", 1, 18.0, 1)
-    assert "(a, blind), 1 more near, though no nearer than another image is: look at them" in audit.sentence(
+    assert "(a, blind), 1 more near, though no nearer than a public image is: look at them" in audit.sentence(
         [found], IMAGES
     )
 

@@ -82,7 +82,9 @@ def test_the_nearest_public_sample_is_a_guess(sample: SampleSpec) -> None:
     public = Others(others.inputs, pool)
     assert (above_public(sample, public)(true, alike) <= 0).all(), "no nearer than a sample that everybody has"
     assert (above_public(sample, public)(true, true) > 0).all()
-    assert (above_public(sample, others)(true, alike) > 0).all(), "and nearer than samples that are unlike"
+    unlike = Others(others.inputs, others.inputs)
+    assert (above_public(sample, unlike)(true, alike) > 0).all(), "and nearer than samples that are unlike"
+    assert above_public(sample, others)(true, alike).isnan().all(), "nobody guesses at what no attacker holds"
 
 
 def test_the_nearest_is_found_as_by_hand_and_never_a_copy() -> None:

@@ -311,7 +311,7 @@ class Criterion:
     def like_public(self, row: Row) -> bool:
         """Return whether a row's reconstruction is known to be no nearer than the nearest public sample."""
         above = row.get("above_public")
-        return above is not None and above <= 0
+        return above is not None and above <= 0  # NaN: there is none
 
     def written(self, value: float) -> str:
         """Return a value of the leading metric in words."""
@@ -378,7 +378,7 @@ def _finding(
     lacking = next((message for message in messages if UNREHEARSED in message), "")
     if any(criterion.near(row) for _, row in finite):
         alike = any(criterion.near(row) and row["told_apart"] == 1 for _, row in finite)
-        than = "another sample is" if alike else "to another sample"
+        than = "a public sample is" if alike else "to another sample"
         lacking = lacking or f"a reconstruction is near, though no nearer than {than}: look at it"
     best = max(leaks or finite, key=lambda pair: pair[0], default=None)
     silent = [row for row in rows if not _answers(row, criterion)]
@@ -428,7 +428,7 @@ def _finding(
             {_sample(row) for _, row in finite if criterion.near(row) and criterion.like_public(row)}
             - {_sample(row) for _, row in leaks}
         ),
-        above_public=best[1].get("above_public") if best else None,
+        above_public=_known(best[1].get("above_public")) if best else None,
         labels=_labels_found(rows),
         commonest=_commonest(rows),
         targets=_targets_found(rows),
@@ -520,7 +520,7 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str
         noun = NOUNS[criterion.modality]
         told = [
             f"batch {f.batch}, {f.leaked} of {f.samples} {noun}s, the closest at {_beside_guess(f, criterion)} ({f.by})"
-            + (f", {f.alike} more near, though no nearer than another {noun} is: look at them" if f.alike else "")
+            + (f", {f.alike} more near, though no nearer than a public {noun} is: look at them" if f.alike else "")
             for f in group
         ]
         return f"LEAKS at {'; '.join(told)}{silent}" + (f"; no time for {short}" if short else "")
@@ -541,19 +541,28 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str
     return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}){silent}"
 
 
+def _known(value: float | None) -> float | None:
+    """Return a number, None for NaN."""
+    return value if measured(value) else None
+
+
 def _beside_guess(finding: Finding, criterion: Criterion) -> str:
     """Return how near the closest reconstruction came, and how near a guess comes."""
     best, said = finding.best or 0.0, criterion.written(finding.best or 0.0)
     if finding.gain is None:
         return said
     if criterion.modality == "records":  # whose guesses are compared by their squared errors
-        public = "" if finding.above_public is None else f", {_sides(finding.above_public)} that of the nearest record"
+        public = (
+            ""
+            if finding.above_public is None
+            else f", {_sides(finding.above_public)} that of the nearest public record"
+        )
         return f"{said} of the columns right, squared error {_sides(finding.gain)} that of a guess{public}"
     guess = criterion.written(best - finding.gain)
     told = f"{said}, where a guess gets {guess}" if finding.gain > 0 else f"{said}, no nearer than a guess: {guess}"
     if finding.above_public is None:
         return told
-    return f"{told}, the nearest other {NOUNS[criterion.modality]} {criterion.written(best - finding.above_public)}"
+    return f"{told}, the nearest public {NOUNS[criterion.modality]} {criterion.written(best - finding.above_public)}"
 
 
 def _sides(gain: float) -> str:

@@ -88,12 +88,9 @@ def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:
     """Return in words what the guesses are that stand beside the closest reconstructions."""
     noun = NOUNS[modality_of(attacks)]
     public = (scenario.get("data") or {}).get("public")
-    pool = f"of the public {noun}s (data.public)" if public else "of the test split"
     typical = "the commonest token at each place" if noun == "text" else f"the mean {noun} or the best constant"
-    return (
-        f"Guesses need no update: {typical}; the nearest other {noun} is that {pool}, chosen by looking at the "
-        f"truth. What is no nearer than both is not called a reconstruction."
-    )
+    nearest = f", and the nearest public {noun} (data.public), chosen by looking at the truth" if public else ""
+    return f"Guesses need no update: {typical}{nearest}. What is no nearer is not called a reconstruction."
 
 
 def claimed(claim: Claim) -> str:

@@ -54,13 +54,16 @@ def above_guessing(sample: SampleSpec, others: Others) -> Score:
 def above_public(sample: SampleSpec, others: Others) -> Score:
     """Return a function for how much nearer reconstructions are than the nearest public sample: as `above_guessing`.
 
-    It is the nearest of the public samples, or of the others where there are none. It is chosen by looking at the
-    truth, which no attacker can: the most that a choice from such samples could come to.
+    It is chosen by looking at the truth, which no attacker can: the most that a choice from such samples could come to.
+    NaN where the data have none, for nobody could guess at what no attacker holds.
     """
-    pool = others.inputs if others.public is None else others.public
-    score = _score(sample)
+    pool, score = others.public, _score(sample)
 
     def gain(true: Tensor, guess: Tensor) -> Tensor:
+        import torch
+
+        if pool is None:
+            return true.new_full((len(true),), float("nan"), dtype=torch.float64)
         return score(true, guess) - score(true, nearest_of(true, pool, sample.modality == "tokens"))
 
     return gain
@@ -130,7 +133,7 @@ ABOVE_GUESSING = Metric(
 )
 ABOVE_PUBLIC = Metric(
     name="above_public",
-    description="PSNR less that of the nearest public sample, or other sample (dB); of texts, share of tokens in place",
+    description="PSNR less that of the nearest public sample (dB), if any; of texts, share of tokens in place",
     title="above the nearest public sample",
     function=above_public,
     needs=("sample", "others"),

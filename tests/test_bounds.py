@@ -195,7 +195,9 @@ def test_a_measurement_above_its_bound_is_an_error_of_ours(tmp_path: Path) -> No
     assert one.share.low <= one.bound < 0.4
     assert one.of == 40
     planted = scenarios.parse(PLANTED.format(defence="tests.test_bounds:Forgets"))
-    with pytest.raises(BoundPassed, match=r"samples told apart: 40 of 40, 100.00% \(at least .*proved at most 3\d"):
+    with pytest.raises(
+        BoundPassed, match=r"samples told apart: 40 of 40, 100.00% \(its interval begins at .*proved: at most 3\d"
+    ):
         runs.attack(planted, None, str(tmp_path / "planted"), local, Progress())
     [left] = (tmp_path / "planted").iterdir()
     assert exits.status(RunFolder.open(str(left)))["state"] == "failed"
@@ -207,8 +209,8 @@ def test_the_command_ends_with_1_and_both_figures(tmp_path: Path) -> None:
     file.write_text(PLANTED.format(defence="tests.test_bounds:Forgets"))
     ended = CliRunner().invoke(app, ["attack", str(file), "--executor", "local", "--out", str(tmp_path), "--quiet"])
     assert ended.exit_code == 1
-    assert "40 of 40, 100.00% (at least" in ended.output
-    assert "proved at most 3" in ended.output
+    assert "40 of 40, 100.00% (its interval begins at" in ended.output
+    assert "proved: at most 3" in ended.output
 
 
 def test_only_what_an_account_covers_is_compared() -> None:

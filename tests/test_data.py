@@ -97,7 +97,7 @@ def test_sample_limits_take_a_subset_of_the_split():
     assert (len(few.train_images), len(few.test_images)) == (100, 20)
     assert np.bincount(few.train_labels).min() >= 9
     assert {i.tobytes() for i in few.train_images} <= {i.tobytes() for i in everything.train_images}
-    with pytest.raises(DataError, match="test_samples is 360, but there are only 359"):
+    with pytest.raises(DataError, match="test_samples is 360, but its split has only 359"):
         load("digits", test_samples=360)
 
 

@@ -29,7 +29,6 @@ def test_digits_are_found_and_found_again(attack: type[InvertingGradients | Grad
     for one, other, index in zip(first, again, (3, 5), strict=True):
         assert one.images.dtype == torch.float32
         assert torch.equal(one.images, other.images)
-        assert one.loss < 0.2 * one.trace[0][1]
         assert psnr(one.images, digit(index)) > 15  # random pixels: 7
 
 

@@ -102,6 +102,10 @@ def changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[Change]:
                 values, before = _values(mine["updates"], arm, name), _values(theirs["updates"], other, name)
                 reason = f"the baseline's arm is {other}" if other != arm else ""
                 found.append(_change(Change(run, arm, name, "passed", reason=reason), values, before, alike))
+        for arm in theirs["arms"]:
+            if arm not in {_counterpart(one, mine["arms"], theirs["arms"]) for one in mine["arms"]}:
+                gone = "it is in the baseline, and not here"
+                found += [Change(run, arm, name, "not measured", reason=gone) for name in now["metrics"]]
     corrected = holm([one.p for one in found])
     return [_judged(replace(one, p=p)) for one, p in zip(found, corrected, strict=True)]
 
@@ -117,10 +121,20 @@ def _values(updates: Sequence[Mapping[str, Any]], arm: str, name: str) -> dict[K
 
 
 def _change(of: Change, mine: Mapping[Key, float], theirs: Mapping[Key, float], alike: bool) -> Change:
-    """Return a change with what was measured of it and its p value, which is not corrected yet."""
+    """Return a change with what was measured of it and its p value, which is not corrected yet.
+
+    Updates of other batch sizes are not compared, and what the baseline has and this run lacks is not measured.
+    """
+    both = {batch for _, batch, _ in mine} & {batch for _, batch, _ in theirs}
+    gone = theirs.keys() - mine.keys() if alike else {key for key in theirs if key[1] not in both}
+    if gone and mine:
+        sizes = ", ".join(map(str, sorted({batch for _, batch, _ in gone})))
+        gaps = f"{len(gone)} updates of the baseline were not measured, at batch {sizes}"
+        of = replace(of, state="not measured", reason="; ".join(filter(None, [of.reason, gaps])))
+    mine, theirs = ({key: v for key, v in one.items() if key[1] in both} for one in (mine, theirs))
     if not mine or not theirs:
         lacking = "nothing was measured of it" if not mine else "the baseline has nothing of it"
-        return replace(of, state="not measured", reason=lacking)
+        return replace(of, state="not measured", reason=of.reason or lacking)
     pairs = sorted(mine.keys() & theirs.keys()) if alike else []
     if pairs:
         differences = np.array([mine[key] - theirs[key] for key in pairs])

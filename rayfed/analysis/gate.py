@@ -23,7 +23,7 @@ from rayfed.metrics.known import METRICS, leading, metrics_of
 from rayfed.metrics.measures import JUDGED
 from rayfed.metrics.roc import Estimate
 from rayfed.samples import MODALITIES, Modality
-from rayfed.store.schemas import VERSUS
+from rayfed.store.schemas import VERSUS, WANT_OF_TIME
 
 MISTAKEN = 0.5
 """Relative distance of a recorded update from its control from which on it is no undefended one: less may come of the
@@ -144,7 +144,7 @@ def parsed(texts: Iterable[str], modality: Modality, measured: Collection[str]) 
     for values that the metric never has.
     """
     short = {METRICS[name].short.lower(): name for name in measured if name in METRICS and METRICS[name].short}
-    return list({bound.name: bound for bound in (_parsed(t, modality, measured, short) for t in texts)}.values())
+    return list(dict.fromkeys(_parsed(t, modality, measured, short) for t in texts))
 
 
 def _parsed(text: str, modality: Modality, measured: Collection[str], short: Mapping[str, str]) -> Bound:
@@ -193,7 +193,8 @@ class Played:
     @property
     def gated(self) -> list[str]:
         """Arms that a gate looks at unless it is told: all with a defence; where there is none, all."""
-        arms = [arm for arm in arm_names(self.scenario, self.attacks, self.inferences) if VERSUS not in arm]
+        named = arm_names(self.scenario, self.attacks, self.inferences)
+        arms = [arm for arm in named if not any(other.startswith(f"{arm}{VERSUS}") for other in named)]
         return [arm for arm in arms if not undefended(self.scenario, arm)] or arms
 
     def checks(self, bounds: Sequence[Bound], arms: Sequence[str]) -> list[Check]:
@@ -246,8 +247,8 @@ class Played:
                 (stated(curve, RATES[-1]) for curve in curves.values() if curve), "no membership attack answered"
             )
             return replace(check, state="not measured", reason=few)
-        if best.high >= bound.limit:
-            return replace(check, state="inconclusive", reason=f"its 95 % interval reaches {bound.written(best.high)}")
+        if (high := max(one.high for one in known.values())) >= bound.limit:
+            return replace(check, state="inconclusive", reason=f"a 95 % interval reaches {bound.written(high)}")
         if not self._works(arm):
             reason = "no attack told members from others without a defence either"
             return replace(check, state="inconclusive", reason=reason)
@@ -275,7 +276,8 @@ def _estimate(bound: Bound, curve: Roc) -> Estimate | None:
 
 def _check(found: Finding, bound: Bound, bare: bool) -> Check:
     """Return what a finding by the bound's criterion says of the bound."""
-    reasons, state = "; ".join(found.reasons), found.state
+    short = (f"{WANT_OF_TIME}: {', '.join(found.unplayed)}",) if found.unplayed else ()
+    reasons, state = "; ".join((*short, *found.reasons)), found.state
     assert bound.metric is not None
     best = found.best if found.best is None or bound.metric.higher_is_closer else -found.best
     numbers = best, found.by, found.leaked, found.samples
@@ -287,7 +289,12 @@ def _check(found: Finding, bound: Bound, bare: bool) -> Check:
     if state == "inconclusive":
         reason = found.lacking or "no attack passed the bound without a defence either"
         return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
+    guessed = {leading(form).name for form in MODALITIES}  # by which guesses are compared
+    if best is not None and bound.name not in guessed and bound.metric.passes(best, bound.limit):
+        reason = "at the bound, though no nearer than a guess by the leading metric: look at it"
+        return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
     if bare:
         reason = "nothing was attacked that shows that these attacks could have passed it"
         return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
-    return Check(found.arm, found.batch, bound, "passed", *numbers)
+    silent = f"no answer: {reasons}" if reasons else ""
+    return Check(found.arm, found.batch, bound, "passed", *numbers, reason=silent)

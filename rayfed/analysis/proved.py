@@ -56,8 +56,8 @@ class Comparison:
     def __str__(self) -> str:
         return (
             f"{self.attack} on {self.arm}: {self.what} {self.hits:,} of {self.of:,}, {self.share.value:.2%} "
-            f"(at least {self.share.low:.2%}), proved at most {share_at_most(self.bound)}, by chance "
-            f"{self.chance.value:.2%} (at most {self.chance.high:.2%})"
+            f"(its interval begins at {self.share.low:.2%}); proved: at most {share_at_most(self.bound)}; without what "
+            f"is hidden {self.chance.value:.2%} (its interval ends at {self.chance.high:.2%})"
         )
 
 
@@ -77,9 +77,9 @@ def comparisons(proved: Sequence[Row], attacks: Sequence[Row], inferences: Seque
 
 
 def nearest_to_bounds(found: Sequence[Comparison]) -> list[Comparison]:
-    """Return for every arm and attack the measurement that is the largest part of its bound."""
+    """Return for every arm and attack the measurement nearest to its bound, where that is below 1."""
     nearest: dict[tuple[str, str], Comparison] = {}
-    for one in found:
+    for one in (one for one in found if one.bound < 1):
         other = nearest.get((one.arm, one.attack))
         if other is None or one.share.value / one.bound > other.share.value / other.bound:
             nearest[one.arm, one.attack] = one
@@ -122,7 +122,7 @@ def _by_chance(control: Estimate) -> bool:
 
 def _of_samples(curve: Sequence[Row], attacks: Sequence[Row]) -> list[Comparison]:
     """Compare how many samples are told apart from others, where the same was asked of the victim's other samples."""
-    asked = [row for row in attacks if row["repeat"] == 0 and measured(row["decoy_told_apart"])]
+    asked = [row for row in attacks if row["repeat"] == 0 and measured(row.get("decoy_told_apart"))]
     if not asked:
         return []
     hits, decoys = (sum(row[name] == 1 for row in asked) for name in ("told_apart", "decoy_told_apart"))

@@ -19,7 +19,9 @@ def canaries(
     changes: Set = None,
     count: Annotated[
         int,
-        typer.Option("--canaries", min=100, help="Canaries of each mechanism: more show more, and take longer."),
+        typer.Option(
+            "--canaries", min=100, help="Canaries of each mechanism, at least: more show more, and take longer."
+        ),
     ] = 2000,
     debug: Debug = False,
 ) -> None:
@@ -34,7 +36,8 @@ def canaries(
         from rayfed.privacy.printing import at_least, at_most
 
         rows, above = [], []
-        for one in audited(prepare(load(scenario, changes)), count):
+        inputs = prepare(load(scenario, changes))
+        for one in audited(inputs, count):
             found = one.found
             rates = f"{found.true_positives.value:.1%} at {found.false_positives.value:.1%}"
             epsilons = at_most(found.claimed), at_least(found.epsilon)
@@ -46,5 +49,8 @@ def canaries(
                     f"least: no more than {at_most(found.noise)} times the noise that is accounted"
                 )
         console().print(table("epsilon: claimed, and at least spent (95 % confidence)", HEADINGS, rows))
+        told = {row[0] for row in rows}
+        if bare := [account.name for account in inputs.accounts if account.name not in told]:
+            console().print(f"not audited, as nothing is claimed of them: {', '.join(bare)}")
         if above:
             raise BoundPassed("; ".join(above))

@@ -249,7 +249,7 @@ def at_most(samples: int | None, split: Split, field: str) -> Split:
         return split
     if samples > len(split.labels):
         raise DataError(
-            f"{field} is {samples}, but there are only {len(split.labels)} samples; lower it or leave it out"
+            f"{field} is {samples}, but its split has only {len(split.labels)} samples; lower it or leave it out"
         )
     return split.take(stratified(split.labels, samples))
 

@@ -215,5 +215,5 @@ def _some(field: str, labels: np.ndarray, samples: int | None) -> np.ndarray:
     if samples is None:
         return np.arange(len(labels))
     if samples > len(labels):
-        raise DataError(f"{field} is {samples}, but there are only {len(labels)} samples; lower it or leave it out")
+        raise DataError(f"{field} is {samples}, but its split has only {len(labels)} samples; lower it or leave it out")
     return stratified(labels, samples)

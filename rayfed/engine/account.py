@@ -142,10 +142,13 @@ class Account:
             if curve is None:
                 continue
             found, spent = curve
+            drawn = found.taking_part  # reconstructions are scored of samples that were in the batch
             key = {"arm": self.name, "attack": attack.title, "defence": name, "unit": spent.unit}
             for chance in _CHANCES:
                 present = found.at_most(chance)
-                another = present if "replace-one" in spent.adjacency else found.at_most(present)
+                another = drawn.at_most(chance)
+                if "replace-one" not in spent.adjacency:
+                    another = drawn.at_most(another)
                 rows.append(key | {"chance": chance, "present": present, "another": another})
         return rows
 

@@ -72,6 +72,12 @@ class TradeOff:
         added = tuple(extra)
         return TradeOff(tuple((*unit, *added) for unit in self.units) or (added,), self.accountant)
 
+    @property
+    def taking_part(self) -> TradeOff:
+        """The curve of a unit that is known to be in every release: no draw hides it."""
+        known = (tuple(replace(release, rate=1.0, drawn=None) for release in unit) for unit in self.units)
+        return TradeOff(tuple(known), self.accountant)
+
     def at_most(self, chance: float) -> float:
         """Return T of a probability 0..1: never less than `chance`, nor more than 1."""
         return self._worst(lambda profile: _bound(profile, chance), chance)

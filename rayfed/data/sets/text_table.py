@@ -37,7 +37,7 @@ TEXT_COLUMNS = (
 class TextTable:
     """Texts of a table's rows, cut after so many tokens and filled up where shorter; each with a class.
 
-    Without `test` a stratified fifth of the rows is held out. What fills texts up counts in no metric.
+    Without `test` a stratified fifth of the rows is held out. What fills texts up counts as no token of theirs.
     """
 
     holds: ClassVar[Modality] = "tokens"

@@ -103,12 +103,12 @@ def test_weights_are_the_same_after_objects_are_lost(
     """As when the node dies that held what the server had sent; a test has one node, so Ray's error is pretended."""
     run, asked = workers.Workers.run, list[int]()
 
-    def failing(self: workers.Workers, calls: Any) -> Any:
+    def failing(self: workers.Workers, calls: Any, *others: Any) -> Any:
         if calls and calls[0].method == "evaluate":
             asked.append(1)
             if len(asked) == 2:
                 raise ObjectLostError("00" * 28, "", "")
-        return run(self, calls)
+        return run(self, calls, *others)
 
     monkeypatch.setattr(workers.Workers, "run", failing)
     progress = Noting()

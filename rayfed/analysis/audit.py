@@ -311,7 +311,7 @@ class Criterion:
     def like_public(self, row: Row) -> bool:
         """Return whether a row's reconstruction is known to be no nearer than the nearest public sample."""
         above = row.get("above_public")
-        return above is not None and above <= 0  # NaN: there is none
+        return above is not None and above <= 0
 
     def written(self, value: float) -> str:
         """Return a value of the leading metric in words."""
@@ -428,7 +428,7 @@ def _finding(
             {_sample(row) for _, row in finite if criterion.near(row) and criterion.like_public(row)}
             - {_sample(row) for _, row in leaks}
         ),
-        above_public=_known(best[1].get("above_public")) if best else None,
+        above_public=best[1].get("above_public") if best else None,
         labels=_labels_found(rows),
         commonest=_commonest(rows),
         targets=_targets_found(rows),
@@ -539,11 +539,6 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str
     untimed = sorted({name for finding in group for name in finding.untimed})
     budget = f" ({', '.join(untimed)}: {FEWEST} evaluations, not timed)" if untimed else " within this budget"
     return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}){silent}"
-
-
-def _known(value: float | None) -> float | None:
-    """Return a number, None for NaN."""
-    return value if measured(value) else None
 
 
 def _beside_guess(finding: Finding, criterion: Criterion) -> str:

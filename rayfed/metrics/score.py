@@ -59,8 +59,8 @@ class Scorer:
         Images are (N, C, H, W) in [0, 1], labels (N,) int64; the reconstruction may be in any order and on any
         device. A row holds `sample` (index of the true image), `order` (index of the reconstruction matched to it),
         `true_label`, `label` (the one found with that reconstruction; of numbers `target_error`) and the named metrics:
-        None where the reconstruction is not finite, where a metric's network has no weights, and where it compares
-        labels and these are numbers. With a metric that compares classes
+        None where the reconstruction is not finite or the metric has no number, where a metric's network has no
+        weights, and where it compares labels and these are numbers. With a metric that compares classes
         it holds `people`, too, among how many the recogniser chose.
         """
         true_images, images = (self.sample.scored(x) for x in (true_images, images.to(true_images)))
@@ -115,7 +115,8 @@ def _column(function: Callable[..., Any] | None, true: Tensor, guess: Tensor) ->
     if function is None or not finite.any():
         return [None] * len(guess)
     values = iter(function(true[finite], guess[finite]).tolist())
-    return [next(values) if usable else None for usable in finite.tolist()]
+    found = [next(values) if usable else None for usable in finite.tolist()]
+    return [None if value is None or isnan(value) else value for value in found]
 
 
 @lru_cache

@@ -28,6 +28,9 @@ _TAIL = 1e-4
 """Probability of a measurement beyond each end of its interval: a run has many measurements, and must not fail by
 chance."""
 
+_TELLING = 0.99
+"""A bound from which on nothing is said of measurements beside it: they could not pass it."""
+
 
 class BoundPassed(Exception):
     """A measurement above what is proved: a defect of rayfed, whatever its user did."""
@@ -77,9 +80,9 @@ def comparisons(proved: Sequence[Row], attacks: Sequence[Row], inferences: Seque
 
 
 def nearest_to_bounds(found: Sequence[Comparison]) -> list[Comparison]:
-    """Return for every arm and attack the measurement nearest to its bound, where that is below 1."""
+    """Return for every arm and attack the measurement nearest to its bound, where that says anything."""
     nearest: dict[tuple[str, str], Comparison] = {}
-    for one in (one for one in found if one.bound < 1):
+    for one in (one for one in found if one.bound < _TELLING):
         other = nearest.get((one.arm, one.attack))
         if other is None or one.share.value / one.bound > other.share.value / other.bound:
             nearest[one.arm, one.attack] = one

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import traceback
 from bdb import BdbQuit
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,18 +153,22 @@ def check_droppable(scenario: Scenario, arm: Arm, rule: AnyAggregation) -> None:
     if (dropping := scenario.federation.dropping) is None:
         return
     channel = rule.channel if isinstance(rule, OverChannel) else None
-    obstacles = [channel and channel.needs_all, *(defence.needs_all for defence in arm.defences)]
-    malicious = arm.spec.malicious
-    if malicious and malicious.build().colludes:
-        obstacles.append(f"the malicious clients of {malicious.name} work with one another's updates")
-    for attack in scenario.attacks:
-        if any(part.involves_others for part in (attack.view, *attack.grants.values())):
-            obstacles.append(f"the attack '{attack.title}' makes the work of the victim's fellow clients again")
-    for obstacle in filter(None, obstacles):
+    for obstacle in filter(None, (channel and channel.needs_all, *_needing_all(scenario, arm))):
         raise ScenarioError(
             f"federation.{dropping} is not for arm '{arm.spec.name}': {obstacle}; {_KEEPING[dropping]}, or leave that "
             f"out"
         )
+
+
+def _needing_all(scenario: Scenario, arm: Arm) -> Iterator[str]:
+    """Yield what in an arm needs all clients of a round, in words."""
+    yield from filter(None, (defence.needs_all for defence in arm.defences))
+    malicious = arm.spec.malicious
+    if malicious and malicious.build().colludes:
+        yield f"the malicious clients of {malicious.name} work with one another's updates"
+    for attack in scenario.attacks:
+        if any(part.involves_others for part in (attack.view, *attack.grants.values())):
+            yield f"the attack '{attack.title}' makes the work of the victim's fellow clients again"
 
 
 def check_left(arm: ResolvedArm, round: int, left: int, drawn: int) -> None:
@@ -186,14 +190,7 @@ def check_asynchronous(scenario: Scenario, arm: Arm) -> None:
     """Raise `ScenarioError` for what cannot be on the way while the server steps, in an arm whose rule does so."""
     if not aggregation_of(arm.spec).asynchronous:
         return
-    malicious = arm.spec.malicious
-    obstacles = [defence.needs_all for defence in arm.defences]
-    if arm.private or any(defence.keeps_state for defence in arm.defences):
-        obstacles.append("clients keep a state over rounds, and a run has the latest alone")
-    if malicious and malicious.build().colludes:
-        obstacles.append(f"the malicious clients of {malicious.name} work with one another's updates")
-    for attack in scenario.attacks:
-        if any(part.involves_others for part in (attack.view, *attack.grants.values())):
-            obstacles.append(f"the attack '{attack.title}' makes the work of the victim's fellow clients again")
-    for obstacle in filter(None, obstacles):
+    state = "clients keep a state over rounds, and a run has the latest alone"
+    keeps = arm.private or any(defence.keeps_state for defence in arm.defences)
+    for obstacle in (*([state] if keeps else []), *_needing_all(scenario, arm)):
         raise ScenarioError(f"{arm.spec.aggregation.name} is not for arm '{arm.spec.name}': {obstacle}; leave one out")

@@ -11,7 +11,7 @@ from scipy.stats import norm
 from typer.testing import CliRunner
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.proved import BoundPassed, comparisons
+from rayfed.analysis.proved import BoundPassed, comparisons, uncovered
 from rayfed.analysis.recommend import bound, recommend
 from rayfed.analysis.settings import settings
 from rayfed.cli import app
@@ -234,3 +234,22 @@ attacks:
     assert present["mean"] == pytest.approx(exact((four + 9) ** 0.5 / noise), rel=1e-3)
     assert rows["samples", "plain"]["another"] == pytest.approx(exact(2 * 5**0.5 / noise), rel=1e-3)
     assert rows["clients", "plain"]["another"] == rows["clients", "plain"]["present"]
+
+
+def test_a_unit_that_is_known_to_take_part_is_hidden_by_no_draw() -> None:
+    drawn = TradeOff.of([Release("gaussian", 1.0, 10, rate=0.01)])
+    whole = TradeOff.of([Release("gaussian", 1.0, 10)])
+    assert drawn.taking_part.at_most(0.01) == whole.at_most(0.01) > drawn.at_most(0.01)
+
+
+def test_nothing_is_proved_where_noise_is_next_to_nothing() -> None:
+    assert TradeOff.of([Release("gaussian", 1e-5, 1, rate=0.03)]).at_most(0.01) == 1.0
+
+
+def test_attacks_beyond_an_account_are_named() -> None:
+    privacy = [{"arm": "dp", "epsilon": 1.0}, {"arm": "none", "epsilon": None}]
+    proved = [
+        {"arm": "dp", "attack": name, "chance": 1e-4, "present": most} for name, most in (("own", 0.1), ("many", 1.0))
+    ]
+    attacks = [{"arm": arm, "attack": name} for arm in ("dp", "none") for name in ("own", "many", "keyed")]
+    assert uncovered(privacy, proved, attacks, []) == [("dp", "many"), ("dp", "keyed")]

@@ -56,6 +56,27 @@ def test_an_arm_passes_where_what_leaks_without_a_defence_does_not_leak_there() 
     }  # fmt: skip
 
 
+def test_nothing_passes_where_another_attack_raised() -> None:
+    raised = {"psnr": None, "status": "failed", "message": "OutOfMemoryError", "attack": "b"}
+    rows = [row("none", 40.0), row("none", **raised), row("x", 9.0), row("x", **raised), row("y", 9.0)]
+    assert states(PSNR, *rows) == {"none": "failed", "x": "not measured", "y": "passed"}
+
+
+def test_an_arm_with_opponents_is_looked_at() -> None:
+    rows = [row("none", 40.0), row("x vs quiet", 40.0)]
+    scenario = SCENARIO | {"opponents": {"quiet": {}}}
+    assert "x vs quiet" in Played(scenario, rows, []).gated
+
+
+def test_every_bound_of_a_metric_counts() -> None:
+    assert [bound.limit for bound in parsed(["5", "psnr=30"], "pixels", ["psnr"])] == [5.0, 30.0]
+
+
+def test_a_bound_on_another_metric_is_not_passed_by_guesses_that_psnr_compares() -> None:
+    rows = [row("none", 40.0, ssim=0.9), row("x", 9.0, ssim=0.6, above_guessing=-1.0)]
+    assert states(Bound("ssim", 0.5), *rows) == {"none": "failed", "x": "inconclusive"}
+
+
 def test_nothing_passes_that_nothing_shows() -> None:
     """Attacks that find nothing anywhere, did not answer, or did not come to an end show nothing."""
     assert states(PSNR, row("none", 9.0), row("x", 9.0)) == {"none": "inconclusive", "x": "inconclusive"}
@@ -202,6 +223,14 @@ def test_what_cannot_be_compared_is_not_taken_for_unchanged() -> None:
     assert [one.state for one in changes(both, document({0: 1.0}))] == ["not measured"] * 2
     [renamed] = changes(document({0: 9.0}, arm="new"), document({0: 9.0}))
     assert (renamed.state, renamed.reason) == ("passed", "the baseline's arm is x")
+
+
+def test_what_a_baseline_has_and_this_run_lacks_is_named() -> None:
+    then = document({0: 10.0, 1: 11.0})
+    now = document({0: 10.0, 1: 11.0}, arm="y")
+    then["runs"][0]["arms"], now["runs"][0]["arms"] = ["x", "y"], ["y", "z"]
+    gone = [one for one in changes(now, then) if one.arm == "x"]
+    assert [one.state for one in gone] == ["not measured"]
 
 
 def test_several_comparisons_are_corrected() -> None:

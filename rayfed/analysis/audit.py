@@ -253,6 +253,8 @@ class Finding:
     """Attacks for which there was no time, with the time that they need."""
     untimed: tuple[str, ...] = ()
     """Searches that answered after `FEWEST` evaluations, outside the budget."""
+    failed: tuple[str, ...] = ()
+    """Attacks that raised an error on some victim."""
     lacking: str = ""
     """Why answers show less than they seem to, in words: what an attacker had to do without, or that nothing else was
     attacked which would show that the attacks work."""
@@ -422,6 +424,7 @@ def _finding(
         unplayed=tuple(
             dict.fromkeys(f"{short_title(row)}{row['message'].removeprefix(WANT_OF_TIME)}" for row in unplayed)
         ),
+        failed=tuple(dict.fromkeys(short_title(row) for row in silent if row["status"] == "failed")),
         lacking=lacking,
         gain=best[1]["above_guessing"] if best else None,
         alike=len(

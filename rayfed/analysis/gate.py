@@ -296,5 +296,7 @@ def _check(found: Finding, bound: Bound, bare: bool) -> Check:
     if bare:
         reason = "nothing was attacked that shows that these attacks could have passed it"
         return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
+    if found.failed:  # with or without the defence: nobody knows what they would have got
+        return Check(found.arm, found.batch, bound, "not measured", *numbers, reason=reasons)
     silent = f"no answer: {reasons}" if reasons else ""
     return Check(found.arm, found.batch, bound, "passed", *numbers, reason=silent)

@@ -89,6 +89,20 @@ def nearest_to_bounds(found: Sequence[Comparison]) -> list[Comparison]:
     return list(nearest.values())
 
 
+def uncovered(
+    privacy: Sequence[Row], proved: Sequence[Row], attacks: Sequence[Row], inferences: Sequence[Row]
+) -> list[tuple[str, str]]:
+    """Return arms and attacks of which nothing is proved, though the arm has an epsilon.
+
+    They see or are told more of a client than an account counts, or so much that its bounds say nothing.
+    """
+    guaranteed = {row["arm"] for row in privacy if row["epsilon"] is not None}
+    played = dict.fromkeys((row["arm"], row["attack"]) for row in (*attacks, *inferences) if row["arm"] in guaranteed)
+    least = min((row["chance"] for row in proved), default=0.0)
+    telling = {(row["arm"], row["attack"]) for row in proved if row["chance"] == least and row["present"] < _TELLING}
+    return [one for one in played if one not in telling]
+
+
 def check_bounds(folder: RunFolder) -> None:
     """Raise `BoundPassed` where a run has measured more than is proved to be possible."""
     tables = (folder.read_table(name).to_pylist() for name in ("proved", "attacks", "inferences"))

@@ -119,10 +119,13 @@ def _profile(unit: tuple[Release, ...], method: Method) -> Profile:
         return np.zeros(1), np.zeros(1)
     if any(release.multiplier == 0 for release in used):
         return np.zeros(1), np.ones(1)
-    if method == "pld":
-        # A draw never adds to what can be told, and these losses do not know it.
-        return _tight(tuple(replace(release, drawn=None) for release in used))
-    return _quick(tuple(used))
+    try:
+        if method == "pld":
+            # A draw never adds to what can be told, and these losses do not know it.
+            return _tight(tuple(replace(release, drawn=None) for release in used))
+        return _quick(tuple(used))
+    except OverflowError:  # so little noise that losses are beyond double precision
+        return np.zeros(1), np.ones(1)
 
 
 def _tight(unit: tuple[Release, ...]) -> Profile:

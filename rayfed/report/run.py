@@ -17,7 +17,7 @@ from rayfed.analysis.formats import share
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.outcomes import outcomes
 from rayfed.analysis.paired import of_victims, paired, paired_grid
-from rayfed.analysis.proved import comparisons
+from rayfed.analysis.proved import comparisons, uncovered
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
@@ -106,6 +106,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
         "comparisons": compared,
         "compared": list(dict.fromkeys((one.arm, one.attack) for one in compared)),
+        "uncovered": uncovered(privacy, proved, attacks, inferences),
         "private": _first_and_last(folder.read_table("private").to_pylist()),
         "sums": folder.read_table("secure_sums").to_pylist(),
         "votes": votes(folder),

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rayfed.analysis import audit, summary
 from rayfed.analysis.formats import NOUNS
-from rayfed.analysis.proved import comparisons, nearest_to_bounds
+from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.robustness import Matrix, Outcome, matrix
 from rayfed.analysis.summary import measured, passing, people, success
 from rayfed.analysis.verdicts import criterion_of, guess, run_findings, verdicts
@@ -287,6 +287,11 @@ class RunView:
             proved = self._folder.read_table("proved").to_pylist()
             for one in nearest_to_bounds(comparisons(proved, self._attacks, self._inferences)):
                 self.say(f"beside its bound, {one}")
+            privacy = self._folder.read_table("privacy").to_pylist()
+            for arm, attack in uncovered(privacy, proved, self._attacks, self._inferences):
+                self.say(
+                    f"nothing is proved of what {attack} gets on {arm}: its epsilon does not cover all that is seen"
+                )
 
     def _warn_of_samples(self) -> None:
         """Warn where the report has samples that are not known to be public."""

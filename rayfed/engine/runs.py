@@ -26,6 +26,7 @@ from rayfed.engine.continuing import (
 from rayfed.engine.environment import MachineRecord
 from rayfed.engine.executor import Execution
 from rayfed.engine.federation import Federation
+from rayfed.engine.hashes import hashes
 from rayfed.engine.inputs import Inputs, prepare, scorer
 from rayfed.engine.progress import Progress
 from rayfed.engine.recorder import RunRecorder
@@ -344,7 +345,8 @@ def _federation(
     """
     scenario = inputs.scenario
     with execution(inputs, progress) as executor:
-        record = MachineRecord(folder, scenario, executor.environment())
+        made_of = {"hashes": hashes(inputs, saved)}
+        record = MachineRecord(folder, scenario, {**executor.environment(), **made_of})
         progress.starting(scenario, folder, executor.describe())
         states: LoadStates = partial(checkpoint.load_states, source) if source else lambda *_: {}
         federation = Federation(inputs, executor, progress, saved.server if saved else {}, states)

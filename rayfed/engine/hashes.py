@@ -1,0 +1,71 @@
+"""SHA-256 of what a run is made of: its code, its data, and the weights that it begins with.
+
+They stand in environment.json, so that a statement on the run still says what it is about when files have changed.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from rayfed.client.arm import Arm
+from rayfed.data.base import Images
+from rayfed.engine.inputs import Inputs
+from rayfed.scenario import dotted_paths
+from rayfed.store.checkpoint import Checkpoint
+from rayfed.update import digest_of
+
+NOT_HASHED = "not hashed: read from files as needed"
+"""What stands in place of the hash of data that do not lie in memory."""
+
+
+def hashes(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]]:
+    """Return hashes of `code` by module, `data` by split and `weights` by arm, those of a checkpoint where it goes on.
+
+    The code of rayfed is that of all its Python files, their paths and contents; a user's module is its own file alone.
+    """
+    data = inputs.data
+    splits = {"train": (data.train_images, data.train_labels), "test": (data.test_images, data.test_labels)}
+    if data.public_images is not None and data.public_labels is not None:
+        splits["public"] = data.public_images, data.public_labels
+    return {
+        "code": {"rayfed": _own_code()} | _named_code(dotted_paths(inputs.scenario.dump())),
+        "data": {name: _of_samples(*split) for name, split in splits.items()},
+        "weights": {account.name: _of_weights(account.arm, saved) for account in inputs.accounts},
+    }
+
+
+@cache
+def _own_code() -> str:
+    package = Path(__file__).resolve().parents[1]
+    digest = sha256()
+    for path in sorted([*package.rglob("*.py"), *(package.parent / "actors").rglob("*.py")]):
+        digest.update(repr((path.relative_to(package.parent).as_posix(), path.read_bytes())).encode())
+    return digest.hexdigest()
+
+
+def _named_code(names: list[str]) -> dict[str, str]:
+    """Return the hash of each module of the user's that the scenario names components of."""
+    modules = dict.fromkeys(name.partition(":")[0] for name in names)
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in modules}
+    own = {name: file for name, file in files.items() if file and name.partition(".")[0] not in ("rayfed", "actors")}
+    return {name: sha256(Path(file).read_bytes()).hexdigest() for name, file in own.items()}
+
+
+def _of_samples(images: Images, labels: np.ndarray) -> str:
+    if not isinstance(images, np.ndarray):
+        return NOT_HASHED
+    digest = sha256()
+    for array in (images, labels):
+        digest.update(repr((str(array.dtype), array.shape)).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
+def _of_weights(arm: Arm, saved: Checkpoint | None) -> str:
+    begun = saved.server[arm.spec.name] if saved else {"weights": arm.weights, "buffers": arm.buffers}
+    return digest_of({**begun["weights"], **begun["buffers"], **arm.frozen}).hex()

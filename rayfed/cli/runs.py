@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -166,6 +167,33 @@ def report(
         if said := warning(folder):
             typer.echo(f"warning: {said}", err=True)
         print(write_sweep_report(SweepFolder(folder)) if is_sweep(folder) else write_report(folder))
+
+
+@commands.command()
+def statement(
+    run: Run,
+    about: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML with your answers on the system, its data and measures, kept in the run's folder: system, "
+            "controller, purposes, data, people, access, necessity, measures.",
+        ),
+    ] = None,
+    redact: Annotated[
+        bool,
+        typer.Option("--redact", help="Leave out clients' samples, labels and file names; the worst sample by hash."),
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Write one page on a run to file: what was attacked and what was not, rates, proofs, hashes; HTML and Markdown."""
+    with errors_for_people(debug):
+        from rayfed.report.statement_page import check_scored, write_statement
+        from rayfed.store.folder import RunFolder
+
+        check_scored(run)
+        for page in write_statement(RunFolder.open(run), about, redact):
+            print(page)
 
 
 @commands.command()

@@ -59,7 +59,7 @@ def export(
         return _settings(grid(results.with_intervals(), columns), format, own=list((columns or {}).values()))
     frame = _bounds_written(_plain(results.table(table)))
     if format == "markdown":
-        return str(_in_every_text(frame, _markdown).to_markdown(index=False)) + "\n"
+        return str(_in_every_text(frame, markdown_cell).tomarkdown_cell(index=False)) + "\n"
     return str(frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g"))
 
 
@@ -78,7 +78,7 @@ def _settings(found: Grid, format: str, own: Sequence[str | None] = ()) -> str:
     """Return a table of text; headings that are the user's `own` may hold LaTeX or Markdown."""
     from pandas import DataFrame
 
-    escaped, bold = (_markdown, "**{}**") if format == "markdown" else (_latex, r"\textbf{{{}}}")
+    escaped, bold = (markdown_cell, "**{}**") if format == "markdown" else (_latex, r"\textbf{{{}}}")
     rows = [[escaped(text) for text in cells] for cells in found.rows]
     for row, place in found.best:
         rows[row][place] = bold.format(rows[row][place])
@@ -88,7 +88,7 @@ def _settings(found: Grid, format: str, own: Sequence[str | None] = ()) -> str:
     frame = DataFrame(rows, columns=headings)
     if format == "markdown":
         aligned = ["left"] * found.words + ["right"] * figures
-        return f"{frame.to_markdown(index=False, colalign=aligned, disable_numparse=True)}\n\n{note}\n"
+        return f"{frame.tomarkdown_cell(index=False, colalign=aligned, disable_numparse=True)}\n\n{note}\n"
     columns = "l" * found.words + "r" * figures
     return str(frame.to_latex(index=False, escape=False, column_format=columns, caption=_latex(note)))
 
@@ -134,7 +134,7 @@ def _no_formula(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def _markdown(text: str) -> str:
+def markdown_cell(text: str) -> str:
     """Return text as one cell of Markdown, without HTML."""
     return " ".join(text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "&#124;").splitlines())
 

@@ -51,7 +51,7 @@ def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], pl
         "gallery_metrics": [metric for metric in JUDGED if metric.success == "curve"],
         "measure_titles": {name: measure.title for name, measure in MEASURES.items()},
     }
-    folder.write_text(REPORT, _environment().get_template(template).render({**shared, **contents}))
+    folder.write_text(REPORT, environment().get_template(template).render({**shared, **contents}))
     return f"{folder.url}/{REPORT}"
 
 
@@ -77,7 +77,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield f"{prefix}{key}", ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Return where templates are found and filled in, with `rayfed.analysis.formats` as filters."""
     environment = Environment(
         loader=PackageLoader("rayfed.report", ""),
         autoescape=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -33,18 +34,25 @@ _KEPT = ("arm", "attack", "status", "trial", "run", "verdict", "answer")
 
 def write_redacted(results: Results) -> str:
     """Make `report-redacted.html` of a run or sweep and return where it is; raises as `write_report` does."""
+    with redacted(results) as copy:
+        if isinstance(results, Sweep):
+            write_sweep_report(SweepFolder(copy), redacted=True)
+        else:
+            write_report(copy, redacted=True)
+        results.folder.write_text(REDACTED, copy.read_text(REPORT))
+    return f"{results.folder.url}/{REDACTED}"
+
+
+@contextmanager
+def redacted(results: Results) -> Iterator[RunFolder]:
+    """Make a redacted copy of a run or sweep, for as long as the context lasts."""
     with TemporaryDirectory() as place, sharing(results, f"{place}/copy") as copy:
         if isinstance(results, Sweep):
             sweep = SweepFolder(copy)
             for name in sweep.trial_names():
                 _redact(sweep.trial(f"trials/{name}"))
-            _redact(copy)
-            write_sweep_report(sweep, redacted=True)
-        else:
-            _redact(copy)
-            write_report(copy, redacted=True)
-        results.folder.write_text(REDACTED, copy.read_text(REPORT))
-    return f"{results.folder.url}/{REDACTED}"
+        _redact(copy)
+        yield copy
 
 
 def _redact(folder: RunFolder) -> None:

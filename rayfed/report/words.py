@@ -45,7 +45,7 @@ def of_run(
 
     `classes` are None where the page says of no sample what it is.
     """
-    told = _worst(worst, f"under arm {worst['arm']}" if len(arms) > 1 else "", classes) if worst else []
+    told = worst_sample(worst, f"under arm {worst['arm']}" if len(arms) > 1 else "", classes) if worst else []
     if len(arms) > 1:
         costs = effects(arms[: 1 + MOST])
         if others := max(len(arms) - 1 - MOST, 0):
@@ -70,7 +70,7 @@ def of_sweep(
     settings: Sequence[Setting], worst: tuple[str, Row] | None, classes: Mapping[int, str] | None, arms: Sequence[str]
 ) -> list[Statement]:
     """Summarise a sweep; `worst` is the setting and the row of `attacks` with the highest PSNR."""
-    told = _worst(worst[1], f"under the setting {worst[0]}", classes) if worst else []
+    told = worst_sample(worst[1], f"under the setting {worst[0]}", classes) if worst else []
     ranges = [_ranges(arm, [one for one in settings if one.arm == arm]) for arm in arms]
     told.append(Statement("Accuracy, leakage and time over the settings", [line for line in ranges if line][:MOST]))
     rows = [row for one in settings if "epsilon" in one.measures for row in one.rows]
@@ -179,7 +179,8 @@ def _held(lines: list[str]) -> Statement:
     return Statement("What is guaranteed", [*lines, rest])
 
 
-def _worst(row: Row, where: str, classes: Mapping[int, str] | None) -> list[Statement]:
+def worst_sample(row: Row, where: str, classes: Mapping[int, str] | None) -> list[Statement]:
+    """Say which sample came out nearest, where, and what its attacker knew; `classes` as in `of_run`."""
     sample, close = called(row), decibel(row["psnr"])
     article = "an" if sample == "image" else "a"
     how = "exactly" if close == "exact" else f"at a PSNR of {close} dB"

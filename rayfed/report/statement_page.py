@@ -1,0 +1,83 @@
+"""A statement as HTML that prints on A4, and as Markdown: the same sections in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rayfed import __version__
+from rayfed.analysis.loading import Run
+from rayfed.analysis.sweep_folder import is_sweep
+from rayfed.errors import UserError
+from rayfed.report.about import read_about
+from rayfed.report.export import markdown_cell
+from rayfed.report.page import environment, policy
+from rayfed.report.redaction import redacted as redacted_copy
+from rayfed.report.statement import Block, Picture, Statement, Table
+from rayfed.report.unscored import TABLE
+from rayfed.store.folder import RunFolder
+
+
+def write_statement(folder: RunFolder, about: Path | None = None, redacted: bool = False) -> list[str]:
+    """Write `statement.html` and `statement.md` of a run into its folder, and return where they are.
+
+    The user's answers are those of `about`, which the folder then keeps. Where it is `redacted` the files are
+    `statement-redacted.html` and `.md`, without samples, labels, messages and file names; the answers stay. Raises
+    `UserError` for a sweep and for answers to what nobody asks, `RunError` for what cannot be read or written.
+    """
+    if is_sweep(folder):
+        raise UserError(f"{folder.url} is a sweep: a statement is on one run, such as one of its trials/")
+    answers = read_about(folder, about)
+    if not redacted:
+        return _write(Statement(folder, answers, folder), "statement")
+    with redacted_copy(Run(folder)) as copy:
+        return _write(Statement(copy, answers, folder, redacted=True), "statement-redacted")
+
+
+def check_scored(path: str) -> None:
+    """Raise `UserError` where a path is of reconstructions that nobody has scored, for want of the truth."""
+    if RunFolder.at(path).exists(TABLE):
+        raise UserError(
+            f"{path}: nothing was scored here, for the truth was not recorded: NOT MEASURED is all that a statement "
+            f"could say. Record with truth=True, on data that may lie there, and replay"
+        )
+
+
+def _write(statement: Statement, name: str) -> list[str]:
+    pages = {f"{name}.html": as_html(statement), f"{name}.md": as_markdown(statement)}
+    for file, text in pages.items():
+        statement.original.write_text(file, text)
+    return [f"{statement.original.url}/{file}" for file in pages]
+
+
+def as_html(statement: Statement) -> str:
+    """Return a statement as one HTML file that needs nothing else and runs nothing."""
+    contents = {"statement": statement, "version": __version__, "policy": policy([])}
+    return environment().get_template("statement.html.j2").render(contents)
+
+
+def as_markdown(statement: Statement) -> str:
+    """Return a statement as Markdown."""
+    lines = [f"# Statement on what federated learning leaked: {markdown_cell(statement.title)}", *statement.lead]
+    for number, section in enumerate(statement.sections, 1):
+        lines += [f"## {number}. {section.title}", *([f"*{section.answers}*"] if section.answers else [])]
+        lines += ["\n".join(_lines(block)) for block in section.blocks]
+    return "\n\n".join([*lines, f"Made by rayfed {__version__}."]) + "\n"
+
+
+def _lines(block: Block) -> Iterator[str]:
+    if isinstance(block, str):
+        yield markdown_cell(block)
+    elif isinstance(block, Table):
+        for row in (block.headings, ["---"] * len(block.headings), *block.rows):
+            yield f"| {' | '.join(markdown_cell(cell) for cell in row)} |"
+    elif isinstance(block, Picture):
+        shown = {"true": block.true, "reconstructed": block.reconstructed}
+        for name, sample in shown.items():
+            if sample is None:
+                yield f"- {name}: not shown"
+            else:
+                yield f"- {name}: " + (f"![{name}]({sample})" if block.is_image else markdown_cell(sample))
+        yield f"- {block.caption}"
+    else:
+        yield from (f"- {markdown_cell(point)}" for point in block)

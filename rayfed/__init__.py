@@ -5,19 +5,22 @@ Everything below this package is plain PyTorch and works without Ray; `actors` a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from os import PathLike, fspath
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath, getcwd
+from typing import TYPE_CHECKING, Any
+
+from rayfed.version import __version__
 
 if TYPE_CHECKING:
     from torch import nn
 
     from rayfed.analysis.loading import Run, Sweep
+    from rayfed.engine.calling import Source
     from rayfed.recording import Recorder
     from rayfed.update import LocalTraining
 
-__all__ = ["__version__", "load", "record"]
-__version__ = "0.2.0.dev0"
+__all__ = ["__version__", "attack", "audit", "launch", "load", "record", "sweep"]
+# Everything is imported where it is used: `import rayfed` stays light.
 
 
 def load(path: str | PathLike[str]) -> Run | Sweep:
@@ -25,7 +28,7 @@ def load(path: str | PathLike[str]) -> Run | Sweep:
 
     Raises `rayfed.errors.RunError` where there is none.
     """
-    from rayfed.analysis import loading  # `import rayfed` stays light
+    from rayfed.analysis import loading
 
     return loading.load(fspath(path))
 
@@ -51,6 +54,204 @@ def record(
     by which your transform normalises images that were in [0, 1]; `classes` is found by a forward pass unless given,
     `shape` (C, H, W) from the images; a server that has none says it, and gives their number in place of a batch.
     """
-    from rayfed import recording  # `import rayfed` stays light
+    from rayfed import recording
 
     return recording.Recorder(model, folder, local, truth=truth, mean=mean, std=std, classes=classes, shape=shape)
+
+
+def launch(
+    scenario: Source,
+    *changes: str,
+    out: str | PathLike[str] | None = None,
+    executor: str = "local",
+    address: str | None = None,
+    show: bool = False,
+) -> Run:
+    """Run a scenario, as `rayfed launch` does, and return its results.
+
+    It is a YAML file, the name of one that comes with rayfed, a mapping like such a file's contents, or a loaded one;
+    `changes` are `PATH=VALUE` as for `--set`. Results lie in a new folder under `out`, by default the scenario's own.
+    The `executor` is "local", in this process, or "ray", at the `address` of a cluster or on a Ray of its own, with the
+    same results. Nothing is printed, unless `show` asks for what the command prints. Raises `rayfed.errors.UserError`
+    for the user's mistakes: `ScenarioError`, `DataError`, `RunError`, ...
+
+    >>> import tempfile
+    >>> import rayfed
+    >>> tiny = {
+    ...     "name": "tiny",
+    ...     "data": {"name": "digits", "size": 8, "train_samples": 40, "test_samples": 10},
+    ...     "model": {"name": "mlp", "hidden": [8]},
+    ...     "federation": {"rounds": 1, "clients": 2},
+    ...     "attacks": [{"name": "analytic", "observes": "gradient", "batch_size": 1}],
+    ... }
+    >>> run = rayfed.launch(tiny, "seed=1", out=tempfile.mkdtemp())
+    >>> [verdict.state for verdict in run.verdicts()]
+    ['leaks']
+    >>> run.attacks.column("status").to_pylist()
+    ['ok']
+    """
+    from actors.execution import execution
+    from rayfed.analysis.loading import Run
+    from rayfed.engine import runs
+    from rayfed.engine.calling import scenario_of, shown
+    from rayfed.errors import ScenarioError
+
+    loaded = scenario_of(scenario, changes)
+    if loaded.sweep is not None:
+        raise ScenarioError(f"{loaded.name} has a `sweep`: rayfed.sweep plays it")
+    with shown(show) as progress:
+        folder = runs.launch(loaded, _text(out), execution(executor, address), progress)
+        progress.finished(f"{folder.url}/report.html")
+    return Run(folder)
+
+
+def sweep(
+    scenario: Source,
+    *changes: str,
+    out: str | PathLike[str] | None = None,
+    executor: str = "local",
+    address: str | None = None,
+) -> Sweep:
+    """Play every trial that a scenario's `sweep` stands for, as `rayfed sweep` does, and return the results.
+
+    The arguments are those of `launch`.
+    """
+    from actors.execution import sweep_execution
+    from rayfed.analysis.loading import Sweep
+    from rayfed.engine import sweeps
+    from rayfed.engine.calling import scenario_of
+    from rayfed.engine.progress import SweepProgress
+    from rayfed.errors import ScenarioError
+    from rayfed.report.sweep import write_sweep_report
+
+    loaded = scenario_of(scenario, changes)
+    if loaded.sweep is None:
+        raise ScenarioError(f"{loaded.name} has no `sweep`: rayfed.launch plays it")
+    folder = sweeps.sweep(loaded, _text(out), sweep_execution(executor, address), SweepProgress())
+    write_sweep_report(folder)
+    return Sweep(folder.files)
+
+
+def attack(
+    scenario: Source,
+    *changes: str,
+    run: str | PathLike[str] | Run | None = None,
+    arm: str | None = None,
+    out: str | PathLike[str] | None = None,
+    executor: str = "local",
+    address: str | None = None,
+    show: bool = False,
+) -> Run:
+    """Play a scenario's attacks without its training, as `rayfed attack` does, and return what they got.
+
+    They attack the untrained model, or what each arm of a `run` has learnt; with `arm` all attack what that one has.
+    The other arguments are those of `launch`.
+
+    >>> import tempfile
+    >>> import rayfed
+    >>> run = rayfed.attack(
+    ...     "noniid", "data.size=8", "model=mlp", "attacks=[{name: analytic, observes: gradient, victims: 2}]",
+    ...     out=tempfile.mkdtemp(),
+    ... )
+    >>> run.status["kind"]
+    'attack'
+    """
+    from actors.execution import execution
+    from rayfed.analysis.loading import Run
+    from rayfed.engine import runs
+    from rayfed.engine.calling import address_of, scenario_of, shown
+    from rayfed.engine.finding import search_where
+    from rayfed.errors import ScenarioError, UserError
+
+    if arm is not None and run is None:
+        raise UserError("arm names an arm of a run: give the run")
+    source = address_of(run)
+    if source is not None:
+        search_where(source)
+    loaded = scenario_of(scenario, changes)
+    if not loaded.attacks:
+        raise ScenarioError(f"{loaded.name} has no `attacks`: add one, such as `attacks: [idlg]`")
+    with shown(show) as progress:
+        folder = runs.attack(loaded, source, _text(out), execution(executor, address), progress, arm)
+        progress.finished(f"{folder.url}/report.html")
+    return Run(folder)
+
+
+def audit(
+    model: str | type[nn.Module] | Mapping[str, Any] | None = None,
+    data: str | PathLike[str] | None = None,
+    *changes: str,
+    label: str | None = None,
+    targets: Sequence[str] | None = None,
+    text: str | None = None,
+    size: int | None = None,
+    loss: str | Mapping[str, Any] | None = None,
+    defences: Sequence[Any] | None = None,
+    run: str | PathLike[str] | Run | None = None,
+    batches: Sequence[int] | None = None,
+    images: int = 4,
+    minutes: float = 10,
+    iterations: int | None = None,
+    threshold: float | None = None,
+    seed: int = 0,
+    out: str | PathLike[str] | None = None,
+    executor: str = "local",
+    address: str | None = None,
+    show: bool = False,
+) -> list[Run]:
+    """Measure how much one gradient of a model gives away, as `rayfed audit` does.
+
+    Return the results on the untrained weights and, where a `run` is named, then those on what it has learnt; none
+    where no attack applies, which says nothing about the gradient. The `model` is a name, as for the command, or a
+    class, whose instances are made without arguments; model and data are the run's where they are not given.
+    `defences` are names, mappings with a `name`, or lists of these: one arm each; nine common ones by default.
+
+    >>> import tempfile
+    >>> import rayfed
+    >>> [run] = rayfed.audit(
+    ...     "mlp", "digits", "model.hidden=[8]", size=8, defences=[{"name": "gaussian", "sigma": 1.0}],
+    ...     batches=[1], images=1, iterations=1, out=tempfile.mkdtemp(),
+    ... )
+    >>> {verdict.arm: verdict.state for verdict in run.verdicts()}
+    {'none': 'leaks', 'gaussian (sigma 1.0)': 'not reconstructed'}
+    """
+    from functools import partial
+    from time import monotonic
+
+    from actors.execution import execution
+    from rayfed import registry
+    from rayfed.analysis.audit import DEFENCES, Plan
+    from rayfed.analysis.loading import Run
+    from rayfed.engine import audit as engine
+    from rayfed.engine.calling import address_of, name_of, shown
+
+    registry.search(getcwd())
+    source = address_of(run)
+    trained = None if source is None else engine.Trained.of(source)
+    plan = Plan(
+        model=engine.model_of(name_of(model) if isinstance(model, type) else model, trained),
+        data=engine.data_of(_text(data), size, label, targets, text, trained),
+        loss=engine.loss_of(loss, trained),
+        batches=list(batches or engine.BATCHES),
+        samples=images,
+        seed=seed,
+        defences=DEFENCES if defences is None else engine.pipelines(defences),
+        threshold=threshold,
+    )
+    budget = engine.Budget(monotonic(), 60 * minutes, 1 if trained is None else 2, iterations)
+    audited = engine.audit(
+        plan,
+        budget,
+        execution(executor, address),
+        partial(shown, show, brief=True),
+        run=source,
+        arm=trained.arm if trained else None,
+        changes=changes,
+        out=_text(out),
+        shrink=batches is None,
+    )
+    return [Run(one.folder) for one in audited]
+
+
+def _text(path: str | PathLike[str] | None) -> str | None:
+    return None if path is None else fspath(path)

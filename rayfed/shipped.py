@@ -26,3 +26,10 @@ def shipped_scenario(name: str) -> Path:
     if name not in known:
         raise UserError(f"no scenario that comes with rayfed is called '{name}': {nearest(name, known)}")
     return shipped("scenarios") / f"{name}.yaml"
+
+
+def scenario_path(source: Path) -> Path:
+    """Return the file of a scenario by its path, or by its name where it comes with rayfed; a file goes first."""
+    if source.is_file() or str(source) not in scenario_names():
+        return source  # whoever reads it says what is wrong
+    return shipped_scenario(str(source))

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from rayfed import registry, scenario
 from rayfed.analysis import audit
 from rayfed.analysis.audit import Criterion, Plan
-from rayfed.cli.audit import Budget, _rehearsed
 from rayfed.engine import auditing
 from rayfed.engine.attacking import Allowance
+from rayfed.engine.audit import Budget
+from rayfed.engine.audit import rehearsed as rehearse
 from rayfed.engine.auditing import Fitted, Pace, Trial
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import LocalExecutor
@@ -42,7 +43,7 @@ def rehearsed(
     """Rehearse an audit with so many evaluations of each search, or in so many seconds; `said` gets what it says."""
     view = RunView(Console(file=StringIO()))
     view.say = lambda *parts: (said if said is not None else []).append("".join(map(str, parts)))  # type: ignore[method-assign]
-    return _rehearsed(planned, [], Budget(monotonic(), seconds, iterations=iterations), view, shrink)
+    return rehearse(planned, [], Budget(monotonic(), seconds, iterations=iterations), view, shrink)
 
 
 def row(arm: str, batch: int, psnr: float | None, attack: str = "a", **more: Any) -> dict[str, Any]:

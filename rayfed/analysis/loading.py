@@ -17,6 +17,7 @@ from rayfed.analysis.notebook import html
 from rayfed.analysis.pictures import Picture
 from rayfed.analysis.settings import Setting
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
+from rayfed.analysis.verdicts import Verdict, verdicts
 from rayfed.errors import RunError, nearest
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
@@ -164,6 +165,11 @@ class Run(Results):
             if name == OUTCOMES
             else self.folder.read_table(name)
         )
+
+    def verdicts(self) -> list[Verdict]:
+        """Return what is said of each arm, as the report and the terminal say it."""
+        finished = self.status.get("state") == "finished"
+        return verdicts(self.scenario, self.attacks.to_pylist(), self.inferences.to_pylist(), finished)
 
     def with_intervals(self) -> list[Setting]:
         """Return the settings, with intervals over the clients that were attacked."""

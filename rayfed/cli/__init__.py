@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from rayfed import __version__
 from rayfed.cli import audit, canaries, gate, lookup, makers, replay, reproduce, results, runs
 from rayfed.cli.signals import end_on_signals
 from rayfed.errors import NotPortable
+from rayfed.version import __version__
 
 __all__ = ["app", "main"]
 

@@ -53,18 +53,12 @@ Set = Annotated[
 
 
 def _scenario_file(source: Path) -> Path:
-    """Return the file of a scenario by its path, or by its name where it comes with rayfed.
+    """Return the file of a scenario by its path or name, and say where one of the user's has the same name."""
+    from rayfed.shipped import scenario_path
 
-    A file goes before a name; `NAME.yaml` and a folder of the name do not.
-    """
-    from rayfed.shipped import scenario_names, shipped_scenario
-
-    name = str(source)
-    if source.is_file() or name not in scenario_names():
-        return source  # whoever reads it says what is wrong
-    found, own = shipped_scenario(name), Path(f"{name}.yaml")
-    if own.is_file() and not own.samefile(found):
-        print(f"note: {name} is the scenario that comes with rayfed; yours is {own}", file=sys.stderr)
+    found, own = scenario_path(source), Path(f"{source}.yaml")
+    if found != source and own.is_file() and not own.samefile(found):
+        print(f"note: {source} is the scenario that comes with rayfed; yours is {own}", file=sys.stderr)
     return found
 
 
@@ -144,42 +138,6 @@ def _own_code(error: Exception) -> str | None:
     return None
 
 
-def execution(executor: ExecutorName, address: str | None) -> Any:
-    """Return the execution that plays runs (`rayfed.engine.executor.Execution`).
-
-    Raises `UserError` for a cluster that is not to be used.
-    """
-    if executor is ExecutorName.RAY:
-        from actors.executor import on_ray
-
-        return on_ray(address)
-    from rayfed.engine.local import local
-
-    check_no_address(address)
-    return local
-
-
-def sweep_execution(executor: ExecutorName, address: str | None) -> Any:
-    """Return the execution that plays sweeps (`rayfed.engine.sweeps.SweepExecution`).
-
-    Raises `UserError` for a cluster that is not to be used.
-    """
-    if executor is ExecutorName.RAY:
-        from actors.sweep import on_tune
-
-        return on_tune(address)
-    from rayfed.engine.local_sweep import local_sweep
-
-    check_no_address(address)
-    return local_sweep
-
-
-def check_no_address(address: str | None) -> None:
-    """Raise `UserError` where a cluster is named."""
-    if address:
-        raise UserError("--executor local plays in this process, not on a cluster: leave --address or --executor out")
-
-
 def ray_beside(
     executor: ExecutorName, address: str | None, path: Path, changes: list[str] | None
 ) -> AbstractContextManager[None]:
@@ -197,69 +155,22 @@ def ray_beside(
 
 
 def load(path: Path, changes: list[str] | None) -> Any:
-    """Load a scenario file; what it names lies beside it or in the current folder, which is said of data."""
-    from rayfed import scenario
+    """Load a scenario file; remarks on where its inputs were found are printed as notes."""
+    from rayfed.engine import finding
 
     notes: dict[str, None] = {}
-    search_beside(path)
-    loaded = scenario.load(path, changes or [], lambda line: notes.update({line: None}))
+    loaded = finding.load(path, changes or [], lambda line: notes.update({line: None}))
     for line in notes:
         print(f"note: {line}", file=sys.stderr)
     return loaded
 
 
-def search_beside(path: Path) -> None:
-    """Let dotted paths name modules of the working directory or beside a file."""
-    from rayfed import registry
-
-    registry.search(str(Path.cwd()))
-    registry.search(str(path.resolve().parent))
-
-
-def dotted(name: str) -> str:
-    """Return the dotted path of `FILE.py:Name`, whose folder is searched from now on; any other name as it is."""
-    from rayfed import registry
-    from rayfed.files import find_in
-
-    match = registry.FILE_PATH.fullmatch(name)
-    if match is None:
-        return name
-    path = find_in([Path.cwd()], match["file"])
-    if not path.is_file():
-        raise UserError(f"there is no file {path}, named by '{name}'")
-    return registry.dotted(path, match["name"])
-
-
-def loss_section(text: str | None) -> dict[str, Any]:
-    """Return a scenario's section `loss` of `--loss`, cross entropy for None; raises `UserError` for what is none."""
-    from rayfed.scenario.components import named
-
+def yaml_option(option: str, text: str | None) -> Any:
+    """Return what an option's YAML says, None where it is not given; raises `UserError` for what is no YAML."""
     try:
-        value = named("cross_entropy" if text is None else yaml.safe_load(text))
+        return None if text is None else yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"--loss: '{text}' is no YAML: {error}") from error
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise UserError(f"--loss: found '{text}'; give a name, or {{name: NAME, FIELD: VALUE}}")
-    return {**value, "name": dotted(value["name"])}
-
-
-def search_where(run: str) -> None:
-    """Let dotted paths name modules where the run found them, or in the working directory.
-
-    A run may come from somebody else: its places are searched last, so that none of their modules takes the place of
-    another, and only where its scenario has dotted paths. What lies in the run folder itself is not code.
-    """
-    from rayfed import registry
-    from rayfed.scenario import dotted_paths
-    from rayfed.store.folder import SCENARIO, RunFolder
-
-    registry.search(str(Path.cwd()))
-    folder = RunFolder.open(run)
-    # a run that never got a cluster has no environment
-    if dotted_paths(folder.read_text(SCENARIO)) and folder.exists("environment.json"):
-        for place in folder.read_mapping("environment.json").get("search_path", []):
-            if Path(place).is_absolute() and not Path(place).resolve().is_relative_to(Path(folder.root).resolve()):
-                registry.search(place, last=True)
+        raise UserError(f"{option}: '{text}' is no YAML: {error}") from error
 
 
 @contextmanager

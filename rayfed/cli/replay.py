@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actors.execution import execution
 from rayfed.cli.common import (
     Address,
     Debug,
@@ -17,11 +18,9 @@ from rayfed.cli.common import (
     ExecutorName,
     Out,
     Quiet,
-    dotted,
     errors_for_people,
-    execution,
-    loss_section,
     watched,
+    yaml_option,
 )
 from rayfed.cli.gate import AllowUnmeasured, Baseline, FailAbove, Gate, Json, Junit
 from rayfed.errors import UserError
@@ -81,7 +80,7 @@ def replay(
 
         gate, recording = Gate(fail_above, allow_unmeasured, json, junit, baseline), Recording(updates)
         rounds = round or list(dict.fromkeys([recording.rounds[0], recording.rounds[-1]]))
-        written = _model(model), loss_section(loss), iterations, seed
+        written = _model(model), _loss(loss), iterations, seed
         replays = [Replay(recording, number, *written, defended) for number in rounds]
         count, attacked = len(recording.rounds), ", ".join(map(str, rounds))
         _sayer(quiet)(f"{updates}: {count} round{'s' * (count != 1)} recorded, attacked: {attacked} (--round)")
@@ -124,7 +123,7 @@ def attack_update(
             raise UserError("give both --mean and --std, or neither")
         statistics = [tuple(_numbers("--mean and --std", text, float)) if text else None for text in (mean, std)]
         header = Header("", (sizes[0], sizes[1], sizes[2]), classes, *statistics)
-        net = built({**_model(model), **normalisation(header)}, loss_section(loss), header, seed)
+        net = built({**_model(model), **normalisation(header)}, _loss(loss), header, seed)
         local = LocalTraining(steps, batch, lr, momentum, weight_decay)
         returned = _state(after)
         given = observe(net, _state(before), header.sample, classes, samples, returned=returned, local=local)
@@ -205,9 +204,16 @@ def _sayer(quiet: bool) -> Callable[[str], None]:
 
 def _model(name: str) -> dict[str, Any]:
     from rayfed import registry
+    from rayfed.engine.finding import dotted
 
     registry.search(str(Path.cwd()))
     return {"name": dotted(name)}
+
+
+def _loss(text: str | None) -> dict[str, Any]:
+    from rayfed.engine.finding import loss_section
+
+    return loss_section("cross_entropy" if text is None else yaml_option("--loss", text))
 
 
 def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[Any]:

@@ -19,7 +19,6 @@ from rayfed.cli.common import (
     Quiet,
     Set,
     errors_for_people,
-    search_beside,
 )
 from rayfed.cli.tables import console, table
 from rayfed.errors import UserError
@@ -111,6 +110,7 @@ def _played(
 
     from rayfed.analysis.loading import Sweep
     from rayfed.analysis.sweep_folder import SweepFolder
+    from rayfed.engine.finding import search_beside
     from rayfed.reproductions import pages, reading
     from rayfed.reproductions.judging import judge
     from rayfed.reproductions.measuring import measured

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from actors.execution import execution
 from rayfed.cli import sweeps
 from rayfed.cli.common import (
     Address,
@@ -19,10 +20,8 @@ from rayfed.cli.common import (
     ScenarioFile,
     Set,
     errors_for_people,
-    execution,
     load,
     ray_beside,
-    search_where,
     watched,
 )
 from rayfed.errors import UserError
@@ -89,6 +88,8 @@ def attack(
 ) -> None:
     """Play a scenario's attacks without its training, to see what one update gives away."""
     with ray_beside(executor, address, scenario, changes), errors_for_people(debug):
+        from rayfed.engine.finding import search_where
+
         if run:
             search_where(run)
         loaded = load(scenario, changes)
@@ -122,6 +123,7 @@ def resume(
     """Continue a run or a sweep after what is complete; the result is the same as without the break."""
     with errors_for_people(debug, resumable=True):
         from rayfed.analysis.sweep_folder import is_sweep
+        from rayfed.engine.finding import search_where
         from rayfed.store.folder import RunFolder
 
         if is_sweep(RunFolder.open(run)):

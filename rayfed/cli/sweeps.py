@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rayfed.cli.common import ExecutorName, sweep_execution
+from actors.execution import sweep_execution
+from rayfed.cli.common import ExecutorName
 from rayfed.cli.tables import console
 
 

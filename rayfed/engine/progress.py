@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rayfed.analysis.sweep_folder import SweepFolder
@@ -49,6 +50,28 @@ class Progress:
 
     def note(self, message: str) -> None:
         """Something happened that the user should know: an actor died and its work is done again."""
+
+    def finished(self, report: str) -> None:
+        """All is over; `report` is where the page lies."""
+
+
+class AuditProgress(Progress):
+    """Callbacks of an audit beside those of its runs; this base does nothing."""
+
+    seconds: Mapping[str, float] = MappingProxyType({})
+    """About how many seconds one call of each attack takes, by title, where that is known."""
+
+    def say(self, *parts: str) -> None:
+        """The audit says something of what it does; the parts are one line."""
+
+    def trying(self, title: str, number: int, total: int, standing: Standing | None) -> None:
+        """One of so many attacks is tried before the run; `standing` is how far its search is."""
+
+    def tried(self) -> None:
+        """All attacks have been tried."""
+
+    def audited(self, weights: str, report: str) -> None:
+        """The attacks on these weights, in words, have ended; `report` is where the page lies."""
 
 
 class SweepProgress:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree as xml
 
-from rayfed import __version__
 from rayfed.analysis.baseline import Change, attacked, changes, updates
 from rayfed.analysis.gate import Bound, Check, Played, State
 from rayfed.errors import UserError
 from rayfed.metrics.known import leading
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
+from rayfed.version import __version__
 
 VERSION = 1
 """Version of the document; it rises where a reader of the last would misread the next."""

@@ -15,7 +15,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from rayfed import __version__
 from rayfed.analysis.formats import FILTERS
 from rayfed.analysis.summary import guessed, setting
 from rayfed.metrics.images import PSNR_CEILING
@@ -23,6 +22,7 @@ from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.report import svg
 from rayfed.store.exits import advice
 from rayfed.store.folder import RunFolder
+from rayfed.version import __version__
 
 REPORT = "report.html"
 UNFOLDED = 12

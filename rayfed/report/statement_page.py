@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rayfed import __version__
 from rayfed.analysis.loading import Run
 from rayfed.analysis.sweep_folder import is_sweep
 from rayfed.errors import UserError
@@ -16,6 +15,7 @@ from rayfed.report.redaction import redacted as redacted_copy
 from rayfed.report.statement import Block, Picture, Statement, Table
 from rayfed.report.unscored import TABLE
 from rayfed.store.folder import RunFolder
+from rayfed.version import __version__
 
 
 def write_statement(folder: RunFolder, about: Path | None = None, redacted: bool = False) -> list[str]:

@@ -1,0 +1,327 @@
+"""The audit of a model: which attacks apply to it, which of them fit into the time, and what they find.
+
+For whoever has a model and data and no scenario yet; `rayfed audit` and `rayfed.audit` are this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from pathlib import Path
+from time import monotonic, process_time
+from typing import Any
+
+import yaml
+
+from rayfed import scenario as scenarios
+from rayfed.analysis.audit import FEWEST, UNDEFENDED, Defences, Plan, called, data_section, title
+from rayfed.analysis.formats import duration
+from rayfed.engine import runs
+from rayfed.engine.attacking import Allowance
+from rayfed.engine.auditing import Fitted, Rehearsal, Trial, Unit, fit, of_calls, untimed
+from rayfed.engine.executor import Execution
+from rayfed.engine.finding import dotted, loss_section, search_where
+from rayfed.engine.inputs import prepare
+from rayfed.engine.progress import AuditProgress
+from rayfed.errors import ClientError, UserError
+from rayfed.models.describe import described
+from rayfed.scenario import Scenario, resolve
+from rayfed.scenario.components import named
+from rayfed.scenario.problems import component_problems
+from rayfed.store.folder import SCENARIO, RunFolder
+
+BATCHES = 1, 4, 16
+"""Batch sizes where none are given."""
+_SHARE = 0.75
+"""Share of the time that is planned: some searches take longer behind a defence than on the undefended gradient."""
+Watch = Callable[[], AbstractContextManager[AuditProgress]]
+"""Opens what shows one stage of an audit: the trials, or the attacks on one set of weights."""
+
+
+@dataclass(frozen=True)
+class Audited:
+    """One set of weights that was audited."""
+
+    folder: RunFolder
+    weights: str
+    """Whose they are, in words."""
+    arms: Sequence[str]
+    """The arms that were asked about: those with the user's defences, or else the undefended one."""
+
+
+def audit(
+    plan: Plan,
+    budget: Budget,
+    execution: Execution,
+    watch: Watch,
+    *,
+    run: str | None = None,
+    arm: str | None = None,
+    changes: Sequence[str] = (),
+    out: str | None = None,
+    shrink: bool = False,
+    arms: Sequence[str] = (UNDEFENDED,),
+) -> list[Audited]:
+    """Play all attacks that apply within the budget, and return a folder for each set of weights; none where none do.
+
+    Weights are the untrained ones and, where a `run` is named, those that its `arm` has learnt. With `shrink` batches
+    are no larger than what clients have. Raises `UserError` for the user's mistakes, too little time among them.
+    """
+    with watch() as progress:
+        found = rehearsed(plan, changes, budget, progress, shrink)
+    if found is None:
+        return []
+    loaded, allowance = found
+    attacks: list[tuple[str, str | None, str | None]] = [("untrained weights", None, None)]
+    attacks += [(f"weights of {run}", run, arm)] if run else []
+    audited = []
+    for weights, source, learnt in attacks:
+        with watch() as progress:
+            progress.seconds = allowance.calls
+            folder = runs.attack(loaded, source, out, execution, progress, learnt, allowance)
+            progress.audited(weights, f"{folder.url}/report.html")
+        audited.append(Audited(folder, weights, arms))
+    return audited
+
+
+def model_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
+    """Return the section `model` of a name or a mapping with one, or else the run's; raises `UserError` for none."""
+    if given is not None:
+        found = named(given)
+        return {**found, "name": dotted(found["name"])}
+    if trained is None:
+        raise UserError("--model: name the model to audit, or a run by --run")
+    return trained.model
+
+
+def loss_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> dict[str, Any]:
+    """Return the section `loss` of a name or a mapping with one, or else the run's, or cross entropy."""
+    if given is None and trained is not None:
+        return trained.loss
+    return loss_section("cross_entropy" if given is None else given)
+
+
+def data_of(
+    given: str | None,
+    size: int | None,
+    label: str | None,
+    targets: Sequence[str] | None,
+    text: str | None,
+    trained: Trained | None,
+) -> dict[str, Any]:
+    """Return the section `data` of what is given (`rayfed.analysis.audit.data_section`), or else the run's."""
+    if label is not None and targets:
+        raise UserError("--label names the column of the classes, --target columns of numbers: give one of them")
+    if given is not None:
+        return data_section(given, size, label, targets, text)
+    if trained is None:
+        raise UserError("--data: name a file, a folder or a data set, or a run by --run")
+    return trained.data
+
+
+def pipelines(given: Sequence[Any]) -> Defences:
+    """Return pipelines by the names of their arms, of names, mappings with a name, or lists of these.
+
+    Raises `UserError` for what is none.
+    """
+    found: Defences = {}
+    for value in given:
+        pipeline = [named(one) for one in (value if isinstance(value, list | tuple) else [value])]
+        if not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in pipeline):
+            raise UserError(f"defence: found '{value}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of these")
+        pipeline = [{**one, "name": dotted(one["name"])} for one in pipeline]
+        for problem in component_problems({"defences": pipeline}):
+            raise UserError(f"defence '{value}': {'.'.join(map(str, problem.path[2:]))}: {problem.message}")
+        found[called(pipeline)] = pipeline
+    return {name: pipeline for name, pipeline in found.items() if pipeline}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Time of an audit, or what stands in its place."""
+
+    began: float
+    """When it began, by the clock of `monotonic`."""
+    seconds: float
+    """Seconds that it may take in all, the trials with it."""
+    sets: int = 1
+    """Sets of weights that are attacked."""
+    iterations: int | None = None
+    """Evaluations of each search, in place of a time."""
+
+    @property
+    def trials_end(self) -> float:
+        """Until when trials go on: no longer than half the time."""
+        return inf if self.iterations is not None else self.began + self.seconds / 2
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left for each set of weights."""
+        return inf if self.iterations is not None else (self.began + self.seconds - monotonic()) / self.sets
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run whose weights are audited: those of its first arm, the one that others are compared with."""
+
+    arm: str
+    model: dict[str, Any]
+    data: dict[str, Any]
+    loss: dict[str, Any]
+
+    @classmethod
+    def of(cls, run: str) -> Trained:
+        """Read a run's scenario; raises `UserError` where there is none."""
+
+        search_where(run)
+        folder = RunFolder.open(run)
+        loaded = scenarios.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
+        name, arm = next(iter(resolve(loaded).items()))
+        parts = (part.model_dump(mode="json") for part in (arm.model, loaded.data, arm.loss))
+        return cls(name, *parts)
+
+
+def rehearsed(
+    plan: Plan, changes: Sequence[str], budget: Budget, progress: AuditProgress, shrink: bool
+) -> tuple[Scenario, Allowance] | None:
+    """Look at the model, try all attacks, and return the audit's scenario, and what of it fits into the time.
+
+    None where no attack applies; raises `UserError` where there is no time for any that does. With `shrink` batches are
+    no larger than what clients have, and those that the model does not take are left out.
+    """
+
+    say = progress.say
+    loaded = _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
+    data = loaded.data.load()
+    largest = max(len(data.train_labels) // loaded.federation.clients, 1)
+    if not shrink and largest < max(plan.batches):
+        raise UserError(
+            f"--batch {max(plan.batches)}: each of {plan.samples} clients (--images) has no more than {largest} of the "
+            f"{len(data.train_labels)} samples: take smaller batches, fewer images, or more data"
+        )
+    if largest < max(plan.batches):
+        plan = replace(plan, batches=sorted({min(size, largest) for size in plan.batches}))
+        fitting, usual = (",".join(map(str, sizes)) for sizes in (plan.batches, BATCHES))
+        say(f"--batch {fitting} in place of {usual}: each of {plan.samples} clients (--images) has no more samples")
+        loaded = _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
+    if not loaded.attacks:
+        say(f"attacks: none of the audit's works on {plan.modality}")
+        return None
+    inputs = prepare(loaded, data=data)
+    if refused := Rehearsal(inputs).refused():
+        plan = _able(plan, refused, say, shrink)
+        loaded = _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
+        inputs = prepare(loaded, data=data)
+    say(f"model {loaded.model.name}, loss {loaded.loss.name}:")
+    for line in described(inputs.accounts[0].arm.model, inputs.data.sample):
+        say(f"  {line}")
+    say("attacks, tried on the undefended model:")
+    rehearsal, arms = Rehearsal(inputs), list(loaded.played)
+    clock, work = monotonic(), process_time()
+    trials = list(rehearsal.trials(budget.trials_end, progress.trying))
+    progress.tried()
+    for line in _applying(trials):
+        say(f"  {line}")
+    if all(trial.obstacle and trial.tried for trial in trials):
+        return None
+    pace = rehearsal.pace()
+    slower = max((monotonic() - clock) / max(process_time() - work, 1e-9), 1.0)
+    left = budget.left
+    forms = {account.name: repr(account.arm.model) for account in inputs.accounts}
+    alike = {arm: forms[arm] == forms[UNDEFENDED] for arm in arms}
+    fitted = fit(plan, trials, pace, alike, _SHARE * left / slower, budget.iterations)
+    if not fitted.says_anything:
+        raise UserError(_too_short(budget, fitted, slower))
+    if searches := {name: count for name, count in fitted.iterations.items() if _plays(fitted, name)}:
+        say(f"iterations: {', '.join(f'{name} {count:,}' for name, count in searches.items())}")
+    if unknown := [name for name in untimed(plan, trials) if _plays(fitted, name)]:
+        say(f"{FEWEST} evaluations, not timed: {', '.join(unknown)}")
+    busy = f" (other work makes it {slower:.1f} times as long)" if slower > 1.2 else ""
+    say(f"estimate: {slower * fitted.seconds / 60:.1f} min on one core{busy}, for each set of weights")
+    short = [unit for unit in fitted.left_out if not unit.obstacle]
+    for line in _not_measured(short, arms, slower):
+        say(line)
+    if short:
+        minutes = _all_of_it(budget, fitted.whole, slower)
+        say(f"all of it, with {FEWEST} evaluations of each search, takes about --minutes {minutes}")
+    calls = {name: slower * took for name, took in of_calls(trials, fitted.iterations).items()}
+    left_out = {(unit.arm, name): unit.unplayed(slower) for unit in fitted.left_out for name in unit.titles}
+    allowance = Allowance(left, slower * fitted.scoring, calls, left_out)
+    return _scenario(plan, fitted.iterations, changes), allowance
+
+
+def _plays(fitted: Fitted, name: str) -> bool:
+
+    return any(title(unit.method, unit.batch) == name and unit.applies for unit in fitted.played)
+
+
+def _not_measured(units: Sequence[Unit], arms: Sequence[str], slower: float) -> list[str]:
+    """Return a line for each attack and batch size for which there is no time on some arms."""
+
+    cells: dict[tuple[str, int], list[Unit]] = {}
+    for unit in units:
+        cells.setdefault((unit.method.name, unit.batch), []).append(unit)
+    lines = []
+    for (name, batch), own in cells.items():
+        where = "all arms" if len(own) == len(arms) else ", ".join(unit.arm for unit in own)
+        known = [unit.seconds for unit in own if unit.seconds is not None]
+        needs = f"which takes about {duration(slower * sum(known))}" if len(known) == len(own) else "not even tried"
+        lines.append(f"NOT MEASURED for want of time: {name} at batch {batch} on {where}, {needs}")
+    return lines
+
+
+def _all_of_it(budget: Budget, seconds: float, slower: float) -> str:
+    """Return the minutes of the whole command for so many seconds of attacks, rounded up."""
+    spent = budget.seconds - budget.left * budget.sets
+    return f"{ceil(10 * max(spent + slower * seconds / _SHARE * budget.sets, 2 * spent) / 60) / 10:g}"
+
+
+def _too_short(budget: Budget, fitted: Fitted, slower: float) -> str:
+    least, whole = (_all_of_it(budget, seconds, slower) for seconds in (fitted.smallest, fitted.whole))
+    return (
+        f"--minutes {budget.seconds / 60:g} is too short to measure anything: about --minutes {least} is enough for "
+        f"one attack on one arm at one batch size, {whole} for all that was tried, with few "
+        f"evaluations of each search; smaller --batch and fewer --images or --defence take less"
+    )
+
+
+def _able(plan: Plan, refused: Mapping[int, ClientError], say: Callable[[str], None], shrink: bool) -> Plan:
+    """Return the plan without batch sizes that the model does not take; raises `UserError` where they were asked for.
+
+    Where it takes none, the first error is raised.
+    """
+    able, sizes = [size for size in plan.batches if size not in refused], ",".join(map(str, refused))
+    error = next(iter(refused.values()))
+    if not able:
+        raise error
+    said = str(error).partition("\n")[0]
+    if not shrink:
+        raise UserError(f"leave {sizes} out of --batch, for the model does not take batches of so many: {said}")
+    say(f"--batch {','.join(map(str, able))}: without {sizes}, for the model does not take batches of so many: {said}")
+    return replace(plan, batches=able)
+
+
+def _scenario(plan: Plan, iterations: Mapping[str, int], changes: Sequence[str]) -> Scenario:
+    """Return the audit's scenario; its problems name fields and no lines, for nobody wrote a file."""
+
+    document = scenarios.with_changes(yaml.safe_load(plan.scenario_text(iterations)), list(changes))
+    scenarios.find_inputs(document, [Path.cwd()])
+    return scenarios.check(document, "the audit, whose arms are --defence")
+
+
+def _applying(trials: Sequence[Trial]) -> list[str]:
+    """Return a line for each attack: where it applies, and why not elsewhere."""
+    lines = []
+    for name in dict.fromkeys(trial.title.partition(" ")[0] for trial in trials):
+        own = [trial for trial in trials if trial.title.startswith(f"{name} ")]
+        own = [trial for trial in own if trial.tried]
+        if not own:
+            lines.append(f"{name}: not tried, for want of time")
+            continue
+        able = [trial.title.removeprefix(f"{name} ") for trial in own if not trial.obstacle]
+        reasons = dict.fromkeys(trial.obstacle for trial in own if trial.obstacle)
+        applies = "applies" if len(able) == len(own) else f"applies to {'; '.join(able)}" if able else "does not apply"
+        lines.append(f"{name}: {applies}" + "".join(f" ({reason})" for reason in reasons))
+    return lines

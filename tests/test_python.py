@@ -1,0 +1,130 @@
+"""Calls from Python: what the commands do, as typed results and exceptions, without a word unless asked."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from torch import Tensor, nn
+
+import rayfed
+from rayfed.analysis.loading import Run, Sweep
+from rayfed.analysis.verdicts import Verdict
+from rayfed.errors import RunError, ScenarioError, UserError
+from rayfed.scenario import parse
+from tests.test_cli import run as command
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "data": {"name": "digits", "size": 8, "train_samples": 40, "test_samples": 10},
+    "model": {"name": "mlp", "hidden": [8]},
+    "federation": {"rounds": 1, "clients": 2},
+    "attacks": [{"name": "analytic", "observes": "gradient", "batch_size": 1}],
+}
+
+
+class Net(nn.Module):
+    """A model of the user's, named by its class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: Tensor = self.layer(images.flatten(1))
+        return found
+
+
+@pytest.mark.parametrize("name", ["launch", "attack", "audit"])
+def test_examples_in_docstrings_come_out_as_written(name: str) -> None:
+    [example] = doctest.DocTestFinder(recurse=False).find(getattr(rayfed, name), name, globs={})
+    results = doctest.DocTestRunner().run(example)
+    assert results.attempted > 2
+    assert results.failed == 0
+
+
+def rows(run: Run, table: str, *timed: str) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k not in timed} for row in run.table(table).to_pylist()]
+
+
+def test_a_launch_is_that_of_the_command_from_any_form_of_a_scenario(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(TINY))
+    loaded = parse(yaml.safe_dump(TINY))
+    found = [rayfed.launch(one, "seed=3", out=tmp_path / "here") for one in (file, str(file), TINY, loaded)]
+    said = capsys.readouterr()
+    assert said.out + said.err == ""
+    code, output = command(
+        "launch", str(file), "--set", "seed=3", "--executor", "local", "--out", str(tmp_path / "there"), "--quiet"
+    )
+    assert code == 0, output
+    [there] = (tmp_path / "there").iterdir()
+    printed = rayfed.load(there)
+    assert isinstance(printed, Run)
+    for table, timed in (("rounds", ["actor_seconds"]), ("attacks", ["seconds"]), ("images", [])):
+        assert all(rows(one, table, *timed) == rows(printed, table, *timed) for one in found)
+    assert all(isinstance(verdict, Verdict) for verdict in found[0].verdicts())
+    assert TINY["federation"] == {"rounds": 1, "clients": 2}, "what was given stays as it is"
+
+
+def test_what_a_run_has_learnt_is_attacked_and_shown_where_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = rayfed.launch(TINY, out=tmp_path)
+    assert capsys.readouterr().out == ""
+    attacked = rayfed.attack(TINY, run=trained, out=tmp_path, show=True)
+    assert "report.html" in capsys.readouterr().out
+    assert attacked.attacks["round"].to_pylist() == [1]
+    audited = rayfed.audit(
+        run=trained, defences=[{"name": "prune", "ratio": 0.9}], batches=[1], images=1, iterations=1, out=tmp_path
+    )
+    assert [sorted({row["round"] for row in rows(one, "attacks")}) for one in audited] == [[0], [1]]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_model_is_a_class_or_a_name(tmp_path: Path) -> None:
+    one = {"size": 8, "defences": [], "batches": [1], "images": 1, "iterations": 1, "out": tmp_path}
+    [by_class] = rayfed.audit(Net, "digits", **one)
+    [by_name] = rayfed.audit(f"{__name__}:Net", "digits", **one)
+    assert by_class.scenario["model"] == by_name.scenario["model"]
+    assert [verdict.state for verdict in by_class.verdicts()] == ["leaks"]
+
+
+def test_a_sweep_is_played_by_its_own_function(tmp_path: Path) -> None:
+    swept = {**TINY, "attacks": [], "sweep": {"fields": {"training.lr": [0.1, 0.2]}}}
+    with pytest.raises(ScenarioError, match=r"rayfed\.sweep"):
+        rayfed.launch(swept, out=tmp_path)
+    with pytest.raises(ScenarioError, match=r"rayfed\.launch"):
+        rayfed.sweep(TINY, out=tmp_path)
+    found = rayfed.sweep(swept, out=tmp_path)
+    assert isinstance(found, Sweep)
+    assert found.outcomes()["training.lr"].to_pylist() == [0.1, 0.2]
+    assert found.folder.exists("report.html")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: rayfed.launch({**TINY, "seeed": 1}), ScenarioError, "seeed"),
+        (lambda: rayfed.launch("no_such_scenario"), UserError, "no_such_scenario"),
+        (lambda: rayfed.launch(TINY, executor="dask"), UserError, "dask"),
+        (lambda: rayfed.attack(TINY, arm="none"), UserError, "give the run"),
+        (lambda: rayfed.attack({**TINY, "attacks": []}), ScenarioError, "attacks"),
+        (lambda: rayfed.attack(TINY, run="nowhere"), RunError, "nowhere"),
+        (lambda: rayfed.audit(data="digits"), UserError, "model"),
+        (lambda: rayfed.audit("mlp", "digits", defences=["prunne"]), UserError, "prune"),
+        (lambda: rayfed.audit("mlp", "no_such_data"), UserError, "no_such_data"),
+    ],
+)
+def test_mistakes_are_exceptions(
+    call: Any, error: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=said):
+        call()
+    assert not (tmp_path / "runs").exists()

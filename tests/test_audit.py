@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from rayfed import registry, scenario
 from rayfed.analysis import audit
 from rayfed.analysis.audit import Criterion, Plan
+from rayfed.analysis.formats import duration
 from rayfed.engine import auditing
 from rayfed.engine.attacking import Allowance
-from rayfed.engine.audit import Budget
+from rayfed.engine.audit import Budget, _not_measured
 from rayfed.engine.audit import rehearsed as rehearse
 from rayfed.engine.auditing import Fitted, Pace, Trial
 from rayfed.engine.inputs import prepare
@@ -38,10 +40,18 @@ LOCAL = ("--executor", "local")
 
 
 def rehearsed(
-    planned: Plan, said: list[str] | None = None, shrink: bool = True, seconds: float = 0.0, iterations: int | None = 1
-) -> tuple[Scenario, Allowance] | None:
-    """Rehearse an audit with so many evaluations of each search, or in so many seconds; `said` gets what it says."""
-    view = RunView(Console(file=StringIO()))
+    planned: Plan,
+    said: list[str] | None = None,
+    shrink: bool = True,
+    seconds: float = 0.0,
+    iterations: int | None = 1,
+    printed: StringIO | None = None,
+) -> tuple[Scenario, Allowance, Sequence[str]] | None:
+    """Rehearse an audit with so many evaluations of each search, or in so many seconds.
+
+    `said` gets what it says, `printed` its notes.
+    """
+    view = RunView(Console(file=printed or StringIO(), width=200))
     view.say = lambda *parts: (said if said is not None else []).append("".join(map(str, parts)))  # type: ignore[method-assign]
     return rehearse(planned, [], Budget(monotonic(), seconds, iterations=iterations), view, shrink)
 
@@ -267,6 +277,23 @@ def test_default_batches_are_no_larger_than_what_clients_have(monkeypatch: pytes
         rehearsed(plan(batches=[16], samples=8), shrink=False)
 
 
+def test_notes_on_the_data_come_before_the_trials_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
+    rows = "".join(f"P{i},{i % 7},{'ab'[i % 2]}\n" for i in range(40))
+    (tmp_path / "rows.csv").write_text(f"patient,age,diagnosis\n{rows}")
+    table = {"name": "table", "path": str(tmp_path / "rows.csv"), "label": "diagnosis"}
+    printed = StringIO()
+    found = rehearsed(plan(data=table, batches=[1]), printed=printed)
+    assert found is not None
+    assert printed.getvalue().count("column 'patient' has another value in every row") == 1
+    view = RunView(Console(file=printed, width=200))
+    view.noted = found[2]
+    for message in (*found[2], "and another"):
+        view.note(message)
+    assert printed.getvalue().count("column 'patient' has another value in every row") == 1
+    assert "note: and another" in printed.getvalue()
+
+
 class Normed(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
@@ -324,7 +351,7 @@ def test_a_budget_has_bounds_and_iterations_two_digits() -> None:
     assert all(str(count)[2:].strip("0") == "" for count in some.values())
 
 
-def test_what_does_not_fit_is_left_out_arm_by_arm_and_large_batches_first() -> None:
+def test_what_does_not_fit_is_left_out_attack_by_attack_and_large_batches_first() -> None:
     planned, needed = plan(batches=[1, 2]), Pace({(arm, twin): 0.5 for arm in ARMS for twin in audit.TWINS})
     trials = trials_of(planned, each=0.01, start=0.1)
     whole = fitted(planned, trials, 1e6, needed)
@@ -333,12 +360,30 @@ def test_what_does_not_fit_is_left_out_arm_by_arm_and_large_batches_first() -> N
         found = fitted(planned, trials, share * whole.whole, needed)
         assert found.seconds <= share * whole.whole
         assert [unit for unit in whole.played if unit not in found.left_out] == found.played
-        order = {batch: [u.arm for u in found.played if u.batch == batch] for batch in planned.batches}
-        assert order[1] == sorted(order[1], key=list(ARMS).index), "an arm is whole before the next one begins"
-        assert len(set(order[1])) >= len(set(order[2])), "small batches first"
+        methods = {batch: [u.method for u in found.played if u.batch == batch] for batch in planned.batches}
+        assert methods[1] == sorted(methods[1], key=audit.METHODS.index), "an attack is whole before the next one"
+        assert len(methods[1]) >= len(methods[2]), "small batches first"
+        assert {unit.arm for unit in found.played} == set(ARMS), "every arm has its share of a short time"
     least = fitted(planned, trials, 0.99 * whole.smallest, needed)
     assert not least.says_anything
     assert fitted(planned, trials, 1.01 * whole.smallest, needed).says_anything
+
+
+def test_attacks_without_time_have_a_line_for_all_that_are_alike() -> None:
+    planned, slow = plan(batches=[1]), Pace({(arm, twin): 1.0 for arm in ARMS for twin in audit.TWINS})
+    trials = trials_of(planned, each=0.01, start=0.1)
+    late = [replace(t, tried=False) if t.title.startswith("idlg") else t for t in trials]
+    whole = fitted(planned, late, 1e6, slow).played
+    first = sum(unit.seconds or 0.0 for unit in whole if unit.method.name == "analytic")
+    left_out = fitted(planned, late, first, slow).left_out
+    timed = [unit for unit in left_out if unit.seconds is not None]
+    total = 2 * sum(unit.seconds or 0.0 for unit in timed)
+    names = ", ".join(dict.fromkeys(unit.method.name for unit in timed))
+    assert "peel" in names
+    assert _not_measured(left_out, list(ARMS), 2.0) == [
+        f"NOT MEASURED for want of time: {names} at batch 1 on all arms (about {duration(total)} in all)",
+        "NOT MEASURED for want of time: idlg at batch 1 on all arms (not even tried)",
+    ]
 
 
 def test_what_does_not_apply_takes_no_time_from_what_does() -> None:
@@ -370,6 +415,9 @@ def test_an_attack_for_which_there_was_no_time_is_not_measured() -> None:
     [nothing] = [f for f in audit.findings([*bare, late], IMAGES) if f.arm == "x"]
     assert nothing.state == "not measured"
     assert nothing.reasons == ()
+    assert audit.sentence([nothing, replace(nothing, batch=4)], IMAGES) == (
+        "x: NOT MEASURED for want of time: all attacks at batch 1, 4"
+    )
 
 
 class Opaque(nn.Module):

@@ -518,7 +518,7 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str
     if state == "nothing to attack":
         return f"nothing to attack at {batches}: {'; '.join(reasons)}"
     silent = (f" (no answer: {'; '.join(reasons)})" if reasons else "") + _labels(group)
-    short = "; ".join(f"{', '.join(f.unplayed)} at batch {f.batch}" for f in group if f.unplayed)
+    short = _no_time(group)
     if state == "leaks":
         noun = NOUNS[criterion.modality]
         told = [
@@ -542,6 +542,15 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str
     untimed = sorted({name for finding in group for name in finding.untimed})
     budget = f" ({', '.join(untimed)}: {FEWEST} evaluations, not timed)" if untimed else " within this budget"
     return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}){silent}"
+
+
+def _no_time(group: Sequence[Finding]) -> str:
+    """Return for which attacks there was no time at which batch sizes; empty where there was for all."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for f in group:
+        if f.unplayed:
+            alike.setdefault(f.unplayed if f.closest or f.reasons else ("all attacks",), []).append(str(f.batch))
+    return "; ".join(f"{', '.join(names)} at batch {', '.join(batches)}" for names, batches in alike.items())
 
 
 def _beside_guess(finding: Finding, criterion: Criterion) -> str:

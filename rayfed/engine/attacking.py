@@ -134,12 +134,12 @@ class Attacks:
     def _in_order(self, due: Sequence[AttackCall], playing: Sequence[int]) -> Sequence[int]:
         """Return the calls in the order in which they are played.
 
-        Where time is short, that is arm by arm, small batches first: what was played then tells something of an arm.
+        Where time is short, small batches are first, each attack on all arms before the next one, so that what was
+        played tells something of every arm.
         """
         if self.allowance.seconds == inf:
             return playing
-        arms = list(self.arms)
-        return sorted(playing, key=lambda i: (due[i].attack.batch_size, arms.index(due[i].arm.name), i))
+        return sorted(playing, key=lambda i: (due[i].attack.batch_size, i))
 
     def _attack(
         self,

@@ -73,13 +73,13 @@ def audit(
         found = rehearsed(plan, changes, budget, progress, shrink)
     if found is None:
         return []
-    loaded, allowance = found
+    loaded, allowance, noted = found
     attacks: list[tuple[str, str | None, str | None]] = [("untrained weights", None, None)]
     attacks += [(f"weights of {run}", run, arm)] if run else []
     audited = []
     for weights, source, learnt in attacks:
         with watch() as progress:
-            progress.seconds = allowance.calls
+            progress.seconds, progress.noted = allowance.calls, noted
             folder = runs.attack(loaded, source, out, execution, progress, learnt, allowance)
             progress.audited(weights, f"{folder.url}/report.html")
         audited.append(Audited(folder, weights, arms))
@@ -174,7 +174,6 @@ class Trained:
     @classmethod
     def of(cls, run: str) -> Trained:
         """Read a run's scenario; raises `UserError` where there is none."""
-
         search_where(run)
         folder = RunFolder.open(run)
         loaded = scenarios.parse(folder.read_text(SCENARIO), f"{folder.url}/{SCENARIO}")
@@ -185,13 +184,13 @@ class Trained:
 
 def rehearsed(
     plan: Plan, changes: Sequence[str], budget: Budget, progress: AuditProgress, shrink: bool
-) -> tuple[Scenario, Allowance] | None:
-    """Look at the model, try all attacks, and return the audit's scenario, and what of it fits into the time.
+) -> tuple[Scenario, Allowance, Sequence[str]] | None:
+    """Look at the model, try all attacks, and return the audit's scenario, what of it fits into the time, and notes.
 
-    None where no attack applies; raises `UserError` where there is no time for any that does. With `shrink` batches are
-    no larger than what clients have, and those that the model does not take are left out.
+    The notes are on data and models, and are told before anything is tried. Returns None where no attack applies;
+    raises `UserError` where there is no time for any that does. With `shrink` batches are no larger than what clients
+    have, and those that the model does not take are left out.
     """
-
     say = progress.say
     loaded = _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
     data = loaded.data.load()
@@ -214,6 +213,8 @@ def rehearsed(
         plan = _able(plan, refused, say, shrink)
         loaded = _scenario(plan, {title(*search): 1 for search in plan.searches}, changes)
         inputs = prepare(loaded, data=data)
+    for message in inputs.remarks:
+        progress.note(message)
     say(f"model {loaded.model.name}, loss {loaded.loss.name}:")
     for line in described(inputs.accounts[0].arm.model, inputs.data.sample):
         say(f"  {line}")
@@ -238,8 +239,7 @@ def rehearsed(
         say(f"iterations: {', '.join(f'{name} {count:,}' for name, count in searches.items())}")
     if unknown := [name for name in untimed(plan, trials) if _plays(fitted, name)]:
         say(f"{FEWEST} evaluations, not timed: {', '.join(unknown)}")
-    busy = f" (other work makes it {slower:.1f} times as long)" if slower > 1.2 else ""
-    say(f"estimate: {slower * fitted.seconds / 60:.1f} min on one core{busy}, for each set of weights")
+    say(f"estimate: {slower * fitted.seconds / 60:.1f} min on one core{_busy(slower)}, for each set of weights")
     short = [unit for unit in fitted.left_out if not unit.obstacle]
     for line in _not_measured(short, arms, slower):
         say(line)
@@ -249,26 +249,29 @@ def rehearsed(
     calls = {name: slower * took for name, took in of_calls(trials, fitted.iterations).items()}
     left_out = {(unit.arm, name): unit.unplayed(slower) for unit in fitted.left_out for name in unit.titles}
     allowance = Allowance(left, slower * fitted.scoring, calls, left_out)
-    return _scenario(plan, fitted.iterations, changes), allowance
+    return _scenario(plan, fitted.iterations, changes), allowance, inputs.remarks
 
 
 def _plays(fitted: Fitted, name: str) -> bool:
-
     return any(title(unit.method, unit.batch) == name and unit.applies for unit in fitted.played)
 
 
 def _not_measured(units: Sequence[Unit], arms: Sequence[str], slower: float) -> list[str]:
-    """Return a line for each attack and batch size for which there is no time on some arms."""
-
-    cells: dict[tuple[str, int], list[Unit]] = {}
+    """Return a line for the attacks for which there is no time at the same batch size on the same arms."""
+    cells: dict[tuple[int, str], list[Unit]] = {}
     for unit in units:
-        cells.setdefault((unit.method.name, unit.batch), []).append(unit)
+        cells.setdefault((unit.batch, unit.method.name), []).append(unit)
+    alike: dict[tuple[int, tuple[str, ...], bool], list[Unit]] = {}
+    for (batch, _), own in cells.items():
+        known = all(unit.seconds is not None for unit in own)
+        alike.setdefault((batch, tuple(unit.arm for unit in own), known), []).extend(own)
     lines = []
-    for (name, batch), own in cells.items():
-        where = "all arms" if len(own) == len(arms) else ", ".join(unit.arm for unit in own)
-        known = [unit.seconds for unit in own if unit.seconds is not None]
-        needs = f"which takes about {duration(slower * sum(known))}" if len(known) == len(own) else "not even tried"
-        lines.append(f"NOT MEASURED for want of time: {name} at batch {batch} on {where}, {needs}")
+    for (batch, on, known), own in alike.items():
+        names = ", ".join(dict.fromkeys(unit.method.name for unit in own))
+        where = "all arms" if len(on) == len(arms) else ", ".join(on)
+        took = sum(unit.seconds or 0.0 for unit in own)
+        needs = f"about {duration(slower * took)} in all" if known else "not even tried"
+        lines.append(f"NOT MEASURED for want of time: {names} at batch {batch} on {where} ({needs})")
     return lines
 
 
@@ -278,11 +281,16 @@ def _all_of_it(budget: Budget, seconds: float, slower: float) -> str:
     return f"{ceil(10 * max(spent + slower * seconds / _SHARE * budget.sets, 2 * spent) / 60) / 10:g}"
 
 
+def _busy(slower: float) -> str:
+    """Return what other work on the machine does to times; empty where it does little."""
+    return f" (other work makes it {slower:.1f} times as long)" if slower > 1.2 else ""
+
+
 def _too_short(budget: Budget, fitted: Fitted, slower: float) -> str:
     least, whole = (_all_of_it(budget, seconds, slower) for seconds in (fitted.smallest, fitted.whole))
     return (
-        f"--minutes {budget.seconds / 60:g} is too short to measure anything: about --minutes {least} is enough for "
-        f"one attack on one arm at one batch size, {whole} for all that was tried, with few "
+        f"--minutes {budget.seconds / 60:g} is too short to measure anything{_busy(slower)}: about --minutes {least} "
+        f"is enough for one attack on one arm at one batch size, {whole} for all that was tried, with few "
         f"evaluations of each search; smaller --batch and fewer --images or --defence take less"
     )
 
@@ -305,7 +313,6 @@ def _able(plan: Plan, refused: Mapping[int, ClientError], say: Callable[[str], N
 
 def _scenario(plan: Plan, iterations: Mapping[str, int], changes: Sequence[str]) -> Scenario:
     """Return the audit's scenario; its problems name fields and no lines, for nobody wrote a file."""
-
     document = scenarios.with_changes(yaml.safe_load(plan.scenario_text(iterations)), list(changes))
     scenarios.find_inputs(document, [Path.cwd()])
     return scenarios.check(document, "the audit, whose arms are --defence")

@@ -282,8 +282,9 @@ class Fitted:
 def fit(
     plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], seconds: float, given: int | None = None
 ) -> Fitted:
-    """Choose what is played in about so many seconds, small batches first, each arm whole before the next one.
+    """Choose what is played in about so many seconds, small batches first, each attack on all arms before the next one.
 
+    So a short audit says something of every arm: what an attack finds behind a defence beside what it finds without.
     `arms` says of each whether its model has the form of the undefended one; what does not apply to that is played last
     there. What does not fit with the fewest iterations is left out. The time that is left goes to the searches, as much
     to each method on each batch size; two digits of its iterations count, so that a repeated audit often has the same.
@@ -328,12 +329,10 @@ def _useless(unit: Unit) -> bool:
 
 def _units(plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: int) -> list[Unit]:
     """Return all units in the order in which they are worth having."""
-    methods = [(m, batch) for batch in plan.batches for m in METHODS if m.takes(plan.modality, batch)]
     found = []
     for batch in plan.batches:
-        for arm, (method, own) in product(arms, methods):
-            if own != batch:
-                continue
+        methods = [method for method in METHODS if method.takes(plan.modality, batch)]
+        for method, arm in product(methods, arms):
             name, victims = title(method, batch), _victims(plan, batch)
             twins = _twins(trials, name)
             count = fewest(method, evaluations) if method.evaluations else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -60,6 +60,8 @@ class AuditProgress(Progress):
 
     seconds: Mapping[str, float] = MappingProxyType({})
     """About how many seconds one call of each attack takes, by title, where that is known."""
+    noted: Collection[str] = ()
+    """Notes that the audit has told before its runs, which tell them, too."""
 
     def say(self, *parts: str) -> None:
         """The audit says something of what it does; the parts are one line."""

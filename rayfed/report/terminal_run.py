@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf, isfinite
 from statistics import fmean
 from time import monotonic
@@ -73,6 +73,8 @@ class RunView:
         self._over = 0
         self.seconds: Mapping[str, float] = {}
         """About how many seconds one call of each attack takes, by title, where that is known."""
+        self.noted: Collection[str] = ()
+        """Notes that were printed before the run, and are not printed again."""
         self._last: dict[str, dict[str, Any]] = {}
         self._played: list[dict[str, Any]] = []
         self._privacy: dict[str, str] = {}
@@ -221,6 +223,8 @@ class RunView:
 
     def note(self, message: str) -> None:
         """Print something out of the ordinary."""
+        if message in self.noted:
+            return
         self._console.print(Text.assemble(("note:", "yellow"), f" {message}"))
 
     def close(self) -> None:

@@ -1,22 +1,32 @@
-"""Write `docs/scenario.md`, the scenario's reference, from the schema and the registry.
+"""Write the pages of the reference that are made from code: the scenario, commands, tables, exit codes, scenarios.
 
     python docs/generate.py
 
-A test fails when the file is not what this prints.
+A test fails when a page is not what this prints.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import pyarrow as pa
+import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rayfed import registry
+from rayfed.cli import app
+from rayfed.cli.common import EXIT_CODES
+from rayfed.metrics.measures import MEASURES
 from rayfed.scenario import ArmSpec, AttackSpec, ComponentSpec, DataSpec, Lora, ModelSpec, Normalise, Scenario, Train
 from rayfed.scenario.system import DeviceClass, System
+from rayfed.shipped import shipped
+from rayfed.store.schemas import OUTCOME_FIELDS, TABLES, TRIAL_FIELDS
 
 HEADER = """\
 # The scenario, field by field
@@ -110,5 +120,177 @@ def _text(doc: str | None) -> str:
     return " ".join((doc or "").split()).replace("|", "\\|")
 
 
+COMMANDS = """\
+# Commands
+
+Made by `python docs/generate.py` from the commands themselves; `rayfed COMMAND --help` prints the same. How a
+command ends is under [exit codes](exit-codes.md).
+"""
+
+
+def commands() -> str:
+    """The page of all commands."""
+    parts = [COMMANDS, *_command("rayfed", app.registered_callback.callback)]
+    for group in app.registered_groups:
+        for command in group.typer_instance.registered_commands:
+            name = command.name or command.callback.__name__.replace("_", "-")
+            parts += _command(f"rayfed {name}", command.callback)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _command(name: str, callback: Callable[..., Any]) -> Iterator[str]:
+    """Yield the section of a command: what it does, its arguments, its options."""
+    yield f"## `{name}`\n"
+    if doc := inspect.getdoc(callback):
+        yield f"{doc}\n"
+    signature = inspect.signature(callback, eval_str=True)
+    annotated = [p for p in signature.parameters.values() if get_origin(p.annotation) is Annotated]
+    parameters = [(p, *get_args(p.annotation)) for p in annotated]
+    arguments = [_argument(p, info) for p, _, info in parameters if isinstance(info, typer.models.ArgumentInfo)]
+    yield f"```\n{' '.join([name, *arguments])} [OPTIONS]\n```\n"
+    yield "| | value | default | meaning |"
+    yield "| --- | --- | --- | --- |"
+    for parameter, kind, info in parameters:
+        if isinstance(info, typer.models.ArgumentInfo):
+            names = [info.metavar or parameter.name.upper()]
+        else:
+            given = [info.default, *(info.param_decls or ())]  # `Annotated` leaves a first name in the default's place
+            own = f"--{parameter.name.replace('_', '-')}"
+            names = [name for name in given if str(name).startswith("-")] or [own]
+        empty = parameter.default in (None, False, inspect.Parameter.empty)
+        default = "" if empty else f"`{getattr(parameter.default, 'value', parameter.default)}`"
+        if parameter.default is inspect.Parameter.empty:
+            default = "required"
+        named = ", ".join(f"`{one}`" for one in names)
+        value = "" if names == [info.metavar] else _value(kind, info)
+        yield f"| {named} | {value} | {default} | {_text(info.help)} |"
+    yield ""
+
+
+def _argument(parameter: inspect.Parameter, info: typer.models.ArgumentInfo) -> str:
+    """Return an argument as the line of usage has it."""
+    name = (info.metavar or parameter.name.upper()) + "..." * (get_origin(parameter.annotation.__origin__) is list)
+    return name if parameter.default is inspect.Parameter.empty else f"[{name}]"
+
+
+def _value(kind: Any, info: typer.models.ParameterInfo) -> str:
+    """Return which values an option takes."""
+    while get_origin(kind) in (Union, UnionType, list, Annotated):
+        kind = next(one for one in get_args(kind) if one is not NoneType)
+    if kind is bool:
+        return ""
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{one}`" for one in get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return ", ".join(f"`{one.value}`" for one in kind)
+    bounds = [f"{sign} {bound:g}" for sign, bound in ((">=", info.min), ("<=", info.max)) if bound is not None]
+    words = {int: "whole number", float: "number", Path: "path", str: "text"}
+    return " ".join([f"`{info.metavar}`" if info.metavar else words[kind], ", ".join(bounds)]).strip()
+
+
+TABLES_HEADER = """\
+# Tables of a run
+
+Made by `python docs/generate.py` from the schemas. A run's folder has a folder of Parquet files for each table;
+`rayfed.load(RUN).table(NAME)` returns it as an Arrow table, `.frame(NAME)` as a pandas data frame. Columns without
+"may be null" have a value in every row; elsewhere null means "not measured" or "does not apply". Shares and accuracies
+are between 0 and 1, losses in nats, times in seconds.
+"""
+
+
+def tables() -> str:
+    """The page of all tables and columns."""
+    parts = [TABLES_HEADER]
+    for name, schema in TABLES.items():
+        parts += [f"## `{name}`\n", "| column | type | may be null | meaning |", "| --- | --- | --- | --- |"]
+        for field in schema:
+            meaning = _text(field.metadata[b"description"].decode())
+            parts.append(f"| `{field.name}` | {_arrow(field.type)} | {'yes' * field.nullable} | {meaning} |")
+        parts.append("")
+    parts += ["## `outcomes`\n", OUTCOMES, "| column | type | meaning |", "| --- | --- | --- |"]
+    for field in [*TRIAL_FIELDS, *OUTCOME_FIELDS]:
+        if measure := MEASURES.get(field.name):
+            unit = f" ({measure.unit})" if measure.unit else ""
+            better = "more" if measure.higher_is_better else "less"
+            meaning = f"{measure.kind}: {measure.title}{unit}; {better} is better"
+        else:
+            meaning = field.metadata[b"description"].decode()
+        parts.append(f"| `{field.name}` | {_arrow(field.type)} | {_text(meaning)} |")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+OUTCOMES = """\
+`rayfed.load(RUN).outcomes()` has a row for each arm and attack. Of a sweep it has them for each trial, beside a column
+for each swept field. Better means better for whoever protects data. `rayfed recommend --where` bounds any measure.
+"""
+
+
+def _arrow(type: pa.DataType) -> str:
+    """Return a type in words; of lists of structures their fields."""
+    if pa.types.is_list(type):
+        return f"list of {_arrow(type.value_type)}"
+    if pa.types.is_struct(type):
+        return "(" + ", ".join(f"`{field.name}` {_arrow(field.type)}" for field in type) + ")"
+    return str(type)
+
+
+EXITS = """\
+# Exit codes
+
+Made by `python docs/generate.py`. An error is one message on the standard error; `--debug` shows where it was raised.
+
+| code | when |
+| --- | --- |
+"""
+
+
+def exit_codes() -> str:
+    """The page of the exit codes."""
+    return EXITS + "".join(f"| {code} | {_text(meaning)} |\n" for code, meaning in EXIT_CODES.items())
+
+
+SCENARIOS = """\
+# Scenarios that come with rayfed
+
+Made by `python docs/generate.py` from the scenarios' first lines. `rayfed launch noniid` plays one by its name,
+`rayfed new mine --from noniid` copies it. Times are those of a quiet machine.
+
+| scenario | shows |
+| --- | --- |
+"""
+
+
+def scenarios() -> str:
+    """The page of the scenarios, from the comment that each begins with."""
+    headers = {path.stem: _header(path) for path in sorted(shipped("scenarios").glob("*.yaml"))}
+    page = SCENARIOS
+    for name, header in headers.items():
+        page += f"| [`{name}`](#{name.lower()}) | {_text(header.partition(chr(10) * 2)[0])} |\n"
+    for name, header in headers.items():
+        page += f"\n## `{name}`\n\n{header}\n\n[`scenarios/{name}.yaml`](../../scenarios/{name}.yaml)\n"
+    return page
+
+
+def _header(path: Path) -> str:
+    """Return a scenario's first comment as Markdown: what stands further in are commands."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line[2:])
+    blocks = "\n".join(lines).split("\n\n")
+    return "\n\n".join(f"```\n{inspect.cleandoc(' ' + b)}\n```" if b.startswith("  ") else b for b in blocks)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "scenario.md": reference,
+    "reference/commands.md": commands,
+    "reference/tables.md": tables,
+    "reference/exit-codes.md": exit_codes,
+    "reference/scenarios.md": scenarios,
+}
+"""Page, relative to `docs/` -> what writes it."""
+
 if __name__ == "__main__":
-    Path(__file__).with_name("scenario.md").write_text(reference())
+    for page, made in PAGES.items():
+        (Path(__file__).parent / page).write_text(made(), encoding="utf-8")

@@ -79,6 +79,19 @@ INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended, by the shell's convention."""
 READER_GONE = 141
 """Exit code of a program whose output nobody reads any more, by the shell's convention."""
+EXIT_CODES = {
+    "0": "All was done, and nothing passed a bound.",
+    "1": "A defect of rayfed; or a measurement above what is proved: a run's above a bound, `rayfed canaries` above a "
+    "claimed epsilon.",
+    "2": "A mistake that you can mend: an unknown name, a file that is missing, an error in your own code; or another "
+    "driver has the run.",
+    f"{BOUND_PASSED}": "A bound of yours is not met, or nothing shows that it is: `rayfed audit --fail-above`, `rayfed "
+    "gate`, `rayfed replay`; or no setting meets all bounds: `rayfed recommend`.",
+    f"{INTERRUPTED}": "Interrupted by Ctrl-C; `rayfed resume` goes on.",
+    f"{READER_GONE}": "Whoever read the output has closed it, as `head` does.",
+    "128 + N": "Killed by signal N, such as 143 for SIGTERM; `rayfed resume` goes on.",
+}
+"""Exit code -> when a command ends with it."""
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from rayfed import registry
 from rayfed import scenario as scenarios
 from rayfed.analysis.loading import load
 from rayfed.cli import app
-from rayfed.cli.common import search_where
+from rayfed.engine.finding import search_where
 from rayfed.errors import ScenarioError, UserError
 from rayfed.report.export import export
 from rayfed.report.run import write_report

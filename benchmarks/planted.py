@@ -182,6 +182,12 @@ def _mistakes() -> Iterator[Plant]:
     yield _defended("noise alike in all rows", keys.between_rows, "NoiseOfRows")
     yield _defended("noise in proportion", keys.dense, "NoiseInProportion")
     yield _defended("cubes of values", keys.undone(keys.roots), "Cubed")
+    yield _defended("noise that cancels in sums of rows", keys.summed, "Cancelling")
+    yield _defended("noise from one of 32 seeds", keys.of_a_few, "FewSeeds")
+    rounded = keys.undone(keys.mirrored_again, keys.least_squares)
+    yield _defended("reflected at a known plane, 8 bits", rounded, "Mirrored", steps=255)
+    for how in ("shuffled", "negative", "turned", "brightened"):
+        yield _defended(f"pixels {how} in a known way", partial(keys.repainted_back, how=how), "Pixels", how=how)
     noise = {"name": "gaussian", "sigma": 10.0}
     yield Plant("statistics sent beside noise", "Dense", keys.statistics, {"front": "statistics"}, noise)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -153,11 +153,14 @@ class Layered(OnUpdate):
 
 @component
 class Mirrored(OnUpdate):
-    """Reflects each tensor at a plane that everybody knows."""
+    """Reflects each tensor at a plane that everybody knows, and may round it to a number of steps of its range."""
+
+    steps: int | None = None
 
     def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
-        """Reflect."""
-        return mirrored(tensor)
+        """Reflect and round."""
+        reflected = mirrored(tensor)
+        return reflected if self.steps is None else Steps(steps=self.steps).one(name, reflected, task)
 
 
 def mirrored(tensor: Tensor) -> Tensor:
@@ -193,6 +196,30 @@ class NoiseOfRows(OnUpdate):
     def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
         """Add noise to all rows."""
         return tensor + self.sigma * torch.randn(tensor.shape[1:], generator=task.generator)
+
+
+@component
+class Cancelling(OnUpdate):
+    """Noise whose sum over the rows of a tensor is zero."""
+
+    sigma: float = 1.0
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Add noise less its mean over the rows."""
+        noise = self.sigma * torch.randn(tensor.shape, generator=task.generator)
+        return tensor + noise - noise.mean(0)
+
+
+@component
+class FewSeeds(OnUpdate):
+    """Noise from one of a few seeds."""
+
+    seeds: int = 32
+
+    def sent(self, tensors: Named, task: Task) -> Named:
+        """Draw a seed, and add its noise."""
+        drawn = drawn_like(tensors, int(torch.randint(self.seeds, (), generator=task.generator)))
+        return {name: tensor + drawn[name] for name, tensor in tensors.items()}
 
 
 @component
@@ -333,6 +360,43 @@ class OtherData(Defence):
             return batch._replace(inputs=(batch.inputs + noise).clamp(0, 1), labels=labels)
 
         return method
+
+
+@component
+class Pixels(Defence):
+    """Changes the samples before training, in a way that everybody knows."""
+
+    how: Literal["shuffled", "negative", "turned", "brightened"]
+
+    def wrap_data(self, next: DataMethod) -> DataMethod:
+        """Change the data."""
+
+        def method(task: Task) -> Batch:
+            batch = next(task)
+            return batch._replace(inputs=repainted(batch.inputs, self.how))
+
+        return method
+
+
+def repainted(images: Tensor, how: str, back: bool = False) -> Tensor:
+    """Return images (N, C, H, W) changed, or changed back."""
+    if how == "shuffled":
+        order = torch.randperm(images[0].numel(), generator=seeded(3))
+        return images.flatten(1)[:, order.argsort() if back else order].view_as(images)
+    if how == "turned":
+        return images.rot90(-1 if back else 1, (2, 3))
+    if how == "brightened":
+        return images.clamp(min=0) ** (2.5 if back else 0.4)
+    return 1 - images
+
+
+@component
+class Reading(OnUpdate):
+    """Noise as large as the sample is bright, in place of the gradient."""
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        """Draw noise."""
+        return task.data.inputs.mean() * torch.randn(tensor.shape, generator=task.generator)
 
 
 CONTROLS: Sequence[str] = (

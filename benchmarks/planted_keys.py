@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.planted_defences import drawn_like, mirrored, seeded
+from benchmarks.planted_defences import drawn_like, mirrored, repainted, seeded
 from rayfed import gradients
 from rayfed.update import Named, Observation
 
@@ -245,6 +245,30 @@ def with_signs(update: Named, seen: Observation, model: Any) -> Named:
 def mirrored_again(update: Named, seen: Observation, model: Any) -> Named:
     """Reflect once more."""
     return {name: mirrored(tensor) for name, tensor in update.items()}
+
+
+def summed(seen: Observation, model: Any) -> Tensor:
+    """Divide the sums over all rows, in which the noise cancels."""
+    weight, bias = seen.gradient["first.weight"].double(), seen.gradient["first.bias"].double()
+    return (weight.sum(0) / bias.sum()).view(1, *seen.sample.shape).float()
+
+
+def of_a_few(seen: Observation, model: Any, seeds: int = 32) -> Tensor:
+    """Subtract the noise of each seed, and take what leaves a gradient of rank one."""
+    updates = (without_noise(seen.update, seen, model, 1.0, seed) for seed in range(seeds))
+    flattest = min(updates, key=lambda update: float(torch.linalg.svdvals(update["first.weight"])[1:].norm()))
+    return dense(replace(seen, update=flattest), model)
+
+
+def least_squares(seen: Observation, model: Any) -> Tensor:
+    """Fit all rows at once, in which rounding averages out."""
+    weight, bias = seen.gradient["first.weight"].double(), seen.gradient["first.bias"].double()
+    return (bias @ weight / bias.square().sum()).view(1, *seen.sample.shape).float()
+
+
+def repainted_back(seen: Observation, model: Any, how: str) -> Tensor:
+    """Change back the sample that was trained on."""
+    return repainted(dense(seen, model).clamp(0, 1), how, back=True)
 
 
 def differences(update: Named, seen: Observation, model: Any) -> Named:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from benchmarks.planted_defences import KnownNoise, OnUpdate, drawn_like
+from benchmarks.planted_defences import KnownNoise, OnUpdate, drawn_like, repainted
 from rayfed import scenario
 from rayfed.attacks.base import not_applicable
 from rayfed.attacks.undone import noted, undone
@@ -107,6 +108,7 @@ KNOWN: list[dict[str, Any]] = [
     {"name": f"{MISTAKES}:Factors"},
     {"name": f"{MISTAKES}:NewWeights"},
     {"name": f"{MISTAKES}:Cubed"},
+    {"name": f"{MISTAKES}:FewSeeds", "seeds": 8},
 ]
 
 
@@ -127,6 +129,47 @@ def test_a_map_of_all_values_together_is_undone() -> None:
     seen, bare = observed({"name": f"{MISTAKES}:Mirrored"})
     assert (flatten(seen.update) - bare).norm() > 1e-2 * bare.norm()
     assert (flatten(seen.extra["undone"]) - bare).norm() < 1e-6 * bare.norm()
+
+
+def test_a_map_of_all_values_is_undone_but_for_rounding() -> None:
+    seen, bare = observed({"name": f"{MISTAKES}:Mirrored", "steps": 255})
+    sizes = [float(part.abs().max()) / 255 for part in seen.update.values()]
+    assert not torch.allclose(flatten(seen.update), bare, atol=2 * max(sizes))
+    assert torch.allclose(flatten(seen.extra["undone"]), bare, atol=2 * max(sizes))
+
+
+def test_sums_in_which_masks_cancel_are_left() -> None:
+    """Of a masked tensor the mean over its rows is the gradient's, in all rows; nothing else of the mask is."""
+    seen, _ = observed({"name": f"{MISTAKES}:Cancelling"})
+    found = seen.extra["undone"]["fc1.weight"]
+    assert torch.linalg.matrix_rank(found, rtol=1e-3) == 1
+    assert torch.allclose(found, seen.update["fc1.weight"].mean(0).expand_as(found), atol=1e-6)
+
+
+def test_what_is_sent_in_place_of_a_gradient_has_none_of_its_sums() -> None:
+    """Slopes in the biases of a head sum to zero, whatever the samples; that says nothing of the victim's."""
+    seen, _ = observed({"name": f"{MISTAKES}:Nothing", "what": "the gradient of noise with the label"})
+    assert seen.extra["undone"] is None
+
+
+@pytest.mark.parametrize("how", ["shuffled", "negative", "turned", "brightened"])
+def test_what_becomes_of_samples_before_training_is_undone(how: str) -> None:
+    seen, _ = observed({"name": f"{MISTAKES}:Pixels", "how": how})
+    image = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    guess = replace(not_applicable(seen, ""), images=repainted(image, how), status="ok")
+    assert torch.allclose(noted(guess, seen).images, image, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "defence", [{"name": "mixup"}, {"name": f"{MISTAKES}:OtherData", "sigma": 0.1}, {"name": "prune", "ratio": 0.5}]
+)
+def test_what_is_random_in_samples_stays(defence: dict[str, Any]) -> None:
+    assert observed(defence)[0].extra["as_trained"] is None
+
+
+def test_a_row_says_that_a_defence_reads_the_samples() -> None:
+    seen, _ = observed({"name": f"{MISTAKES}:Reading"})
+    assert "depends on the samples themselves" in seen.extra["undone"]
 
 
 def test_magnitudes_are_left_of_random_signs() -> None:

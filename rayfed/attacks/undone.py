@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rayfed.attacks.base import Guess
+from rayfed.attacks.base import Guess, Reconstruction
 from rayfed.update import Observation
 
 
@@ -21,7 +21,14 @@ def undone(observation: Observation) -> Observation:
 
 
 def noted(guess: Guess, observation: Observation) -> Guess:
-    """Return what was found with the reason in its message why nothing was undone, where the attacker could not."""
+    """Return what was found with the reason in its message why nothing was undone, where the attacker could not.
+
+    Samples that were found are those that were trained on: of what they were made is returned, where that is known.
+    """
+    made = observation.extra.get("as_trained")
+    if made is not None and isinstance(guess, Reconstruction) and guess.status in ("ok", "diverged"):
+        shown = tuple((iteration, made.back(images)) for iteration, images in guess.snapshots)
+        guess = replace(guess, images=made.back(guess.images), snapshots=shown)
     reason = observation.extra.get("undone")
     if not isinstance(reason, str):
         return guess

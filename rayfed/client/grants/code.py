@@ -3,15 +3,19 @@
 An attacker with the code runs it at his side, for the victim's number and round, on gradients of his own choice and
 with randomness of his own. What comes out alike each time is no secret: an offset (noise from a seed that can be
 guessed, or drawn once), the order into which values are put and the factor by which each is multiplied, or any other
-affine map of all of them. Of an offset that is random in a few directions alone the attacker estimates how far it goes:
-a gradient has many values near zero, so the smallest absolute deviations count. Where signs alone are random, all
-magnitudes are what is left: those of a product are the product of the magnitudes.
+affine map of all of them, rounded or not. Of an offset that is random in a few directions alone the attacker estimates
+how far it goes: a gradient has many values near zero, so the smallest absolute deviations count. Of masks that cancel
+in some sums of a layer's rows, or of its columns, these sums are left. Where signs alone are random, all magnitudes are
+what is left: those of a product are the product of the magnitudes.
+
+What the defences make of everybody's samples before training is undone in what an attack has found (`AsTrained`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -22,18 +26,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rayfed.client.visit import ObservedClient, Truth
-    from rayfed.defences.base import Batch, Task
+    from rayfed.defences.base import Batch, Defence, Task
     from rayfed.update import Named, Update
 
 _DRAWS = 4
 """Answers to a gradient of zeros, in whose differences random directions show."""
 _MOST_DRAWS, _HELD = 256, 2**22
-"""Most answers that are drawn while each of them shows a new direction, and values in them all."""
+"""Most answers that are drawn where they differ, and values in them all."""
+_MOST_ROWS = 1024
+"""Most rows of a tensor of which sums are looked for."""
 _REWEIGHTED = 60
 _HALVINGS = 100
 """Halvings of the interval in which a value lies."""
 _SAME = 1e-3
 """Relative error up to which two answers are the same, as they are in 16 bits."""
+_ROUNDING = frozenset({"round", "round_"})
+"""Functions that a rehearsal leaves out: what they change is an error, which no function undoes."""
 
 
 class Moved(NamedTuple):
@@ -63,6 +71,8 @@ class Undo:
     """(D,), what is added to every update."""
     directions: Tensor | None = None
     """(D, R) orthonormal, in which something random is added."""
+    quiet: Mapping[str, Tensor] = field(default_factory=dict)
+    """By tensor (n, ...), the sums of rows (n, q), orthonormal, to which nothing random is added."""
     moved: Moved | None = None
     unsigned: bool = False
     """Whether signs are random, so that magnitudes alone are left."""
@@ -70,7 +80,8 @@ class Undo:
     @property
     def known(self) -> bool:
         """Whether there is anything to take off."""
-        return self.unsigned or any(part is not None for part in (self.offset, self.directions, self.moved))
+        parts = self.offset, self.directions, self.moved
+        return self.unsigned or bool(self.quiet) or any(part is not None for part in parts)
 
     def __call__(self, update: Update) -> Named:
         """Return the tensors of an update as they were before."""
@@ -84,7 +95,35 @@ class Undo:
             values = values - (directions @ _least_absolute(directions, values.double())).to(values)
         if self.moved is not None:
             values = self.moved.back(values)
-        return unflatten(values.abs() if self.unsigned else values, update.tensors)
+        tensors = unflatten(values.abs() if self.unsigned else values, update.tensors)
+        return {name: _kept(tensor, self.quiet.get(name)) for name, tensor in tensors.items()}
+
+
+@dataclass(frozen=True)
+class AsTrained:
+    """What defences make of samples before training, found out on samples of the attacker's own."""
+
+    defences: Sequence[Defence]
+    task: Task
+    """The victim's, with samples, randomness and state of the attacker's own."""
+
+    def made(self, samples: Tensor, seed: int = 0) -> Tensor:
+        """Return what samples (N, *shape) are trained as."""
+        import torch
+
+        from rayfed.client.local import data_method
+
+        draw, order = torch.Generator().manual_seed(seed), self.task.order + seed
+        task = self.task.replace(data=self.task.data._replace(inputs=samples), generator=draw, order=order)
+        return data_method(self.defences)(task).inputs
+
+    def back(self, samples: Tensor) -> Tensor:
+        """Return the samples that are trained as these (N, *shape); the same where that cannot be told."""
+        import torch
+
+        with torch.enable_grad():
+            found = _before(lambda values: self.made(values.view_as(samples)).flatten(), samples.flatten(), torch.rand)
+        return samples if found is None else found.detach().view_as(samples).clamp(0, 1)
 
 
 @component
@@ -95,25 +134,59 @@ class KnownCode(Grant):
     """
 
     describe: ClassVar[str] = "the defence's code"
-    fills: ClassVar[tuple[str, ...]] = ("undone",)
+    fills: ClassVar[tuple[str, ...]] = ("undone", "as_trained")
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the tensors undone; where the attacker sees no value, how they follow from an opened update.
+        """Return the tensors undone, and what becomes of samples before training.
 
-        None where there is nothing to take off; where the defences fail on what an attacker has, why, in words.
+        Where the attacker sees no value, how they follow from an opened update. None where there is nothing to take
+        off; where the defences fail on what an attacker has, or put into an update what no gradient holds, why, in
+        words.
         """
-        from rayfed.update import UNREHEARSED
-
         if not observed.arm.defences or observed.arm.private:
-            return {"undone": None}
-        try:
-            undo = _rehearsed(observed)
-            if not undo.known:
-                return {"undone": _inverted(observed, update) if update.tensors else None}
-        except Exception as error:  # a defence may ask for what this attacker does not have; its rows say so
-            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            return {"undone": f"{UNREHEARSED} ({why}): nothing known by their code was taken off"}
-        return {"undone": undo(update) if update.tensors else undo}
+            return {"undone": None, "as_trained": None}
+        return {"undone": _undone(observed, update), "as_trained": _as_trained(observed)}
+
+
+def _undone(observed: ObservedClient, update: Update) -> Named | Undo | str | None:
+    from rayfed.update import UNREHEARSED
+
+    try:
+        undo = _rehearsed(observed)
+        if undo.known:
+            return undo(update) if update.tensors else undo
+        if _reads_samples(observed):
+            return f"{UNREHEARSED} alone: what they send depends on the samples themselves, which no attack looks for"
+        return _inverted(observed, update) if update.tensors else None
+    except Exception as error:  # a defence may ask for what this attacker does not have; its rows say so
+        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        return f"{UNREHEARSED} ({why}): nothing known by their code was taken off"
+
+
+def _as_trained(observed: ObservedClient) -> AsTrained | None:
+    """Return what the defences make of samples; None where that is nothing, or random, and of tokens."""
+    import torch
+
+    data = observed.runtime.data.sample
+    if not any(defence.overrides("wrap_data") for defence in observed.arm.defences) or data.modality == "tokens":
+        return None
+    try:
+        task = _own_task(observed, 0)
+        found, count = AsTrained(observed.arm.defences, task), len(task.data.labels)
+        drawn = data.noise(count, torch.Generator().manual_seed(0)).to(task.data.inputs)
+        one, other = (found.made(drawn, seed) for seed in (0, 1))
+    except Exception:  # a defence may ask for what this attacker does not have; `undone` says so
+        return None
+    fixed = one.shape == drawn.shape and torch.equal(one, other) and not torch.equal(one, drawn)
+    return found if fixed else None
+
+
+def _reads_samples(observed: ObservedClient) -> bool:
+    """Return whether the defences answer the same gradient otherwise where the samples are others."""
+    import torch
+
+    one, other = (_answer(observed, None, 0, noise) for noise in (None, 1))
+    return bool((one - other).norm() > _SAME * torch.maximum(one.norm(), other.norm()))
 
 
 def _rehearsed(observed: ObservedClient) -> Undo:
@@ -127,37 +200,46 @@ def _rehearsed(observed: ObservedClient) -> Undo:
             return undo
         raise ArithmeticError("they make of zeros what is not finite")
     if (answers - answers[0]).abs().max() > 1e-6 * answers.abs().max():
-        return Undo(directions=_random_directions(observed, answers))
+        answers = _drawn(observed, answers)
+        directions = _few_directions(answers)
+        quiet = _quiet(observed, answers) if directions is None else {}
+        return Undo(directions=directions, quiet=quiet)
     offset = answers[0] if _holds(observed, answers[0]) else torch.zeros_like(answers[0])
     return replace(_moves(observed, offset), offset=offset if offset.any() else None)
 
 
 def _inverted(observed: ObservedClient, update: Update) -> Named | None:
-    """Return the tensors behind an update by an invertible function of each value, or an affine map of all together.
-
-    None of any other map, and of one that changes nothing.
-    """
+    """Return the tensors behind an update, where the defences are a map that can be inverted and changes anything."""
     import torch
 
     from rayfed.gradients import flatten, unflatten
 
-    target, seeds = flatten(update.tensors), count()
+    seeds = count()
 
     def sent(gradient: Tensor) -> Tensor:
         with torch.enable_grad():  # a defence may take gradients itself
             return _answer(observed, gradient, next(seeds))
 
+    found = _before(sent, flatten(update.tensors), torch.randn)
+    return None if found is None else unflatten(found, update.tensors)
+
+
+def _before(sent: Callable[[Tensor], Tensor], target: Tensor, drawn: Callable[..., Tensor]) -> Tensor | None:
+    """Return of what values (D,) a map makes the target: a function of each value, or an affine map of all together.
+
+    None of any other map, and of one that changes nothing. Values of its domain are `drawn` to see which it is.
+    """
+    import torch
+
     draw = torch.Generator().manual_seed(0)
-    one, other = torch.randn(2, len(target), generator=draw).to(target)
+    one, other = drawn(2, len(target), generator=draw).to(target)
     half = torch.rand(len(target), generator=draw).to(target) < 0.5
     together, apart = sent(torch.where(half, one, other)), torch.where(half, sent(one), sent(other))
     if _alike(together, apart):
         found = _bisected(sent, target) if len(together.unique()) > len(together) / 2 else None
     else:
         found = _unmixed(sent, target)
-    if found is None or _alike(found, target):
-        return None
-    return unflatten(found, update.tensors)
+    return None if found is None or _alike(found, target) else found
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
@@ -192,24 +274,46 @@ def _unmixed(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None:
     return found - 0.5 if residual <= _SAME else None
 
 
-def _random_directions(observed: ObservedClient, answers: Tensor) -> Tensor | None:
-    """Return the directions (D, R) that no further answer to zeros leaves; None where there are too many to tell."""
+def _drawn(observed: ObservedClient, answers: Tensor) -> Tensor:
+    """Return more answers (M, D) to zeros with randomness of one's own, as many as can be held."""
     import torch
 
-    width = answers.shape[1]
-    most = max(len(answers), min(_MOST_DRAWS, _HELD // width, width))
-    while (found := _few_directions(answers)) is None and len(answers) < most and _spread(answers) < 2 * most:
-        more = range(len(answers), min(2 * len(answers), most))
-        answers = torch.cat([answers, *(_answer(observed, None, seed)[None] for seed in more)])
+    more = range(len(answers), max(len(answers), min(_MOST_DRAWS, _HELD // answers.shape[1])))
+    return torch.cat([answers, *(_answer(observed, None, seed)[None] for seed in more)])
+
+
+def _quiet(observed: ObservedClient, answers: Tensor) -> Named:
+    """Return the sums of a tensor's rows to which no answer (M, D) to zeros adds, (n, q) orthonormal, by tensor.
+
+    Half of the answers propose them. The other half confirms them, for a few answers have such sums by chance, and so
+    does the answer to a gradient: what is sent in its place has none of its sums.
+    """
+    import torch
+
+    from rayfed.gradients import unflatten
+
+    like, found = _own_task(observed, 0).weights, {}
+    given = torch.randn(answers.shape[1], generator=torch.Generator().manual_seed(0)).to(answers)
+    drawn = [unflatten(answer, like) for answer in answers.double()]
+    sent, wanted = (unflatten(values.double(), like) for values in (_answer(observed, given, 0), given))
+    for name in (name for name, tensor in like.items() if tensor.ndim and len(tensor) <= _MOST_ROWS):
+        rows = [one[name].reshape(len(one[name]), -1) for one in (*drawn, sent, wanted)]
+        half, other = torch.cat(rows[:-2:2], 1), torch.cat(rows[1:-2:2], 1)
+        sizes, sums = torch.linalg.eigh(half @ half.T)
+        sums = sums[:, sizes <= 1e-10 * sizes[-1]]
+        still = bool(half.any()) and sums.numel() and (sums.T @ other).norm() <= 1e-5 * other.norm()
+        if still and _alike(sums.T @ rows[-2], sums.T @ rows[-1]):
+            found[name] = sums
     return found
 
 
-def _spread(answers: Tensor) -> float:
-    """Return in about how many directions random answers (M, D) lie: one over the mean square of their cosines."""
-    units = answers.double() / answers.double().norm(dim=1, keepdim=True)
-    squares = (units @ units.T).square()
-    count = len(answers)
-    return float((count * count - count) / (squares.sum() - count))
+def _kept(tensor: Tensor, sums: Tensor | None) -> Tensor:
+    """Return the part of a tensor (n, ...) that lies in sums of its rows (n, q); all of it where none are given."""
+    if sums is None:
+        return tensor
+    rows = tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None]
+    basis = sums.to(rows.device)
+    return (basis @ (basis.T @ rows.double())).to(tensor).view_as(tensor)
 
 
 def _holds(observed: ObservedClient, offset: Tensor) -> bool:
@@ -221,8 +325,11 @@ def _holds(observed: ObservedClient, offset: Tensor) -> bool:
     return bool((common - offset).norm() < common.norm())
 
 
-def _answer(observed: ObservedClient, gradient: Tensor | None, seed: int) -> Tensor:
-    """Return what the defences make of a gradient, by default zeros, (D,): for the victim's number, of no data."""
+def _answer(observed: ObservedClient, gradient: Tensor | None, seed: int, noise: int | None = None) -> Tensor:
+    """Return what the defences make of a gradient, by default zeros, (D,): for the victim's number, not rounded.
+
+    The samples are blank, or noise of a seed.
+    """
     import torch
 
     from rayfed.client.local import gradient_method, wrap_updates
@@ -230,6 +337,9 @@ def _answer(observed: ObservedClient, gradient: Tensor | None, seed: int) -> Ten
     from rayfed.update import Update
 
     task, defences = _own_task(observed, seed), observed.arm.defences
+    if noise is not None:
+        drawn = observed.runtime.data.sample.noise(len(task.data.labels), torch.Generator().manual_seed(noise))
+        task = task.replace(data=task.data._replace(inputs=drawn.to(task.data.inputs)))
     chosen = torch.zeros_like(flatten(task.weights)) if gradient is None else gradient
 
     def sent(task: Task, weights: Named, batch: Batch) -> tuple[Named, Tensor]:
@@ -241,7 +351,19 @@ def _answer(observed: ObservedClient, gradient: Tensor | None, seed: int) -> Ten
         )
         return Update(observed.client, observed.round, tensors, {}, len(task.data.labels), loss=0.0)
 
-    return flatten(wrap_updates(update, defences)(task).tensors)
+    with _not_rounded():
+        return flatten(wrap_updates(update, defences)(task).tensors)
+
+
+def _not_rounded() -> AbstractContextManager[object]:
+    """Return a context in which PyTorch's functions do not round."""
+    from torch.overrides import TorchFunctionMode
+
+    class NotRounded(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return args[0] if getattr(func, "__name__", "") in _ROUNDING else func(*args, **(kwargs or {}))
+
+    return NotRounded()
 
 
 def _own_task(observed: ObservedClient, seed: int) -> Task:

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rayfed.analysis.loading import Run, Sweep
+    from rayfed.client.defending import Defended
     from rayfed.engine.calling import Source
     from rayfed.recording import Recorder
     from rayfed.update import LocalTraining
 
-__all__ = ["__version__", "attack", "audit", "launch", "load", "record", "sweep"]
+__all__ = ["__version__", "attack", "audit", "defend", "launch", "load", "record", "sweep"]
 # Everything is imported where it is used: `import rayfed` stays light.
 
 
@@ -57,6 +58,38 @@ def record(
     from rayfed import recording
 
     return recording.Recorder(model, folder, local, truth=truth, mean=mean, std=std, classes=classes, shape=shape)
+
+
+def defend(
+    defences: Sequence[str | Mapping[str, Any]],
+    model: nn.Module,
+    *,
+    rounds: int,
+    samples: int | None = None,
+    batch_size: int | None = None,
+    steps: int | None = None,
+    poisson: bool = False,
+    seed: int | None = None,
+) -> Defended:
+    """Put defences into a training loop of your own: on each step's gradient, and on what a client answers.
+
+    The account is of the loop that the arguments tell of: `rounds` in which the client answers at most, and where a
+    defence works on gradients the `samples` that it holds, the `batch_size` of a step and the `steps` of a round, with
+    batches of a fresh permutation each epoch or, with `poisson`, each sample drawn for itself. Print the result to read
+    it. With a `seed` the noise can be repeated, for measuring. Raises `rayfed.errors.UserError` for defences that no
+    loop can have, and, later on, for more rounds and steps than were told.
+
+    >>> import rayfed, torch
+    >>> model = torch.nn.Linear(2, 2)
+    >>> guard = rayfed.defend([{"name": "gaussian", "clip": 1.0, "sigma": 8.0}], model, rounds=10)
+    >>> print(guard.account[0])  # doctest: +ELLIPSIS
+    gaussian: epsilon 3.35 at delta 1e-05 after 10 rounds, protects each single client (replace-one ...
+    >>> sent = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    >>> returned = guard.answer(sent, model.state_dict())  # after the client's training
+    """
+    from rayfed.client.defending import Defended, Loop
+
+    return Defended(defences, model, Loop(rounds, samples, batch_size, steps, poisson), seed)
 
 
 def launch(

@@ -1,7 +1,7 @@
 """A Flower app as its PyTorch quickstart has it, on local CIFAR-10; two lines of it, marked, record what clients send.
 
 `python flower_app.py FOLDER SAMPLES` simulates it on so many images a client. Clients record into `FOLDER/client`, with
-their samples, and the server into `FOLDER/server`.
+their samples, and the server into `FOLDER/server`. With a third argument, a defence in YAML, they defend their updates.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 import torch
+import yaml
 from flower_task import BATCH, NORMALISED, Net, load_data, train_model
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -16,14 +17,18 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from rayfed.integrations.flower import RecordingMod, recording_strategy  # added
+from rayfed.integrations.flower import RecordingMod, defend, recording_strategy  # added
 from rayfed.update import LocalTraining
 
 FOLDER, SAMPLES = sys.argv[1], int(sys.argv[2])
 LR, CLIENTS, ROUNDS = 0.01, 2, 2
 LOCAL = LocalTraining(batch_size=BATCH, lr=LR, momentum=0.9)
 
-app = ClientApp(mods=[RecordingMod(f"{FOLDER}/client", Net, truth=True, **NORMALISED)])  # added: mods
+MODS = [RecordingMod(f"{FOLDER}/client", Net, truth=True, **NORMALISED)]
+if len(sys.argv) > 3:
+    MODS.append(defend([yaml.safe_load(sys.argv[3])], Net(), rounds=ROUNDS))
+
+app = ClientApp(mods=MODS)  # added: mods
 
 
 @app.train()

@@ -86,18 +86,24 @@ def test_steps_that_no_attack_undoes_are_refused() -> None:
         watch.seen()
 
 
-@pytest.fixture(scope="module")
-def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def simulated(folder: Path, *defence: str) -> str:
+    """Simulate the Flower app, recorded into a folder, and return what it printed."""
     if find_spec("flwr") is None:  # in CI, too: it pins another Ray than ours
         pytest.skip("flwr is not installed: pip install 'rayfed[flower]' in an environment of its own")
     if not Path(os.environ.get("RAYFED_DATA", "nowhere"), "cifar10").is_dir():
         missing("no CIFAR-10 in the folder RAYFED_DATA")
-    folder = tmp_path_factory.mktemp("flower")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])}
-    command = [sys.executable, str(REPOSITORY / "tests" / "flower_app.py"), str(folder), "2"]
+    command = [sys.executable, str(REPOSITORY / "tests" / "flower_app.py"), str(folder), "2", *defence]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "Received 2 results and 0 failures" in done.stdout + done.stderr, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("flower")
+    simulated(folder)
     return folder
 
 
@@ -130,3 +136,28 @@ def test_a_recorded_flower_app_is_replayed(recordings: Path, tmp_path: Path, mon
     assert max(row["distortion"] for row in rows if row["arm"] == "recorded") < 1e-3
     code, output = run("replay", str(recordings / "server"), *options)
     assert (code, "NOT MEASURED: without the truth" in output) == (3, True)
+
+
+@pytest.mark.slow
+def test_a_flower_app_is_defended_with_its_account_printed(tmp_path: Path) -> None:
+    """What leaves the clients is clipped, with noise on every parameter, that of both clients and rounds its own."""
+    clip, sigma = 0.01, 0.001
+    said = simulated(tmp_path, f"{{name: gaussian, clip: {clip}, sigma: {sigma}}}")
+    assert "gaussian: epsilon" in said
+    assert "after 2 rounds" in said
+    recorded = [update for round in (1, 2) for update in Recording(tmp_path / "client").of_round(round)]
+    moved = [torch.cat([(u.sent[n] - u.returned[n]).flatten() for n in u.sent]).double() for u in recorded]
+    noise = sigma * len(moved[0]) ** 0.5
+    for one in moved:
+        assert noise * 0.98 < one.norm() < (noise**2 + clip**2) ** 0.5 * 1.02
+    correlations = torch.corrcoef(torch.stack(moved))
+    assert (correlations - torch.eye(4)).abs().max() < 0.05
+
+
+def test_a_mod_defends_updates_alone() -> None:
+    from rayfed.integrations.flower import defend
+
+    with pytest.raises(UserError, match="works on gradients"):
+        defend([{"name": "dp_sgd", "noise_multiplier": 1.0}], net(), rounds=1)
+    with pytest.raises(UserError, match="keeps a state"):
+        defend([{"name": "top_k", "k": 2, "error_feedback": True}], net(), rounds=1)

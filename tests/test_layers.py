@@ -56,6 +56,8 @@ ARROWS = {
     # a defence on the server's side is a rule of aggregation; malicious clients meet both
     "rayfed.defences": {"rayfed.aggregation.base", "rayfed.aggregation.fedavg", "rayfed.aggregation.noisy_sum"},
     "rayfed.poisoning": {"rayfed.aggregation.weighted_sum", "rayfed.defences.base"},
+    # other frameworks' clients have defences, too
+    "rayfed.integrations": {"rayfed.client.defending"},
     # an update is looked over as it is recorded
     "rayfed.recording": {"rayfed.attacks.given"},
     "rayfed.__main__": {"rayfed.cli"},

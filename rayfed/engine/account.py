@@ -14,6 +14,7 @@ from rayfed.client.arm import Arm, aggregation_of
 from rayfed.client.local import local_training
 from rayfed.defences.base import Defence
 from rayfed.defences.dp_fedavg import DpFedAvg, counted
+from rayfed.defences.order import broken_by
 from rayfed.errors import UserError
 from rayfed.models.build import moves_buffers
 from rayfed.privacy.accountant import CONVERSIONS, Guarantee, guarantee
@@ -238,21 +239,7 @@ class Account:
                     return uncovered
             if self.arm.spec.malicious:
                 return "malicious clients need not add their part of the noise, nor keep the clip bound"
-        stages = ("wrap_gradient", "wrap_update")
-        own = next(stage for stage in stages if self.arm.defences[place].overrides(stage))
-        for index, (name, other) in enumerate(self._named):
-            # The hooks on the update are all outside those on the gradient, wherever they are written.
-            outside = [stage for stage in stages if stage > own or (stage == own and index > place)]
-            if index != place and not other.post_processes and any(other.overrides(stage) for stage in outside):
-                return f"{name} works on what it sends and looks at the data again"
-            if spent.unit == "sample" and other.private_epochs:
-                return (
-                    f"private layers of {name} learn from the samples without clip and noise, so one sample moves "
-                    "the gradients of all others"
-                )
-            if spent.unit == "sample" and other.overrides("wrap_data"):
-                return f"{name} changes the samples before it, so that the clip bound is not one sample's any more"
-        return None
+        return broken_by(self._named, place, spent)
 
 
 def _chosen_by_devices(system: System | None) -> str | None:

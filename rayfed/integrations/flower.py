@@ -1,11 +1,12 @@
-"""Flower: a mod of a `ClientApp` and a strategy of a `ServerApp` that record updates for `rayfed replay`.
+"""Flower: a mod and a strategy that record updates for `rayfed replay`, and a mod that defends what clients answer.
 
 Written for Flower's message API, as of flwr 1.41.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,8 @@ if TYPE_CHECKING:  # nothing of it is needed beyond what its users hand over
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Strategy
+
+    from rayfed.client.defending import Defended
 
     ClientSide = Callable[[Message, Context], Message]
 Kept = TypeVar("Kept", bound="Strategy")
@@ -64,9 +67,54 @@ class RecordingMod:
             raise UserError("RecordingMod: no labels of a cross entropy were seen, which the truth needs")
         labels = torch.zeros(len(seen.inputs), dtype=torch.int64) if seen.labels is None else seen.labels
         recorder = Recorder(model, self.folder, seen.local, truth=self.truth, mean=self.mean, std=self.std)
-        client = int(context.node_config.get("partition-id", context.node_id % _MOST))
-        recorder.round(sent, _arrays(reply), (seen.inputs, labels), round=_round(message), client=client)
+        answer, batch = _arrays(reply), (seen.inputs, labels)
+        recorder.round(sent, answer, batch, round=_round(message), client=_client(context))
         return reply
+
+
+@dataclass(frozen=True)
+class DefendingMod:
+    """Mod for `ClientApp(mods=[...])` that defends what a client answers; made by `defend`."""
+
+    guard: Defended
+
+    def __call__(self, message: Message, context: Context, call_next: ClientSide) -> Message:
+        """Let the client train, and defend the state in its reply to a message of training."""
+        if message.metadata.message_type.partition(".")[0] != "train":
+            return call_next(message, context)
+        from flwr.app import ArrayRecord
+
+        sent = _arrays(message)
+        reply = call_next(message, context)
+        if reply.has_error():
+            return reply
+        answer = self.guard.answer(sent, _arrays(reply), _round(message) - 1, _client(context))
+        [name] = reply.content.array_records
+        reply.content[name] = ArrayRecord(OrderedDict(answer))
+        return reply
+
+
+def defend(
+    defences: Sequence[str | Mapping[str, Any]], model: nn.Module, *, rounds: int, seed: int | None = None
+) -> DefendingMod:
+    """Return a mod that defends what clients answer, and print its account over so many rounds of the server.
+
+    Defences are those that work on an update, as in a scenario; `model` is one as the clients train it. Put the mod
+    last in the list, so that others see what is defended. Where an epsilon is claimed, a later round fails. Raises
+    `UserError` for defences that work on gradients, which `rayfed.defend` has for the loop inside, and for those that
+    keep a state, which clients of Flower lose.
+    """
+    from rayfed.client.defending import Defended, Loop
+
+    guard = Defended(defences, model, Loop(rounds), seed)
+    if guard.on_gradients:
+        raise UserError(
+            "defend: a defence works on gradients: put `rayfed.defend` into the loop of your client's train"
+        )
+    if guard.keeps_state:
+        raise UserError("defend: a defence keeps a state from round to round, which clients of Flower lose")
+    print(guard, flush=True)
+    return DefendingMod(guard)
 
 
 def recording_strategy(
@@ -121,6 +169,10 @@ def _arrays(message: Message) -> dict[str, Tensor]:
     if len(records) != 1:
         raise UserError(f"a message to be recorded has {len(records)} array records, where one is the model's state")
     return dict(records[0].to_torch_state_dict())
+
+
+def _client(context: Context) -> int:
+    return int(context.node_config.get("partition-id", context.node_id % _MOST))
 
 
 def _round(message: Message) -> int:

@@ -1,0 +1,269 @@
+"""Defences in a training loop that is not rayfed's: on each step's gradient, and on what a client answers.
+
+An account is made of what the user says of the loop, and holds for that loop alone. What of it shows here is checked:
+the number of rounds and of steps, sizes of batches, and that nothing but what was noised is sent.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, nan
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rayfed import gradients, seeds
+from rayfed.client.local import gradient_method, wrap_updates
+from rayfed.defences.base import Batch, Defence, Task
+from rayfed.defences.order import broken_by
+from rayfed.errors import UserError
+from rayfed.privacy.accountant import Guarantee, guarantee
+from rayfed.privacy.printing import at_most
+from rayfed.privacy.sampling import generator
+from rayfed.privacy.spending import Setting, Spending, Work
+from rayfed.scenario.components import DefenceSpec, named
+from rayfed.scenario.problems import component_problems
+from rayfed.update import Named, Update
+
+_OURS = {
+    "adapt_model": "changes the model",
+    "wrap_data": "changes the data",
+    "wrap_aggregation": "is in part the server's",
+}
+"""What a defence does that a loop cannot have done for it, by the hook that does it."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What a user says of a client's training: what its account is made of."""
+
+    rounds: int
+    """Rounds in which the client answers, at most."""
+    samples: int | None = None
+    """Samples that it holds; like what follows, only where a defence works on gradients."""
+    batch_size: int | None = None
+    """Samples of a step, expected where they are drawn."""
+    steps: int | None = None
+    """Steps of a round, at most."""
+    poisson: bool = False
+    """Whether each step draws each sample for itself, with probability batch_size / samples; else batches are those of
+    a fresh permutation in each epoch."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "samples", "batch_size", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name}: found {value}; give a whole number from 1")
+        if self.samples is not None and self.batch_size is not None and self.batch_size > self.samples:
+            raise UserError(f"batch_size: found {self.batch_size}, which is more than the {self.samples} samples")
+
+
+@dataclass(frozen=True)
+class Accounted:
+    """What is guaranteed of one defence over a loop, or why nothing is."""
+
+    defence: str
+    rounds: int
+    spent: Spending | None
+    found: Guarantee | None
+    """None where nothing is guaranteed."""
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.found is None or self.spent is None:
+            return f"{self.defence}: no epsilon: {self.why}"
+        return (
+            f"{self.defence}: epsilon {at_most(self.found.epsilon)} at delta {at_most(self.found.delta)} after "
+            f"{self.rounds} round{'s' * (self.rounds != 1)}, protects {self.spent.adjacency}, against "
+            f"{self.spent.against}: {self.spent.mechanism}"
+        )
+
+
+class Defended:
+    """One client's defences in a loop of the user's; `print` it for its account.
+
+    `backward(model, inputs, labels)` stands in the place of a loss's `backward()`, `answer(sent, returned)` makes of
+    the state that was trained the one that is sent.
+    """
+
+    def __init__(
+        self,
+        defences: Sequence[str | Mapping[str, Any]],
+        model: nn.Module,
+        loop: Loop,
+        seed: int | None = None,
+    ) -> None:
+        """Check that the defences, as a scenario names them, work in such a loop, find their noise, make the account.
+
+        Noise is from the operating system's randomness; with a `seed` it is repeatable, which measures and does not
+        protect. Raises `UserError` for a defence that a loop cannot have.
+        """
+        self.loop, self._seed, pipeline = loop, seed, _built(defences)
+        for place, (name, defence) in enumerate(pipeline):
+            _check(name, defence, model, [later for _, later in pipeline[place + 1 :]])
+        self.keeps_state = any(defence.keeps_state for _, defence in pipeline)
+        self.on_gradients = any(defence.overrides("wrap_gradient") for _, defence in pipeline)
+        if self.on_gradients and None in (loop.samples, loop.batch_size, loop.steps):
+            raise UserError(
+                "a defence works on gradients, in the loop: say the `samples`, `batch_size` and `steps` of a round"
+            )
+        setting = self._setting(model)
+        self._named = [(name, defence.calibrated(setting, None)) for name, defence in pipeline]
+        self._defences = [defence for _, defence in self._named]
+        self.account = [self._accounted(place, setting) for place in range(len(self._named))]
+        self._gradient = gradient_method(self._defences)
+        self._parameters = {name for name, p in model.named_parameters() if p.requires_grad}
+        self._model, self._state = model, dict[str, object]()
+        self._answers = self._steps = 0
+
+    @property
+    def guaranteed(self) -> bool:
+        """Whether an epsilon is claimed."""
+        return any(one.found is not None for one in self.account)
+
+    def __str__(self) -> str:
+        lines = [str(one) for one in self.account] or ["no defence: nothing is guaranteed"]
+        if self.guaranteed:
+            lines.append(
+                "an epsilon holds for the loop as it was told, and of the model's state alone: metrics and numbers of "
+                "samples that a client sends beside it are not covered"
+            )
+        if self.guaranteed and self._seed is not None:
+            lines.append("noise follows from the seed: for measuring, not for protecting")
+        return "\n".join(lines)
+
+    def backward(self, model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Set the gradients of a model's parameters to the defended gradient of a batch, and return its mean loss.
+
+        The loss is the model's (`rayfed.losses.attach`), cross entropy unless one was attached. Raises `UserError` for
+        more than the account counts.
+        """
+        self._steps += 1
+        if self.guaranteed and self.on_gradients:
+            self._check_step(len(labels))
+        task = self._task(gradients.weights_of(model), gradients.buffers_of(model), model, Batch(inputs, labels))
+        mask = None if len(labels) else torch.zeros(0, device=inputs.device)
+        found, loss = self._gradient(task, task.weights, Batch(inputs, labels, mask))
+        for name, parameter in model.named_parameters():
+            if name in found:
+                parameter.grad = found[name].detach()
+        return loss.detach()
+
+    def answer(
+        self, sent: Mapping[str, Tensor], returned: Mapping[str, Tensor], round: int | None = None, client: int = 0
+    ) -> Named:
+        """Return the state that is sent in the place of the one that was trained.
+
+        Both are state dicts; `sent` is what the client was sent. `round` counts from 0; answers are counted without it.
+        The number of the `client` keeps noise that follows from a seed apart.
+        Raises `UserError` for more than the account counts, and for a state whose statistics moved without noise.
+        """
+        number = self._answers if round is None else round
+        if self.on_gradients and round is None and not self._steps:
+            raise UserError("a defence works on gradients: call `backward` in the place of the loss's own")
+        if self.guaranteed:
+            self._check_answer(number, sent, returned)
+        before = {name: sent[name].detach() for name in self._parameters}
+        tensors = {name: t - returned[name].detach() for name, t in before.items()}
+        update = Update(0, number, tensors, {}, self.loop.samples or 1, nan)
+        buffers = {name: t for name, t in sent.items() if name not in self._parameters}
+        empty = Batch(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+        task = self._task(before, buffers, self._model, empty, number, client)
+        defended = wrap_updates(lambda _: update, self._defences)(task)
+        self._answers, self._steps = number + 1, 0
+        changed = {name: before[name] - tensor for name, tensor in defended.tensors.items()}
+        return {name: changed.get(name, tensor) for name, tensor in returned.items()}
+
+    def _task(
+        self, weights: Named, buffers: Named, model: nn.Module, data: Batch, round: int | None = None, client: int = 0
+    ) -> Task:
+        number = self._answers if round is None else round
+        return Task(
+            client=client,
+            round=number,
+            model=model,
+            weights=weights,
+            buffers=buffers,
+            data=data,
+            generator=self._generator(client, number, len(data.labels)),
+            order=0,
+            step=max(self._steps - 1, 0),
+            batch_size=self.loop.batch_size or max(len(data.labels), 1),
+            state=self._state,
+        )
+
+    def _generator(self, *key: int) -> torch.Generator:
+        """Return a generator for one step or answer: of fresh randomness, whichever process this is a copy in."""
+        if self._seed is None:
+            return generator(os.urandom(32), secure=True)
+        return seeds.torch_generator(self._seed, "defend", *key, self._steps)
+
+    def _setting(self, model: nn.Module) -> Setting:
+        loop, trained = self.loop, [p for p in model.parameters() if p.requires_grad]
+        work = Work(loop.samples or 1, loop.batch_size or 1, loop.steps or 1, loop.rounds)
+        return Setting(
+            clients=(work,),
+            clients_per_round=1,
+            rounds=loop.rounds,
+            client_sampling="fixed",
+            sample_sampling="poisson" if loop.poisson else "shuffle",
+            layers=len(trained),
+            values=sum(p.numel() for p in trained),
+        )
+
+    def _accounted(self, place: int, setting: Setting) -> Accounted:
+        name, defence = self._named[place]
+        spent = defence.spends(setting)
+        if spent is None:
+            return Accounted(name, self.loop.rounds, None, None, "it is empirical: nothing is proved of it")
+        if why := broken_by(self._named, place, spent):
+            return Accounted(name, self.loop.rounds, spent, None, why)
+        found = guarantee(spent.releases, spent.delta)
+        if found.epsilon == inf:
+            return Accounted(name, self.loop.rounds, spent, None, "it adds no noise")
+        return Accounted(name, self.loop.rounds, spent, found)
+
+    def _check_step(self, count: int) -> None:
+        loop = self.loop
+        assert loop.steps is not None
+        assert loop.batch_size is not None
+        if self._steps > loop.steps:
+            raise UserError(f"step {self._steps} of a round, and the account is of {loop.steps}: say more `steps`")
+        if not loop.poisson and count > loop.batch_size:
+            raise UserError(f"a batch of {count} samples, and the account is of {loop.batch_size} (`batch_size`)")
+
+    def _check_answer(self, number: int, sent: Mapping[str, Tensor], returned: Mapping[str, Tensor]) -> None:
+        if number >= self.loop.rounds:
+            raise UserError(f"answer {number + 1}, and the account is of {self.loop.rounds}: say more `rounds`")
+        for name, tensor in returned.items():
+            if name in self._parameters or not tensor.is_floating_point():
+                continue
+            if name not in sent or not torch.equal(tensor, sent[name]):
+                raise UserError(
+                    f"'{name}' has changed and would be sent without noise, where an epsilon is claimed: keep "
+                    f"statistics such as batch norm's as they were sent (model.eval()), or take group norm"
+                )
+
+
+def _built(defences: Sequence[str | Mapping[str, Any]]) -> list[tuple[str, Defence]]:
+    """Return defences with their names; raises `UserError` for what is none."""
+    written = [named(one) for one in defences]
+    for problem in component_problems({"defences": written}):
+        place, *field = problem.path[1:]
+        raise UserError(f"defence {written[place].get('name')}: {'.'.join(map(str, field))}: {problem.message}")
+    return [(one["name"], DefenceSpec.model_validate(one).build()) for one in written]
+
+
+def _check(name: str, defence: Defence, model: nn.Module, later: Sequence[Defence]) -> None:
+    """Raise `UserError` for a defence that a loop, or the model, cannot have."""
+    for hook, does in _OURS.items():
+        if defence.overrides(hook):
+            raise UserError(f"{name} {does}, which a loop of your own cannot have done for it: play it in a scenario")
+    if defence.least_public:
+        raise UserError(f"{name} works with samples that no client owns: play it in a scenario")
+    defence.check(model)
+    if refused := defence.refuses(later):
+        raise UserError(f"{name}: {refused}")

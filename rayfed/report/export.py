@@ -59,7 +59,7 @@ def export(
         return _settings(grid(results.with_intervals(), columns), format, own=list((columns or {}).values()))
     frame = _bounds_written(_plain(results.table(table)))
     if format == "markdown":
-        return str(_in_every_text(frame, markdown_cell).tomarkdown_cell(index=False)) + "\n"
+        return str(_in_every_text(frame, markdown_cell).to_markdown(index=False)) + "\n"
     return str(frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g"))
 
 
@@ -88,7 +88,7 @@ def _settings(found: Grid, format: str, own: Sequence[str | None] = ()) -> str:
     frame = DataFrame(rows, columns=headings)
     if format == "markdown":
         aligned = ["left"] * found.words + ["right"] * figures
-        return f"{frame.tomarkdown_cell(index=False, colalign=aligned, disable_numparse=True)}\n\n{note}\n"
+        return f"{frame.to_markdown(index=False, colalign=aligned, disable_numparse=True)}\n\n{note}\n"
     columns = "l" * found.words + "r" * figures
     return str(frame.to_latex(index=False, escape=False, column_format=columns, caption=_latex(note)))
 

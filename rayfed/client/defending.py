@@ -108,7 +108,8 @@ class Defended:
         self.on_gradients = any(defence.overrides("wrap_gradient") for _, defence in pipeline)
         if self.on_gradients and None in (loop.samples, loop.batch_size, loop.steps):
             raise UserError(
-                "a defence works on gradients, in the loop: say the `samples`, `batch_size` and `steps` of a round"
+                "a defence works on gradients: put it into the training loop by rayfed.defend, and say the `samples`, "
+                "`batch_size` and `steps` of a round"
             )
         setting = self._setting(model)
         self._named = [(name, defence.calibrated(setting, None)) for name, defence in pipeline]

@@ -107,10 +107,6 @@ def defend(
     from rayfed.client.defending import Defended, Loop
 
     guard = Defended(defences, model, Loop(rounds), seed)
-    if guard.on_gradients:
-        raise UserError(
-            "defend: a defence works on gradients: put `rayfed.defend` into the loop of your client's train"
-        )
     if guard.keeps_state:
         raise UserError("defend: a defence keeps a state from round to round, which clients of Flower lose")
     print(guard, flush=True)

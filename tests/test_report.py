@@ -188,6 +188,25 @@ def test_the_summary_says_what_the_tables_say(run: RunFolder, page: Page) -> Non
     for arm in ("gaussian", "prune"):
         change = f"{100 * (accuracy[arm] - accuracy['none']):+.1f}".replace("-", "−")
         assert f"{arm}: test accuracy {100 * accuracy[arm]:.1f} %, {change} points; 2.5 s of training" in page.text
+        assert f"test accuracy {100 * accuracy[arm]:.1f} % ({change} points); no (ε, δ)" in page.text, "by the verdict"
+
+
+def test_what_a_defence_costs_and_holds_stands_by_its_verdict(run: RunFolder) -> None:
+    rounds, attacks = (run.read_table(name).to_pylist() for name in ("rounds", "attacks"))
+    trained = summary.arms(list(ARMS), run.scenario(), rounds, [], attacks)
+    held = {"arm": "gaussian", **PRIVATE}
+    said = words.prices(trained, [held, {"arm": "prune", "epsilon": None}], {"prune": 0.5})
+    assert said["none"] == f"test accuracy {formats.share(trained[0].accuracy)}", (
+        "no defence is no mechanism without an epsilon"
+    )
+    assert said["gaussian"].endswith("points); ε = 2.96 at δ = 1e-05 for every single sample")
+    assert said["prune"].endswith("points); no (ε, δ)")
+    bare = summary.arms(list(ARMS), run.scenario(), [], [], attacks)
+    assert words.prices(bare, [], {"prune": 0.5}) == {
+        "none": "",
+        "gaussian": "",
+        "prune": "distortion of what was attacked 0.5 (relative)",
+    }, "an epsilon is of a training, so where there was none nothing is said of it"
 
 
 def test_keys_that_can_be_broken_are_warned_of(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "guess": guess(scenario, attacks),
         "simulated": any(arm.simulated for arm in arms),
         "verdicts": verdicts(scenario, attacks, inferences, finished=status.get("state") == "finished"),
+        "prices": words.prices(arms, privacy, distortions(attacks)),
         "criterion": criterion_of(scenario, attacks),
         "distortions": distortions(attacks),
         "statements": words.of_run(arms, worst, privacy, classes if samples.truth else None, secure),

@@ -66,6 +66,25 @@ def effects(arms: Sequence[ArmSummary]) -> list[str]:
     return [_cost(arm, arms[0]) for arm in arms[1:]]
 
 
+def prices(arms: Sequence[ArmSummary], privacy: Sequence[Row], distortions: Mapping[str, float]) -> dict[str, str]:
+    """Say of every arm, in short, what it cost and what it guarantees; empty where nothing was measured of it."""
+    return {arm.name: "; ".join(_price(arm, privacy, distortions)) for arm in arms}
+
+
+def _price(arm: ArmSummary, privacy: Sequence[Row], distortions: Mapping[str, float]) -> list[str]:
+    parts = []
+    if arm.accuracy is not None:
+        change = f" ({points(arm.accuracy_change)} points)" if arm.accuracy_change is not None else ""
+        parts.append(f"test accuracy {share(arm.accuracy)}{change}")
+    elif distortions.get(arm.name):
+        parts.append(f"distortion of what was attacked {distortions[arm.name]:.3g} (relative)")
+    held = [row for row in privacy if row["arm"] == arm.name and row["epsilon"] is not None]
+    parts += [
+        f"ε = {at_most(row['epsilon'])} at δ = {at_most(row['delta'])} for every single {row['unit']}" for row in held
+    ]
+    return [*parts, "no (ε, δ)"] if arm.rounds and arm.defences and not held else parts
+
+
 def of_sweep(
     settings: Sequence[Setting], worst: tuple[str, Row] | None, classes: Mapping[int, str] | None, arms: Sequence[str]
 ) -> list[Statement]:

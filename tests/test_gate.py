@@ -179,7 +179,10 @@ def test_bounds_have_names_of_what_is_measured() -> None:
 
 
 def document(values: dict[int, float], samples: str = "s", arm: str = "x", metric: str = "psnr") -> dict[str, Any]:
-    found = [{"arm": arm, "round": 0, "batch": 1, "victim": v, "values": {metric: x}} for v, x in values.items()]
+    found = [
+        {"arm": arm, "round": 0, "batch": 1, "victim": v, "leaked": int(x >= 30), "values": {metric: x}}
+        for v, x in values.items()
+    ]
     return {"metrics": [metric], "runs": [{"arms": [arm], "samples": samples, "updates": found}]}
 
 
@@ -202,6 +205,28 @@ def test_more_than_chance_is_a_paired_t_test_on_the_same_samples() -> None:
     assert change({v: x + 3 * (-1) ** v + 0.1 for v, x in then.items()}, then).state == "passed"
     nearer = change({v: 0.2 + v / 100 for v in then}, {v: 0.5 + v / 50 for v in then}, metric="lpips_alex")
     assert nearer.state == "failed", "a distance that falls"
+
+
+def test_one_client_that_newly_leaks_fails_and_is_named() -> None:
+    """Of any number of clients; the t of one difference beside zeros is 1, so no paired test ever finds it."""
+    then = dict.fromkeys(range(20), 10.0)
+    found = change(then | {7: 40.0}, then)
+    assert found.p == pytest.approx(float(t.sf(1, 19)))
+    assert (found.state, found.newly) == ("failed", ((0, 1, 7),))
+    assert "leaks now, and did not then: client 7 (round 0, batch 1)" in found.sentence
+    assert change(then | {7: 29.9}, then).state == "passed"
+    leaking = then | {7: 30.0}
+    assert change(leaking | {7: 35.0}, leaking).newly == (), "it leaked then, too"
+    assert change(then, leaking).newly == (), "nor what leaks no more"
+    assert change(then | {7: 40.0}, then, samples="others").newly == (), "other samples are other clients' luck"
+    assert change({0: 40.0}, {0: 10.0}).state == "failed"
+    assert change(then | {20: 40.0}, then).newly == (), "nobody looked at client 20 then"
+
+
+def test_an_update_leaks_by_the_runs_own_criterion() -> None:
+    rows = [row("x", 30.0), row("x", 30.0, "b"), row("x", 20.0, sample=1, told_apart=0.0), row("x", 14.0, victim=1)]
+    found = updates(Played(SCENARIO, rows, []), ["psnr"], ["x"])
+    assert [(one["victim"], one["leaked"]) for one in found] == [(0, 1), (1, 0)]
 
 
 def test_other_samples_are_compared_without_pairs() -> None:

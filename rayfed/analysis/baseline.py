@@ -3,6 +3,10 @@
 One value is an attacked update's: the mean over its samples of what the best attack on each got. Where the same samples
 were attacked, updates are paired, and the test is the paired t test (Student 1908); where others were, Welch's (1947).
 Both are one-sided, at 5 % over all that is compared (Holm 1979).
+
+One update among many moves no mean by more than chance, however far it goes: of n differences of which one is not 0, t
+is 1. No test of one value against itself tells chance from a cause, so there is a rule beside the tests. On the same
+samples, an update of which nothing leaked then and something leaks now is a failure, and is named.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from scipy import stats
 from rayfed.analysis.gate import Played, State
 from rayfed.analysis.paired import holm
 from rayfed.analysis.summary import Row
+from rayfed.analysis.verdicts import criterion_of
 from rayfed.metrics.known import METRICS
 
 LEVEL = 0.05
@@ -37,13 +42,18 @@ def attacked(images: Iterable[Row], texts: Iterable[Row]) -> str:
 def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list[dict[str, Any]]:
     """Return what attacks got of every attacked update, by arm: its round, batch size, client, and values by metric.
 
-    A value is the mean over the update's samples of the nearest that any attack got to each, to four digits.
+    A value is the mean over the update's samples of the nearest that any attack got to each, to four digits; `leaked`
+    is of how many of them a reconstruction is a leak, by the run's own criterion.
     """
+    criterion = criterion_of(played.scenario, played.attacks)
+    leaked: dict[tuple[str, Key], set[int]] = {}
     closest: dict[tuple[str, Key], dict[str, dict[int, float]]] = {}
     for row in played.attacks:
         if row["arm"] not in arms:
             continue
         key = row["arm"], (row["round"], row["batch_size"], row["victim"])
+        if criterion.leaks(row):
+            leaked.setdefault(key, set()).add(row["sample"])
         for name in metrics:
             value = row.get(name)
             given = name == "label_accuracy" and "labels" in (row["knowledge"] or "").split(",")
@@ -54,6 +64,7 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
             found[sample] = (max if metric.higher_is_closer else min)(value, found.get(sample, value))
     return [
         {"arm": arm, "round": round, "batch": batch, "victim": victim}
+        | {"leaked": len(leaked.get((arm, (round, batch, victim)), ()))}
         | {"values": {name: float(f"{fmean(found.values()):.4g}") for name, found in values.items()}}
         for (arm, (round, batch, victim)), values in sorted(closest.items(), key=lambda one: arms.index(one[0][0]))
     ]
@@ -77,6 +88,8 @@ class Change:
     p: float | None = None
     """One-sided p value, corrected; None where there are too few to test."""
     reason: str = ""
+    newly: tuple[Key, ...] = ()
+    """Updates of the same samples of which something leaks now and nothing did then; of the leading metric alone."""
 
     @property
     def sentence(self) -> str:
@@ -86,6 +99,8 @@ class Change:
             kind = "pairs of the same samples" if self.test == "paired t" else "updates of other samples"
             told += f": {self.difference:+.3g} over {self.updates} {kind}"
             told += "" if self.p is None else f" ({self.test} test, p {self.p:.2g})"
+        leaking = [f"client {victim} (round {round}, batch {batch})" for round, batch, victim in self.newly]
+        told += f"; leaks now, and did not then: {', '.join(leaking)}" if leaking else ""
         return told + (f"; {self.reason}" if self.reason else "")
 
 
@@ -101,7 +116,9 @@ def changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[Change]:
             for name in now["metrics"]:
                 values, before = _values(mine["updates"], arm, name), _values(theirs["updates"], other, name)
                 reason = f"the baseline's arm is {other}" if other != arm else ""
-                found.append(_change(Change(run, arm, name, "passed", reason=reason), values, before, alike))
+                newly = _newly(mine["updates"], arm, theirs["updates"], other) if alike and METRICS[name].leads else ()
+                change = Change(run, arm, name, "passed", reason=reason, newly=newly)
+                found.append(_change(change, values, before, alike))
         for arm in theirs["arms"]:
             if arm not in {_counterpart(one, mine["arms"], theirs["arms"]) for one in mine["arms"]}:
                 gone = "it is in the baseline, and not here"
@@ -113,6 +130,17 @@ def changes(now: Mapping[str, Any], then: Mapping[str, Any]) -> list[Change]:
 def _counterpart(arm: str, mine: Sequence[str], theirs: Sequence[str]) -> str:
     """Return the arm of the baseline that an arm is set against: that of its name, or the only one beside the only."""
     return theirs[0] if len(mine) == len(theirs) == 1 else arm
+
+
+def _newly(
+    mine: Sequence[Mapping[str, Any]], arm: str, theirs: Sequence[Mapping[str, Any]], other: str
+) -> tuple[Key, ...]:
+    """Return the updates of an arm of which something leaks now, and of the same ones nothing did then."""
+    now, then = (
+        {(one["round"], one["batch"], one["victim"]): one["leaked"] for one in updates if one["arm"] == name}
+        for updates, name in ((mine, arm), (theirs, other))
+    )
+    return tuple(key for key, leaked in now.items() if leaked and then.get(key) == 0)
 
 
 def _values(updates: Sequence[Mapping[str, Any]], arm: str, name: str) -> dict[Key, float]:
@@ -165,6 +193,8 @@ def _unpaired(mine: Sequence[float], theirs: Sequence[float], side: str) -> floa
 
 def _judged(one: Change) -> Change:
     """Return a change with its state, by its corrected p value."""
+    if one.newly:
+        return replace(one, state="failed")
     if one.difference is None:
         return one
     nearer = one.difference > 0 if METRICS[one.metric].higher_is_closer else one.difference < 0

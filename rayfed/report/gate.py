@@ -128,7 +128,7 @@ class Ruling:
             "allow_unmeasured": self.allow_unmeasured,
             "bounds": [{"metric": bound.name, "limit": bound.limit} for bound in self.bounds],
             **self._measured,
-            "baseline": None if self.baseline is None else [asdict(change) for change in self.changes],
+            "baseline": None if self.baseline is None else [_written(change) for change in self.changes],
         }
 
     def junit(self) -> str:
@@ -162,6 +162,10 @@ def _row(check: Check) -> dict[str, Any]:
     row = asdict(check)
     row.pop("bound")
     return {"metric": check.bound.name, "limit": check.bound.limit, **row}
+
+
+def _written(change: Change) -> dict[str, Any]:
+    return asdict(change) | {"newly": [list(key) for key in change.newly]}
 
 
 def schema() -> dict[str, Any]:

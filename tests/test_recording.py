@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -239,6 +240,33 @@ def test_a_replay_scores_and_gates_what_was_recorded(tmp_path: Path, net: Net, m
     code, output, _ = replayed(noisy, tmp_path, *gated, "--defended")
     assert "recorded, batch 1, PSNR below 15.0 dB: PASSED" in output, output
     assert code == (0 if "batch 2, PSNR below 15.0 dB: PASSED" in output else 3)
+
+
+@pytest.mark.engine
+def test_what_a_replay_has_no_time_for_is_not_measured_and_passes_no_gate(
+    tmp_path: Path, net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaying, "METHODS", QUICK)
+    folder = recorded(tmp_path / "scored", net, truth=True)
+    code, output, page = replayed(folder, tmp_path, "--model", MODEL, "--fail-above", "15", "--minutes", "0")
+    assert (code, "NOT MEASURED for want of time" in output) == (3, True), output
+    assert page is not None
+    rows = page.read_table("attacks").to_pylist()
+    assert {row["status"] for row in rows if row["attack"].startswith("inverting_gradients")} == {"not played"}
+
+
+def test_a_replay_that_nothing_scores_ends_in_time(tmp_path: Path, net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaying, "METHODS", QUICK)
+    folder = recorded(tmp_path / "updates", net)
+    code, _, page = replayed(folder, tmp_path, "--model", MODEL, "--minutes", "0")
+    assert code == 0
+    assert page is not None
+    rows = pq.read_table(Path(page.root) / "reconstructions.parquet").to_pylist()
+    assert {(row["status"], row["message"], row["image"]) for row in rows} == {("failed", "for want of time", None)}
+    whole = Recording(folder), 0, {"name": MODEL}, {"name": "cross_entropy"}, 1_000_000
+    ends = monotonic() + 3
+    searched = [found for _, name, found in replaying.Replay(*whole).unscored(ends) if name != "analytic"]
+    assert {found.message for found in searched} == {"for want of time"}, "a search is ended on its way"
 
 
 def test_without_the_truth_there_is_no_score_and_no_verdict(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,6 +62,10 @@ def replay(
         ),
     ] = False,
     iterations: Iterations = 1000,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0, help="Minutes that attacks may take in all; what does not fit is named as not measured."),
+    ] = None,
     seed: Seed = 0,
     fail_above: FailAbove = None,
     allow_unmeasured: AllowUnmeasured = False,
@@ -84,7 +89,8 @@ def replay(
         replays = [Replay(recording, number, *written, defended) for number in rounds]
         count, attacked = len(recording.rounds), ", ".join(map(str, rounds))
         _sayer(quiet)(f"{updates}: {count} round{'s' * (count != 1)} recorded, attacked: {attacked} (--round)")
-        _replayed(replays, gate, out, (executor, address, quiet))
+        seconds = inf if minutes is None else 60 * minutes
+        _replayed(replays, gate, out, (executor, address, quiet), seconds)
 
 
 @commands.command("attack-update")
@@ -133,32 +139,36 @@ def attack_update(
 
 
 def _replayed(
-    replays: Sequence[Replay], gate: Gate, out: str | None, where: tuple[ExecutorName, str | None, bool]
+    replays: Sequence[Replay], gate: Gate, out: str | None, where: tuple[ExecutorName, str | None, bool], seconds: float
 ) -> None:
     """Attack some rounds of a recording, and hold what came of it against the gate."""
     say, bounds = _sayer(where[2]), gate.bounds("pixels")
     if len({one.scored for one in replays}) > 1:
         with_truth = ", ".join(str(one.round) for one in replays if one.scored)
         raise UserError(f"the truth of some rounds was recorded and of others not: take --round of {with_truth} alone")
-    gated = []
-    for one in replays:
+    gated, ends = [], monotonic() + seconds
+    for place, one in enumerate(replays):
+        left = max(ends - monotonic(), 0.0) / (len(replays) - place)
         sent, remarks = one.sent()
         if one.scored:
             for remark in remarks:
                 say(f"note: {remark}")
-            gated.append(_scored(one, sent, gate, out, where))
+            gated.append(_scored(one, sent, gate, out, where, left))
         else:
-            found = ((update.round, update.client, name, guess) for update, name, guess in one.unscored())
+            found = (
+                (update.round, update.client, name, guess) for update, name, guess in one.unscored(monotonic() + left)
+            )
             _show(f"round {one.round}", found, remarks, out, say)
     gate.close(gated, bounds, say)
 
 
 def _scored(
-    one: Replay, sent: Sent, gate: Gate, out: str | None, where: tuple[ExecutorName, str | None, bool]
+    one: Replay, sent: Sent, gate: Gate, out: str | None, where: tuple[ExecutorName, str | None, bool], seconds: float
 ) -> Gated:
-    """Play a round whose truth was recorded, as a run."""
+    """Play a round whose truth was recorded, as a run, in so many seconds."""
     from rayfed import scenario
     from rayfed.engine import runs
+    from rayfed.engine.attacking import Allowance
     from rayfed.engine.replaying import RECORDED
     from rayfed.report.gate import Gated
 
@@ -166,7 +176,8 @@ def _scored(
     loaded = scenario.check(scenario.with_changes(one.document(), gate.changes("pixels")), "the replay")
     words = f"those that clients of {one.recording.folder} were sent in round {one.round}"
     with watched(quiet, executor, "attack", brief=True) as view:
-        folder = runs.attack_sent(loaded, sent, words, out, execution(executor, address), view)
+        allowance = Allowance(seconds)
+        folder = runs.attack_sent(loaded, sent, words, out, execution(executor, address), view, allowance)
         view.audited(f"round {one.round}", f"{folder.url}/report.html")
         gated = Gated(folder, f"round {one.round} of the recording", [RECORDED])
         if doubt := gated.played.doubt(RECORDED):

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from rayfed.analysis.audit import METHODS, UNDEFENDED, Method, title
 from rayfed.attacks.base import Reconstruction, failed
 from rayfed.attacks.given import Given, observe
 from rayfed.attacks.sealed import attempt
+from rayfed.attacks.telling import Standing, listening
 from rayfed.client.sent import Sent
 from rayfed.data.base import Dataset
 from rayfed.defences.base import Defence, Task, UpdateMethod
@@ -34,6 +36,7 @@ from rayfed.recording import Header, RecordedUpdate, Recording
 from rayfed.registry import component
 from rayfed.scenario import AttackSpec
 from rayfed.scenario.components import LossSpec, ModelSpec
+from rayfed.store.schemas import WANT_OF_TIME
 from rayfed.update import Observation, Update
 
 RECORDED = "recorded"
@@ -244,12 +247,12 @@ class Replay:
         first = given[0][1].observation
         return Sent(self.round, first.weights, first.buffers), list(remarks)
 
-    def unscored(self) -> Iterator[tuple[RecordedUpdate, str, Reconstruction]]:
-        """Yield what each attack makes of each update, blind, without any truth."""
+    def unscored(self, ends: float = inf) -> Iterator[tuple[RecordedUpdate, str, Reconstruction]]:
+        """Yield what each attack makes of each update, blind, without any truth, until `ends` (of `monotonic`)."""
         for update in self.updates:
             seen = looked_over(self.recording, update, self._built).observation
             key = seeds.derived(self.seed, "replay", update.round, update.client)
-            for name, found in attempts(self._built, seen, self.evaluations, key):
+            for name, found in attempts(self._built, seen, self.evaluations, key, ends):
                 yield update, name, found
 
     @cached_property
@@ -273,14 +276,33 @@ def built(model: Mapping[str, Any], loss: Mapping[str, Any], header: Header, see
     return net.train()
 
 
-def attempts(model: nn.Module, seen: Observation, evaluations: int, key: bytes) -> Iterator[tuple[str, Reconstruction]]:
-    """Yield what each of the audit's attacks makes of one observation, by name, within so many evaluations."""
+class _TimeIsUp(BaseException):
+    """No `Exception`, which a search would take for its own."""
+
+
+def attempts(
+    model: nn.Module, seen: Observation, evaluations: int, key: bytes, ends: float = inf
+) -> Iterator[tuple[str, Reconstruction]]:
+    """Yield what each of the audit's attacks makes of one observation, by name, within so many evaluations.
+
+    What has not ended when the clock (`monotonic`) passes `ends` says that there was no time.
+    """
+
+    def hear(standing: Standing) -> None:
+        if monotonic() > ends:
+            raise _TimeIsUp
+
     for method in METHODS:
         if not method.takes("pixels", seen.batch_size):
             continue
         attack = AttackSpec.model_validate(_spec(method, evaluations)).build()
         try:
-            [found] = attempt(attack, [seen], model, [seeds.torch_generator(key, method.name)], False)
+            if monotonic() > ends:
+                raise _TimeIsUp
+            with listening(hear):
+                [found] = attempt(attack, [seen], model, [seeds.torch_generator(key, method.name)], False)
+        except _TimeIsUp:
+            found = failed(attack, WANT_OF_TIME)
         except UserError:
             raise
         except Exception as error:  # the attack's own: others go on

@@ -172,13 +172,19 @@ def attack(
 
 
 def attack_sent(
-    scenario: Scenario, sent: Sent, words: str, out: str | None, execution: Execution, progress: Progress
+    scenario: Scenario,
+    sent: Sent,
+    words: str,
+    out: str | None,
+    execution: Execution,
+    progress: Progress,
+    allowance: Allowance = ALL_THE_TIME,
 ) -> RunFolder:
     """Attack without training, into a new folder, at weights that clients of any arm were sent; `words` say whose."""
     inputs = prepare(scenario.attacked_in(sent.round))
     state = {"weights": sent.weights, "buffers": sent.buffers, "state": {}, "memory": {}}
     saved = checkpoint.Checkpoint(sent.round - 1, {account.name: state for account in inputs.accounts})
-    return _attack_in_new(out, inputs, _Attacked(saved, words=words), execution, progress)
+    return _attack_in_new(out, inputs, _Attacked(saved, words=words), execution, progress, allowance)
 
 
 def _attack_in_new(

@@ -1,7 +1,7 @@
 """Client updates per second: the engine, a plain loop, two of those side by side, and Flower's simulation on Ray.
 
-    python -m benchmarks.engine [--flower-python PATH] [--cases 10/100 100/100 100/1000] [--rounds 15] [--start 3]
-    python -m benchmarks.engine --cases resnet18:10/20 --rounds 3 --start 0
+    python -m benchmarks.engine [--flower-python PATH] [--cases 10/100 100/100 100/1000] [--rounds 15]
+    python -m benchmarks.engine --cases resnet18:10/20 --rounds 3
 
 One thread per process, two of them for every side that has several. Sides take turns, round by round, and what is
 printed are medians of one run: on a machine that others use too, compare the ratios. `--flower-python` is the
@@ -185,32 +185,6 @@ def show(work: Work, seconds: dict[str, list[float]]) -> None:
         print(f"{name:12}{median(taken):10.3f}{rate:13.1f}   {ratio:.2f} ({low:.2f} to {high:.2f})", flush=True)
 
 
-STARTED = """
-name: start
-data: {name: digits, size: 28}
-model: benchmarks.work:LeNet5
-training: {epochs: 1}
-federation: {rounds: 1, clients: 10}
-"""
-
-
-def start_up() -> float:
-    """Seconds from the command `rayfed launch` to the line of the first round."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "start.yaml"
-        path.write_text(STARTED)
-        command = [sys.executable, "-m", "rayfed", "launch", str(path), "--out", folder]
-        began = perf_counter()
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
-            assert process.stdout
-            for line in process.stdout:
-                if line.startswith("round "):
-                    seconds = perf_counter() - began
-        if process.returncode:
-            sys.exit(f"rayfed launch ended with {process.returncode}")
-        return seconds
-
-
 def _work(text: str) -> Work:
     model, _, sizes = text.rpartition(":")
     per_round, clients = map(int, sizes.split("/"))
@@ -223,14 +197,10 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", type=_work, default=[_work(c) for c in ("10/100", "100/100", "100/1000")])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
-    parser.add_argument("--start", type=int, default=3, help="how often to measure the start; 0 leaves it out")
     chosen = parser.parse_args()
     print(f"{SAMPLES} samples a client, one epoch in batches of {BATCH}; {PROCESSES} of {os.cpu_count()} cores")
     if not chosen.flower_python:
         print("Flower is left out: no --flower-python")
-    if chosen.start:
-        taken = [start_up() for _ in range(chosen.start)]
-        print(f"from the command to the end of round 1: {median(taken):.1f} s ({min(taken):.1f} to {max(taken):.1f})")
     # Ray's workers, Flower's too, run at 15: beside other users' work they would lose to the loops, which run at 0.
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - so Ray spells it
     for work in chosen.cases:

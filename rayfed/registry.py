@@ -98,7 +98,7 @@ def table(kind: str) -> Mapping[str, str]:
     if kind not in KINDS:
         raise UserError(f"'{kind}' is no kind of component: {nearest(kind, KINDS)}")
     own: dict[str, str] = dict(import_module(f"rayfed.{_ROOMS.get(kind, kind)}").TABLE)
-    for name, path in _registered(kind):
+    for name, path in _registered()[kind]:
         if name in own:
             raise UserError(
                 f"two {kind} are called '{name}': {own[name]} and {path}; "
@@ -109,9 +109,10 @@ def table(kind: str) -> Mapping[str, str]:
 
 
 @cache
-def _registered(kind: str) -> list[tuple[str, str]]:
-    """What other packages register, looked for once: it reads the metadata of all that are installed."""
-    return [(entry.name, entry.value) for entry in entry_points(group=f"rayfed.{kind}")]
+def _registered() -> Mapping[str, list[tuple[str, str]]]:
+    """What other packages register, by kind, looked for once: it reads the metadata of all that are installed."""
+    found = entry_points()
+    return {kind: [(entry.name, entry.value) for entry in found.select(group=f"rayfed.{kind}")] for kind in KINDS}
 
 
 def _one(kind: str) -> str:

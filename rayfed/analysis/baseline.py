@@ -19,7 +19,6 @@ from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
 
 from rayfed.analysis.gate import Played, State
 from rayfed.analysis.paired import holm
@@ -182,12 +181,16 @@ def _change(of: Change, mine: Mapping[Key, float], theirs: Mapping[Key, float], 
 def _paired(differences: np.ndarray, side: str) -> float:
     if not np.ptp(differences):  # all alike: no spread that a t would be measured by
         return 0.0 if (differences[0] > 0) == (side == "greater") and differences[0] else 1.0
+    from scipy import stats  # an import of a second
+
     return float(stats.ttest_1samp(differences, 0, alternative=side).pvalue)
 
 
 def _unpaired(mine: Sequence[float], theirs: Sequence[float], side: str) -> float:
     if not np.ptp(mine) and not np.ptp(theirs):
         return 0.0 if (mine[0] > theirs[0]) == (side == "greater") and mine[0] != theirs[0] else 1.0
+    from scipy import stats  # an import of a second
+
     return float(stats.ttest_ind(mine, theirs, equal_var=False, alternative=side).pvalue)
 
 

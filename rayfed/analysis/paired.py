@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-from scipy import stats
 
 from rayfed.analysis.figures import SHOWN, Grid, heading
 from rayfed.analysis.formats import NONE
@@ -133,6 +132,8 @@ def paired(groups: Sequence[Group], against: str | None = None) -> list[Paired]:
 def _difference(group: Group, reference: Group, measure: str) -> Paired:
     own, other = group.values[measure], reference.values[measure]
     differences = np.array([own[key] - other[key] for key in own if key in other])
+    from scipy import stats  # an import of a second
+
     mean = estimate(differences.tolist())
     one = Paired(group.attack, measure, group.title, reference.title, group.unit, len(differences), None, None, None)
     if mean is None:

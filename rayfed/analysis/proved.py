@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.stats import norm
-
 from rayfed.analysis.membership import pooled, roc
 from rayfed.analysis.summary import Row, measured
 from rayfed.metrics.roc import Estimate, false_positives, needed, share
@@ -133,6 +131,8 @@ def _of_members(curve: Sequence[Row], inferences: Sequence[Row]) -> list[Compari
 
 def _by_chance(control: Estimate) -> bool:
     """Return whether a control's AUC may be 0.5 within an interval as wide as those of the measurements."""
+    from scipy.stats import norm  # an import of a second
+
     width = (control.high - control.value) * float(norm.isf(_TAIL) / norm.isf(0.025))
     return abs(control.value - 0.5) <= width
 

@@ -8,8 +8,6 @@ from math import isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from scipy.stats import t
-
 from rayfed.analysis.summary import Row
 from rayfed.metrics.measures import MEASURES, measure_of
 from rayfed.store.schemas import VERSUS
@@ -143,6 +141,8 @@ def estimate(values: Sequence[float | None]) -> Estimate | None:
     mean = fmean(known)
     if len(known) == 1:
         return Estimate(mean, None, None, 1)
+    from scipy.stats import t  # an import of a second
+
     half = float(t.ppf((1 + CONFIDENCE) / 2, len(known) - 1)) * stdev(known) / sqrt(len(known))
     return Estimate(mean, mean - half, mean + half, len(known))
 

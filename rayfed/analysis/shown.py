@@ -22,7 +22,6 @@ from functools import cached_property
 from math import inf, sqrt
 
 import numpy as np
-from scipy.stats import norm
 
 from rayfed.metrics.roc import Estimate, share
 from rayfed.privacy.accountant import Method, Release, guarantee
@@ -86,6 +85,8 @@ class _Family:
 
     def excess(self, hits: Estimate, alarms: Estimate, times: float) -> float:
         """Return how far the rates are, intervals and all, above the curve with so much noise."""
+        from scipy.stats import norm  # an import of a second
+
         if self.moved is not None:
             return hits.low - float(norm.cdf(norm.ppf(alarms.high) + self.moved / times))
         return hits.low - TradeOff.of(self.with_noise(times), self.accountant).at_most(alarms.high)

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
-from scipy.stats import t
-
 from rayfed.analysis import summary
 from rayfed.analysis.settings import CONFIDENCE, Estimate, Setting
 from rayfed.analysis.summary import Row
@@ -88,5 +86,7 @@ def _interval(name: str, mean: float, victims: Sequence[tuple[float, int]]) -> E
         return Estimate(mean, exact.low, exact.high, n, "victims")
     size = sum(count for _, count in victims) / n
     squares = sum((count / size * (value - mean)) ** 2 for value, count in victims)
+    from scipy.stats import t  # an import of a second
+
     half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * sqrt(squares / (n - 1) / n)
     return Estimate(mean, mean - half, mean + half, n, "victims")

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from rayfed import gradients
 from rayfed.client.arm import Arm
@@ -117,8 +116,10 @@ class _Counter(TorchDispatchMode):
     """Adds up the FLOPs of what runs under it; PyTorch's own mode does not go with Jacobians of `torch.func`."""
 
     def __init__(self) -> None:
+        from torch.utils.flop_counter import flop_registry  # it imports Triton
+
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops = 0
+        self.flops, self._registry = 0, flop_registry
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -128,8 +129,8 @@ class _Counter(TorchDispatchMode):
         packet = func._overloadpacket
         if formula := _OWN.get(packet):
             self.flops += formula(*args)
-        elif packet in flop_registry:
-            self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=out)
+        elif packet in self._registry:
+            self.flops += self._registry[packet](*args, **(kwargs or {}), out_val=out)
         return out
 
 

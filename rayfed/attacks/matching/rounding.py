@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from rayfed.attacks.matching.problem import Matching
 from rayfed.attacks.matching.second_derivatives import DIFFERENCED
@@ -41,6 +40,8 @@ def _is_fast(problem: Matching) -> bool:
     """Return whether the processor has units for matrices in bfloat16 (AMX), and the model enough work for them."""
     if problem.device.type != "cpu" or not torch.cpu._is_amx_tile_supported():
         return False
+    from torch.utils.flop_counter import FlopCounterMode  # it imports Triton
+
     parameter = next(problem.model.parameters())
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         problem.model(torch.zeros(problem.images_shape, dtype=parameter.dtype))

@@ -43,7 +43,7 @@ def test_the_json_schema_refuses_what_the_loader_refuses(schema: Any) -> None:
 
 
 def test_links_of_the_documents_lead_somewhere() -> None:
-    for page in [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").rglob("*.md")]:
+    for page in [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 

@@ -1,0 +1,51 @@
+"""What goes out with a release agrees with the package: citation, image, issue forms."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+import yaml
+
+from rayfed import __version__
+from tests.conftest import REPOSITORY
+
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
+FORMS = sorted((REPOSITORY / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
+    assert citation["version"] == __version__ == PROJECT["project"]["version"]
+    assert citation["license"] == PROJECT["project"]["license"]
+
+
+def test_the_image_is_made_of_all_that_the_wheel_takes() -> None:
+    copied = set(re.findall(r"^COPY (\S+) /src/\1$", DOCKERFILE, re.MULTILINE))
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert copied == {*wheel["packages"], *wheel["force-include"]}
+    [first] = re.findall(r"^COPY (.+) /src/$", DOCKERFILE, re.MULTILINE)
+    project = PROJECT["project"]
+    assert set(first.split()) == {"pyproject.toml", project["readme"], *project["license-files"]}
+    [python] = re.findall(r"^ARG PYTHON=(.+)$", DOCKERFILE, re.MULTILINE)
+    assert f"Programming Language :: Python :: {python}" in project["classifiers"]
+    for package in ("torch", "torchvision"):
+        [bound] = [one for one in project["dependencies"] if re.match(rf"{package}\W", one)]
+        assert f'"{bound}"' in DOCKERFILE
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
+def test_issue_forms_are_as_github_reads_them(form: object) -> None:
+    told = yaml.safe_load(form.read_text())  # type: ignore[attr-defined]
+    assert {"name", "description", "body"} <= told.keys() <= {"name", "description", "body", "labels", "title"}
+    asked = [part for part in told["body"] if part["type"] != "markdown"]
+    assert len({part["id"] for part in asked}) == len(asked) > 0
+    for part in told["body"]:
+        assert part["type"] in ("markdown", "input", "textarea", "checkboxes", "dropdown")
+        assert "value" in part["attributes"] if part["type"] == "markdown" else part["attributes"]["label"]
+
+
+def test_there_are_three_forms() -> None:
+    assert [form.stem for form in FORMS] == ["bug", "component", "falls"]

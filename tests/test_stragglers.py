@@ -54,7 +54,7 @@ def results(played: Played, calls: int, *changes: str) -> tuple[list[Any], list[
     scenario, notes = scenarios.parse(TEXT, changes=changes), list[str]()
     arm = resolve(scenario)["none"]
     cohorts = [Cohort(arm, i, "sent", (3 * i, 3 * i + 1, 3 * i + 2), {}) for i in range(4)]
-    work = [[cohorts[i] for i in portion] for portion in portions([1.0] * 4, calls)]
+    work = [[cohorts[i] for i in portion] for portion in portions([1.0] * 4, calls, 1)]
     handling = StragglerHandling(7, scenario.federation.failures, played.run, notes.append)
     return list(handling.results(work)), notes
 

@@ -197,6 +197,7 @@ class Round:
         }
         drops = scenario.federation.system is not None and scenario.federation.system.drops
         alone = scenario.federation.failures.timeout is not None  # else waiting would depend on the number of workers
+        workers = max(1, ceil(federation.executor.clients / len(self.arms)))
         few = max(2, ceil(_CALLS * federation.executor.clients / len(self.arms)))
         work = []
         for name, arm in self.arms.items():
@@ -204,7 +205,7 @@ class Round:
             colluders = malicious.clients if malicious.poisoning.colludes else frozenset()
             count = len(self.cohorts[name])
             apart = drops or name in self.asynchronous  # whether an update is added is seen when it is there
-            split = [[i] for i in range(count)] if apart else portions(weights[name], count if alone else few)
+            split = [[i] for i in range(count)] if apart else portions(weights[name], count if alone else few, workers)
             for portion in split:
                 own = [(i, tuple(self.cohorts[name][i])) for i in portion]
                 work.append([Cohort(arm.spec, i, sent[name], c, _some(before[name], {*c, *colluders})) for i, c in own])

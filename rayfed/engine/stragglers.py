@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapreplace
 from typing import TypeAlias
 
 import numpy as np
@@ -24,6 +25,8 @@ from rayfed.scenario import Failures, ResolvedArm, Scenario
 
 _CRASHES = 1
 """Processes that a call may end before its clients are tried alone: somebody may have killed the first."""
+_LATER = 1 / 32
+"""Share of a round's training by which it may be longer for fewer partial results."""
 _SAID = 5
 """Number of clients whose reasons a message gives; the table has all."""
 
@@ -61,11 +64,40 @@ Unfinished: TypeAlias = Overdue | Crashed
 """Marker in place of the report on a portion."""
 
 
-def portions(weights: Sequence[float], calls: int) -> list[list[int]]:
-    """Split cohorts with these weights into at most `calls` runs of about equal weight; returns their numbers."""
-    middles = np.cumsum(weights) - np.array(weights) / 2
-    owners = np.minimum(middles * calls // max(sum(weights), 1), calls - 1)
-    return [np.flatnonzero(owners == owner).tolist() for owner in np.unique(owners)]
+def portions(weights: Sequence[float], calls: int, workers: int) -> list[list[int]]:
+    """Split cohorts with these weights into at most `calls` runs of about equal weight; returns their numbers.
+
+    Cuts are at multiples of a power of two, of the largest with which so many workers, the longest run first, are done
+    hardly later than with cuts anywhere: a run between such cuts is few subtrees of the server's tree, often one, and
+    sends as many partial results.
+    """
+    if not weights:
+        return []
+    each = np.array(weights, float)
+    cuts = _cuts(each, calls)
+    in_time = _makespan(np.add.reduceat(each, cuts), workers) * (1 + _LATER)
+    for level in reversed(range(1, (len(each) // calls).bit_length())):
+        starts = np.arange(0, len(each), 1 << level)
+        aligned = starts[_cuts(np.add.reduceat(each, starts), calls)]
+        if _makespan(np.add.reduceat(each, aligned), workers) <= in_time:
+            cuts = aligned
+            break
+    return [run.tolist() for run in np.split(np.arange(len(each)), cuts[1:])]
+
+
+def _cuts(weights: np.ndarray, calls: int) -> np.ndarray:
+    """Return where runs of about equal weight begin."""
+    middles = weights.cumsum() - weights / 2
+    owners = np.minimum(middles * calls // max(weights.sum(), 1), calls - 1)
+    return np.flatnonzero(np.diff(owners, prepend=-1))
+
+
+def _makespan(loads: np.ndarray, workers: int) -> float:
+    """Return when workers are done with loads that they take as they are free, the largest first."""
+    ends = [0.0] * workers
+    for load in np.sort(loads)[::-1]:
+        heapreplace(ends, ends[0] + float(load))
+    return max(ends)
 
 
 @dataclass(frozen=True)

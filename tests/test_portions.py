@@ -1,0 +1,90 @@
+"""A round's cohorts in runs of one call each: aligned with the tree of the server's sums, and no bit hangs on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayfed.aggregation.server import TreeFold
+from rayfed.engine.stragglers import portions
+
+
+class Adding:
+    """Rule whose partial results are added in single precision, where the order shows."""
+
+    @staticmethod
+    def merge(left: np.float32, right: np.float32) -> np.float32:
+        return left + right
+
+
+def folded(numbers: np.ndarray, runs: list[list[int]], order: np.random.Generator) -> tuple[Any, int]:
+    """The sum as it is made by a call for each run, and how many partial results reach the server."""
+    rule: Any = Adding()
+    server, sent = TreeFold(rule, len(numbers)), 0
+    for place in order.permutation(len(runs)):
+        call = TreeFold(rule, len(runs[place]))
+        for index in runs[place]:
+            call.add(index, numbers[index])
+        for (level, index), partial in call.nodes.items():
+            server.add(index, partial, level)
+            sent += 1
+    return server.total(), sent
+
+
+def sent_by(runs: list[list[int]], count: int) -> int:
+    return folded(np.zeros(count, np.float32), runs, np.random.default_rng(0))[1]
+
+
+@given(st.lists(st.integers(0, 50), max_size=200), st.integers(1, 40), st.integers(1, 20))
+def test_each_cohort_is_in_one_run_of_consecutive_ones(weights: list[int], calls: int, workers: int) -> None:
+    runs = portions(weights, calls, workers)
+    assert [i for run in runs for i in run] == list(range(len(weights)))
+    assert all(runs)
+    assert len(runs) <= calls
+
+
+@given(st.integers(1, 300), st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 20))
+def test_sums_have_the_same_bits_whatever_the_runs(count: int, seed: int, calls: int, workers: int) -> None:
+    draw = np.random.default_rng(seed)
+    numbers = draw.normal(size=count).astype(np.float32)
+    weights = draw.integers(1, 100, count).tolist()
+    alone, _ = folded(numbers, [[i] for i in range(count)], draw)
+    several, _ = folded(numbers, portions(weights, calls, workers), draw)
+    assert several.tobytes() == alone.tobytes()
+
+
+@pytest.mark.parametrize(("each", "calls"), [(4, 1600), (16, 4), (1, 64), (2, 8), (8, 5), (64, 3)])
+def test_runs_that_may_be_subtrees_send_one_partial_result_each(each: int, calls: int) -> None:
+    runs = portions([10.0] * (each * calls), calls, -(-calls // 2))
+    assert (len(runs), sent_by(runs, each * calls)) == (calls, calls)
+
+
+def test_runs_of_unlike_clients_send_a_third_fewer_than_cuts_of_equal_weight() -> None:
+    weights = np.ceil(10 * np.random.default_rng(0).lognormal(0, 0.5, 6400)).tolist()
+    assert 3 * sent_by(portions(weights, 1600, 800), 6400) <= 2 * sent_by(equal_runs(weights, 1600), 6400)
+
+
+def equal_runs(weights: list[float], calls: int) -> list[list[int]]:
+    """Runs of about equal weight, cut anywhere: the cohorts go to the call that their middle falls to."""
+    middles, total = np.cumsum(weights) - np.array(weights) / 2, sum(weights)
+    owners = [min(int(middle * calls // total), calls - 1) for middle in middles]
+    return [[i for i, owner in enumerate(owners) if owner == one] for one in sorted(set(owners))]
+
+
+def ends(runs: list[list[int]], weights: list[float], workers: int) -> float:
+    """When all runs are done, if each worker takes the heaviest that is left."""
+    busy = [0.0] * workers
+    for load in sorted((sum(weights[i] for i in run) for run in runs), reverse=True):
+        busy[busy.index(min(busy))] += load
+    return max(busy)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=200), st.integers(1, 20))
+def test_aligned_runs_end_hardly_later_than_those_of_equal_weight(weights: list[int], workers: int) -> None:
+    calls, each = 2 * workers, [float(weight) for weight in weights]
+    least = ends(equal_runs(each, calls), each, workers)
+    assert ends(portions(each, calls, workers), each, workers) <= least * (1 + 1 / 32) + 1e-9

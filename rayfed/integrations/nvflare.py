@@ -1,0 +1,114 @@
+"""NVIDIA FLARE: a filter of clients that records updates for `rayfed replay`.
+
+Written for the filters of nvflare 2.9, which hold what a client is sent and what it answers, and not its training: so
+samples are never seen, and the steps are as its user says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfed.errors import UserError
+from rayfed.recording import Recorder
+from rayfed.update import LocalTraining
+
+if TYPE_CHECKING:
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.shareable import Shareable
+
+try:
+    from nvflare.apis.filter import Filter
+except ImportError:  # every module can be imported; who makes a filter is told
+    Filter = object
+
+_SENT = "rayfed.sent"
+_MOST = 1 << 31
+
+
+class RecordingFilter(Filter):  # type: ignore[misc]  # nvflare comes without types
+    """Filter that records what a client was sent and what it answers.
+
+    It stands among the task data filters, first, and among the task result filters, last: then what leaves the client
+    is recorded, behind all other filters.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        model: str,
+        samples: int,
+        shape: Sequence[int],
+        steps: int,
+        lr: float,
+        batch_size: int | None = None,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ) -> None:
+        """Make a filter, as a job's configuration does: of numbers and texts.
+
+        `model` is the class that clients train, as `my_module:Net`, made without arguments; a client trains on so many
+        `samples`, images of a `shape` (C, H, W), in so many `steps` of SGD a round. `mean` and `std` (per channel) are
+        those by which its transform normalises images in [0, 1].
+        """
+        if Filter is object:
+            raise UserError("RecordingFilter: nvflare is not installed here: pip install 'rayfed[nvflare]'")
+        super().__init__()
+        self.folder, self.model, self.samples, self.shape = folder, model, samples, list(shape)
+        self.steps, self.lr, self.batch_size = steps, lr, batch_size
+        self.momentum, self.weight_decay, self.mean, self.std = momentum, weight_decay, mean, std
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """Note what is sent, or record the answer to it; what passes is not changed."""
+        from nvflare.apis.dxo import DataKind, from_shareable
+        from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
+        from nvflare.app_common.app_constant import AppConstants
+
+        if shareable.get_return_code() != ReturnCode.OK:
+            return shareable
+        if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN:
+            number = shareable.get_header(AppConstants.CURRENT_ROUND)
+            fl_ctx.set_prop(_SENT, (number, self._state(shareable)), private=True, sticky=False)
+            return shareable
+        number, sent = fl_ctx.get_prop(_SENT) or (None, None)
+        if sent is None:
+            raise UserError("RecordingFilter: put it among the task data filters of the same task, too")
+        returned = self._state(shareable)
+        if from_shareable(shareable).data_kind == DataKind.WEIGHT_DIFF:
+            returned = {name: sent[name] + difference for name, difference in returned.items()}
+        local = LocalTraining(self.steps, self.batch_size, self.lr, self.momentum, self.weight_decay)
+        recorder = Recorder(self._model(), self.folder, local, mean=self.mean, std=self.std, shape=self.shape)
+        recorder.round(sent, returned, self.samples, round=number, client=_number(fl_ctx.get_identity_name()))
+        return shareable
+
+    def _model(self) -> Any:
+        module, _, name = self.model.partition(":")
+        return getattr(import_module(module), name)()
+
+    def _state(self, shareable: Shareable) -> dict[str, Tensor]:
+        """Return the weights, or their change, that are exchanged; raises `UserError` where there are none."""
+        from nvflare.apis.dxo import DataKind, from_shareable
+
+        dxo = from_shareable(shareable)
+        if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF) or not isinstance(dxo.data, Mapping):
+            raise UserError(f"RecordingFilter: {dxo.data_kind} is exchanged, and weights or their change are recorded")
+        return {name: _tensor(value) for name, value in dxo.data.items()}
+
+
+def _tensor(value: Any) -> Tensor:
+    return value.detach().clone() if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+
+
+def _number(name: str) -> int:
+    """Return the number of a site: that at the end of its name, or one made of the name."""
+    found = re.search(r"\d+$", name)
+    return int(found[0]) % _MOST if found else crc32(name.encode()) % _MOST

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.execution import execution
 from rayfed.cli.common import (
     Address,
     Debug,
@@ -112,6 +111,7 @@ def audit(
 ) -> None:
     """Measure, without a scenario, how much one gradient of your model leaks, bare and behind defences."""
     with errors_for_people(debug):
+        from actors.execution import execution
         from rayfed import registry
         from rayfed.analysis.audit import DEFENCES, UNDEFENDED, Plan
         from rayfed.engine.audit import BATCHES, Budget, Trained, data_of, loss_of, model_of

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actors.execution import execution
 from rayfed.cli.common import (
     Address,
     Debug,
@@ -166,6 +165,7 @@ def _scored(
     one: Replay, sent: Sent, gate: Gate, out: str | None, where: tuple[ExecutorName, str | None, bool], seconds: float
 ) -> Gated:
     """Play a round whose truth was recorded, as a run, in so many seconds."""
+    from actors.execution import execution
     from rayfed import scenario
     from rayfed.engine import runs
     from rayfed.engine.attacking import Allowance

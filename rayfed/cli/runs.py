@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from actors.execution import execution
 from rayfed.cli import sweeps
 from rayfed.cli.common import (
     Address,
@@ -45,6 +44,7 @@ def launch(
         if loaded.sweep is not None:
             sweeps.play(loaded, out, executor, address, quiet)
             return
+        from actors.execution import execution
         from rayfed.engine import runs
 
         with watched(quiet, executor) as view:
@@ -97,6 +97,7 @@ def attack(
             raise UserError(f"{scenario} has no `attacks`: add one, such as `attacks: [idlg]`")
         if arm and not run:
             raise UserError("--arm names an arm of a run: give the run by --run")
+        from actors.execution import execution
         from rayfed.engine import runs
 
         with watched(quiet, executor, "attack") as view:
@@ -134,6 +135,7 @@ def resume(
             search_where(run)
             sweeps.resume(run, failed, executor, address, quiet)
             return
+        from actors.execution import execution
         from rayfed.engine import runs
 
         search_where(run)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from actors.execution import sweep_execution
 from rayfed.cli.common import ExecutorName
 from rayfed.cli.tables import console
 
 
 def play(scenario: Any, out: str | None, executor: ExecutorName, address: str | None, quiet: bool) -> Any:
     """Play a new sweep, show its progress, and return its folder."""
+    from actors.execution import sweep_execution
     from rayfed.engine import sweeps
 
     execution = sweep_execution(executor, address)
@@ -20,6 +20,7 @@ def play(scenario: Any, out: str | None, executor: ExecutorName, address: str | 
 
 def resume(path: str, failed: bool, executor: ExecutorName, address: str | None, quiet: bool) -> None:
     """Play the missing trials of a sweep and show its progress, as `play` does."""
+    from actors.execution import sweep_execution
     from rayfed.engine import sweeps
 
     execution = sweep_execution(executor, address)

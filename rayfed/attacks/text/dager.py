@@ -7,6 +7,11 @@ whose vectors further on, which depend on all of its tokens, lie in the span the
 depend on the place, the order of a text is found in the same way. So are whole texts where a layer sees one vector of
 each, such as those of all places beside each other.
 
+An adapter's product B A x (LoRA) has two gradients. That of B (out, r) lies in the span of A x, of r numbers of each
+token: while there are fewer tokens than r, the same test holds there, for adapters of the same inputs together. That of
+A (r, width) is B^T times that of the layer: nothing at the first step, where B is zero, and later r sums of the vectors
+x. Of fewer sums than tokens a single text is found by `pursuit`.
+
 Source: Petrov et al. 2024, "DAGER: Exact Gradient Inversion for Large Language Models", sections 3 and 4. Ours: the
 weights are found by what they multiply, whatever they are called, and of several places in a model that one is taken
 whose gradient has the highest rank and whose vectors have most dimensions; the gradients of all weights that multiply
@@ -27,10 +32,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from rayfed import gradients
 from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.text.products import Entrance, entrances
+from rayfed.attacks.text.pursuit import pursued
 from rayfed.attacks.text.tokens import is_finite, table_of, texts, tokens_in
 from rayfed.registry import component
 from rayfed.samples import Modality
@@ -50,6 +58,23 @@ _FULL = (
     "the batch has {tokens} tokens, and what enters the first weights {room} dimensions: from as many on all vectors "
     "lie in their span"
 )
+_UNMOVED = (
+    "the gradient of {name} and of all that multiplies each token's whole vector is zero, as that of an adapter's A is "
+    "at the first step, where its B is zero; B's gradient sees {room} numbers of each token, which tell fewer than "
+    "{room} tokens apart: the batch has {tokens}. A later step, when B has moved, or a larger rank tells more"
+)
+_FEW_SUMS = (
+    "the gradient of {name} has {rank} sums of the vectors of {tokens} tokens (an adapter's has as many as its rank): "
+    "{why}"
+)
+_OF_SEVERAL = "of so few a single text is found, and no batch"
+_NOT_UNIQUE = "more than one text fits them"
+_TOO_LARGE = "the vectors of all tokens at all places, {numbers:.1e} numbers, are too many to keep"
+_UNFINISHED = (
+    "no text was found that the gradient is sums of: tokens are the nearest, and another search may find more of them"
+)
+_MOST_NUMBERS = 1 << 30
+"""Most numbers of all tokens' vectors at all places that a pursuit keeps: 4 GB."""
 _NO_ORDER = "no weights tell which tokens are of one text, or in which order"
 
 
@@ -59,7 +84,8 @@ class Dager:
 
     Exact for as many different vectors as fit: fewer in the whole batch than what enters the first attention has
     dimensions, which are its inputs, without one behind a norm. Where no weights multiply a vector of each token, a
-    layer that sees those of all places beside each other gives whole texts away.
+    layer that sees those of all places beside each other gives whole texts away. Off low-rank adapters: as many tokens
+    as their rank has room for at the first step, and later a single text of more, by a greedy search.
     """
 
     takes: ClassVar[tuple[Modality, ...]] = ("tokens",)
@@ -90,26 +116,27 @@ class Dager:
             images = observation.sample.blank(observation.batch_size)
             return Reconstruction(images=images, labels=labels, status="failed", message="the update is not finite")
         at_places, further = _sorted(entrances(observation, model), observation)
-        first = _roomiest([Span.of(observation, entrance) for entrance in at_places])
-        if first is None or first.rank >= first.room:
-            reason = _NO_PRODUCT
-            if first is not None:
-                reason = _FULL.format(tokens=observation.batch_size * first.length, room=first.room)
+        moved = _moved(observation, model)
+        spans = [Span.of(observation, entrance) for entrance in at_places if not moved.isdisjoint(entrance.names)]
+        first = _roomiest(_usable(spans))
+        if not first:
             whole = _whole(observation, model)
             if whole is None:
-                return not_applicable(observation, reason)
+                return not_applicable(observation, _why_full(observation, at_places, spans))
             options = [_present(observation, model)] * observation.sample.shape[0]
             found, loss = self._assembled(options, whole, observation.batch_size, generator)
             return Reconstruction(images=texts(found, observation), labels=labels, loss=loss)
-        apart = first.of_tokens(observation.sample.largest + 1)
+        apart = _together([span.of_tokens(observation.sample.largest + 1) for span in first])
+        if int((apart <= self.threshold).sum()) < first[0].rank < observation.batch_size * first[0].length:
+            return _by_pursuit(observation, first[0])
         anywhere = torch.allclose(apart, apart[:, :1].expand_as(apart), rtol=1e-3, atol=1e-6)
         if observation.batch_size == 1 and not anywhere:
             found = apart.argmin(0)
             return Reconstruction(images=texts(found, observation), labels=labels, loss=float(apart.amin(0).mean()))
-        second = _roomiest([Span.of(observation, entrance) for entrance in further])
-        if second is None or second.rank < first.rank or second.rank >= second.room:
+        second = next(iter(_roomiest([Span.of(observation, entrance) for entrance in further])), None)
+        if second is None or second.rank < first[0].rank or second.rank >= second.room:
             return not_applicable(observation, _NO_ORDER)
-        least = first.rank if anywhere else observation.batch_size
+        least = first[0].rank if anywhere else observation.batch_size
         options = [_options(column, least, self.threshold) for column in apart.unbind(1)]
         found, loss = self._assembled(options, second, observation.batch_size, generator)
         return Reconstruction(images=texts(found, observation), labels=labels, loss=loss)
@@ -150,6 +177,8 @@ class Span:
     """Number of dimensions of the space in which all possible inputs lie."""
     rank: int
     """Rank of the gradient, or the number of tokens of the batch where that is less: it is, under noise."""
+    name: str = ""
+    """Name of the first of the weights."""
 
     @classmethod
     def of(cls, observation: Observation, entrance: Entrance) -> Span:
@@ -163,7 +192,8 @@ class Span:
         tokens = observation.batch_size * length
         rank = min(tokens, int(torch.linalg.matrix_rank(gradient)))
         directions = torch.linalg.svd(gradient.double(), full_matrices=False).U.T
-        return cls(entrance.inputs, directions[: tokens if tokens < room else rank], length, room, rank)
+        basis = directions[: tokens if tokens < room else rank]
+        return cls(entrance.inputs, basis, length, room, rank, entrance.factors[0].name)
 
     @classmethod
     def of_whole(cls, observation: Observation, entrance: Entrance) -> Span:
@@ -177,6 +207,18 @@ class Span:
         """Return the distance of every token at every place from the span, over its own norm: (vocabulary, L)."""
         tokens = torch.arange(vocabulary).split(_TOKENS_AT_ONCE)
         return torch.cat([self.distance(self.inputs(some[:, None].expand(-1, self.length))) for some in tokens])
+
+    @torch.no_grad()
+    def vectors(self, vocabulary: int) -> Tensor:
+        """Return what enters for every token at every place, (L, vocabulary, width)."""
+        found: Tensor | None = None
+        for some in torch.arange(vocabulary).split(_TOKENS_AT_ONCE):
+            entering = self.inputs(some[:, None].expand(-1, self.length)).transpose(0, 1)
+            if found is None:
+                found = entering.new_empty(self.length, vocabulary, entering.shape[2])
+            found[:, int(some[0]) : int(some[-1]) + 1] = entering
+        assert found is not None
+        return found
 
     @torch.no_grad()
     def of_texts(self, numbers: Tensor) -> Tensor:
@@ -255,6 +297,69 @@ def _dimensions(inputs: Callable[[Tensor], Tensor], observation: Observation) ->
     return int(torch.linalg.matrix_rank(inputs(drawn).flatten(0, 1).double(), rtol=1e-5))
 
 
-def _roomiest(spans: Sequence[Span]) -> Span | None:
-    """Return the span with the most dimensions to spare of those of the highest rank, the first of equals."""
-    return max(spans, key=lambda span: (span.rank, span.room), default=None)
+def _roomiest(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans with the most dimensions to spare of those of the highest rank: one, or several equals."""
+    best = max(((span.rank, span.room) for span in spans), default=None)
+    return [span for span in spans if (span.rank, span.room) == best]
+
+
+def _usable(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans that are not everything, and not empty unless all are."""
+    nothing = all(span.rank == 0 for span in spans)
+    return [span for span in spans if span.rank < span.room and (span.rank or nothing)]
+
+
+def _together(distances: Sequence[Tensor]) -> Tensor:
+    """Return the root mean square of the distances from several spans."""
+    return torch.stack(list(distances)).square().mean(0).sqrt()
+
+
+def _moved(observation: Observation, model: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters whose gradient at a text of noise is not zero.
+
+    What a defence adds to the others' tells nothing: those of an adapter's A while B is zero.
+    """
+    device = next(iter(observation.weights.values())).device
+    network = without_tracking(model).to(device)
+    text = observation.sample.noise(1, torch.Generator().manual_seed(2)).to(device)
+    label = torch.zeros(1, observation.classes) if observation.has_numbers else torch.zeros(1, dtype=torch.int64)
+    buffers = buffers_for(network, observation)
+    found, _ = gradients.gradient(network, observation.weights, buffers, text, label.to(device))
+    return frozenset(name for name, slope in found.items() if slope.any())
+
+
+def _why_full(observation: Observation, at_places: Sequence[Entrance], spans: Sequence[Span]) -> str:
+    """Return why no span tells tokens apart."""
+    tokens = observation.batch_size * observation.sample.shape[0]
+    if not spans:
+        return _NO_PRODUCT
+    widest = max(spans, key=lambda span: (span.rank, span.room))
+    known = {span.name for span in spans}
+    still = [entrance.factors[0].name for entrance in at_places if entrance.factors[0].name not in known]
+    if still:
+        return _UNMOVED.format(name=still[0], room=widest.room, tokens=tokens)
+    return _FULL.format(tokens=tokens, room=widest.room)
+
+
+def _by_pursuit(observation: Observation, span: Span) -> Reconstruction:
+    """Return the single text of whose vectors the rows of a gradient are sums, fewer than its tokens."""
+    vocabulary = observation.sample.largest + 1
+    numbers = float(vocabulary * span.length * span.basis.shape[1])
+    tokens = observation.batch_size * span.length
+    why = None
+    if observation.batch_size > 1:
+        why = _OF_SEVERAL
+    elif 2 * tokens >= span.room + span.rank:
+        why = _NOT_UNIQUE
+    elif numbers > _MOST_NUMBERS:
+        why = _TOO_LARGE.format(numbers=numbers)
+    if why is not None:
+        return not_applicable(observation, _FEW_SUMS.format(name=span.name, rank=span.rank, tokens=tokens, why=why))
+    found = pursued(span.basis[: span.rank], span.vectors(vocabulary))
+    assert observation.labels is not None
+    return Reconstruction(
+        images=texts(found.tokens, observation),
+        labels=observation.labels.cpu(),
+        loss=found.distance,
+        message="" if found.complete else _UNFINISHED,
+    )

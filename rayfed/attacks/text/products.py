@@ -93,6 +93,11 @@ class Entrance:
     inputs: Callable[[Tensor], Tensor]
     """Function from token numbers (n, L) to what enters, (n, L, in); (n, 1, in) of whole texts."""
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The parameters that the factors are views of."""
+        return frozenset(factor.name for factor in self.factors)
+
     def gradient(self, update: Named) -> Tensor:
         """Return the gradients of all factors beside each other, (in, out)."""
         return torch.cat([factor.gradient(update) for factor in self.factors], 1)

@@ -1,0 +1,100 @@
+"""A text whose vectors span rows that are fewer than its tokens: joint sparse recovery, greedily.
+
+The gradient of a matrix with r outputs, such as an adapter's A, has r rows, each a sum of the vectors of all tokens.
+With n > r tokens no vector lies in the span of the rows, and yet only those of the text span the rows: of vectors in
+general position in `width` dimensions no other n do while n < (width + r) / 2. Greedily: the token is taken whose part
+outside those taken lies nearest to what these leave of the rows, whose span is measured as a space, however small. Once
+n - r tokens are right, rows and tokens span all vectors, and the others lie in there. Each place is then read again by
+all others, which corrects a token that was wrong.
+
+Source: Davies and Eldar 2012, "Rank Awareness in Joint Sparse Recovery", rank-aware order recursive matching pursuit
+(RA-ORMP), and the bound on n. Ours: one vector for each place, and the last reading.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_INSIDE = 1e-3
+"""Square of the distance from the span, over the own norm, below which a vector is in it."""
+_NOTHING = 1e-3
+"""Square of what is left of a vector outside the span of others, over its own, below which rounding decides."""
+_ROUNDING = 1e-2
+"""Norm of what is left of a unit row outside the span of others, below which rounding may have made it."""
+_SWEEPS = 4
+
+
+class Pursued(NamedTuple):
+    """A text that was found."""
+
+    tokens: Tensor
+    """(L,) int64."""
+    distance: float
+    """Mean distance of the tokens' vectors from the span of the rows and the other tokens', over their own norms."""
+    complete: bool
+    """Whether all lie in there, so that the text accounts for the rows."""
+
+
+@torch.no_grad()
+def pursued(rows: Tensor, vectors: Tensor) -> Pursued:
+    """Return the text of whose vectors rows (r, width) are sums; `vectors` (L, V, width) are those of all tokens."""
+    norms = vectors.square().sum(-1)
+    left = rows = _spanning(rows.double(), 0.0)
+    outside = norms.clone()
+    taken, spanned = dict[int, int](), rows[:0]
+    while len(taken) < len(vectors) and len(left):
+        inside = (vectors @ left.T.to(vectors)).square().sum(-1)
+        shares = torch.where(outside > _NOTHING * norms, inside / outside, 0.0)
+        shares[list(taken)] = -1.0
+        place, token = divmod(int(shares.argmax()), vectors.shape[1])
+        if shares[place, token] > 1 - _INSIDE:
+            break
+        taken[place] = token
+        direction = _without(vectors[place, token].double()[None], spanned)
+        direction = direction / direction.norm()
+        spanned = torch.cat([spanned, direction])
+        outside -= (vectors @ direction.T.to(vectors)).square().sum(-1)
+        left = _spanning(_without(left, direction))
+    basis = torch.cat([spanned, left])
+    tokens = torch.stack([_distances(own, sizes, basis).argmin() for own, sizes in zip(vectors, norms, strict=True)])
+    for place, token in taken.items():
+        tokens[place] = token
+    for _ in range(_SWEEPS):
+        found = _read(rows, vectors, norms, tokens)
+        if torch.equal(tokens, found.tokens):
+            break
+        tokens = found.tokens
+    return found
+
+
+def _read(rows: Tensor, vectors: Tensor, norms: Tensor, tokens: Tensor) -> Pursued:
+    """Return the nearest token at every place to the span of the rows and of a text's other vectors."""
+    own = vectors[torch.arange(len(tokens)), tokens].double()
+    own = own / own.norm(dim=1, keepdim=True)
+    found, distances = tokens.clone(), norms.new_zeros(len(tokens))
+    for place in range(len(tokens)):
+        others = torch.linalg.qr(torch.cat([own[:place], own[place + 1 :]]).T).Q.T
+        basis = torch.cat([others, _spanning(_without(rows, others))])
+        apart = _distances(vectors[place], norms[place], basis)
+        found[place], distances[place] = apart.argmin(), apart.min()
+    return Pursued(found, float(distances.sqrt().mean()), bool((distances < _INSIDE).all()))
+
+
+def _distances(vectors: Tensor, norms: Tensor, basis: Tensor) -> Tensor:
+    """Return the square of the distance of vectors (V, width) from a span, over their own norm's."""
+    return (1 - (vectors @ basis.T.to(vectors)).square().sum(-1) / norms).clamp_min(0)
+
+
+def _without(vectors: Tensor, basis: Tensor) -> Tensor:
+    for _ in range(2):  # once more, for what rounding leaves
+        vectors = vectors - (vectors @ basis.T) @ basis
+    return vectors
+
+
+def _spanning(rows: Tensor, least: float = _ROUNDING) -> Tensor:
+    """Return an orthonormal basis (rank, width) of the span of rows (n, width), but for parts up to `least`."""
+    _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
+    return basis[sizes > least]

@@ -1,0 +1,162 @@
+"""What the gradients of low-rank adapters give away of a text: at the first step, later, and where the rank ends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.text.dager import Dager
+from rayfed.attacks.text.pursuit import pursued
+from rayfed.defences.gaussian import Gaussian
+from rayfed.models.hugging_face import HuggingFace
+from rayfed.models.lora import add_lora
+from rayfed.models.trained import choose
+from rayfed.samples import Tokens
+from tests.attack_fixtures import generators, observed
+from tests.conftest import imported
+
+transformers = imported("transformers", "hub")
+imported("peft", "hub")
+
+LENGTH = 16
+WORDS = Tokens(tuple(f" w{n}" for n in range(400)), LENGTH)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BERT of random weights."""
+    torch.manual_seed(0)
+    found = tmp_path_factory.mktemp("bert")
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+    config = transformers.BertConfig(vocab_size=400, max_position_embeddings=LENGTH, num_labels=3, **sizes)
+    config.initializer_range = 0.3
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(found)
+    return found
+
+
+def adapted(folder: Path, rank: int, moved: bool = False) -> nn.Module:
+    """The model with adapters beside query and value, at the first step or after B has moved."""
+    torch.manual_seed(1)
+    model = HuggingFace(path=folder, dropout=0.0).build((LENGTH,), 3)
+    choose(model, ["head"], lambda m: add_lora(m, rank, 2.0 * rank, None, 0.0))
+    for name, parameter in model.named_parameters():
+        if moved and "lora_B" in name:
+            nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+def texts(count: int, seed: int = 0, tokens: int = LENGTH) -> Tensor:
+    """Texts of so many different tokens; the rest is padding."""
+    drawn = torch.randint(1, 400, (count, LENGTH), generator=torch.Generator().manual_seed(seed))
+    drawn[:, tokens:] = 0
+    return drawn
+
+
+def struck(model: nn.Module, numbers: Tensor, *defences: Gaussian) -> Reconstruction:
+    seen = observed(model, numbers, torch.arange(len(numbers)) % 3, defences, classes=3)
+    [found] = Dager().reconstruct([replace(seen, sample=WORDS)], model, generators(1))
+    return found
+
+
+def test_at_the_first_step_a_rank_above_the_tokens_gives_the_text_away(folder: Path) -> None:
+    for seed in range(3):
+        numbers = texts(1, seed)
+        found = struck(adapted(folder, 24), numbers)
+        assert found.status == "ok", found.message
+        assert torch.equal(found.images, numbers)
+
+
+@pytest.mark.parametrize("defences", [(), (Gaussian(sigma=1e-6),)])
+def test_at_the_first_step_a_rank_below_the_tokens_is_said_and_not_guessed(
+    folder: Path, defences: tuple[Gaussian, ...]
+) -> None:
+    """Noise on the gradient of A, which is zero without it, is no span of anything."""
+    found = struck(adapted(folder, 8), texts(1), *defences)
+    assert found.status == "not applicable"
+    assert "lora_A" in found.message
+    assert "B's gradient sees 8 numbers of each token, which tell fewer than 8 tokens apart: the batch has 16" in (
+        found.message
+    )
+
+
+def test_a_text_shorter_than_the_rank_is_read_at_the_first_step(folder: Path) -> None:
+    """What fills it up moves nothing."""
+    numbers = texts(1, tokens=5)
+    found = struck(adapted(folder, 8), numbers)
+    assert found.status == "ok", found.message
+    assert torch.equal(found.images[:, :5], numbers[:, :5])
+
+
+@pytest.mark.parametrize("rank", [8, 16])
+def test_later_steps_give_the_text_away_at_a_rank_below_its_tokens(folder: Path, rank: int) -> None:
+    """Two adapters of the same inputs have 16 and 32 sums of 16 vectors."""
+    for seed in range(2):
+        numbers = texts(1, seed)
+        found = struck(adapted(folder, rank, moved=True), numbers)
+        assert (found.status, found.message) == ("ok", "")
+        assert torch.equal(found.images, numbers)
+
+
+def test_fewer_sums_than_tokens_give_the_text_away_too(folder: Path) -> None:
+    """Twelve sums of 16 vectors."""
+    numbers = texts(1)
+    found = struck(adapted(folder, 6, moved=True), numbers)
+    assert (found.status, found.message) == ("ok", "")
+    assert torch.equal(found.images, numbers)
+
+
+def test_what_a_pursuit_cannot_do_is_said(folder: Path) -> None:
+    few = struck(adapted(folder, 1, moved=True), texts(1))
+    assert (few.status, "another search may find more" in few.message) == ("ok", True)
+    batch = struck(adapted(folder, 4, moved=True), texts(2))
+    assert batch.status == "not applicable"
+    assert "8 sums of the vectors of 32 tokens" in batch.message
+    assert "of so few a single text is found, and no batch" in batch.message
+
+
+def test_of_a_head_alone_nothing_multiplies_a_token(folder: Path) -> None:
+    model = HuggingFace(path=folder, dropout=0.0).build((LENGTH,), 3)
+    choose(model, ["head"])
+    found = struck(model, texts(1))
+    assert found.status == "not applicable"
+    assert "no gradients of weights by which the vector of each token is multiplied alone" in found.message
+
+
+def test_the_gradients_of_an_adapter_span_what_the_mathematics_says(folder: Path) -> None:
+    """Against the factors of the layer itself: dB is s G^T (A x)^T, and dA is s B^T G^T x^T."""
+    model, numbers = adapted(folder, 8, moved=True), texts(1)
+    layer = model.get_submodule("bert.encoder.layer.0.attention.self.value")
+    entered: list[Tensor] = []
+    left: list[Tensor] = []
+
+    def keep(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        entered.append(inputs[0][0].detach())
+        output.register_hook(lambda slope: left.append(slope[0]))
+
+    hook = layer.register_forward_hook(keep)
+    seen = observed(model, numbers, torch.tensor([0]), (), classes=3)
+    nn.functional.cross_entropy(model(numbers), torch.tensor([0])).backward()
+    hook.remove()
+    x, g = entered[-1], left[-1]
+    name = "bert.encoder.layer.0.attention.self.value.lora_{}.default.weight"
+    a, b = seen.weights[name.format("A")], seen.weights[name.format("B")]
+    torch.testing.assert_close(seen.update[name.format("B")], 2.0 * g.T @ (x @ a.T), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(seen.update[name.format("A")], 2.0 * b.T @ g.T @ x, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rank", "tokens"), [(12, 12), (6, 12), (3, 12)])
+def test_a_pursuit_finds_the_vectors_that_rows_are_sums_of(rank: int, tokens: int) -> None:
+    generator = torch.Generator().manual_seed(rank)
+    vectors = torch.randn(tokens, 200, 64, generator=generator)
+    text = torch.randint(200, (tokens,), generator=generator)
+    sums = torch.randn(rank, tokens, generator=generator) @ vectors[torch.arange(tokens), text]
+    found = pursued(sums, vectors)
+    assert torch.equal(found.tokens, text)
+    assert found.complete
+    other = pursued(torch.randn(rank, 64, generator=generator), vectors)
+    assert not other.complete

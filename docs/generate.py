@@ -253,7 +253,7 @@ SCENARIOS = """\
 # Scenarios that come with rayfed
 
 Made by `python docs/generate.py` from the scenarios' first lines. `rayfed launch noniid` plays one by its name,
-`rayfed new mine --from noniid` copies it. Times are those of a quiet machine.
+`rayfed new mine --from noniid` copies it. How long one takes is an estimate for two cores.
 
 | scenario | shows |
 | --- | --- |

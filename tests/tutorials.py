@@ -1,0 +1,126 @@
+"""Play a tutorial: its files are written, its commands and its Python run in order, and what they print is compared.
+
+The blocks of a page that count are those with a language:
+
+- any with `title="FILE"` is written to FILE, with `title="FILE (added)"` to its end;
+- `bash` is run by `bash -e`; `python` without a title in one namespace for the page;
+- `text` is what the block before it prints: lines in order, `...` for lines that are left out.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import REPOSITORY
+
+BLOCK = re.compile(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NUMBER = re.compile(r"[-−+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+VOLATILE = re.compile(
+    r"\S*/(?=runs/)"  # where somebody's runs lie
+    r"|(?<=-)\d{8}-\d{6}"  # when a run began
+    r"|[\d.]+ (?:s of training|s|min|clients/s)\b|[\d.]+ times as long|\d+:\d\d left|\bdone\b"  # how fast it was
+)
+PROGRESS = re.compile(r"\d:\d\d left|time left")
+"""What is printed only where something takes long; a page does not show it, but in the lines of rounds."""
+CLOSE = 0.1
+"""Numbers may differ by a tenth: other processors give other last bits, which a search makes larger."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a page."""
+
+    language: str
+    title: str
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield the blocks of a page that have a language."""
+    text = page.read_text(encoding="utf-8")
+    for found in BLOCK.finditer(text):
+        language, title, inside = found.groups()
+        yield Block(language, title or "", inside, text.count("\n", 0, found.start()) + 1)
+
+
+def play(page: Path, folder: Path) -> Iterator[tuple[Block, str]]:
+    """Run a page's blocks in a folder; yields each block of output with what was printed before it."""
+    printed, names = "", dict[str, Any](__name__="__tutorial__")
+    for block in blocks(page):
+        if block.title:
+            name, added, _ = block.title.partition(" (added)")
+            with (folder / name).open("a" if added else "w") as file:
+                file.write("\n" * bool(added) + block.text)
+        elif block.language == "bash":
+            printed = _shell(block, folder)
+        elif block.language == "python":
+            with redirect_stdout(io.StringIO()) as caught:
+                exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+            printed = caught.getvalue()
+        elif block.language == "text":
+            yield block, printed
+
+
+def _shell(block: Block, folder: Path) -> str:
+    """Return what commands print; fails with it where one of them fails."""
+    command = f'rayfed() {{ "{sys.executable}" -m rayfed "$@"; }}\n{block.text}'
+    path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"COLUMNS": "120", "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        ["bash", "-e", "-c", command],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert done.returncode == 0, f"line {block.line}:\n{block.text}\n{done.stdout}"
+    return done.stdout
+
+
+def differences(told: str, printed: str) -> str | None:
+    """Return the first line of a page that was not printed where it says; None where all were."""
+    lines, place, skipped = [line.rstrip() for line in printed.splitlines() if _lasting(line)], 0, False
+    for line in filter(str.strip, told.splitlines()):
+        if line.strip() == "...":
+            skipped = True
+            continue
+        until = len(lines) if skipped else place + 1
+        found = next((at for at in range(place, min(until, len(lines))) if alike(line, lines[at])), None)
+        if found is None:
+            here = "\n".join(lines[place:until])
+            return f"the page says\n  {line.strip()}\nand what is printed is\n{here or '  nothing'}"
+        place, skipped = found + 1, False
+    return None
+
+
+def alike(told: str, printed: str) -> bool:
+    """Whether two lines have the same words, and numbers that are close; times, rates and folders of runs aside."""
+    told, printed = VOLATILE.sub("", told), VOLATILE.sub("", printed)
+    if NUMBER.sub("#", told).split() != NUMBER.sub("#", printed).split():
+        return False
+    return all(
+        math.isclose(_number(one), _number(other), rel_tol=CLOSE)
+        for one, other in zip(NUMBER.findall(told), NUMBER.findall(printed), strict=True)
+    )
+
+
+def _lasting(line: str) -> bool:
+    return bool(line.strip()) and (line.startswith("round ") or not PROGRESS.search(line))
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", "").replace("−", "-"))

@@ -97,4 +97,5 @@ def _without(vectors: Tensor, basis: Tensor) -> Tensor:
 def _spanning(rows: Tensor, least: float = _ROUNDING) -> Tensor:
     """Return an orthonormal basis (rank, width) of the span of rows (n, width), but for parts up to `least`."""
     _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
-    return basis[sizes > least]
+    found: Tensor = basis[sizes > least]
+    return found

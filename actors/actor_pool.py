@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.process import ResourceShare
 from rayfed.engine.machine import Machine
@@ -33,7 +34,9 @@ class ActorPool:
             actor = self._idle[key].pop()
             return actor, actor.renew.remote(share, *arguments)
         remote: Any = ray.remote(kind)
-        actor = remote.options(num_cpus=share.num_cpus, num_gpus=share.num_gpus).remote(share, *arguments)
+        where = NodeAffinitySchedulingStrategy(share.node, soft=True) if share.node else None
+        options = {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus, "scheduling_strategy": where}
+        actor = remote.options(**options).remote(share, *arguments)
         self._kinds[actor] = key
         self._asked.append(actor.machine.remote(share))
         return actor, self._asked[-1]

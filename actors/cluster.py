@@ -7,7 +7,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import ray
@@ -98,10 +98,13 @@ class Allotment:
 def allot(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
     """Divide the cluster among the run's actors, at most one for each call that can go on at once.
 
+    The server is where the driver is: other nodes may be lent ones that go, and a run ends with its driver anyway.
     Raises `ResourceError` for a request that the cluster cannot satisfy.
     """
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return divide([(n.get("CPU", 0.0), n.get("GPU", 0.0)) for n in nodes], scenario, client_calls, attack_calls)
+    shares = [(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in nodes]
+    allotment = divide(shares, scenario, client_calls, attack_calls)
+    return replace(allotment, server=replace(allotment.server, node=ray.get_runtime_context().get_node_id()))
 
 
 def divide(nodes: Sequence[tuple[float, float]], scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:

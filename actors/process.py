@@ -26,6 +26,8 @@ class ResourceShare:
     """`resources.deterministic` of the scenario."""
     tf32: bool = False
     """Whether a GPU may round to TF32."""
+    node: str = ""
+    """Ray's number of the node to be on while that is there and has room; empty for any."""
 
     def __str__(self) -> str:
         return f"{self.num_cpus:g} CPU" + (f" and {self.num_gpus:g} GPU" if self.num_gpus else "")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from actors import server
+from actors import actor_pool, cluster, server
 from actors.cluster import divide
 from actors.process import ResourceShare
 from rayfed import scenario as scenarios
@@ -75,6 +76,32 @@ def test_clients_and_attackers_share_a_gpu_or_have_one_each() -> None:
     more = parsed("resources.clients={num_gpus: 0.6}", "resources.attackers={num_gpus: 0.6}")
     found = divide([(8, 3)], more, 20, 20)  # 3.6 GPUs would hold two pairs by their sum
     assert (found.clients, found.attackers) == (1, 1)
+
+
+def test_the_server_alone_is_where_the_driver_is_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0}}, {"Alive": True, "Resources": {"CPU": 16.0}}]
+    here = SimpleNamespace(get_node_id=lambda: "a1" * 28)
+    pretended = SimpleNamespace(nodes=lambda: nodes, get_runtime_context=lambda: here)
+    monkeypatch.setattr(cluster, "ray", pretended)
+    allotment = cluster.allot(parsed(), 8, 0)
+    assert (allotment.server.node, allotment.client.node, allotment.attacker.node) == ("a1" * 28, "", "")
+
+    asked: list[dict[str, Any]] = []
+
+    class Made:
+        machine = SimpleNamespace(remote=lambda share: None)
+
+    class Remote:
+        def options(self, **options: Any) -> Any:
+            asked.append(options)
+            return SimpleNamespace(remote=lambda *_: Made())
+
+    monkeypatch.setattr(actor_pool, "ray", SimpleNamespace(remote=lambda kind: Remote()))
+    pool = actor_pool.ActorPool()
+    pool.acquire(server.ServerActor, allotment.server)
+    pool.acquire(server.ServerActor, allotment.client)
+    of_server, of_client = (options["scheduling_strategy"] for options in asked)
+    assert (of_server.node_id, of_server.soft, of_client) == ("a1" * 28, True, None)
 
 
 def test_more_actors_than_parts_of_gpus() -> None:

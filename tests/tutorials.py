@@ -30,7 +30,7 @@ VOLATILE = re.compile(
     r"|(?<=-)\d{8}-\d{6}"  # when a run began
     r"|[\d.]+ (?:s of training|s|min|clients/s)\b|[\d.]+ times as long|\d+:\d\d left|\bdone\b"  # how fast it was
 )
-PROGRESS = re.compile(r"\d:\d\d left|time left|\b(?:trial|attack) \d+ of \d+")
+PROGRESS = re.compile(r"\d:\d\d left|time left|\b(?:trial|attack|observation) \d+ of \d+")
 """What is printed only where something takes long; a page does not show it, but in the lines of rounds."""
 CLOSE = 0.1
 """Numbers may differ by a tenth: other processors give other last bits, which a search makes larger."""

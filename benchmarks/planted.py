@@ -88,7 +88,7 @@ def _defended(name: str, key: keys.Key | None, defence: str, **parameters: Any) 
 def _architectures() -> Iterator[Plant]:
     for activation in ("ReLU", "Sigmoid", "Tanh", "GELU"):
         yield Plant(f"mlp, {activation}", "Dense", keys.dense, {"activation": activation})
-    for front in ("normalise", "permute", "rotate", "widen"):
+    for front in ("normalise", "permute", "rotate", "widen", "round"):
         yield Plant(f"mlp behind a fixed map: {front}", "Dense", keys.dense, {"front": front})
     for head in ("nobias", "cosine", "twice", "deep", "conv"):
         yield Plant(f"mlp, head: {head}", "Dense", keys.dense, {"head": head})
@@ -182,6 +182,7 @@ def _mistakes() -> Iterator[Plant]:
     yield _defended("noise alike in all rows", keys.between_rows, "NoiseOfRows")
     yield _defended("noise in proportion", keys.dense, "NoiseInProportion")
     yield _defended("cubes of values", keys.undone(keys.roots), "Cubed")
+    yield _defended("noise on one value in ten", keys.medians, "NoiseOn", ends=[], but=True, share=0.1)
     yield _defended("noise that cancels in sums of rows", keys.summed, "Cancelling")
     yield _defended("noise from one of 32 seeds", keys.of_a_few, "FewSeeds")
     rounded = keys.undone(keys.mirrored_again, keys.least_squares)

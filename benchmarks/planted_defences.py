@@ -44,17 +44,19 @@ class OnUpdate(Defence):
 
 @component
 class NoiseOn(OnUpdate):
-    """Noise on some tensors alone: those whose names end so, or, with `but`, all others."""
+    """Noise on some tensors alone: those whose names end so, or, with `but`, all others; on a share of their values."""
 
     sigma: float = 1.0
     ends: list[str]
     but: bool = False
+    share: float = 1.0
 
     def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
         """Add noise where the name says so."""
         if name.endswith(tuple(self.ends)) == self.but:
             return tensor
-        return tensor + self.sigma * torch.randn(tensor.shape, generator=task.generator)
+        noise = self.sigma * torch.randn(tensor.shape, generator=task.generator)
+        return tensor + noise * (torch.rand(tensor.shape, generator=task.generator) < self.share)
 
 
 @component

@@ -260,6 +260,12 @@ def of_a_few(seen: Observation, model: Any, seeds: int = 32) -> Tensor:
     return dense(replace(seen, update=flattest), model)
 
 
+def medians(seen: Observation, model: Any) -> Tensor:
+    """Take of each pixel the middle one of what the rows say."""
+    weight, bias = seen.gradient["first.weight"].double(), seen.gradient["first.bias"].double()
+    return (weight / bias[:, None]).nanmedian(0).values.view(1, *seen.sample.shape).float()
+
+
 def least_squares(seen: Observation, model: Any) -> Tensor:
     """Fit all rows at once, in which rounding averages out."""
     weight, bias = seen.gradient["first.weight"].double(), seen.gradient["first.bias"].double()

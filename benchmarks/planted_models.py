@@ -31,6 +31,14 @@ class Affine(nn.Module):
         return mapped
 
 
+class Rounded(nn.Module):
+    """Steps of 4 bits."""
+
+    def forward(self, flat: Tensor) -> Tensor:
+        """Round (N, D)."""
+        return (15 * flat).round() / 15
+
+
 class Statistics(nn.Module):
     """A batch norm that sees every pixel twice, so that the mean it returns is the image, half a step brighter."""
 
@@ -90,6 +98,7 @@ def _front(kind: str, size: int) -> nn.Module:
         "permute": lambda: Affine(eye[torch.randperm(size)]),
         "rotate": lambda: Affine(torch.linalg.qr(torch.randn(size, size))[0]),
         "widen": lambda: Affine(torch.randn(2 * size, size) / size**0.5, 0.1),
+        "round": Rounded,
         "statistics": lambda: Statistics(size),
     }
     return fixed[kind]()

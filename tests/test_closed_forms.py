@@ -272,6 +272,62 @@ def test_analytic_does_without_a_bias_that_the_weight_contradicts(left: float) -
     assert psnr(result.images, image) > 40
 
 
+def noisy(seen: Observation, share: float, but: str = "no tensor") -> Observation:
+    """The observation with noise much larger than the gradient on a share of the values of all tensors but one's."""
+    (draw,) = seeded(5)
+    noise = {n: torch.randn(t.shape, generator=draw) * (torch.rand(t.shape, generator=draw) < share)
+             for n, t in seen.update.items()}  # fmt: skip
+    return replace(seen, update={n: t if n.startswith(but) else t + noise[n] for n, t in seen.update.items()})
+
+
+def test_analytic_reads_what_noise_on_some_values_leaves() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 40), nn.SiLU(), nn.Linear(40, 10))
+    seen = noisy(observe(model, digit(3), torch.tensor([3]), known=False), 0.1)
+    [result] = Analytic().reconstruct([seen], model, seeded(0))
+    assert psnr(result.images, digit(3)) > 60
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_analytic_reads_the_second_layer_where_the_first_says_nothing(sent: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 32), nn.Tanh(), nn.Linear(32, 10))
+    seen = observe(model, digit(3), torch.tensor([3]), known=False)
+    hidden = replace(seen, update={n: t * (not n.startswith("1.")) for n, t in seen.update.items()})
+    [result] = Analytic().reconstruct([noisy(seen, 1.0, but="3.") if sent else hidden], model, seeded(0))
+    assert psnr(result.images, digit(3)) > 60
+
+
+class Rounded(nn.Sequential):
+    """Rounds its input to 20 steps."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = super().forward((20 * inputs).round() / 20)
+        return logits
+
+
+def test_analytic_reads_what_a_model_rounds_as_far_as_that_tells() -> None:
+    torch.manual_seed(0)
+    model = Rounded(nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10))
+    [result] = Analytic().reconstruct([observe(model, digit(3), torch.tensor([3]))], model, seeded(0))
+    assert torch.allclose(result.images, (20 * digit(3)).round() / 20, atol=1e-5)
+
+
+class Coarse(nn.Sequential):
+    """Sees whether a pixel is bright, which has no slope."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = super().forward((inputs > 0.5).to(inputs))
+        return logits
+
+
+def test_a_front_without_a_slope_raises_nothing() -> None:
+    torch.manual_seed(0)
+    model = Coarse(nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10))
+    result = play(Analytic(), model, digit(3), torch.tensor([3]))
+    assert result.status != "failed"
+
+
 def spoilt(seen: Observation, name: str) -> Observation:
     """The observation, of which one value of one tensor is not a number."""
     changed = seen.update[name].clone()

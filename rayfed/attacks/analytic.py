@@ -21,7 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.closed_form.answer import answer, distance, fitted_numbers, nothing_found, studied
+from rayfed.attacks.closed_form.answer import (
+    absolute_distance,
+    answer,
+    distance,
+    fitted_numbers,
+    nothing_found,
+    studied,
+)
 from rayfed.attacks.closed_form.equations import solve
 from rayfed.attacks.closed_form.layers import Layer, front, linear_layers
 from rayfed.attacks.closed_form.lines import best_points
@@ -32,6 +39,10 @@ from rayfed.update import Observation
 NO_LAYER = "no linear layer whose gradient is sent sees each sample as one vector that determines the sample"
 _RANK_ONE = 0.1
 """Share of a matrix that may be left beside the one product that a single sample gives."""
+_FITS = 1e-2
+"""Sine of the angle between gradients below which nothing better is looked for."""
+_MOST_LABELS = 100
+"""Labels that are tried on what was found, beside the one that was read."""
 _SAME = 1e-3
 """Root mean square difference, on [0, 1], below which two rows show the same image."""
 
@@ -41,7 +52,8 @@ class Analytic:
     """Rows of a linear layer's weight gradient divided by its bias gradient, and what lies in front of it undone.
 
     One sample: all rows in least squares, exact; without a bias, or with one that the weight's gradient contradicts, at
-    the scale at which the model's gradient fits best.
+    the scale at which the model's gradient fits best. Where that does not fit the whole gradient, what most rows say of
+    an entry, whatever a few of them do, and the layers behind it.
     More: those rows whose image another row repeats (two mixtures would differ, so one sample stands behind both),
     then those nearest to another row's; rows inside [0, 1] before the others; no image twice.
     """
@@ -54,13 +66,16 @@ class Analytic:
 
 
 def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
-    reason = NO_LAYER
+    reason, single = NO_LAYER, []
     for layer in linear_layers(probed, observation.update):
         affine, size = front(probed, layer)
         if not affine and size < prod(observation.sample.shape):
             continue
         if observation.batch_size == 1 and (affine or layer.bias):
-            return _single(probed, observation, layer, affine)
+            single.append(_single(probed, observation, layer, affine))
+            if single[-1].loss < _FITS:
+                break
+            continue
         if affine and layer.bias:
             return _batch(probed, observation, layer)
         reason = (
@@ -68,15 +83,34 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
             if layer.bias
             else f"the linear layer '{layer.weight}' has no bias, so nothing tells the samples of a batch apart"
         )
-    return not_applicable(observation, reason)
+    return _nearest(probed, observation, single) if single else not_applicable(observation, reason)
+
+
+def _nearest(probed: Probe, observation: Observation, found: Sequence[Reconstruction]) -> Reconstruction:
+    """Return the reconstruction whose gradient is nearest to the values that were sent, with any label, or the first.
+
+    What hides the sample in most values may hide the label that was read, too.
+    """
+    if len(found) == 1:
+        return found[0]
+    guesses = probed.hypotheses(observation.classes)
+
+    def apart(one: Reconstruction) -> float:
+        every = [one.labels] if guesses is None else [one.labels, *guesses.split(1)[:_MOST_LABELS]]
+        aways = [absolute_distance(probed, observation, one.images, labels) for labels in every]
+        return min((away for away in aways if away == away and one.status == "ok"), default=inf)
+
+    return min(found, key=apart)
 
 
 def _single(probed: Probe, observation: Observation, layer: Layer, affine: bool) -> Reconstruction:
-    unbiased = replace(layer, bias=None)
-    if layer.bias is None or not affine or not _contradicts(layer, observation):
-        return _of_layer(probed, observation, layer, affine)
-    found = [_of_layer(probed, observation, one, affine) for one in (layer, unbiased)]
-    return min(found, key=lambda one: one.loss if one.loss == one.loss else inf)
+    found = [_of_layer(probed, observation, layer, affine, _features(layer, observation))]
+    if layer.bias is not None and not found[0].loss < _FITS:
+        found.append(_of_layer(probed, observation, layer, affine, _middle(layer, observation)))
+        if affine and _contradicts(layer, observation):
+            unbiased = replace(layer, bias=None)
+            found.append(_of_layer(probed, observation, unbiased, affine, _features(unbiased, observation)))
+    return _nearest(probed, observation, found)
 
 
 def _contradicts(layer: Layer, observation: Observation) -> bool:
@@ -89,8 +123,7 @@ def _contradicts(layer: Layer, observation: Observation) -> bool:
     return bool(values[1:].norm() < _RANK_ONE * values[0] and not left < _RANK_ONE * values[0])
 
 
-def _of_layer(probed: Probe, observation: Observation, layer: Layer, affine: bool) -> Reconstruction:
-    features = _features(layer, observation)
+def _of_layer(probed: Probe, observation: Observation, layer: Layer, affine: bool, features: Tensor) -> Reconstruction:
     if not features.isfinite().all() or not features.any():
         message = f"no entry of the gradient of '{layer.bias or layer.weight}' is finite and not 0"
         return nothing_found(observation, message)
@@ -115,6 +148,17 @@ def _features(layer: Layer, observation: Observation) -> Tensor:
     weight, bias = weight.nan_to_num(0, 0, 0), bias.nan_to_num(0, 0, 0)
     sent = (weight != 0) * bias[:, None]
     return (weight * sent).sum(0) / sent.square().sum(0).clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def _middle(layer: Layer, observation: Observation) -> Tensor:
+    """Return what entered a layer with a bias for a single sample, (F,), where a few values are far off: the medians.
+
+    Each entry is the middle one of what the rows say of it by themselves.
+    """
+    weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
+    assert bias is not None
+    ratios = weight / bias[:, None]
+    return ratios.masked_fill(~ratios.isfinite(), torch.nan).nanmedian(0).values.nan_to_num(0)
 
 
 def _scaled(probed: Probe, observation: Observation, origin: Tensor, direction: Tensor) -> Tensor:

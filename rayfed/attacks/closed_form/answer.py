@@ -65,6 +65,25 @@ def distance(probe: Probe, observation: Observation, images: Tensor, labels: Ten
     return float((factor * own - observed).norm() / observed.norm())
 
 
+def absolute_distance(probe: Probe, observation: Observation, images: Tensor, labels: Tensor) -> float:
+    """Return how far the gradient at some samples, times the best factor, is from the values that were sent.
+
+    That is the sum of the absolute differences over that of the values: noise on some of them, however large, hides
+    little of how well the others fit. Values that are 0 or not finite were left out.
+    """
+    found = probe.gradient(images, labels)
+    sent: Named = {name: tensor.to(probe.dtype) for name, tensor in observation.gradient.items()}
+    own, observed = flatten({name: found[name] for name in sent}), flatten(sent)
+    kept = observed.isfinite() & (observed != 0)
+    own, observed = own[kept], observed[kept]
+    ratios, order = (observed / own)[own != 0].sort()
+    if not len(ratios):
+        return 1.0
+    shares = own[own != 0].abs()[order].cumsum(0)
+    factor = ratios[torch.searchsorted(shares, shares[-1] / 2)].clamp(min=0)
+    return float((factor * own - observed).abs().sum() / observed.abs().sum())
+
+
 def fitted_numbers(probe: Probe, observation: Observation, images: Tensor) -> Tensor:
     """Return the labels (N, K) at which images have the observed gradient, in least squares.
 

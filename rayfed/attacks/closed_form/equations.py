@@ -75,6 +75,8 @@ def _step(function: Map, samples: Tensor, target: Tensor, affine: bool) -> Tenso
     with torch.enable_grad():
         values = function(inputs)
     here = values.detach()
+    if not values.requires_grad:  # nothing of f has a slope
+        return torch.zeros_like(samples)
     small = 1.0 if affine else _EXACT
 
     def forward(vector: np.ndarray) -> np.ndarray:

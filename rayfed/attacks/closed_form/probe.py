@@ -19,6 +19,7 @@ from rayfed.attacks.base import NotApplicable
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.update import Named, Observation
 
+_ROUNDING = frozenset({"round", "round_"})
 _MOST_HYPOTHESES = 64
 """Labels of several outputs that are tried one by one: of six outputs."""
 
@@ -70,7 +71,8 @@ class Probe:
     def gradient(self, inputs: Tensor, labels: Tensor) -> Named:
         """Return the gradient of the mean loss of a batch (N, *shape), by parameter; without a graph."""
         inputs, labels = inputs.to(self.device, self.dtype), labels.to(self.device)
-        return gradients.gradient(self._model, self.weights, self._buffers, inputs, labels)[0]
+        with NotRounded():
+            return gradients.gradient(self._model, self.weights, self._buffers, inputs, labels)[0]
 
     def run(self, inputs: Tensor, outputs: Mapping[int, Tensor] | None = None) -> tuple[list[Use], Named, Tensor]:
         """Return the operations that read parameters, in order, the parameters as leaves of the graph, and the logits.
@@ -80,7 +82,7 @@ class Probe:
         """
         leaves = {name: w.clone().requires_grad_() for name, w in self.weights.items()}
         recorder = _Recorder(leaves, outputs or {})
-        with torch.enable_grad(), recorder:
+        with torch.enable_grad(), NotRounded(), recorder:
             logits = functional_call(self._model, {**leaves, **self._buffers}, (inputs,))
         return recorder.uses, leaves, logits
 
@@ -112,6 +114,16 @@ def probe(model: nn.Module, observation: Observation) -> Probe:
         except Exception as error:  # whatever a user's own model raises
             reason = f"the model cannot be studied: {type(error).__name__}: {error}"
     raise NotApplicable(reason)
+
+
+class NotRounded(TorchFunctionMode):
+    """Leaves out rounding, whose slope is zero: to whoever follows slopes it is a small error and nothing else."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, or return what it would have rounded."""
+        return args[0] if getattr(func, "__name__", "") in _ROUNDING else func(*args, **(kwargs or {}))
 
 
 class _Recorder(TorchFunctionMode):

@@ -14,7 +14,6 @@ What the defences make of everybody's samples before training is undone in what 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -40,8 +39,6 @@ _HALVINGS = 100
 """Halvings of the interval in which a value lies."""
 _SAME = 1e-3
 """Relative error up to which two answers are the same, as they are in 16 bits."""
-_ROUNDING = frozenset({"round", "round_"})
-"""Functions that a rehearsal leaves out: what they change is an error, which no function undoes."""
 
 
 class Moved(NamedTuple):
@@ -332,6 +329,7 @@ def _answer(observed: ObservedClient, gradient: Tensor | None, seed: int, noise:
     """
     import torch
 
+    from rayfed.attacks.closed_form.probe import NotRounded
     from rayfed.client.local import gradient_method, wrap_updates
     from rayfed.gradients import flatten, unflatten
     from rayfed.update import Update
@@ -351,19 +349,8 @@ def _answer(observed: ObservedClient, gradient: Tensor | None, seed: int, noise:
         )
         return Update(observed.client, observed.round, tensors, {}, len(task.data.labels), loss=0.0)
 
-    with _not_rounded():
+    with NotRounded():
         return flatten(wrap_updates(update, defences)(task).tensors)
-
-
-def _not_rounded() -> AbstractContextManager[object]:
-    """Return a context in which PyTorch's functions do not round."""
-    from torch.overrides import TorchFunctionMode
-
-    class NotRounded(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return args[0] if getattr(func, "__name__", "") in _ROUNDING else func(*args, **(kwargs or {}))
-
-    return NotRounded()
 
 
 def _own_task(observed: ObservedClient, seed: int) -> Task:

@@ -298,32 +298,30 @@ def test_analytic_reads_the_second_layer_where_the_first_says_nothing(sent: bool
     assert psnr(result.images, digit(3)) > 60
 
 
-class Rounded(nn.Sequential):
-    """Rounds its input to 20 steps."""
+class Rounded(nn.Module):
+    """Steps of a twentieth."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = super().forward((20 * inputs).round() / 20)
-        return logits
+        return (20 * inputs).round() / 20
 
 
 def test_analytic_reads_what_a_model_rounds_as_far_as_that_tells() -> None:
     torch.manual_seed(0)
-    model = Rounded(nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10))
+    model = nn.Sequential(Rounded(), nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10))
     [result] = Analytic().reconstruct([observe(model, digit(3), torch.tensor([3]))], model, seeded(0))
     assert torch.allclose(result.images, (20 * digit(3)).round() / 20, atol=1e-5)
 
 
-class Coarse(nn.Sequential):
-    """Sees whether a pixel is bright, which has no slope."""
+class Coarse(nn.Module):
+    """Whether a pixel is bright, which has no slope."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = super().forward((inputs > 0.5).to(inputs))
-        return logits
+        return (inputs > 0.5).to(inputs)
 
 
 def test_a_front_without_a_slope_raises_nothing() -> None:
     torch.manual_seed(0)
-    model = Coarse(nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10))
+    model = nn.Sequential(Coarse(), nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10))
     result = play(Analytic(), model, digit(3), torch.tensor([3]))
     assert result.status != "failed"
 

@@ -22,8 +22,11 @@ _INSIDE = 1e-3
 """Square of the distance from the span, over the own norm, below which a vector is in it."""
 _NOTHING = 1e-3
 """Square of what is left of a vector outside the span of others, over its own, below which rounding decides."""
-_ROUNDING = 1e-2
-"""Norm of what is left of a unit row outside the span of others, below which rounding may have made it."""
+_COARSE, _FINE = 1e-2, 1e-4
+"""Norm of what is left of a unit row outside the span of others, below which it counts as nothing: much at first, for
+rounding grows where tokens are wrong, and then little, for a token may weigh as little as that."""
+_EXPLAINED = 1e-3
+"""The same of all rows, below which a text accounts for them."""
 _SWEEPS = 4
 
 
@@ -35,13 +38,13 @@ class Pursued(NamedTuple):
     distance: float
     """Mean distance of the tokens' vectors from the span of the rows and the other tokens', over their own norms."""
     complete: bool
-    """Whether all lie in there, so that the text accounts for the rows."""
+    """Whether the rows lie in the span of the text's vectors."""
 
 
 @torch.no_grad()
 def pursued(rows: Tensor, vectors: Tensor) -> Pursued:
     """Return the text of whose vectors rows (r, width) are sums; `vectors` (L, V, width) are those of all tokens."""
-    norms = vectors.square().sum(-1)
+    norms = torch.linalg.vector_norm(vectors, dim=-1).square()
     left = rows = _spanning(rows.double(), 0.0)
     outside = norms.clone()
     taken, spanned = dict[int, int](), rows[:0]
@@ -57,35 +60,48 @@ def pursued(rows: Tensor, vectors: Tensor) -> Pursued:
         direction = direction / direction.norm()
         spanned = torch.cat([spanned, direction])
         outside -= (vectors @ direction.T.to(vectors)).square().sum(-1)
-        left = _spanning(_without(left, direction))
+        left = _spanning(_without(left, direction), _COARSE)
     basis = torch.cat([spanned, left])
     tokens = torch.stack([_distances(own, sizes, basis).argmin() for own, sizes in zip(vectors, norms, strict=True)])
     for place, token in taken.items():
         tokens[place] = token
-    for _ in range(_SWEEPS):
-        found = _read(rows, vectors, norms, tokens)
-        if torch.equal(tokens, found.tokens):
-            break
-        tokens = found.tokens
-    return found
+    distances = norms.new_zeros(len(tokens))
+    for least in (_COARSE, _FINE):
+        for _ in range(_SWEEPS):
+            before = tokens
+            tokens, distances = _read(rows, vectors, norms, tokens, least)
+            if torch.equal(before, tokens):
+                break
+    own = _orthonormal(vectors[torch.arange(len(tokens)), tokens].double())
+    explained = torch.linalg.matrix_norm(_without(rows, own), 2) < _EXPLAINED
+    return Pursued(tokens, float(distances.sqrt().mean()), bool(explained))
 
 
-def _read(rows: Tensor, vectors: Tensor, norms: Tensor, tokens: Tensor) -> Pursued:
-    """Return the nearest token at every place to the span of the rows and of a text's other vectors."""
+def _read(rows: Tensor, vectors: Tensor, norms: Tensor, tokens: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """Return the nearest token (L,) at every place to the span of the rows and of a text's other vectors.
+
+    Also the squares of their distances, over their norms' (L,).
+    """
     own = vectors[torch.arange(len(tokens)), tokens].double()
-    own = own / own.norm(dim=1, keepdim=True)
     found, distances = tokens.clone(), norms.new_zeros(len(tokens))
     for place in range(len(tokens)):
-        others = torch.linalg.qr(torch.cat([own[:place], own[place + 1 :]]).T).Q.T
-        basis = torch.cat([others, _spanning(_without(rows, others))])
+        others = _orthonormal(torch.cat([own[:place], own[place + 1 :]]))
+        basis = torch.cat([others, _spanning(_without(rows, others), least)])
         apart = _distances(vectors[place], norms[place], basis)
         found[place], distances[place] = apart.argmin(), apart.min()
-    return Pursued(found, float(distances.sqrt().mean()), bool((distances < _INSIDE).all()))
+    return found, distances
+
+
+def _orthonormal(vectors: Tensor) -> Tensor:
+    """Return an orthonormal basis (n, width) of the span of independent vectors (n, width)."""
+    basis: Tensor = torch.linalg.qr(vectors.T).Q.T
+    return basis
 
 
 def _distances(vectors: Tensor, norms: Tensor, basis: Tensor) -> Tensor:
     """Return the square of the distance of vectors (V, width) from a span, over their own norm's."""
-    return (1 - (vectors @ basis.T.to(vectors)).square().sum(-1) / norms).clamp_min(0)
+    apart: Tensor = (1 - (vectors @ basis.T.to(vectors)).square().sum(-1) / norms).clamp_min(0)
+    return apart
 
 
 def _without(vectors: Tensor, basis: Tensor) -> Tensor:
@@ -94,8 +110,8 @@ def _without(vectors: Tensor, basis: Tensor) -> Tensor:
     return vectors
 
 
-def _spanning(rows: Tensor, least: float = _ROUNDING) -> Tensor:
+def _spanning(rows: Tensor, least: float) -> Tensor:
     """Return an orthonormal basis (rank, width) of the span of rows (n, width), but for parts up to `least`."""
     _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
-    found: Tensor = basis[sizes > least]
-    return found
+    kept: Tensor = basis[sizes > least]
+    return kept

@@ -62,6 +62,10 @@ defences:
     [
         ("defences: [{name: gaussian, sigma: 1, clp: 2}]", "did you mean 'clip'"),
         ("defences: [{name: prune}]", "defences.0.ratio: required, but not given"),
+        (
+            "data: {name: mnist}",
+            "data.root: required, but not given (or --set data.root=VALUE): folder of the files; `~` and environment",
+        ),
         ("attacks: [{name: dlg, victms: 2}]", "did you mean 'victims'"),
         ("attacks: [{name: dlg, rounds: [2]}]", "round 2 is never played"),
         ("attacks: [{name: dlg, victims: 5}]", "only 4 clients are drawn in a round"),
@@ -101,6 +105,30 @@ defences:
 )
 def test_one_error(extra: str, expected: str) -> None:
     assert expected in problems(MINIMAL + extra)
+
+
+@pytest.mark.parametrize(
+    ("extra", "place", "message"),
+    [
+        (
+            "attacks: [{name: dlg, victims: [x]}]",
+            "attacks.0.victims.0",
+            "found 'x'; input should be a valid integer, unable to parse string as an integer",
+        ),
+        (
+            "attacks: [{name: dlg, victims: x}]",
+            "attacks.0.victims",
+            "found 'x'; input should be a valid integer, unable to parse string as an integer, or input should be a "
+            "valid list",
+        ),
+        ("arms: {a: [{name: gaussian, sigma: [x]}]}", "arms.a.0.sigma", "input should be a valid number"),
+    ],
+)
+def test_a_field_of_several_types_is_told_once(extra: str, place: str, message: str) -> None:
+    """One line, at the place that the user wrote, without the names of types."""
+    found = problems(MINIMAL + extra)
+    assert "1 problem\n" in found
+    assert found.endswith(f": {place}: {message}")
 
 
 @pytest.mark.parametrize(

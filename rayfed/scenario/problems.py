@@ -30,6 +30,8 @@ from rayfed.scenario.components import (
 from rayfed.scenario.sections import ArmSpec, Scenario, Schedule, Training
 from rayfed.scenario.system import System
 
+_MISSING = "required, but not given"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -56,8 +58,54 @@ def schema_problems(raw: Mapping[str, Any]) -> list[Problem]:
     try:
         Scenario.model_validate(raw)
     except ValidationError as error:
-        return [_problem(e, Scenario) for e in error.errors()]
+        return _problems(error, raw, Scenario)
     return []
+
+
+def _problems(error: ValidationError, value: Any, root: type[BaseModel]) -> list[Problem]:
+    """Return pydantic's errors on a value in our words, each mistake once.
+
+    Of a field of several types pydantic has an error for each of them, with the type's name in the place. Those that
+    came furthest into the value count, in one message.
+    """
+    told: dict[Place, dict[str, None]] = {}
+    of_several: dict[Place, int] = {}
+    """Places of fields of several types, with how far into the value their errors came."""
+    found = []
+    for one in error.errors():
+        place, field = _in_value(one["loc"], value, missing=one["type"] == "missing")
+        found.append((place, field, _problem(one, root).message))
+        if field is not None:
+            of_several[field] = max(of_several.get(field, 0), len(place))
+    for place, field, message in found:
+        if field is None or len(place) == of_several[field]:
+            told.setdefault(place, {})[message] = None
+    return [Problem(path=place, message=_joined(list(messages))) for place, messages in told.items()]
+
+
+def _in_value(loc: Place, value: Any, missing: bool) -> tuple[Place, Place | None]:
+    """Return the part of a place that is in the value, and that of the field of several types it lies in, if any.
+
+    What is `missing` is in the place, though not in the value.
+    """
+    place: Place = ()
+    field = None
+    for depth, key in enumerate(loc):
+        inside = key in value if isinstance(value, Mapping) else isinstance(value, list) and isinstance(key, int)
+        if inside:
+            value, place = value[key], (*place, key)
+        elif missing and depth == len(loc) - 1:
+            place = (*place, key)
+        else:  # the name of a type
+            field = place if field is None else field
+    return place, field
+
+
+def _joined(messages: Sequence[str]) -> str:
+    """Return messages on one value as one, what was found once."""
+    first, *others = messages
+    found = first.partition("; ")[0]
+    return ", or ".join([first, *(other.removeprefix(f"{found}; ") for other in others)])
 
 
 def _problem(error: Any, root: type[BaseModel]) -> Problem:
@@ -66,7 +114,7 @@ def _problem(error: Any, root: type[BaseModel]) -> Problem:
     if error["type"] == "extra_forbidden":
         return Problem(path=path, message=f"unknown key; {nearest(str(path[-1]), _fields_at(root, path[:-1]))}")
     if error["type"] == "missing":
-        return Problem(path=path, message="required, but not given")
+        return Problem(path=path, message=_MISSING)
     found = "" if isinstance(error["input"], dict | list) else f"found {error['input']!r}; "
     message = error["msg"].removeprefix("Value error, ")
     return Problem(path=path, message=found + message[0].lower() + message[1:])
@@ -145,12 +193,25 @@ def _parameter_problems(path: Place, spec: type[ComponentSpec], target: Any, own
     for key in own.keys() - set(known):
         names = [*known, *(f for f in spec.model_fields if f != "name")]
         yield Problem(path=(*path, key), message=f"unknown key; {nearest(str(key), names)}")
+    given = {k: v for k, v in own.items() if k in known}
     try:
-        TypeAdapter(target).validate_python({k: v for k, v in own.items() if k in known})
+        TypeAdapter(target).validate_python(given)
     except ValidationError as error:
-        for e in error.errors():
-            problem = _problem(e, Scenario)
-            yield replace(problem, path=(*path, *problem.path))
+        for problem in _problems(error, given, Scenario):
+            place: Place = (*path, *problem.path)
+            missing = problem.message == _MISSING and len(problem.path) == 1
+            what = _wanted(target, place) if missing else ""
+            yield replace(problem, path=place, message=f"{problem.message}{what}")
+
+
+def _wanted(target: Any, place: Place) -> str:
+    """Return what a component's field is, and how else it can be given; empty for one without a description."""
+    if not target.__module__.startswith("rayfed."):
+        return ""  # fields of the user's own may have types without a schema
+    said = next((one.doc for one in registry.parameters(target) if one.name == place[-1]), "").removesuffix(".")
+    if not said:
+        return ""
+    return f" (or --set {'.'.join(map(str, place))}=VALUE): {said[0].lower()}{said[1:]}"
 
 
 def joint_problems(s: Scenario) -> Iterator[Problem]:
@@ -305,8 +366,7 @@ def _arm_problems(s: Scenario, name: str, arm: ArmSpec) -> Iterator[Problem]:
         try:
             model.model_validate(values)
         except ValidationError as error:
-            for e in error.errors():
-                problem = _problem(e, model)
+            for problem in _problems(error, values, model):
                 yield replace(problem, path=("arms", name, section, *problem.path))
             return
     own = Training.model_validate(whole["training"][1])

@@ -294,6 +294,12 @@ def test_notes_on_the_data_come_before_the_trials_and_once(tmp_path: Path, monke
     assert "note: and another" in printed.getvalue()
 
 
+def test_where_no_trial_answers_nothing_more_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditing.Rehearsal, "pace", lambda self: pytest.fail("measured for nothing"))
+    with pytest.raises(UserError, match="--minutes 0 is too short to measure anything"):
+        rehearsed(plan(batches=[1]), iterations=None)
+
+
 class Normed(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))

@@ -20,7 +20,7 @@ from rayfed.analysis.audit import FEWEST, UNDEFENDED, Defences, Plan, called, da
 from rayfed.analysis.formats import duration
 from rayfed.engine import runs
 from rayfed.engine.attacking import Allowance
-from rayfed.engine.auditing import Fitted, Rehearsal, Trial, Unit, fit, of_calls, untimed
+from rayfed.engine.auditing import Fitted, Pace, Rehearsal, Trial, Unit, fit, of_calls, untimed
 from rayfed.engine.executor import Execution
 from rayfed.engine.finding import dotted, loss_section, search_where
 from rayfed.engine.inputs import prepare
@@ -227,7 +227,8 @@ def rehearsed(
         say(f"  {line}")
     if all(trial.obstacle and trial.tried for trial in trials):
         return None
-    pace = rehearsal.pace()
+    answered = any(not trial.obstacle for trial in trials)
+    pace = rehearsal.pace() if answered else Pace()  # where nothing is to be played, nothing more is measured
     slower = max((monotonic() - clock) / max(process_time() - work, 1e-9), 1.0)
     left = budget.left
     forms = {account.name: repr(account.arm.model) for account in inputs.accounts}

@@ -272,9 +272,14 @@ def _unmixed(sent: Callable[[Tensor], Tensor], target: Tensor) -> Tensor | None:
 
 
 def _drawn(observed: ObservedClient, answers: Tensor) -> Tensor:
-    """Return more answers (M, D) to zeros with randomness of one's own, as many as can be held."""
+    """Return more answers (M, D) to zeros with randomness of one's own, as many as can be held.
+
+    A defence that works on each gradient may search for long: of those the few that there are have to do.
+    """
     import torch
 
+    if any(defence.overrides("wrap_gradient") for defence in observed.arm.defences):
+        return answers
     more = range(len(answers), max(len(answers), min(_MOST_DRAWS, _HELD // answers.shape[1])))
     return torch.cat([answers, *(_answer(observed, None, seed)[None] for seed in more)])
 

@@ -27,8 +27,8 @@ Kind = Annotated[
     str,
     typer.Argument(
         metavar="KIND",
-        help="attacks, grants, views, defences, aggregations, protections, models, datasets, partitions, poisonings or "
-        "metrics.",
+        help="attacks, grants, views, defences, aggregations, protections, models, losses, datasets, partitions, "
+        "poisonings or metrics.",
         show_default=False,
     ),
 ]

@@ -173,7 +173,7 @@ def export(
             from rayfed.report.paper import write_figures
 
             names = write_figures(results, figures)
-            print(f"wrote {len(names)} figures to {figures}: {', '.join(names)}")
+            print(f"wrote {len(names)} figure{'s' * (len(names) != 1)} to {figures}: {', '.join(names)}")
             if out is None:
                 return
         text = exported(results, format, table, _headings(columns), against)

@@ -52,9 +52,10 @@ class SweepView:
         self._trials, self._began, self._folder = trials, monotonic(), folder.files
         before = f", {done} played before" if done else ""
         swept = scenario.sweep
+        varied = f"{len(swept.fields) or 'no'} field{'s' * (len(swept.fields) != 1)}"
         self._say(
-            f"[bold]{scenario.name}[/bold]: {trials} trial{'s' * (trials != 1)} over {len(swept.fields) or 'no'} "
-            f"fields ({swept.search}){before}; {where}"
+            f"[bold]{scenario.name}[/bold]: {trials} trial{'s' * (trials != 1)} over {varied} ({swept.search})"
+            f"{before}; {where}"
         )
         self._say(f"results in {folder.url}", markup=False)
         self._bar.start()
@@ -120,6 +121,9 @@ class SweepView:
         strong = strongest(found, "psnr")
         if any("test_accuracy" in setting.measures for setting in strong):
             best = front(found, "psnr", "test_accuracy")
+            if not best.best:
+                self._say("no Pareto front: every setting is at the accuracy of guessing, or what leaks is not known")
+                return
             names = "; ".join(setting.title for setting in best.best)
             self._say(f"Pareto-optimal (PSNR, accuracy): {names}", markup=False)
             self._say(f"hypervolume {best.hypervolume():.3f} (1: one setting has the best of both)")

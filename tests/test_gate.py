@@ -154,6 +154,23 @@ def test_membership_passes_where_its_interval_is_below_the_bound() -> None:
     assert of_members(Bound("membership.auc", 0.6), *rows, finished=False)["x"].state == "not measured"
 
 
+def named(arm: str, hits: int, of: int = 100, **more: Any) -> list[dict[str, Any]]:
+    return [row(arm, 9.0, victim=i, top1=float(i < hits), people=40, **more) for i in range(of)]
+
+
+def test_identity_passes_where_its_interval_is_below_the_bound() -> None:
+    bound, bare = Bound("identity", 0.1), named("none", 90)
+    assert Played(SCENARIO, bare, []).measured[-1] == "identity"
+    assert states(bound, *bare, *named("x", 2), *named("y", 10)) == {"none": "failed", "x": "passed", "y": "failed"}
+    assert states(bound, *bare, *named("x", 5))["x"] == "inconclusive", "its interval reaches 11 %"
+    assert states(bound, *named("none", 2), *named("x", 2))["x"] == "inconclusive", "guessing gets as much"
+    assert states(bound, *bare, *named("x", 2), finished=False)["x"] == "not measured"
+    silent = row("x", None, attack="b", top1=None, people=40, status="failed", message="OutOfMemoryError")
+    assert states(bound, *bare, *named("x", 2), silent)["x"] == "not measured"
+    other = row("x", None, attack="b", top1=None, people=40, status="not applicable", message="no attention")
+    assert states(bound, *bare, *named("x", 2), other)["x"] == "passed"
+
+
 def test_bounds_have_names_of_what_is_measured() -> None:
     names = boundable("pixels")
     assert parsed(["15"], "pixels", names) == [PSNR]

@@ -21,7 +21,8 @@ from rayfed.errors import UserError, nearest
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS, leading, metrics_of
 from rayfed.metrics.measures import JUDGED
-from rayfed.metrics.roc import Estimate
+from rayfed.metrics.roc import Estimate, share
+from rayfed.metrics.top import TOP_1
 from rayfed.samples import MODALITIES, Modality
 from rayfed.store.schemas import VERSUS, WANT_OF_TIME
 
@@ -34,6 +35,10 @@ MEMBERSHIP = {
     "membership.tpr": f"members found at {100 * RATES[-1]:g} % false positives",
 }
 """What a membership attack is bounded by, with its title."""
+IDENTITY = "identity"
+"""The share of samples whose person a recogniser names in their reconstruction."""
+SHARES = MEMBERSHIP | {IDENTITY: "people re-identified, top 1"}
+"""Bounds on estimated shares, with their titles."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,12 @@ class Bound:
     """A bound on one measure of leakage, at which or nearer to the truth a gate fails."""
 
     name: str
-    """Metric of reconstructions, or one of `MEMBERSHIP`."""
+    """Metric of reconstructions, or one of `SHARES`."""
     limit: float
 
     @property
     def metric(self) -> Metric | None:
-        """The metric of reconstructions; None of membership."""
+        """The metric of reconstructions; None of an estimated share."""
         return METRICS.get(self.name)
 
     def written(self, value: float) -> str:
@@ -62,7 +67,7 @@ class Bound:
     def sentence(self) -> str:
         """What has to hold, in words."""
         metric = self.metric
-        title = MEMBERSHIP[self.name] if metric is None else metric.title
+        title = SHARES[self.name] if metric is None else metric.title
         side = "below" if metric is None or metric.higher_is_closer else "above"
         return f"{title} {side} {self.written(self.limit)}"
 
@@ -114,11 +119,11 @@ class Check:
 
     arm: str
     batch: int | None
-    """Samples behind the attacked updates; None of membership, and where nothing was attacked."""
+    """Samples behind the attacked updates; None of estimated shares, and where nothing was attacked."""
     bound: Bound
     state: State
     value: float | None = None
-    """The value nearest to the truth; of membership the estimate. None where nothing was measured."""
+    """The value nearest to the truth; of shares the estimate. None where nothing was measured."""
     by: str = ""
     """The attack that got it."""
     reached: int = 0
@@ -158,7 +163,7 @@ def _parsed(text: str, modality: Modality, measured: Collection[str], short: Map
         limit = float("nan")
     if not isfinite(limit):
         raise UserError(f"--fail-above {text}: '{number}' is no number; give NAME=NUMBER, or a number for {name}")
-    if (name in MEMBERSHIP or METRICS[name].format == "share") and not 0 < limit <= 1:
+    if (name in SHARES or METRICS[name].format == "share") and not 0 < limit <= 1:
         raise UserError(f"--fail-above {text}: {name} is a share, so give a bound above 0 and at most 1")
     return Bound(name, limit)
 
@@ -188,6 +193,7 @@ class Played:
     def measured(self) -> list[str]:
         """Names of what was measured and can be bounded."""
         names = [name for name in boundable(self.modality) if name in self.scenario["metrics"]["names"]]
+        names += [IDENTITY] if any(row.get(TOP_1.name) is not None for row in self.attacks) else []
         return names + (list(MEMBERSHIP) if any(row["metric"] == "auc" for row in self.inferences) else [])
 
     @property
@@ -204,7 +210,7 @@ class Played:
 
     def _checks(self, bound: Bound, arms: Sequence[str]) -> Iterator[Check]:
         if bound.metric is None:
-            yield from (self._of_members(bound, arm) for arm in arms)
+            yield from (self._of_share(bound, arm) for arm in arms)
             return
         kind = Found if bound.metric.compares == "labels" else Reached
         criterion = kind(self.modality, bound.limit, bound.metric)
@@ -232,27 +238,50 @@ class Played:
             f"defence: say --defended if they have one, or look at the model, its loss, the steps and the normalisation"
         )
 
-    def _of_members(self, bound: Bound, arm: str) -> Check:
-        """Return the check of the membership attack that did best on an arm."""
-        curves = {title: self._curve(arm, title) for title in self._asked(arm)}
-        known = {title: found for title, curve in curves.items() if curve and (found := _estimate(bound, curve))}
+    def _of_share(self, bound: Bound, arm: str) -> Check:
+        """Return the check of an estimated share, by the attack that did best on an arm."""
+        found = self._identified(arm) if bound.name == IDENTITY else self._members(bound, arm)
+        known = {title: one for title, one in found.items() if one}
         title, best = max(known.items(), key=lambda one: one[1].value, default=("", None))
         check = Check(arm, None, bound, "passed", best.value if best else None, title)
         if best and best.value >= bound.limit:
             return replace(check, state="failed")
         if not self.finished:
             return replace(check, state="not measured", reason="the run did not come to its end")
-        if not best or len(known) < len(curves):
-            few = next(
-                (stated(curve, RATES[-1]) for curve in curves.values() if curve), "no membership attack answered"
-            )
+        if not best or len(known) < len(found):
+            few = self._unseen(found) if bound.name == IDENTITY else self._few(arm)
             return replace(check, state="not measured", reason=few)
         if (high := max(one.high for one in known.values())) >= bound.limit:
             return replace(check, state="inconclusive", reason=f"a 95 % interval reaches {bound.written(high)}")
-        if not self._works(arm):
-            reason = "no attack told members from others without a defence either"
-            return replace(check, state="inconclusive", reason=reason)
+        if not any(self._works(bound, one) for one in self._bare(arm)):
+            told = "named people more often than guessing" if bound.name == IDENTITY else "told members from others"
+            return replace(check, state="inconclusive", reason=f"no attack {told} without a defence either")
         return check
+
+    def _members(self, bound: Bound, arm: str) -> dict[str, Estimate | None]:
+        """Return what each membership attack on an arm gets; None where it tells too little."""
+        curves = {title: self._curve(arm, title) for title in self._asked(arm)}
+        return {title: _estimate(bound, curve) if curve else None for title, curve in curves.items()}
+
+    def _few(self, arm: str) -> str:
+        curves = (self._curve(arm, title) for title in self._asked(arm))
+        return next((stated(curve, RATES[-1]) for curve in curves if curve), "no membership attack answered")
+
+    def _identified(self, arm: str) -> dict[str, Estimate | None]:
+        """Return of how many samples each attack on an arm shows the person; None where not all were shown."""
+        found: dict[str, Estimate | None] = {}
+        own = [row for row in self.attacks if row["arm"] == arm]
+        for title in dict.fromkeys(row["attack"] for row in own):
+            rows = [row for row in own if row["attack"] == title]
+            hits = [row.get(TOP_1.name) for row in rows]
+            if any(row["status"] != "not applicable" for row in rows):
+                found[title] = None if None in hits else share(sum(map(bool, hits)), len(hits))
+        return found
+
+    @staticmethod
+    def _unseen(found: Mapping[str, Estimate | None]) -> str:
+        silent = ", ".join(title for title, one in found.items() if one is None)
+        return f"no answer that a recogniser could be asked about: {silent}" if silent else "no attack applies"
 
     def _asked(self, arm: str) -> list[str]:
         rows = (row for row in self.inferences if row["arm"] == arm and row["metric"] == "auc")
@@ -261,12 +290,20 @@ class Played:
     def _curve(self, arm: str, title: str) -> Roc | None:
         return roc([row for row in self.inferences if (row["arm"], row["attack"]) == (arm, title)])
 
-    def _works(self, arm: str) -> bool:
-        """Return whether a membership attack beats chance without a defence, on the same model."""
+    def _bare(self, arm: str) -> list[str]:
+        """Return the arms without a defence on the same model."""
         model = arm_spec(self.scenario, arm).get("model")
-        arms = [one for one in arm_names(self.scenario, self.inferences) if undefended(self.scenario, one)]
-        alike = [one for one in arms if arm_spec(self.scenario, one).get("model") == model]
-        curves = [self._curve(one, title) for one in alike for title in self._asked(one)]
+        arms = arm_names(self.scenario, self.attacks, self.inferences)
+        bare = [one for one in arms if undefended(self.scenario, one)]
+        return [one for one in bare if arm_spec(self.scenario, one).get("model") == model]
+
+    def _works(self, bound: Bound, arm: str) -> bool:
+        """Return whether an attack of the bound's kind beats chance on an arm."""
+        if bound.name == IDENTITY:
+            people = max((row["people"] or 0 for row in self.attacks), default=0)
+            shares = filter(None, self._identified(arm).values())
+            return any(people > 0 and one.low > 1 / people for one in shares)
+        curves = [self._curve(arm, title) for title in self._asked(arm)]
         return any(curve is not None and curve.auc.low > 0.5 for curve in curves)
 
 

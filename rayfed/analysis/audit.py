@@ -540,7 +540,7 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str
         why = dict.fromkeys(f.lacking or "the attacks found nothing without a defence either" for f in group)
         return f"NOT MEASURED at {batches}, inconclusive: {'; '.join(why)} (the closest here at {closest}){silent}"
     untimed = sorted({name for finding in group for name in finding.untimed})
-    budget = f" ({', '.join(untimed)}: {FEWEST} evaluations, not timed)" if untimed else " within this budget"
+    budget = f" ({', '.join(untimed)}: at most {FEWEST} evaluations)" if untimed else " within this budget"
     return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}){silent}"
 
 

@@ -251,10 +251,13 @@ class Defended:
 
 def _built(defences: Sequence[str | Mapping[str, Any]]) -> list[tuple[str, Defence]]:
     """Return defences with their names; raises `UserError` for what is none."""
+    if isinstance(defences, str):
+        raise UserError(f"defences: found '{defences}'; give a list, such as ['{defences}']")
     written = [named(one) for one in defences]
     for problem in component_problems({"defences": written}):
         place, *field = problem.path[1:]
-        raise UserError(f"defence {written[place].get('name')}: {'.'.join(map(str, field))}: {problem.message}")
+        where = ": ".join(filter(None, (str(written[place].get("name")), ".".join(map(str, field)))))
+        raise UserError(f"defence {where}: {problem.message}")
     return [(one["name"], DefenceSpec.model_validate(one).build()) for one in written]
 
 

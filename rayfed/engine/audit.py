@@ -90,6 +90,8 @@ def model_of(given: str | Mapping[str, Any] | None, trained: Trained | None) -> 
     """Return the section `model` of a name or a mapping with one, or else the run's; raises `UserError` for none."""
     if given is not None:
         found = named(given)
+        if not isinstance(found, Mapping):
+            raise UserError(f"model: found a {type(given).__name__}; give a name, a class, or {{name: NAME, ...}}")
         return {**found, "name": dotted(found["name"])}
     if trained is None:
         raise UserError("--model: name the model to audit, or a run by --run")
@@ -127,6 +129,8 @@ def pipelines(given: Sequence[Any]) -> Defences:
     Raises `UserError` for what is none.
     """
     found: Defences = {}
+    if isinstance(given, str | Mapping):
+        raise UserError(f"defences: found {given!r}; give a list of arms, such as [{given!r}]")
     for value in given:
         pipeline = [named(one) for one in (value if isinstance(value, list | tuple) else [value])]
         if not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in pipeline):
@@ -235,7 +239,7 @@ def rehearsed(
     alike = {arm: forms[arm] == forms[UNDEFENDED] for arm in arms}
     fitted = fit(plan, trials, pace, alike, _SHARE * left / slower, budget.iterations)
     if not fitted.says_anything:
-        raise UserError(_too_short(budget, fitted, slower))
+        raise UserError(_too_short(budget, fitted, slower, any(trial.tried for trial in trials)))
     if searches := {name: count for name, count in fitted.iterations.items() if _plays(fitted, name)}:
         say(f"iterations: {', '.join(f'{name} {count:,}' for name, count in searches.items())}")
     if unknown := [name for name in untimed(plan, trials) if _plays(fitted, name)]:
@@ -287,7 +291,12 @@ def _busy(slower: float) -> str:
     return f" (other work makes it {slower:.1f} times as long)" if slower > 1.2 else ""
 
 
-def _too_short(budget: Budget, fitted: Fitted, slower: float) -> str:
+def _too_short(budget: Budget, fitted: Fitted, slower: float, tried: bool) -> str:
+    if not tried:
+        return (
+            f"--minutes {budget.seconds / 60:g} is too short{_busy(slower)}: no attack could be tried in half of "
+            f"it, so how many it takes is not known; give more, smaller --batch or fewer --images"
+        )
     least, whole = (_all_of_it(budget, seconds, slower) for seconds in (fitted.smallest, fitted.whole))
     return (
         f"--minutes {budget.seconds / 60:g} is too short to measure anything{_busy(slower)}: about --minutes {least} "
@@ -316,7 +325,7 @@ def _scenario(plan: Plan, iterations: Mapping[str, int], changes: Sequence[str])
     """Return the audit's scenario; its problems name fields and no lines, for nobody wrote a file."""
     document = scenarios.with_changes(yaml.safe_load(plan.scenario_text(iterations)), list(changes))
     scenarios.find_inputs(document, [Path.cwd()])
-    return scenarios.check(document, "the audit, whose arms are --defence")
+    return scenarios.check(document, "the audit (arms: --defence; other fields: --set PATH=VALUE)")
 
 
 def _applying(trials: Sequence[Trial]) -> list[str]:

@@ -96,7 +96,8 @@ def resume(path: str, execution: Execution, progress: Progress, extend: bool = F
     folder = RunFolder.open(path)
     if exits.status(folder).get("kind") == "attack":
         raise RunError(
-            f"{folder.url}: it attacked without training; nothing to resume: attack again with `rayfed attack`"
+            f"{folder.url}: it attacked without training; nothing to resume: attack again with `rayfed attack`, "
+            "or audit again with `rayfed audit`"
         )
     check_streams(folder)
     with holding(folder, progress.note) as held:

@@ -41,7 +41,7 @@ def advice(state: str, kind: str | None, run: str = "RUN") -> str:
     """Return what to do about a run or sweep in this state, in words; `run` is how commands name it."""
     again = f"`rayfed resume {run}` goes on after what is complete"
     if kind == "attack":
-        again = "it cannot be resumed: attack again with `rayfed attack`"
+        again = "it cannot be resumed: attack again with `rayfed attack`, or audit again with `rayfed audit`"
     return {
         "running": f"wait for its end; if its driver is gone, {again}",
         "finished": "nothing is left to do: read report.html",

@@ -186,3 +186,36 @@ def test_more_than_was_told_is_refused() -> None:
 def test_what_a_loop_cannot_have_is_refused(defences: list[Any], loop: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         rayfed.defend(defences, net(), **loop)
+
+
+def test_rounds_are_counted_whatever_number_the_server_gives_them() -> None:
+    same = state(net())
+    guard = rayfed.defend([GAUSSIAN], net(), rounds=1)
+    guard.answer(same, same, round=0)
+    guard.answer(same, same, round=0, client=1)
+    for named in (0, -1):
+        with pytest.raises(UserError, match="answer 2, and the account is of 1"):
+            guard.answer(same, same, round=named)
+
+
+def test_a_named_round_does_not_spare_the_gradients() -> None:
+    same = state(net())
+    with pytest.raises(UserError, match="call `backward`"):
+        rayfed.defend([DP_SGD], net(), **LOOP).answer(same, same, round=0)
+
+
+def test_a_tied_weight_is_defended_under_both_of_its_names() -> None:
+    model = nn.ModuleDict({"one": nn.Linear(6, 6, bias=False), "two": nn.Linear(6, 6, bias=False)})
+    model["two"].weight = model["one"].weight
+    sent = state(model)
+    answer = rayfed.defend([GAUSSIAN], model, rounds=1).answer(sent, {name: t + 1 for name, t in sent.items()})
+    assert torch.equal(answer["one.weight"], answer["two.weight"])
+    assert not torch.equal(answer["two.weight"], sent["two.weight"] + 1)
+
+
+def test_counts_in_a_buffer_are_not_sent_beside_an_epsilon() -> None:
+    model = net()
+    model.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
+    sent = state(model)
+    with pytest.raises(UserError, match="'seen' has changed"):
+        rayfed.defend([GAUSSIAN], model, rounds=1).answer(sent, {**sent, "seen": torch.tensor([17, 3, 20])})

@@ -160,3 +160,19 @@ def test_a_pursuit_finds_the_vectors_that_rows_are_sums_of(rank: int, tokens: in
     assert found.complete
     other = pursued(torch.randn(rank, 64, generator=generator), vectors)
     assert not other.complete
+
+
+def test_a_text_is_not_complete_because_rows_and_its_tokens_fill_the_space() -> None:
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(16, 400, 24, generator=generator)
+    assert not pursued(torch.randn(10, 24, generator=generator), vectors).complete
+
+
+def test_a_pursuit_finds_a_text_beyond_the_bound_that_holds_for_all_sums() -> None:
+    """Of 7 vectors in 8 dimensions 4 sums are sums of no others (2 * 7 >= 8 + 4), but where these are chosen so."""
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        vectors, text = torch.randn(7, 3, 8, generator=generator), torch.randint(3, (7,), generator=generator)
+        found = pursued(torch.randn(4, 7, generator=generator) @ vectors[torch.arange(7), text], vectors)
+        assert torch.equal(found.tokens, text)
+        assert found.complete

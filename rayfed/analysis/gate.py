@@ -335,5 +335,8 @@ def _check(found: Finding, bound: Bound, bare: bool) -> Check:
         return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
     if found.failed:  # with or without the defence: nobody knows what they would have got
         return Check(found.arm, found.batch, bound, "not measured", *numbers, reason=reasons)
-    silent = f"no answer: {reasons}" if reasons else ""
+    said = [f"no answer: {reasons}"] if reasons else []
+    if best is not None and bound.metric.passes(best, bound.limit):
+        said.insert(0, "no nearer than a guess gets without the update")
+    silent = "; ".join(said)
     return Check(found.arm, found.batch, bound, "passed", *numbers, reason=silent)

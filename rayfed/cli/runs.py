@@ -186,7 +186,7 @@ def statement(
     ] = None,
     redact: Annotated[
         bool,
-        typer.Option("--redact", help="Leave out clients' samples, labels and file names; the worst sample by hash."),
+        typer.Option("--redact", help="Leave out clients' samples, labels and file names; the worst image by hash."),
     ] = False,
     debug: Debug = False,
 ) -> None:

@@ -1,12 +1,14 @@
 """Defences in a training loop that is not rayfed's: on each step's gradient, and on what a client answers.
 
 An account is made of what the user says of the loop, and holds for that loop alone. What of it shows here is checked:
-the number of rounds and of steps, sizes of batches, and that nothing but what was noised is sent.
+the numbers of answers and of steps, sizes of batches, and that statistics are sent as they were. Whether every step was
+`backward`'s does not show.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, nan
@@ -55,7 +57,7 @@ class Loop:
     def __post_init__(self) -> None:
         for name in ("rounds", "samples", "batch_size", "steps"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and (type(value) is not int or value < 1):
                 raise UserError(f"{name}: found {value}; give a whole number from 1")
         if self.samples is not None and self.batch_size is not None and self.batch_size > self.samples:
             raise UserError(f"batch_size: found {self.batch_size}, which is more than the {self.samples} samples")
@@ -117,8 +119,12 @@ class Defended:
         self.account = [self._accounted(place, setting) for place in range(len(self._named))]
         self._gradient = gradient_method(self._defences)
         self._parameters = {name for name, p in model.named_parameters() if p.requires_grad}
+        first = {id(p): name for name, p in model.named_parameters()}
+        aliases = model.named_parameters(remove_duplicate=False)
+        self._tied = {name: first[id(p)] for name, p in aliases if p.requires_grad}
         self._model, self._state = model, dict[str, object]()
         self._answers = self._steps = 0
+        self._given = Counter[int]()
 
     @property
     def guaranteed(self) -> bool:
@@ -163,10 +169,12 @@ class Defended:
         Raises `UserError` for more than the account counts, and for a state whose statistics moved without noise.
         """
         number = self._answers if round is None else round
-        if self.on_gradients and round is None and not self._steps:
+        if self.on_gradients and not self._steps:
             raise UserError("a defence works on gradients: call `backward` in the place of the loss's own")
+        if lacking := sorted(name for name in self._parameters if name not in sent or name not in returned):
+            raise UserError(f"no '{lacking[0]}' in what was sent or is answered: give whole state dicts of the model")
         if self.guaranteed:
-            self._check_answer(number, sent, returned)
+            self._check_answer(number, client, sent, returned)
         before = {name: sent[name].detach() for name in self._parameters}
         tensors = {name: t - returned[name].detach() for name, t in before.items()}
         update = Update(0, number, tensors, {}, self.loop.samples or 1, nan)
@@ -175,8 +183,17 @@ class Defended:
         task = self._task(before, buffers, self._model, empty, number, client)
         defended = wrap_updates(lambda _: update, self._defences)(task)
         self._answers, self._steps = number + 1, 0
+        self._given[client] += 1
         changed = {name: before[name] - tensor for name, tensor in defended.tensors.items()}
-        return {name: changed.get(name, tensor) for name, tensor in returned.items()}
+        return {name: changed.get(self._tied.get(name, name), tensor) for name, tensor in returned.items()}
+
+    def given(self, client: int = 0) -> int:
+        """Return how many answers a client has given."""
+        return self._given[client]
+
+    def counted(self, client: int, given: int) -> None:
+        """Take note that a client has given so many answers, at least, in this process and in others."""
+        self._given[client] = max(self._given[client], given)
 
     def _task(
         self, weights: Named, buffers: Named, model: nn.Module, data: Batch, round: int | None = None, client: int = 0
@@ -236,11 +253,14 @@ class Defended:
         if not loop.poisson and count > loop.batch_size:
             raise UserError(f"a batch of {count} samples, and the account is of {loop.batch_size} (`batch_size`)")
 
-    def _check_answer(self, number: int, sent: Mapping[str, Tensor], returned: Mapping[str, Tensor]) -> None:
-        if number >= self.loop.rounds:
-            raise UserError(f"answer {number + 1}, and the account is of {self.loop.rounds}: say more `rounds`")
+    def _check_answer(
+        self, number: int, client: int, sent: Mapping[str, Tensor], returned: Mapping[str, Tensor]
+    ) -> None:
+        last = max(number, self._given[client])  # rounds are the server's to name, so answers are counted, too
+        if last >= self.loop.rounds:
+            raise UserError(f"answer {last + 1}, and the account is of {self.loop.rounds}: say more `rounds`")
         for name, tensor in returned.items():
-            if name in self._parameters or not tensor.is_floating_point():
+            if name in self._tied or name.endswith("num_batches_tracked"):  # the number of steps, which is no secret
                 continue
             if name not in sent or not torch.equal(tensor, sent[name]):
                 raise UserError(

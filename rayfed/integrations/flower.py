@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # nothing of it is needed beyond what its users hand over
 
     ClientSide = Callable[[Message, Context], Message]
 Kept = TypeVar("Kept", bound="Strategy")
+_ANSWERS = "rayfed.answers"
 _MOST = 1 << 31
 """Numbers of clients where Flower has drawn larger ones for its nodes."""
 
@@ -82,13 +83,17 @@ class DefendingMod:
         """Let the client train, and defend the state in its reply to a message of training."""
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
-        from flwr.app import ArrayRecord
+        from flwr.app import ArrayRecord, ConfigRecord
 
         sent = _arrays(message)
         reply = call_next(message, context)
         if reply.has_error():
             return reply
-        answer = self.guard.answer(sent, _arrays(reply), _round(message) - 1, _client(context))
+        client, kept = _client(context), context.state.config_records.get(_ANSWERS)
+        # Counted where a client of Flower keeps what outlives its process: the server may name one round twice.
+        self.guard.counted(client, int(kept["given"]) if kept else 0)
+        answer = self.guard.answer(sent, _arrays(reply), _round(message) - 1, client)
+        context.state[_ANSWERS] = ConfigRecord({"given": self.guard.given(client)})
         [name] = reply.content.array_records
         reply.content[name] = ArrayRecord(OrderedDict(answer))
         return reply

@@ -109,6 +109,6 @@ def _tensor(value: Any) -> Tensor:
 
 
 def _number(name: str) -> int:
-    """Return the number of a site: that at the end of its name, or one made of the name."""
-    found = re.search(r"\d+$", name)
-    return int(found[0]) % _MOST if found else crc32(name.encode()) % _MOST
+    """Return the number of a site: that of `site-1`, or one made of any other name, so that no two are the same."""
+    found = re.fullmatch(r"site-([1-9]\d{0,5})", name)
+    return int(found[1]) if found else 1_000_000 + crc32(name.encode()) % _MOST

@@ -384,6 +384,9 @@ class Statement:
                 true_words = samples.true_words(found["true"])
                 said = None if true_words is None else " ".join(true_words)
                 yield Picture(said, " ".join(samples.words(found["reconstructed"])), near(row), is_image=False)
+            if not is_image and not samples.truth:
+                yield "No hash of it: of a text or a row it could be found by trying values."
+                continue
             kind = "PNG" if is_image else "words, a line each"
             hashes = {name: _of_sample(found[name], is_image) for name in ("true", "reconstructed")}
             told = ", ".join(f"{name} {digest}" for name, digest in hashes.items())

@@ -349,7 +349,7 @@ def _by_pursuit(observation: Observation, span: Span) -> Reconstruction:
     why = None
     if observation.batch_size > 1:
         why = _OF_SEVERAL
-    elif 2 * tokens >= span.room + span.rank:
+    elif tokens >= span.room:
         why = _NOT_UNIQUE
     elif numbers > _MOST_NUMBERS:
         why = _TOO_LARGE.format(numbers=numbers)

@@ -2,10 +2,11 @@
 
 The gradient of a matrix with r outputs, such as an adapter's A, has r rows, each a sum of the vectors of all tokens.
 With n > r tokens no vector lies in the span of the rows, and yet only those of the text span the rows: of vectors in
-general position in `width` dimensions no other n do while n < (width + r) / 2. Greedily: the token is taken whose part
-outside those taken lies nearest to what these leave of the rows, whose span is measured as a space, however small. Once
-n - r tokens are right, rows and tokens span all vectors, and the others lie in there. Each place is then read again by
-all others, which corrects a token that was wrong.
+general position in `width` dimensions no other n do while n < (width + r) / 2, whatever the sums, and while n < width
+of sums that nobody chose. Greedily: the token is taken whose part outside those taken lies nearest to what these leave
+of the rows, whose span is measured as a space, however small. Once n - r tokens are right, rows and tokens span all
+vectors, and the others lie in there. Each place is then read again by all others, which corrects a token that was
+wrong.
 
 Source: Davies and Eldar 2012, "Rank Awareness in Joint Sparse Recovery", rank-aware order recursive matching pursuit
 (RA-ORMP), and the bound on n. Ours: one vector for each place, and the last reading.

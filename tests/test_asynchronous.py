@@ -160,6 +160,7 @@ def test_a_device_does_its_tasks_one_after_another() -> None:
         assert (gaps >= own[client] - 1e-9).all()
 
 
+@pytest.mark.engine
 def test_two_classes_arrive_at_the_rate_of_renewal_theory() -> None:
     """Each of M places takes one device after another, of mean time E T: updates arrive at the rate M / E T.
 
@@ -189,6 +190,7 @@ def test_two_classes_arrive_at_the_rate_of_renewal_theory() -> None:
 # Runs
 
 
+@pytest.mark.engine
 def test_a_step_is_made_of_what_arrived_with_its_staleness(tmp_path: Path) -> None:
     """Each update is made again here, from the weights that the run had when its client began."""
     versions, arm = [], prepare(parsed()).accounts[0].arm
@@ -233,6 +235,7 @@ def test_clients_of_unlike_sizes_train_each_by_itself(tmp_path: Path) -> None:
     assert len(set(sizes.values())) > 3
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("changes", [(), ("aggregation=fedasync", "clients_per_round=1", "rounds=12")])
 def test_a_run_that_is_resumed_makes_updates_on_their_way_again(changes: tuple[str, ...], tmp_path: Path) -> None:
     whole = played(tmp_path / "a", *changes)
@@ -256,6 +259,7 @@ def test_what_is_on_its_way_is_not_kept_but_its_weights_are(tmp_path: Path) -> N
     assert state["earlier"].keys() == {one["round"] for one in state["flying"]}
 
 
+@pytest.mark.engine
 def test_its_figures_are_not_those_of_a_rule_that_waits(tmp_path: Path) -> None:
     arms = "arms:\n  waits: {aggregation: fedavg}\n  buffered: {aggregation: fedbuff}\n"
     folder = played(tmp_path, text=TEXT + arms)

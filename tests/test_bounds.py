@@ -189,6 +189,7 @@ attacks: [{{name: analytic, observes: gradient, victims: 40}}]
 """
 
 
+@pytest.mark.engine
 def test_a_measurement_above_its_bound_is_an_error_of_ours(tmp_path: Path) -> None:
     honest = runs.attack(scenarios.parse(PLANTED.format(defence="dp_sgd")), None, str(tmp_path), local, Progress())
     [one] = comparisons(*(honest.read_table(name).to_pylist() for name in ("proved", "attacks", "inferences")))

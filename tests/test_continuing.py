@@ -127,6 +127,7 @@ def test_a_run_does_not_become_shorter_than_it_was_begun(tmp_path: Path) -> None
         runs.resume(folder.url, local, Progress(), extend=True)
 
 
+@pytest.mark.engine
 def test_a_run_whose_data_have_changed_is_not_resumed(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     folder.write_part("partition", 0, folder.read_table("partition").slice(1))
@@ -143,6 +144,7 @@ def test_a_run_without_its_checkpoints_index_is_not_begun_anew(tmp_path: Path) -
     assert len(folder.files("rounds")) == before
 
 
+@pytest.mark.engine
 def test_a_run_whose_scenario_was_edited_is_not_resumed(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     text = folder.read_text("scenario.yaml")

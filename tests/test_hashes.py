@@ -50,6 +50,7 @@ def played(out: Path, *changes: str, of: str | None = None) -> Any:
     return runs.attack(loaded, of, str(out), local, Progress())
 
 
+@pytest.mark.engine
 def test_the_same_scenario_has_the_same_hashes_and_other_data_and_seeds_have_others(
     tmp_path: Path, module: Path
 ) -> None:

@@ -72,6 +72,7 @@ def test_a_launch_is_that_of_the_command_from_any_form_of_a_scenario(
     assert TINY["federation"] == {"rounds": 1, "clients": 2}, "what was given stays as it is"
 
 
+@pytest.mark.engine
 def test_what_a_run_has_learnt_is_attacked_and_shown_where_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

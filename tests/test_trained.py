@@ -246,6 +246,7 @@ LORA = "{lora: {rank: 2}}"
 HEAD = "{layers: [head]}"
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("model", "train"), [("bert", LORA), ("gpt2", LORA), ("timm:test_resnet", HEAD)])
 def test_defences_rules_and_channels_see_what_is_trained_alone(
     folders: dict[str, Path], tmp_path: Path, model: str, train: str
@@ -293,6 +294,7 @@ ATTACKED = {
 }
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(("model", "train"), [("bert", LORA), ("bert", HEAD), ("timm:test_resnet", HEAD)])
 def test_attacks_play_or_say_what_they_lack(folders: dict[str, Path], tmp_path: Path, model: str, train: str) -> None:
     s = scenario(f"hf:{folders[model]}" if model in folders else model, train)

@@ -447,6 +447,7 @@ def weights(folder: RunFolder) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize("changes", [OVER, LATE_ONES, ("federation.system.every=5", "federation.system.deadline=5")])
 def test_figures_are_the_same_with_other_cohorts_and_after_a_resume(changes: tuple[str, ...], tmp_path: Path) -> None:
     whole = played(tmp_path / "a", *changes, "federation.rounds=3")

@@ -21,7 +21,7 @@ from rayfed.store.folder import RunFolder
 from tests.report_fixtures import Page, make_run
 from tests.result_fixtures import attacked, small_run, small_sweep
 from tests.test_cli import run
-from tests.test_redaction import REBUILT, SECRET, TRUE, on, planted
+from tests.test_redaction import KEY, REBUILT, SECRET, TRUE, on, planted
 
 ANSWERS = "system: A ward | with <b>tags</b>\npeople: 40 patients\n"
 
@@ -176,6 +176,17 @@ def test_a_redacted_statement_has_hashes_of_the_worst_sample_and_nothing_of_a_cl
         assert sha256(TRUE).hexdigest() in text
         assert sha256(REBUILT).hexdigest() in text
     assert load(folder.url).scenario["data"]["root"].endswith(SECRET), "the run itself stays as it is"
+
+
+def test_a_redacted_statement_has_no_hash_of_words(tmp_path: Path) -> None:
+    """Of a row of a table it is found in a second by trying values."""
+    folder, row = planted(tmp_path, "all"), ["age 24", "stage B"]
+    folder.write_part("texts", 7, [KEY | {"true": row, "reconstructed": row}])
+    told = sha256("\n".join(row).encode()).hexdigest()
+    assert all(told in Path(page).read_text() for page in write_statement(folder))
+    code, output = run("statement", folder.url, "--redact")
+    assert code == 0, output
+    assert not any(told in Path(page).read_text() for page in output.split())
 
 
 def test_data_that_are_not_public_show_their_truth_by_hash_alone(tmp_path: Path) -> None:

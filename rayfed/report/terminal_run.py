@@ -294,8 +294,8 @@ class RunView:
             privacy = self._folder.read_table("privacy").to_pylist()
             for arm, attack in uncovered(privacy, proved, self._attacks, self._inferences):
                 self.say(
-                    f"nothing is proved of what {attack} gets on {arm}: its epsilon does not cover all that is seen, or "
-                    f"bounds nothing"
+                    f"nothing is proved of what {attack} gets on {arm}: its epsilon does not cover all that is seen, "
+                    f"or bounds nothing"
                 )
 
     def _warn_of_samples(self) -> None:

@@ -10,7 +10,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from benchmarks.planted_defences import KnownNoise, OnUpdate, drawn_like, repainted
+from benchmarks.planted_defences import KnownNoise, OnUpdate, drawn_like, mirrored, repainted
 from rayfed import scenario
 from rayfed.attacks.base import not_applicable
 from rayfed.attacks.undone import noted, undone
@@ -98,6 +98,18 @@ class FiveForZero(OnUpdate):
         return torch.where(tensor == 0, 5.0, tensor)
 
 
+@component
+class Floored(OnUpdate):
+    """Reflects each tensor at a plane that everybody knows, and cuts it to steps by another function than `round`."""
+
+    how: str
+
+    def one(self, name: str, tensor: Tensor, task: Task) -> Tensor:
+        reflected = mirrored(tensor)
+        step = (reflected.abs().max() / 255).clamp_min(1e-12)
+        return getattr(torch, self.how)(input=reflected / step) * step
+
+
 KNOWN: list[dict[str, Any]] = [
     {"name": f"{MISTAKES}:KnownNoise"},
     {"name": f"{MISTAKES}:KnownNoise", "seed": 42},
@@ -136,6 +148,13 @@ def test_a_map_of_all_values_is_undone_but_for_rounding() -> None:
     sizes = [float(part.abs().max()) / 255 for part in seen.update.values()]
     assert not torch.allclose(flatten(seen.update), bare, atol=2 * max(sizes))
     assert torch.allclose(flatten(seen.extra["undone"]), bare, atol=2 * max(sizes))
+
+
+@pytest.mark.parametrize("how", ["round", "floor", "ceil", "trunc"])
+def test_values_may_be_cut_to_steps_in_any_way(how: str) -> None:
+    seen, bare = observed({"name": f"{__name__}:Floored", "how": how})
+    assert (flatten(seen.update) - bare).norm() > 1e-2 * bare.norm()
+    assert (flatten(seen.extra["undone"]) - bare).norm() < 2e-2 * bare.norm()
 
 
 def test_sums_in_which_masks_cancel_are_left() -> None:

@@ -19,7 +19,7 @@ from rayfed.attacks.base import NotApplicable
 from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.update import Named, Observation
 
-_ROUNDING = frozenset({"round", "round_"})
+_ROUNDING = frozenset(f"{name}{place}" for name in ("round", "floor", "ceil", "trunc", "fix") for place in ("", "_"))
 _MOST_HYPOTHESES = 64
 """Labels of several outputs that are tried one by one: of six outputs."""
 
@@ -123,7 +123,10 @@ class NotRounded(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operation, or return what it would have rounded."""
-        return args[0] if getattr(func, "__name__", "") in _ROUNDING else func(*args, **(kwargs or {}))
+        given = kwargs or {}
+        if getattr(func, "__name__", "") in _ROUNDING:
+            return args[0] if args else given["input"]
+        return func(*args, **given)
 
 
 class _Recorder(TorchFunctionMode):

@@ -16,7 +16,7 @@ from rayfed.attacks.base import not_applicable
 from rayfed.attacks.undone import noted, undone
 from rayfed.client.grants.code import Undo
 from rayfed.client.sent import Sent
-from rayfed.defences.base import Task
+from rayfed.defences.base import Defence, Task
 from rayfed.engine.inputs import prepare
 from rayfed.engine.worker import ClientWorker
 from rayfed.gradients import flatten
@@ -148,6 +148,25 @@ def test_a_map_of_all_values_is_undone_but_for_rounding() -> None:
     sizes = [float(part.abs().max()) / 255 for part in seen.update.values()]
     assert not torch.allclose(flatten(seen.update), bare, atol=2 * max(sizes))
     assert torch.allclose(flatten(seen.extra["undone"]), bare, atol=2 * max(sizes))
+
+
+@component
+class OwnSamples(Defence):
+    """Trains on samples of its own alone, and fails on others."""
+
+    def wrap_data(self, next: Any) -> Any:
+        def data(task: Task) -> Any:
+            if len(task.data.inputs.unique()) > task.data.inputs.numel() / 2:  # noise has no two values alike
+                raise ValueError("no image of ours")
+            return next(task)
+
+        return data
+
+
+def test_what_cannot_be_found_out_of_samples_is_said() -> None:
+    seen, _ = observed({"name": f"{__name__}:OwnSamples"})
+    assert "no image of ours" in seen.extra["undone"]
+    assert seen.extra["as_trained"] is None
 
 
 @pytest.mark.parametrize("how", ["round", "floor", "ceil", "trunc"])

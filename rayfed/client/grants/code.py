@@ -142,7 +142,12 @@ class KnownCode(Grant):
         """
         if not observed.arm.defences or observed.arm.private:
             return {"undone": None, "as_trained": None}
-        return {"undone": _undone(observed, update), "as_trained": _as_trained(observed)}
+        undone, made = _undone(observed, update), None
+        try:
+            made = _as_trained(observed)
+        except Exception as error:  # see `_undone`
+            undone = _why(error) if undone is None else undone
+        return {"undone": undone, "as_trained": made}
 
 
 def _undone(observed: ObservedClient, update: Update) -> Named | Undo | str | None:
@@ -156,8 +161,15 @@ def _undone(observed: ObservedClient, update: Update) -> Named | Undo | str | No
             return f"{UNREHEARSED} alone: what they send depends on the samples themselves, which no attack looks for"
         return _inverted(observed, update) if update.tensors else None
     except Exception as error:  # a defence may ask for what this attacker does not have; its rows say so
-        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return f"{UNREHEARSED} ({why}): nothing known by their code was taken off"
+        return _why(error)
+
+
+def _why(error: Exception) -> str:
+    """Return in words why nothing was undone."""
+    from rayfed.update import UNREHEARSED
+
+    why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return f"{UNREHEARSED} ({why}): nothing known by their code was taken off"
 
 
 def _as_trained(observed: ObservedClient) -> AsTrained | None:
@@ -167,13 +179,10 @@ def _as_trained(observed: ObservedClient) -> AsTrained | None:
     data = observed.runtime.data.sample
     if not any(defence.overrides("wrap_data") for defence in observed.arm.defences) or data.modality == "tokens":
         return None
-    try:
-        task = _own_task(observed, 0)
-        found, count = AsTrained(observed.arm.defences, task), len(task.data.labels)
-        drawn = data.noise(count, torch.Generator().manual_seed(0)).to(task.data.inputs)
-        one, other = (found.made(drawn, seed) for seed in (0, 1))
-    except Exception:  # a defence may ask for what this attacker does not have; `undone` says so
-        return None
+    task = _own_task(observed, 0)
+    found, count = AsTrained(observed.arm.defences, task), len(task.data.labels)
+    drawn = data.noise(count, torch.Generator().manual_seed(0)).to(task.data.inputs)
+    one, other = (found.made(drawn, seed) for seed in (0, 1))
     fixed = one.shape == drawn.shape and torch.equal(one, other) and not torch.equal(one, drawn)
     return found if fixed else None
 

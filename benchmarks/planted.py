@@ -90,6 +90,7 @@ def _architectures() -> Iterator[Plant]:
         yield Plant(f"mlp, {activation}", "Dense", keys.dense, {"activation": activation})
     for front in ("normalise", "permute", "rotate", "widen", "round"):
         yield Plant(f"mlp behind a fixed map: {front}", "Dense", keys.dense, {"front": front})
+    yield Plant("mlp behind a norm", "Dense", keys.stretched, {"front": "norm"})
     for head in ("nobias", "cosine", "twice", "deep", "conv"):
         yield Plant(f"mlp, head: {head}", "Dense", keys.dense, {"head": head})
     yield Plant("mlp without a first bias", "Dense", keys.scaled_row, {"bias": False, "activation": "Sigmoid"})
@@ -191,6 +192,8 @@ def _mistakes() -> Iterator[Plant]:
         yield _defended(f"pixels {how} in a known way", partial(keys.repainted_back, how=how), "Pixels", how=how)
     noise = {"name": "gaussian", "sigma": 10.0}
     yield Plant("statistics sent beside noise", "Dense", keys.statistics, {"front": "statistics"}, noise)
+    mean = {"front": "running mean"}
+    yield Plant("a running mean of pixels sent beside noise", "Dense", keys.running_mean, mean, noise)
 
 
 def _controls() -> Iterator[Plant]:

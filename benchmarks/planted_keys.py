@@ -64,6 +64,18 @@ def statistics(seen: Observation, model: Any) -> Tensor:
     return (mean - 0.5).view(1, *seen.sample.shape)
 
 
+def running_mean(seen: Observation, model: Any) -> Tensor:
+    """Read the mean that comes back, of which a tenth is the image."""
+    sent, returned = (tensors["front.1.mean"] for tensors in (seen.buffers, seen.returned_buffers))
+    return ((returned - 0.9 * sent) / 0.1).view(1, *seen.sample.shape)
+
+
+def stretched(seen: Observation, model: Any) -> Tensor:
+    """Divide the first layer's row, and give what was normed all of [0, 1]."""
+    normed = row_of(seen.gradient, "first.")
+    return ((normed - normed.min()) / (normed.max() - normed.min())).view(1, *seen.sample.shape)
+
+
 def per_pixel(seen: Observation, model: Any) -> Tensor:
     """Divide the slope in each pixel's scale by that in its shift."""
     sent = seen.gradient

@@ -52,6 +52,22 @@ class Statistics(nn.Module):
         return flat
 
 
+class RunningMean(nn.Module):
+    """Takes off a running mean of what it has seen."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+
+    def forward(self, flat: Tensor) -> Tensor:
+        """Centre (N, D)."""
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(0.1 * flat.mean(0))
+        centred: Tensor = flat - self.mean
+        return centred
+
+
 class PerPixel(nn.Module):
     """A trained scale and shift of each pixel: the slope in the scale is the pixel times that in the shift."""
 
@@ -100,6 +116,8 @@ def _front(kind: str, size: int) -> nn.Module:
         "widen": lambda: Affine(torch.randn(2 * size, size) / size**0.5, 0.1),
         "round": Rounded,
         "statistics": lambda: Statistics(size),
+        "running mean": lambda: RunningMean(size),
+        "norm": lambda: nn.LayerNorm(size, elementwise_affine=False),
     }
     return fixed[kind]()
 

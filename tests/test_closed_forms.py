@@ -385,3 +385,36 @@ def test_equations_are_solved_where_they_determine_a_sample() -> None:
         solution = solve(function, function(sample), (1, 12), affine)
         torch.testing.assert_close(solution.samples, sample, atol=1e-6, rtol=0)
         assert solution.residual < 1e-6
+
+
+class Experts(nn.Module):
+    """One of eight layers sees a sample, which the model itself chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("directions", torch.randn(8, 64))
+        self.weight, self.bias = nn.Parameter(torch.randn(8, 32, 64) / 8), nn.Parameter(torch.zeros(8, 32))
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        flat = inputs.flatten(1)
+        chosen = ((flat - 0.3) @ self.directions.T).argmax(1)
+        hidden = (self.weight[chosen] @ flat[:, :, None])[..., 0] + self.bias[chosen]
+        logits: Tensor = self.head(hidden.tanh())
+        return logits
+
+
+@pytest.mark.parametrize("seed", [51, 52, 53])
+def test_a_stack_of_layers_of_which_one_sees_the_sample_is_read(seed: int) -> None:
+    torch.manual_seed(seed)
+    images, labels = digits(1, seed)
+    assert psnr(play(Analytic(), Experts(), images, labels).images, images) > 100
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm((1, 8, 8)), nn.InstanceNorm2d(1)], ids=["layer", "instance"])
+def test_brightness_that_a_norm_hides_is_that_of_an_image_from_black_to_white(norm: nn.Module) -> None:
+    torch.manual_seed(54)
+    images, labels = digits(1, 54)
+    images = (images - images.amin()) / (images.amax() - images.amin())
+    model = nn.Sequential(norm, nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
+    assert psnr(play(Analytic(), model, images, labels).images, images) > 30

@@ -161,6 +161,40 @@ def test_a_block_that_is_switched_off_at_first_hides_nothing() -> None:
     assert problem(Rows(Gated())).way is DIFFERENCED
 
 
+class Moving(nn.Module):
+    """A mean of the weights' own, kept by every pass in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.mean.mul_(0.5).add_(0.5 * self.fc.weight.mean(0))
+        hidden: Tensor = self.fc(x - self.mean)
+        return hidden
+
+
+@pytest.mark.parametrize(
+    "core",
+    [Moving(), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))],
+    ids=["moving mean", "spectral norm"],
+)
+def test_every_pass_begins_with_the_buffers_that_were_sent(core: nn.Module) -> None:
+    """Two steps of a search see one function, whose value at the true image is that of the client's gradient."""
+    torch.manual_seed(0)
+    model = Rows(core).train()
+    image, label = digit(3), torch.tensor([3])
+    matching = Matching.of([observe(model, image, label)], model, None, squared_l2, dtype=torch.float64)
+    assert matching.way is not DIFFERENCED
+    point, victim = image.flatten()[None].double(), torch.arange(1)
+    first, again = matching.values(point, victim), matching.values(point, victim)
+    assert torch.equal(first, again)
+    assert float(first) < 1e-10
+
+
 def test_what_vmap_takes_is_still_computed_together() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 10))
     assert problem(model).way is TOGETHER

@@ -63,6 +63,7 @@ METHODS = (
     Method("spear"),
     Method("peel"),
     Method("april"),
+    Method("buffers"),
     Method("embedding_rows"),
     Method("dager"),
     Method("inverting_gradients", evaluations=1),

@@ -15,6 +15,7 @@ TABLE: dict[str, str] = {
     "spear": "rayfed.attacks.spear:Spear",
     "peel": "rayfed.attacks.peel:Peel",
     "april": "rayfed.attacks.april:April",
+    "buffers": "rayfed.attacks.buffers:Buffers",
     "grnn": "rayfed.attacks.grnn:Grnn",
     "ggl": "rayfed.attacks.ggl:Ggl",
     "model_inversion": "rayfed.attacks.model_inversion:ModelInversion",

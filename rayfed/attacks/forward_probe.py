@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +20,31 @@ def without_tracking(model: nn.Module) -> nn.Module:
 
     Modules in training mode change: batch norms use the statistics of the (dummy) batch and keep none, as running
     statistics cannot be updated under `torch.func.vmap`; what draws random numbers is as in evaluation mode (dropouts
-    pass, a variational bottleneck gives its mean), as nobody knows what the client drew. What is in evaluation mode
-    stays as it is.
+    pass, a variational bottleneck gives its mean), as nobody knows what the client drew. Other modules that write into
+    their buffers (a running mean of their own, the power iteration of a spectral norm) begin every pass with those that
+    the client was sent. What is in evaluation mode stays as it is.
     """
     model = copy.deepcopy(model)
     draw_nothing(model)
     for module in model.modules():
         if module.training and isinstance(module, _BatchNorm):
             torch.func.replace_all_batch_norm_modules_(module)
+        elif module.training and any(b is not None and b.is_floating_point() for b in module.buffers(recurse=False)):
+            module.register_forward_pre_hook(_lend, prepend=True)
+            module.register_forward_hook(_give_back, always_call=True)
     return model
+
+
+def _lend(module: nn.Module, _: Any) -> None:
+    """Put copies into the place of a module's buffers, for one pass."""
+    module.__dict__["_lent"] = dict(module._buffers)
+    for name, buffer in module._buffers.items():
+        if buffer is not None and buffer.is_floating_point():
+            module._buffers[name] = buffer.clone()
+
+
+def _give_back(module: nn.Module, *_: Any) -> None:
+    module._buffers.update(module.__dict__.pop("_lent", {}))
 
 
 def buffers_for(model: nn.Module, observation: Observation) -> Named:

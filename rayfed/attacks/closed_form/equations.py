@@ -20,6 +20,8 @@ _LSQR_STEPS = 1000
 _NEWTON_STEPS = 20
 _SLOW = 0.9
 """Part of the distance that a step of Gauss-Newton leaves at most: near a solution it leaves far less."""
+_UNSEEN = 1e-3
+"""Change of f, relative to its target, that the small number which keeps a norm from dividing by zero may make."""
 _EXACT = 1e-6
 """Relative error up to which double precision takes two values for the same."""
 
@@ -45,7 +47,8 @@ def is_affine(function: Map, samples: Tensor) -> bool:
 def solve(function: Map, target: Tensor, shape: tuple[int, ...], affine: bool) -> Solution:
     """Solve f(x) = target for samples of a shape (N, *shape) from grey on, in least squares.
 
-    An affine f takes one step, which is exact where f determines the samples; another f at most twenty.
+    An affine f takes one step, which is exact where f determines the samples; another f at most twenty. Where such an f
+    does not see a sample's brightness and contrast, as behind a layer norm, the sample is given all of [0, 1].
     """
     samples = torch.full(shape, 0.5, device=target.device, dtype=target.dtype)
     first = best = float(_values(function, samples, target).norm())
@@ -61,7 +64,20 @@ def solve(function: Map, target: Tensor, shape: tuple[int, ...], affine: bool) -
             break
         if done or best <= 1e-10 * first:
             break
+    if not affine:
+        samples = _stretched(function, samples, target, best)
     return Solution(samples, best / first if first > 0 else 0.0)
+
+
+def _stretched(function: Map, samples: Tensor, target: Tensor, distance: float) -> Tensor:
+    """Return samples scaled to reach from 0 to 1, each channel by itself or all alike, if f sees no change."""
+    for first in (min(2, samples.ndim - 1), 1):
+        dimensions = tuple(range(first, samples.ndim))
+        low, high = samples.amin(dimensions, keepdim=True), samples.amax(dimensions, keepdim=True)
+        filled = (samples - low) / (high - low).clamp(min=torch.finfo(samples.dtype).tiny)
+        if float(_values(function, filled, target).norm()) <= distance + _UNSEEN * float(target.norm()):
+            return filled
+    return samples
 
 
 def _values(function: Map, samples: Tensor, target: Tensor) -> Tensor:

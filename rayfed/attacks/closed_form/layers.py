@@ -7,7 +7,7 @@ parameter is such a W, and another its b, where that holds at a random sample of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ class Layer:
     """Which of the probe's uses it is."""
     operand: int
     """Which of that use's inputs it sees."""
+    width: int
+    """Numbers of a sample that enter it, F: the weight may be a stack of several layers', of which each takes some."""
 
     def features(self, probe: Probe, inputs: Tensor) -> Tensor:
         """Return what enters the layer, (N, F), with its graph to inputs (N, *shape)."""
@@ -40,7 +42,7 @@ class Layer:
     def matrix(self, gradient: Named) -> Tensor:
         """Return the layer's part of a gradient as (O, F)."""
         weight = gradient[self.weight].double()
-        return weight.flatten(1).T if self.transposed else weight.flatten(1)
+        return weight.flatten(1).T if self.transposed else weight.reshape(-1, self.width)
 
     def vector(self, gradient: Named) -> Tensor | None:
         """Return the bias's part of a gradient, (O,), None where there is no bias."""
@@ -71,14 +73,14 @@ def _fitting(name: str, place: int, operand: int, features: Tensor, gradient: Na
     if weight.ndim < 2 or weight.numel() % features.numel() or not weight.any():
         return
     for transposed in (False, True):
-        layer = Layer(name, None, transposed, place, operand)
-        matrix = layer.matrix(gradient)
-        if matrix.shape[1] != features.numel():
+        if transposed and len(weight) != features.numel():
             continue
+        layer = Layer(name, None, transposed, place, operand, features.numel())
+        matrix = layer.matrix(gradient)
         slope = matrix @ features / features.square().sum()
         if _same(matrix, slope[:, None] * features):
             biases = [b for b in sent if gradient[b].numel() == len(slope) and _same(gradient[b].flatten(), slope)]
-            yield Layer(name, biases[0] if biases else None, transposed, place, operand)
+            yield replace(layer, bias=biases[0] if biases else None)
             return
 
 

@@ -1,0 +1,127 @@
+"""The samples behind what a model keeps of them in its buffers, which clients return beside the update.
+
+Running statistics are meant: of pixels, of features, of whatever the model's author keeps. Defences of the update do
+not change them. In a batch that is shown to the model once they are a known function of the samples, so these solve
+an equation: exactly where the function is affine, as a running mean of pixels is, else by Gauss-Newton.
+
+Source: none; batch norm's moments are matched in Yin et al. 2021, "See through Gradients", section 3.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from rayfed.attacks.base import Reconstruction, not_applicable
+from rayfed.attacks.closed_form.answer import answer, nothing_found, studied
+from rayfed.attacks.closed_form.equations import is_affine, solve
+from rayfed.attacks.closed_form.probe import Probe
+from rayfed.gradients import within
+from rayfed.models.build import draw_nothing
+from rayfed.registry import component
+from rayfed.update import Named, Observation
+
+_NOTHING = "no buffer that clients return depends on the samples"
+_SEVERAL = "a client that takes several local steps moves the buffers at weights that nobody else sees"
+_FEW = "the buffers that clients return hold {} numbers of a batch, and one of its samples has {}"
+_SAME = 1e-9
+"""Relative change of a buffer up to which two batches leave it alike, in double precision."""
+_FITS = 1e-3
+"""Part of the distance to grey samples that a solution may leave."""
+
+
+@component
+class Buffers:
+    """Solves the buffers that a client returned for the samples that made them so."""
+
+    def reconstruct(
+        self, observations: Sequence[Observation], model: nn.Module, generators: Sequence[torch.Generator]
+    ) -> list[Reconstruction]:
+        """One reconstruction for each observation (see `Attack`)."""
+
+        def find(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
+            return _reconstruction(model, probed, observation)
+
+        return studied(find, observations, model, generators, reads_labels=True)
+
+
+def _reconstruction(model: nn.Module, probed: Probe, observation: Observation) -> Reconstruction:
+    if observation.local.steps > 1:
+        return not_applicable(observation, _SEVERAL)
+    kept = _kept(model, probed, observation)
+    shape = (observation.batch_size, *observation.sample.shape)
+    one, other = (kept(probed.samples(shape[0], seed)) for seed in (1, 2))
+    moved = [name for name in one if not (one[name] - other[name]).norm() <= _SAME * one[name].norm()]
+    if not moved:
+        return not_applicable(observation, _NOTHING)
+    if (count := sum(one[name].numel() for name in moved)) < prod(observation.sample.shape):
+        return not_applicable(observation, _FEW.format(count, prod(observation.sample.shape)))
+    names = [name for name in moved if is_affine(_of(kept, [name]), probed.samples(shape[0], 1))]
+    for chosen, affine in ((names, True), (moved, False)):
+        if sum(one[name].numel() for name in chosen) < prod(observation.sample.shape):
+            continue
+        target = torch.cat([observation.returned_buffers[name].to(probed.dtype).flatten() for name in chosen])
+        solution = solve(_of(kept, chosen), target.to(probed.device), shape, affine)
+        if solution.residual < _FITS:
+            return answer(probed, observation, solution.samples, aligned=shape[0] == 1)
+    return nothing_found(observation, f"no samples were found that fit the buffers {', '.join(moved)}")
+
+
+def _kept(model: nn.Module, probed: Probe, observation: Observation) -> Callable[[Tensor], Named]:
+    """Return the map from a batch (N, *shape) to the buffers that are returned after it, with their graph."""
+    model = copy.deepcopy(model).to(probed.device, probed.dtype)
+    draw_nothing(model)
+    buffers = {n: t.to(probed.dtype) if t.is_floating_point() else t for n, t in observation.buffers.items()}
+
+    def after(module: nn.Module, inputs: Tensor) -> Named:
+        with _Followed():
+            module(inputs)
+        return {n: b for n, b in module.named_buffers() if n in observation.returned_buffers}
+
+    def of(inputs: Tensor) -> Named:
+        state = {**probed.weights, **{name: buffer.clone() for name, buffer in buffers.items()}}
+        return within(model, state, lambda module: after(module, inputs))
+
+    return of
+
+
+def _of(kept: Callable[[Tensor], Named], names: Sequence[str]) -> Callable[[Tensor], Tensor]:
+    """Return the map from a batch to some of the buffers, in one vector."""
+
+    def function(inputs: Tensor) -> Tensor:
+        found = kept(inputs)
+        return torch.cat([found[name].flatten() for name in names])
+
+    return function
+
+
+class _Followed(TorchFunctionMode):
+    """Keeps the graph of what a model writes into its buffers, where it takes care to leave none."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operation with its graph; a detached tensor is the tensor itself."""
+        if getattr(func, "__name__", "") == "detach" or getattr(func, "__self__", None) is Tensor.data:
+            return args[0]
+        with torch.enable_grad():
+            return (_batch_norm if func is F.batch_norm else func)(*args, **(kwargs or {}))
+
+
+def _batch_norm(
+    inputs: Tensor, mean: Tensor | None, variance: Tensor | None, training: bool, momentum: float, **others: Any
+) -> Tensor:
+    """Normalise, and keep running statistics by operations that have a slope."""
+    if training and mean is not None and variance is not None:
+        dimensions = [0, *range(2, inputs.ndim)]
+        for kept, value in ((mean, inputs.mean(dimensions)), (variance, inputs.var(dimensions))):
+            kept.mul_(1 - momentum).add_(momentum * value)
+        mean = variance = None
+    return F.batch_norm(inputs, mean, variance, training=training, momentum=momentum, **others)

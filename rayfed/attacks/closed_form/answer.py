@@ -112,7 +112,9 @@ def answer(probe: Probe, observation: Observation, images: Tensor, aligned: bool
 
     Unless the labels are `aligned` with the images, as that of a single sample is, the loss stays NaN.
     """
-    images = images.reshape(observation.batch_size, *observation.sample.shape).clamp(0, 1)
+    images = images.reshape(observation.batch_size, *observation.sample.shape)
+    if observation.extra.get("as_trained") is None:  # of which the samples themselves are made later
+        images = images.clamp(0, 1)
     if observation.labels is None and observation.has_numbers:
         observation, aligned = replace(observation, labels=fitted_numbers(probe, observation, images)), True
     if observation.labels is None and observation.batch_size == 1 and observation.classes <= _MOST_CLASSES:

@@ -11,11 +11,11 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.process import ResourceShare
+from actors.process import Arrival, ResourceShare
 from rayfed.engine.machine import Machine
 
 Acquired: TypeAlias = "tuple[ActorHandle[Any], ray.ObjectRef[Any]]"
-"""An actor, and a reference that is ready once it is up."""
+"""An actor, and a reference to its `Arrival`, which is ready once it is up."""
 
 
 class ActorPool:
@@ -24,7 +24,7 @@ class ActorPool:
     def __init__(self) -> None:
         self._idle: dict[tuple[str, ResourceShare], list[ActorHandle[Any]]] = defaultdict(list)
         self._kinds: dict[ActorHandle[Any], tuple[str, ResourceShare]] = {}
-        self._asked: list[ray.ObjectRef[Machine]] = []
+        self._asked: list[ray.ObjectRef[Arrival]] = []
         self._machines: dict[Machine, None] = {}
 
     def acquire(self, kind: type, share: ResourceShare, *arguments: Any) -> Acquired:
@@ -38,7 +38,7 @@ class ActorPool:
         options = {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus, "scheduling_strategy": where}
         actor = remote.options(**options).remote(share, *arguments)
         self._kinds[actor] = key
-        self._asked.append(actor.machine.remote(share))
+        self._asked.append(actor.arrive.remote(share))
         return actor, self._asked[-1]
 
     def machines(self) -> list[Machine]:
@@ -46,7 +46,7 @@ class ActorPool:
         up, self._asked = ray.wait(self._asked, num_returns=len(self._asked), timeout=0) if self._asked else ([], [])
         for told in up:
             with suppress(RayError):  # it died, or its error is known to who waits for it
-                self._machines[ray.get(told)] = None
+                self._machines[ray.get(told).machine] = None
         return list(self._machines)
 
     def release(self, actor: ActorHandle[Any], keep: bool) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -25,6 +26,32 @@ class Started:
     """Number of actors that the call has ended before."""
     rest: list[ray.ObjectRef[Any]]
     """References to the call's results but the first."""
+
+
+class Waiting:
+    """Calls that no actor has been handed, in their order for every node on which some are best done."""
+
+    def __init__(self, calls: Iterable[Call]) -> None:
+        self._queues: defaultdict[str, deque[tuple[Call, int]]] = defaultdict(deque)
+        for call in calls:
+            self._queues[call.node].append((call, 0))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def put_back(self, call: Call, losses: int) -> None:
+        """Have a call made next that has ended so many actors."""
+        self._queues[call.node].appendleft((call, losses))
+
+    def take(self, node: str, idle: bool) -> tuple[Call, int] | None:
+        """Remove and return the next call for an actor of a node; None where it had better wait.
+
+        An `idle` one takes from the node with most calls left where its own, and those for any, are done.
+        """
+        queue = self._queues[node] or self._queues[""]
+        if not queue and idle:
+            queue = max(self._queues.values(), key=len)
+        return queue.popleft() if queue else None
 
 
 class Running:

@@ -93,6 +93,10 @@ class RayExecutor:
         """Return the number of client actors."""
         return self._allotment.clients
 
+    def nodes(self) -> dict[str, int]:
+        """Return the nodes of the client actors that are up."""
+        return self._clients.nodes() if self._clients else {}
+
     def describe(self) -> str:
         """Describe in words how many actors have which share."""
         return self._allotment.describe()

@@ -6,8 +6,9 @@ import ctypes
 import sys
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
+import ray
 import torch
 
 from actors import transport
@@ -66,8 +67,16 @@ def _keep_freed_memory() -> None:
         mallopt(_TRIM_THRESHOLD, 512 << 20)
 
 
+class Arrival(NamedTuple):
+    """Where an actor has come up."""
+
+    machine: Machine
+    node: str
+    """Ray's number of the node."""
+
+
 class Renewable:
-    """Base of actors: each says on what machine it is, and one run can leave it to the next."""
+    """Base of actors: each says where it is, and one run can leave it to the next."""
 
     computes = True
     """Whether it takes a GPU of its share."""
@@ -77,7 +86,12 @@ class Renewable:
         check_arithmetic(share.deterministic)
         return this_machine(type(self).__name__, device_for(share.num_gpus if self.computes else 0))
 
-    def renew(self, *arguments: Any) -> None:
-        """Initialise the actor anew with these arguments."""
+    def arrive(self, share: ResourceShare) -> Arrival:
+        """Return where this process is; raises what `machine` raises."""
+        return Arrival(self.machine(share), ray.get_runtime_context().get_node_id())
+
+    def renew(self, share: ResourceShare, *arguments: Any) -> Arrival:
+        """Initialise the actor anew with its share and these arguments, and return where it is."""
         self.__dict__.clear()
-        self.__init__(*arguments)  # type: ignore[misc]
+        self.__init__(share, *arguments)  # type: ignore[misc]
+        return self.arrive(share)

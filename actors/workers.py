@@ -5,7 +5,7 @@ Every call is a pure function of its arguments, so a call that was lost with its
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from time import monotonic
@@ -13,13 +13,13 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayTaskError
+from ray.exceptions import ObjectLostError, RayTaskError
 
 from actors import standings
 from actors.actor_pool import ActorPool
-from actors.calls import Running, Started
+from actors.calls import Running, Started, Waiting
 from actors.ray_errors import DEATHS, Loss, brief, loss_of, original
-from rayfed.engine.executor import Call, Crashed, Done, Hear, Overdue
+from rayfed.engine.executor import Call, Crashed, Done, Gone, Hear, Overdue
 from rayfed.errors import ResourceError
 
 START_TIMEOUT = 900.0
@@ -57,6 +57,8 @@ class Workers:
         self._actors: dict[int, ActorHandle[Any]] = {}
         self._starting: dict[ray.ObjectRef[Any], int] = {}
         """Actors that are not up yet, by the reference that says when they are; they are given no call."""
+        self._nodes: dict[int, str] = {}
+        """Nodes of the actors that have come up."""
         self.losses = 0
         """Number of actors that have died so far."""
         self.abreast = size
@@ -77,14 +79,15 @@ class Workers:
 
         An actor is handed its next call before it has finished the last, so that it need not wait for the driver, while
         more calls are left than there are actors. So at the end at most one call an actor waits behind a slow one while
-        others are idle. A call past its limit comes as `Overdue`, one that ends its actors as `Crashed` where
-        `Call.crashes` says so; what waits behind it is moved elsewhere. Raises the call's own exception when it fails,
+        others are idle. It takes calls of its own node first. A call past its limit comes as `Overdue`, one that ends
+        its actors as `Crashed` where `Call.crashes` says so, and one whose arguments are lost as `Gone` where it is
+        `losable`; what waits behind it is moved elsewhere. Raises the call's own exception when it fails,
         `RayActorError` when the maker of one of its arguments has died, `ObjectLostError` when an argument or a result
         was lost with its node, `ActorsLost` when any other call keeps killing actors, and `ResourceError` when no actor
         is left and none comes up.
         """
         self._fill()
-        waiting = deque((call, 0) for call in calls)
+        waiting = Waiting(calls)
         running = Running(self._size)
         while waiting or running:
             self._hand_out(waiting, running)
@@ -96,42 +99,54 @@ class Workers:
             if hear:
                 standings.forget(first)
             if overdue:
-                waiting.extendleft((other.call, other.losses) for other in running.behind(ended.slot))
+                self._move(running.behind(ended.slot), waiting)
                 self._replace(ended.slot)
                 yield Done(ended.call, Overdue(), [])
                 continue
             try:
                 result = ray.get(first)
             except RayTaskError as error:  # before the others, which it is too when an argument's maker has died
-                raise original(error) from None
+                cause = original(error)
+                if not (ended.call.losable and isinstance(cause, ObjectLostError)):
+                    raise cause from None
+                yield Done(ended.call, Gone(), [])
+                continue
             except DEATHS as error:
                 if crashed := self._lost(ended, error, waiting, running):
                     yield Done(ended.call, crashed, [])
                 continue
-            yield Done(ended.call, result, ended.rest)
+            yield Done(ended.call, result, ended.rest, self._nodes.get(ended.slot, ""))
 
-    def _hand_out(self, waiting: deque[tuple[Call, int]], running: Running) -> None:
+    def _hand_out(self, waiting: Waiting, running: Running) -> None:
         """Hand calls to actors that are up: to idle ones, and while many calls wait to those with a single one."""
         while waiting:
-            up = sorted(set(self._actors) - set(self._starting.values()))
-            slot = min(up, key=running.queued.__getitem__, default=None)
-            if slot is None or running.queued[slot] >= (2 if len(waiting) > self.abreast else 1):
+            most = 2 if len(waiting) > self.abreast else 1
+            up = sorted(set(self._actors) - set(self._starting.values()), key=lambda slot: (running.queued[slot], slot))
+            for slot in up:
+                queued = running.queued[slot]
+                if queued < most and (taken := waiting.take(self._nodes.get(slot, ""), idle=not queued)):
+                    break
+            else:
                 return
-            call, losses = waiting.popleft()
+            call, losses = taken
             done, *rest = self._start(self._actors[slot], call)
             running.add(done, Started(slot, self._actors[slot], call, losses, rest))
 
-    def _lost(
-        self, ended: Started, error: Exception, waiting: deque[tuple[Call, int]], running: Running
-    ) -> Crashed | None:
+    @staticmethod
+    def _move(behind: Sequence[Started], waiting: Waiting) -> None:
+        """Have other actors make calls that were behind one that has ended its actor."""
+        for other in behind:
+            waiting.put_back(other.call, other.losses)
+
+    def _lost(self, ended: Started, error: Exception, waiting: Waiting, running: Running) -> Crashed | None:
         """Replace the actor that a call was lost with, and have its calls made again.
 
         The one that it was at is blamed, those behind it are not; nor is it where the machine died, or where memory
         was short while other actors went on. Returns what comes in place of the result of one that is not made again.
         """
-        waiting.extendleft((other.call, other.losses) for other in running.behind(ended.slot))
+        self._move(running.behind(ended.slot), waiting)
         if self._actors.get(ended.slot) is not ended.actor:  # ended here, for fewer to go on
-            waiting.appendleft((ended.call, ended.losses))
+            waiting.put_back(ended.call, ended.losses)
             return None
         loss, alone = loss_of(error), self.abreast == 1
         if loss is Loss.MEMORY:
@@ -140,7 +155,7 @@ class Workers:
         self._replace(ended.slot)
         losses = ended.losses + (loss is Loss.PROCESS or (loss is Loss.MEMORY and alone))
         if losses <= (self.RETRIES if ended.call.crashes is None else ended.call.crashes):
-            waiting.appendleft((ended.call, losses))
+            waiting.put_back(ended.call, losses)
             return None
         if loss is Loss.MEMORY:
             self.abreast = self._size  # the cause is the call, and not their number
@@ -186,7 +201,7 @@ class Workers:
         """Take an actor as up, or replace it where it has died as it started; raises where that goes on and on."""
         slot = self._starting.pop(ready)
         try:
-            ray.get(ready)
+            self._nodes[slot] = ray.get(ready).node
         except RayTaskError as error:
             raise original(error) from None
         except DEATHS as error:
@@ -204,6 +219,10 @@ class Workers:
             self._replace(slot)
         else:
             self._failed_starts = 0
+
+    def nodes(self) -> dict[str, int]:
+        """Return the nodes of the actors that are up, each with their number there."""
+        return dict(Counter(self._nodes[slot] for slot in set(self._actors) - set(self._starting.values())))
 
     def give_place(self) -> bool:
         """End one of several actors, and those not up yet, for an actor of another pool; return whether any was ended.

@@ -89,7 +89,7 @@ def test_the_server_alone_is_where_the_driver_is_while_there_is_room(monkeypatch
     asked: list[dict[str, Any]] = []
 
     class Made:
-        machine = SimpleNamespace(remote=lambda share: None)
+        arrive = SimpleNamespace(remote=lambda share: None)
 
     class Remote:
         def options(self, **options: Any) -> Any:

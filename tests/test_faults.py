@@ -299,7 +299,7 @@ def test_who_takes_too_long_is_ended_and_what_waits_behind_it_is_not_lost() -> N
     two = workers.Workers(Sleepers(), 2)
     two.wait()
     calls = [Call("sleep", (), "late", limit=1.0), *(Call("work", (i,), i) for i in range(20))]
-    results = {call.tag: result for call, result, _ in two.run(calls)}
+    results = {call.tag: result for call, result, *_ in two.run(calls)}
     assert isinstance(results.pop("late"), Overdue)
     assert results == {i: i for i in range(20)}
     assert two.losses == 0
@@ -330,7 +330,7 @@ def test_an_actor_that_dies_as_it_starts_is_replaced(tmp_path: Path) -> None:
     one = workers.Workers(FrailPool(), 1, tmp_path / "lives")
     one.wait()
     assert one.losses == 2
-    assert [result for _, result, _ in one.run([Call("work", (3,))])] == [3]
+    assert [result for _, result, *_ in one.run([Call("work", (3,))])] == [3]
     one.close()
 
 

@@ -154,7 +154,7 @@ def test_the_living_do_the_work_of_an_actor_that_cannot_be_replaced() -> None:
     two = workers.Workers(Pool([0, 0, 100]), 2)
     two.wait()
     kill(two._actors[1])
-    assert sorted(result for _, result, _ in two.run([Call("work", (i,)) for i in range(9)])) == list(range(9))
+    assert sorted(result for _, result, *_ in two.run([Call("work", (i,)) for i in range(9)])) == list(range(9))
     assert two.losses == 1
     two.close()
 
@@ -167,9 +167,9 @@ def test_what_finds_no_place_gets_that_of_another_pools_actor(monkeypatch: pytes
     for each in (large, small):
         each.wait()
     kill(small._actors[0])
-    assert [result for _, result, _ in small.run([Call("work", (7,))])] == [7]
+    assert [result for _, result, *_ in small.run([Call("work", (7,))])] == [7]
     assert small.losses == 1
-    assert sorted(result for _, result, _ in large.run([Call("work", (i,)) for i in range(4)])) == list(range(4))
+    assert sorted(result for _, result, *_ in large.run([Call("work", (i,)) for i in range(4)])) == list(range(4))
     small.close()
     large.close()
 

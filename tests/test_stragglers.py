@@ -62,7 +62,7 @@ def results(played: Played, calls: int, *changes: str) -> tuple[list[Any], list[
 @given(st.dictionaries(st.integers(0, 11), st.sampled_from(sorted(OUTCOMES)), max_size=6), st.sampled_from([1, 2, 4]))
 def test_only_those_that_fail_alone_are_left_out_each_with_its_reason(bad: dict[int, str], calls: int) -> None:
     done, notes = results(Played(bad), calls)
-    cohorts = [cohort for portion, _, _ in done for cohort in portion]
+    cohorts = [cohort for portion, *_ in done for cohort in portion]
     assert sorted(cohort.index for cohort in cohorts) == [0, 1, 2, 3], "each cohort comes once"
     assert {client for cohort in cohorts for client in cohort.clients} == set(range(12)) - set(bad)
     assert {one.client: one.reason for c in cohorts for one in c.left_out} == {c: WORDS[how] for c, how in bad.items()}
@@ -70,7 +70,7 @@ def test_only_those_that_fail_alone_are_left_out_each_with_its_reason(bad: dict[
 
 
 def reported(done: Collection[Any]) -> list[int]:
-    return sorted(row["client"] for _, report, _ in done for row in report.rows)
+    return sorted(row["client"] for _, report, *_ in done for row in report.rows)
 
 
 def test_a_call_may_lose_one_process_by_somebodys_kill_and_a_client_that_is_tried_alone_none() -> None:

@@ -14,8 +14,10 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError
 
 from actors import workers
 from actors.actor_pool import ActorPool
+from actors.process import Arrival
 from actors.workers import ActorsLost, Workers
 from rayfed.engine.executor import Call, Crashed
+from rayfed.engine.machine import Machine
 from rayfed.errors import ResourceError
 
 NODE_DIED = "The actor died because its node has died. Node Id: 17"
@@ -77,7 +79,7 @@ class World:
 
     def acquire(self, *_: Any) -> tuple[Actor, Ref]:
         actor, ready = Actor(self.draw.randrange(2)), Ref()
-        ready.be(None)
+        ready.be(Arrival(Machine("Actor", "", "cpu"), str(actor.node)))
         self.actors.append(actor)
         return actor, ready
 
@@ -130,7 +132,7 @@ def played(world: World, size: int, needs: list[int], crashes: int | None) -> tu
         pool = Workers(ActorPool(), size)
         calls = [Call("work", ((i, need),), i, crashes=crashes) for i, need in enumerate(needs)]
         done = list(pool.run(calls))
-    results = {call.tag: result for call, result, _ in done}
+    results = {call.tag: result for call, result, *_ in done}
     assert len(done) == len(results), "no call comes twice"
     return results, pool
 

@@ -32,6 +32,8 @@ class Aggregation(Generic[Sent, Partial, Total]):
     """Whether clients must hold samples out of training, on which they evaluate."""
     asynchronous: ClassVar[bool] = False
     """Whether updates are added in the order in which they arrive in virtual time, computed from older weights."""
+    gathers: ClassVar[bool] = False
+    """Whether a partial result has every update as it is, so that two of them joined are as large as both."""
     reveals: ClassVar[str | None] = None
     """Information that clients give the server beside their updates, in words; no defence of the update covers it."""
 

@@ -149,6 +149,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
     the rest (the thesis' "DP fusion", 0.9 there). It mixes and adds no noise: no (epsilon, delta), and who sees all
     mixtures can work out every update. Null: models are scored as they are."""
 
+    gathers: ClassVar[bool] = True
     validates: ClassVar[bool] = True
     reveals: ClassVar[str | None] = "training losses and the scores of models"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ class Gathering(Aggregation[Update, list[Received], list[Received]]):
     The float buffers (batch-norm statistics) are a second vector to which the same rule is applied, for a client that
     lies about the one may lie about the other.
     """
+
+    gathers: ClassVar[bool] = True
 
     def partial(self, sent: Iterable[Update]) -> list[Received]:
         """Return the cohort's updates as they are."""

@@ -37,27 +37,26 @@ class Admission:
         for cohort in lost:
             [client] = cohort.clients
             gone = Failed(client, self.clocks[cohort.arm.name].lost[client], "")
-            yield [cohort.without([gone])], CohortReport([], 0.0), _nothing(cohort)
+            yield Result([cohort.without([gone])], CohortReport([], 0.0), _nothing(cohort))
         waiting: dict[str, list[Result]] = {arm: [] for arm in self.clocks}
         expected = {arm: sum(portion[0].arm.name == arm for portion in work) for arm in self.clocks}
         for result in results:
-            portion, report, partials = result
-            arm = portion[0].arm.name
+            arm = result.portion[0].arm.name
             if (clock := self.clocks.get(arm)) is None:
                 yield result
                 continue
-            sent = {row["client"]: row["sent_bytes"] for row in report.rows if row["status"] == "ok"}
+            sent = {row["client"]: row["sent_bytes"] for row in result.report.rows if row["status"] == "ok"}
             arrived = {client: clock.arrival(client, size) for client, size in sent.items()}
             self.arrivals[arm] |= arrived
             if not clock.waits:
                 late = any(clock.late(seconds) for seconds in arrived.values())
-                yield portion, report, _nothing(portion[0]) if late else partials
+                yield _dropped(result) if late else result
                 continue
             waiting[arm].append(result)
             if len(waiting[arm]) == expected[arm]:
                 admitted = clock.close(self.arrivals[arm]).admitted
-                for portion, report, partials in waiting.pop(arm):
-                    yield portion, report, partials if portion[0].clients[0] in admitted else _nothing(portion[0])
+                for one in waiting.pop(arm):
+                    yield one if one.portion[0].clients[0] in admitted else _dropped(one)
 
     def close(self, arm: str, rows: Rows) -> dict[str, Any]:
         """Write into the rows of an arm's clients what becomes of them, and return columns of the round's row."""
@@ -65,6 +64,11 @@ class Admission:
             return {}
         closing: Closing = clock.close(self.arrivals[arm])
         return clock.note(rows, self.arrivals[arm], closing)
+
+
+def _dropped(result: Result) -> Result:
+    """Return the result of a cohort of which nothing is added."""
+    return Result(result.portion, result.report, _nothing(result.portion[0]))
 
 
 def _nothing(cohort: Cohort) -> dict[tuple[int, int], None]:

@@ -118,7 +118,7 @@ class Attacks:
             args = d.arm.name, sent[d.arm.name], d.victims, d.attack, self._states_behind(d, round), d.repeat, past
             observe.append(Call("observe", args, i, returns=3))
         observed: dict[int, Sequence[Ref]] = {}
-        for call, _, refs in self.run_clients(observe):
+        for call, _, refs, _ in self.run_clients(observe):
             observed[call.tag] = refs
             self.progress.observations_done(round, len(observed), len(playing))
         attacked: dict[int, tuple[Sequence[Guess], Ref]] = {}
@@ -162,7 +162,7 @@ class Attacks:
         waiting = dict.fromkeys(playing)
         self.progress.attacks_done(round, done, [due[i].attack.title for i in waiting])
         calls = [self._call(i, due[i], observed[i][0], round) for i in playing]
-        for call, outcomes, rest in self.run_attackers(calls, hear):
+        for call, outcomes, rest, _ in self.run_attackers(calls, hear):
             if isinstance(outcomes, Overdue):
                 nothing = self._unfinished(due[call.tag])
                 outcomes, rest = nothing, [nothing]
@@ -187,7 +187,7 @@ class Attacks:
         Where the round is `complete`, the others have rows which say that there was no time for them.
         """
         score = [Call("score", (observed[i][1], attacked[i][1], due[i].strip), i) for i in sorted(attacked)]
-        scored = {call.tag: result for call, result, _ in self.run_clients(score)}
+        scored = {call.tag: result for call, result, *_ in self.run_clients(score)}
         for i, d in enumerate(due):
             if i in attacked:
                 _note_attack(tables, d, round, attacked[i][0], scored[i])

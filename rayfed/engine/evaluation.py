@@ -36,7 +36,7 @@ def evaluate(run: Run, sent: Mapping[str, Ref], sizes: Mapping[Split, int]) -> d
         for split, size in sizes.items()
         for start in range(0, size, EVALUATION_SLICE)
     ]
-    found = {call.tag: result for call, result, _ in run(calls)}
+    found = {call.tag: result for call, result, *_ in run(calls)}
 
     def mean(arm: str, split: Split, which: int) -> float | None:
         size = sizes.get(split)
@@ -87,7 +87,7 @@ def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str
         for start in range(0, size, EVALUATION_SLICE)
     ]
     counts: dict[str, list[tuple[int, int]]] = {arm: [] for arm in sent}
-    for call, count, _ in run(calls):
+    for call, count, *_ in run(calls):
         counts[call.tag].append(count)
     shares = {arm: [sum(column) for column in zip(*found, strict=True)] for arm, found in counts.items()}
     return {arm: {"backdoor_accuracy": taken / tried if tried else None} for arm, (taken, tried) in shares.items()}
@@ -96,7 +96,7 @@ def evaluate_backdoors(run: Run, sent: Mapping[str, Ref], size: int) -> dict[str
 def measure_private_layers(run: Run, states: Mapping[str, Mapping[int, State]]) -> list[dict[str, Any]]:
     """Return the rows of the table `private` for these arms, without the round."""
     calls = [Call("private_layers", (arm, list(members.values())), arm) for arm, members in states.items() if members]
-    found = {call.tag: rows for call, rows, _ in run(calls)}
+    found = {call.tag: rows for call, rows, *_ in run(calls)}
     return [{"arm": arm, **row} for arm in states for row in found.get(arm, [])]
 
 
@@ -119,7 +119,7 @@ def evaluate_members(
         for client, state in own.items()
     ]
     calls += [Call("evaluate_non_member", (arm, sent[arm], [*own.values()]), (arm, None)) for arm, own in asked.items()]
-    found = {call.tag: result for call, result, _ in run(calls)}
+    found = {call.tag: result for call, result, *_ in run(calls)}
 
     def mean(arm: str, split: Split, which: int) -> float | None:
         if split not in splits:

@@ -33,6 +33,10 @@ class Call:
     """Seconds that the call may take once it has begun."""
     crashes: int | None = None
     """Processes that the call may end before it comes as `Crashed`; None: one that ends several ends the run."""
+    node: str = ""
+    """Node on which it is best done; empty for any."""
+    losable: bool = False
+    """Whether it comes as `Gone` where an argument is lost; else that ends the round."""
 
 
 class Overdue:
@@ -47,14 +51,20 @@ class Crashed:
     """Whether it was ended from outside, for it needed more memory than there is."""
 
 
+class Gone:
+    """Marker in place of the result of a call whose arguments were lost with the machine that held them."""
+
+
 class Done(NamedTuple):
     """A call that has ended."""
 
     call: Call
     result: Any
-    """The first value that the method returned, or `Overdue` or `Crashed`."""
+    """The first value that the method returned, or `Overdue`, `Crashed` or `Gone`."""
     rest: list[Ref]
-    """References to the other values; empty for a call that was overdue or crashed."""
+    """References to the other values; empty where a marker is in place of the result."""
+    node: str = ""
+    """Node that holds the values; empty where there is one alone."""
 
 
 Run: TypeAlias = Callable[[Sequence[Call]], Iterator[Done]]
@@ -94,6 +104,9 @@ class Executor(Protocol):
     @property
     def clients(self) -> int:
         """Return the number of client calls that go on at once."""
+
+    def nodes(self) -> dict[str, int]:
+        """Return the nodes that do calls of clients, each with the number that go on at once there."""
 
     def describe(self) -> str:
         """Describe in words what runs where."""

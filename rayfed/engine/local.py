@@ -60,6 +60,10 @@ class LocalExecutor:
         self._machines = [this_machine(role, device) for role, device in devices.items()]
         self._server: Server
 
+    def nodes(self) -> dict[str, int]:
+        """Return this machine, which is the only one."""
+        return {"": 1}
+
     def describe(self) -> str:
         """Describe where the run happens."""
         return "all in this process"

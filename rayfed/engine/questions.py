@@ -36,7 +36,7 @@ def consult(
                 known = states[arm].get(client, {}), transcripts.get((arm, round, client), {})
                 calls.append(Call("answer", (arm, sent[arm], asked[arm][1], client, *known), (arm, client), returns=2))
         answers = {}
-        for call, transcript, [answer] in federation.run_clients(calls):
+        for call, transcript, [answer], _ in federation.run_clients(calls):
             arm, client = call.tag
             answers[arm, client], transcripts[arm, round, client] = answer, transcript
         heard = []

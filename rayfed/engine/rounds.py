@@ -12,6 +12,7 @@ from rayfed.client import plan
 from rayfed.client.arm import aggregation_of
 from rayfed.client.failures import check_left
 from rayfed.client.sent import Sent, Split, State
+from rayfed.engine import node_sums
 from rayfed.engine.admission import Admission
 from rayfed.engine.clock import DROPPED, SENT, RoundClock
 from rayfed.engine.evaluation import (
@@ -26,6 +27,7 @@ from rayfed.engine.evaluation import (
 from rayfed.engine.executor import Call, Ref
 from rayfed.engine.federation import Federation, Served
 from rayfed.engine.flights import Flights
+from rayfed.engine.node_sums import NodeSums, homes
 from rayfed.engine.questions import consult
 from rayfed.engine.server import ArmState, Kept
 from rayfed.engine.stragglers import Cohort, Portion, StragglerHandling, portions, rows_of, told
@@ -134,18 +136,26 @@ class Round:
         self.flights = {arm: self._flights(arm, clocks.pop(arm)) for arm in self.asynchronous}
         admission = Admission(clocks)
         work, lost = admission.left(self._work(sent, before))
-        for portion, report, partials in admission.results(handling.results(work), work, lost):
+        counts = {arm: len(cohorts) for arm, cohorts in self.cohorts.items()}
+        sums = NodeSums(federation.run_clients, handling.results, sent, counts)
+        for result in admission.results(handling.results(work), work, lost):
+            portion, report, partials, _ = result
             arm = portion[0].arm.name
             rows = [*report.rows, *chain(*(rows_of(cohort, federation.scenario, self.number) for cohort in portion))]
             if arm in self.flights:
                 self.flights[arm].made(rows, partials)
             else:
-                added.append(executor.serve("add", arm, len(self.cohorts[arm]), partials))
                 self.tables.clients += rows
+                if portion[0].node and result.node:
+                    sums.add(result)
+                else:
+                    added.append(executor.serve("add", arm, counts[arm], partials))
             states[arm].update(report.states)
             seconds[arm] += report.seconds
             done += sum(map(len, (cohort.clients for cohort in portion)))
             federation.progress.clients_done(self.number, done, everybody)
+        for arm, partials in sums.met():
+            added.append(executor.serve("add", arm, counts[arm], partials))
         for arm, flights in self.flights.items():
             added += self._land(arm, flights)
         federation.settled(added, len(added))
@@ -167,8 +177,8 @@ class Round:
             Call("cohorts", (arm, Sent(one.round, **earlier[one.round]), 0, [(one.client,)], {}), one.key, returns=2)
             for one in flights.missing()
         ]
-        for call, _, [partials] in federation.run_clients(again):
-            flights.held[call.tag] = partials
+        for done in federation.run_clients(again):
+            [flights.held[done.call.tag]] = done.rest
         added = []
         for place, one in enumerate(flights.landed):
             begun = federation.saved[arm] if one.round == self.number else earlier[one.round]
@@ -206,10 +216,23 @@ class Round:
             count = len(self.cohorts[name])
             apart = drops or name in self.asynchronous  # whether an update is added is seen when it is there
             split = [[i] for i in range(count)] if apart else portions(weights[name], count if alone else few, workers)
-            for portion in split:
+            loads = [sum(weights[name][i] for i in portion) for portion in split]
+            for portion, node in zip(split, self._homes(name, loads), strict=True):
                 own = [(i, tuple(self.cohorts[name][i])) for i in portion]
-                work.append([Cohort(arm.spec, i, sent[name], c, _some(before[name], {*c, *colluders})) for i, c in own])
+                known = {i: _some(before[name], {*clients, *colluders}) for i, clients in own}
+                work.append([Cohort(arm.spec, i, sent[name], c, known[i], node=node) for i, c in own])
         return sorted(work, key=lambda portion: -sum(weights[cohort.arm.name][cohort.index] for cohort in portion))
+
+    def _homes(self, name: str, loads: Sequence[float]) -> list[str]:
+        """Return the node of each portion of an arm with these loads; empty where sums do not meet on nodes.
+
+        They do not where one node is all there is, where a sum is no smaller than its parts, and where it is small.
+        """
+        rule, nodes = aggregation_of(self.arms[name].spec), self.federation.executor.nodes()
+        small = _bytes_of(self.federation.saved[name]) < node_sums.LEAST
+        if len(nodes) < 2 or small or rule.gathers or rule.asynchronous:
+            return [""] * len(loads)
+        return homes(loads, nodes)
 
     def _sum_up(self, seconds: Mapping[str, float], admission: Admission) -> None:
         """Add a row for every arm from those of its clients; `seconds` are what their work took.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapreplace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from rayfed.client import plan
 from rayfed.client.failures import Failed
 from rayfed.client.runtime import CohortReport
 from rayfed.client.sent import State
-from rayfed.engine.executor import Call, Crashed, Overdue, Ref, Run
+from rayfed.engine.executor import Call, Crashed, Done, Overdue, Ref, Run
 from rayfed.engine.tables import Rows
 from rayfed.errors import ClientError
 from rayfed.scenario import Failures, ResolvedArm, Scenario
@@ -43,6 +43,8 @@ class Cohort:
     """States of these clients, and of all malicious clients where they collude."""
     left_out: tuple[Failed, ...] = ()
     """Clients of the cohort that crashed or took too long."""
+    node: str = ""
+    """Node on which its work is best done; empty for any."""
 
     def of(self, client: int) -> Cohort:
         """Return a cohort of one of the clients."""
@@ -59,9 +61,18 @@ Portion = Sequence[Cohort]
 """Consecutive cohorts of one arm, for one call: their partial results travel merged."""
 Partials: TypeAlias = Ref
 """Partial results by their places in the server's tree (`TreeFold.nodes`); None where nobody is left."""
-Result: TypeAlias = tuple[Portion, CohortReport, Partials]
 Unfinished: TypeAlias = Overdue | Crashed
 """Marker in place of the report on a portion."""
+
+
+class Result(NamedTuple):
+    """What comes of a portion."""
+
+    portion: Portion
+    report: CohortReport
+    partials: Partials
+    node: str = ""
+    """Node that holds the partial results; empty where there is nothing to hold, or one node alone."""
 
 
 def portions(weights: Sequence[float], calls: int, workers: int) -> list[list[int]]:
@@ -118,14 +129,14 @@ class StragglerHandling:
         searches = 0
         while work:
             lost = list[tuple[Portion, Unfinished]]()
-            for portion, report, partials in self._tried(work, _CRASHES):
-                if isinstance(report, Unfinished):
-                    lost.append((portion, report))
+            for done in self._tried(work, _CRASHES):
+                if isinstance(done.result, Unfinished):
+                    lost.append((done.call.tag, done.result))
                 else:
-                    yield portion, report, partials
+                    yield Result(done.call.tag, done.result, done.rest[0], done.node)
             searches += 1
             left = self._searched(lost, last=searches > self.failures.retries) if lost else []
-            yield from (([c], CohortReport([], 0.0), {(0, c.index): None}) for c in left if not c.clients)
+            yield from (Result([c], CohortReport([], 0.0), {(0, c.index): None}) for c in left if not c.clients)
             work = [[cohort] for cohort in left if cohort.clients]
 
     def _searched(self, lost: Sequence[tuple[Portion, Unfinished]], last: bool) -> list[Cohort]:
@@ -191,14 +202,11 @@ class StragglerHandling:
     def _unfinished(self, cohorts: Sequence[Cohort]) -> dict[Cohort, Unfinished]:
         """Return the cohorts that come to no end, in their order."""
         tried = self._tried([[cohort] for cohort in cohorts], crashes=0)
-        found = {portion[0]: report for portion, report, _ in tried if isinstance(report, Unfinished)}
+        found = {done.call.tag[0]: done.result for done in tried if isinstance(done.result, Unfinished)}
         return {cohort: found[cohort] for cohort in cohorts if cohort in found}
 
-    def _tried(
-        self, work: Iterable[Portion], crashes: int
-    ) -> Iterator[tuple[Portion, CohortReport | Unfinished, Partials]]:
-        for call, report, rest in self.run([_call(portion, self.failures.timeout, crashes) for portion in work]):
-            yield call.tag, report, rest[0] if rest else {}
+    def _tried(self, work: Iterable[Portion], crashes: int) -> Iterator[Done]:
+        return self.run([_call(portion, self.failures.timeout, crashes) for portion in work])
 
 
 def _call(portion: Portion, timeout: float | None, crashes: int) -> Call:
@@ -206,7 +214,7 @@ def _call(portion: Portion, timeout: float | None, crashes: int) -> Call:
     states = {client: state for cohort in portion for client, state in cohort.states.items()}
     limit = None if timeout is None else timeout * sum(map(len, clients))
     arguments = first.arm.name, first.sent, first.index, clients, states
-    return Call("cohorts", arguments, portion, returns=2, limit=limit, crashes=crashes)
+    return Call("cohorts", arguments, portion, returns=2, limit=limit, crashes=crashes, node=first.node)
 
 
 def rows_of(cohort: Cohort, scenario: Scenario, round: int) -> Rows:

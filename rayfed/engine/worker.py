@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.aggregation.server import TreeFold
 from rayfed.attacks.base import Guess, Inference, Reconstruction
 from rayfed.client.diagnosis import private_layers
 from rayfed.client.local import PRIVATE
@@ -38,6 +39,18 @@ class ClientWorker(ClientRuntime):
     @cached_property
     def _scorer(self) -> Scorer:
         return scorer(self.scenario, self.data)
+
+    def fold(
+        self, arm: str, sent: Sent, cohorts: int, *partials: Mapping[tuple[int, int], Any]
+    ) -> tuple[None, dict[tuple[int, int], Any]]:
+        """Return None as a sign that it is done, and partial results of a round of `cohorts` cohorts, added up.
+
+        They are merged as far as the server's tree merges them, by their places in it (`TreeFold.nodes`).
+        """
+        fold = TreeFold(self.rule(arm, sent), cohorts)
+        for (level, index), partial in (place for some in partials for place in some.items()):
+            fold.add(index, partial, level)
+        return None, fold.nodes
 
     def evaluate(self, arm: str, sent: Sent, start: int, stop: int, split: Split = "test") -> Evaluation:
         """Return how well an arm does on a slice of the test set, or of all clients' own samples, in sums."""

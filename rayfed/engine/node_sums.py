@@ -1,0 +1,122 @@
+"""Partial results of a round, added up on the nodes that hold them before they go to the server.
+
+A node is given consecutive cohorts, so that what its actors send are branches of one part of the server's tree. Which
+node adds what changes no bit: the tree is fixed by the cohorts' numbers, and a sum stands where the tree has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import numpy as np
+
+from rayfed.engine.executor import Call, Gone, Lost, Ref, Run
+from rayfed.engine.stragglers import Partials, Portion, Result
+
+FAN_IN = 8
+"""Results that one call adds up: an actor holds them all at once."""
+LEAST = 100_000
+"""Bytes of a model from which its sums meet on nodes: smaller ones travel with the reports on them, and cost less at
+the server than the calls that would add them elsewhere."""
+_RETRIES = 3
+"""Times that cohorts are trained again for nodes that are lost, before the round is."""
+
+
+def homes(weights: Sequence[float], nodes: Mapping[str, int]) -> list[str]:
+    """Return the node of each of some consecutive portions with these weights.
+
+    Nodes have consecutive ones, by weight in proportion to the actors of each.
+    """
+    each, names = np.array(weights, float), sorted(nodes)
+    if not len(each):
+        return []
+    shares = np.cumsum([nodes[name] for name in names])
+    middles = (each.cumsum() - each / 2) * shares[-1] / max(each.sum(), 1e-9)
+    return [names[place] for place in np.minimum(np.searchsorted(shares, middles, side="right"), len(names) - 1)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """Partial results where they lie."""
+
+    node: str
+    partials: Partials
+    portions: tuple[Portion, ...]
+    """Portions that they are the sums of."""
+
+    @property
+    def arm(self) -> str:
+        """Name of their arm."""
+        return self.portions[0][0].arm.name
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Their arm, and the number of the first of their cohorts."""
+        return self.arm, min(portion[0].index for portion in self.portions)
+
+
+@dataclass
+class NodeSums:
+    """Sums of a round's partial results, node by node and then from node to node."""
+
+    run: Run
+    """Does calls on client workers."""
+    again: Callable[[Sequence[Portion]], Iterator[Result]]
+    """Trains portions again whose partial results are lost."""
+    sent: Mapping[str, Ref]
+    """What clients of each arm were sent in the round."""
+    count: Mapping[str, int]
+    """Number of cohorts of each arm."""
+    _held: list[_Held] = field(default_factory=list)
+
+    def add(self, result: Result) -> None:
+        """Leave a portion's partial results where they are."""
+        self._held.append(_Held(result.node, result.partials, (result.portion,)))
+
+    def met(self) -> Iterator[tuple[str, Partials]]:
+        """Add up, and yield what is left for the server, each with its arm: of no more than `FAN_IN` nodes an arm.
+
+        What lies on a node is added there; then every so many nodes bring their sums to one of them. Cohorts whose
+        results are lost with a node are trained again. Raises `Lost` where that comes to no end.
+        """
+        losses = 0
+        while groups := self._groups():
+            lost: list[Portion] = []
+            for call, result, [*partials], node in self.run([self._call(group) for group in groups]):
+                group = call.tag
+                self._held = [one for one in self._held if one not in group]
+                portions = tuple(portion for one in group for portion in one.portions)
+                if isinstance(result, Gone):
+                    lost += portions
+                else:
+                    self._held.append(_Held(node, partials[0], portions))
+            losses += bool(lost)
+            if losses > _RETRIES:
+                raise Lost("sums were lost", f"nodes that held them were gone {losses} times")
+            for again in self.again(lost) if lost else ():
+                self.add(again)
+        yield from ((one.arm, one.partials) for one in self._held)
+
+    def _groups(self) -> list[list[_Held]]:
+        """Return what is added up next, by one call each; nothing where the server may have it all."""
+        by_node = sorted(self._held, key=lambda one: (one.arm, one.node, one.place))
+        on_nodes = [list(own) for _, own in groupby(by_node, key=lambda one: (one.arm, one.node))]
+        groups = [group for own in on_nodes for group in _chunks(own)]
+        if groups:
+            return groups
+        nodes = sorted((own[0] for own in on_nodes), key=lambda one: one.place)
+        arms = [list(own) for _, own in groupby(nodes, key=lambda one: one.arm)]
+        return [group for own in arms if len(own) > FAN_IN for group in _chunks(own)]
+
+    def _call(self, group: list[_Held]) -> Call:
+        arm, node = group[0].arm, group[0].node
+        arguments = arm, self.sent[arm], self.count[arm], *(one.partials for one in group)
+        return Call("fold", arguments, group, returns=2, node=node, losable=True)
+
+
+def _chunks(held: list[_Held]) -> list[list[_Held]]:
+    """Return parts of `FAN_IN` at most; no part of one, which is added up already."""
+    parts = (held[i : i + FAN_IN] for i in range(0, len(held), FAN_IN))
+    return [part for part in parts if len(part) > 1]

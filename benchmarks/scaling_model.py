@@ -3,8 +3,8 @@
     python -m benchmarks.scaling_model           # against docs/scaling.json, then 10^7 clients on 1,000 nodes
 
 A round is: the weights spread over the nodes; the driver hands out cohorts and takes reports back, one after the other;
-actors train; partial results cross the server's network and are folded there, one after the other. With `folds` each
-node adds its own cohorts up first, and groups of nodes theirs, so that the server gets few partial results.
+actors train; partial results cross the server's network and are folded there, one after the other. With `folds` they
+meet on their nodes first, by the run's own plan (`rayfed.engine.node_sums`), when all cohorts are trained.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from math import ceil, log, log2
+from math import ceil, log2
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-FAN_IN = 32
-"""Nodes whose sums one node adds up, where nodes do."""
+from benchmarks.nodes import Places, branches, planned
+from rayfed.aggregation.server import TreeFold
+from rayfed.client.runtime import CohortReport
+from rayfed.engine.executor import Call, Done
+from rayfed.engine.node_sums import NodeSums
+from rayfed.engine.stragglers import Result
+
 MEASURED = Path(__file__).resolve().parent.parent / "docs" / "scaling.json"
 
 
@@ -71,14 +77,11 @@ def play(plan: Plan, costs: Costs, seed: int = 0) -> dict[str, float]:
         work = work * draw.lognormal(-(costs.spread**2) / 2, costs.spread, len(sizes))
     transfer, fold = several * costs.bytes / costs.network, costs.fold * costs.bytes
     broadcast = transfer * ceil(log2(plan.nodes))
-    ends, actors, driven = _driven(plan, costs, sizes, work, broadcast)
-    arriving = np.sort(ends)
+    ends, driven = _driven(plan, costs, sizes, work, broadcast)
+    arriving, met = np.sort(ends), 0.0
     if plan.folds:
-        nodes = actors // plan.actors
-        levels = ceil(log(plan.nodes, FAN_IN)) - 1
-        done = np.sort([ends[nodes == node].max() for node in np.unique(nodes)])
-        tops = [some.max() for some in np.array_split(done, ceil(len(done) / FAN_IN**levels))]
-        arriving = np.sort(tops) + fold * plan.cohorts / plan.nodes + levels * FAN_IN * (transfer + fold)
+        met, left = _met(plan, costs.call, fold, transfer)
+        arriving = np.full(left, max(ends.max(), driven) + met)
     network = server = 0.0
     for end in arriving:
         network = max(network, end) + transfer
@@ -89,14 +92,41 @@ def play(plan: Plan, costs: Costs, seed: int = 0) -> dict[str, float]:
         "driver": plan.cohorts * costs.call + plan.per_round * costs.row,
         "folds": len(arriving) * fold,
         "network": len(arriving) * transfer,
+        "nodes": met,
         "broadcast": broadcast,
     }
 
 
-def _driven(
-    plan: Plan, costs: Costs, sizes: np.ndarray, work: np.ndarray, begins: float
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """When each cohort is trained, on which actor, and when the driver has its last report.
+def _met(plan: Plan, call: float, fold: float, transfer: float) -> tuple[float, int]:
+    """Seconds in which nodes add up what their actors have sent, and how many results are left.
+
+    A level takes as long as its longest call, or as the driver, which hands out one after another.
+    """
+    work, levels = planned(plan.cohorts, plan.nodes, plan.actors, 0.0, meet=True), list[float]()
+
+    def run(calls: Sequence[Call]) -> Iterator[Done]:
+        longest = len(calls) * call
+        for one in calls:
+            tree: Any = TreeFold(Places(), plan.cohorts)  # type: ignore[arg-type]
+            seconds = 0.0
+            for held, partials in zip(one.tag, one.args[3:], strict=True):
+                seconds += len(partials) * (fold + transfer * (held.node != one.node))
+                for (level, index), partial in partials.items():
+                    tree.add(index, partial, level)
+            longest = max(longest, seconds)
+            yield Done(one, None, [tree.nodes], one.node)
+        levels.append(longest)
+
+    sums = NodeSums(run, lambda _: iter(()), {"none": None}, {"none": plan.cohorts})
+    for portion in work:
+        partials = dict.fromkeys(branches(portion), True)
+        sums.add(Result(portion, CohortReport([], 0.0), partials, portion[0].node))
+    left = sum(len(partials) for _, partials in sums.met())
+    return sum(levels), left
+
+
+def _driven(plan: Plan, costs: Costs, sizes: np.ndarray, work: np.ndarray, begins: float) -> tuple[np.ndarray, float]:
+    """When each cohort is trained, and when the driver has its last report.
 
     The driver does one thing at a time, as `actors.workers` does: it sends a call while an actor has fewer than two,
     and takes the first report else.
@@ -118,7 +148,7 @@ def _driven(
             end, cohort = heappop(running)
             now = max(now, end) + costs.call / 2 + costs.row * sizes[cohort]
             slots.append(int(actors[cohort]))
-    return ends, actors, now
+    return ends, now
 
 
 def fitted(growing: Sequence[dict[str, float]], fine: dict[str, float], bytes: int, fold: float) -> Costs:
@@ -176,10 +206,10 @@ def main() -> None:
     print("\n10^7 clients, 100,000 a round, 1,000 nodes of 16 actors; seconds of a round, and of each at work")
     resnet = replace(costs, client=costs.client * 100, bytes=44_700_000)
     for name, each in (("LeNet", costs), ("ResNet-18", resnet)):
-        for cohorts, folds in ((8, False), (16_000, False), (64_000, False), (16_000, True)):
+        for cohorts, folds in ((8, False), (16_000, False), (16_000, True), (32_000, False), (32_000, True)):
             found = play(Plan(100_000, cohorts, 1000, 16, folds), each)
             how = f"{name}, {cohorts:,} cohorts" + ", nodes fold" * folds
-            print(f"{how:36}" + "  ".join(f"{what} {seconds:6.1f}" for what, seconds in found.items()))
+            print(f"{how:41}" + "  ".join(f"{what} {seconds:6.1f}" for what, seconds in found.items()))
 
 
 if __name__ == "__main__":

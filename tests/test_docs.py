@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 
 import jsonschema
 import pytest
+import typer
 import yaml
 
+from rayfed import registry
+from rayfed.cli import app
 from rayfed.scenario import json_schema
 from tests.conftest import REPOSITORY
 
@@ -66,14 +70,46 @@ def test_readmes_defence_works_as_written(tmp_path: Path) -> None:
     assert "my_defences:SignOnly" in done.stdout
 
 
+def test_readme_fits_on_two_screens_and_counts_right() -> None:
+    assert len(README.splitlines()) < 150
+    [attacks] = re.findall(r"\| (\d+): images", README)
+    [(defences, protections)] = re.findall(r"\| (\d+), and (\d+) protected channels", README)
+    counts = {"attacks": attacks, "defences": defences, "protections": protections}
+    assert counts == {kind: str(len(registry.table(kind))) for kind in counts}
+
+
+def test_readmes_commands_are_commands() -> None:
+    """By typer's own parser: commands, options and, of scenarios, the file."""
+    group = typer.main.get_command(app)
+    text = README.replace("<time>", "TIME")
+    lines = re.findall(r"(?:^|&& |`)(rayfed [a-z][^#`\n]*)", text, re.MULTILINE)
+    assert len(lines) >= 8
+    for line in lines:
+        _, name, *arguments = shlex.split(line)
+        command = group.get_command(group.make_context("rayfed", [name]), name)
+        assert command is not None, line
+        command.make_context(name, arguments)
+        for path in re.findall(r"scenarios/\S+", line):
+            assert (REPOSITORY / path).exists()
+
+
+def test_every_scenario_has_a_question() -> None:
+    page = (REPOSITORY / "docs" / "scenarios.md").read_text()
+    linked = re.findall(r"\[`(\w+)`\]\(\.\./scenarios/(\w+)\.yaml\)", page)
+    assert all(name == file for name, file in linked)
+    assert sorted(name for name, _ in linked) == sorted(path.stem for path in (REPOSITORY / "scenarios").glob("*.yaml"))
+
+
 @pytest.mark.engine
-def test_readmes_python_examples_run() -> None:
-    examples = [b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "Dlg()" in b]
-    assert len(examples) == 2  # a gradient of one's own, and the update of another federation
+def test_the_python_of_from_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (REPOSITORY / "docs" / "python.md").read_text()
     namespace: dict[str, Any] = {}
-    for example in examples:
+    for example in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(example, namespace)
-        found, secret = namespace["found"], namespace["secret"]
-        assert (found.images - secret).abs().max() < 0.01
-        assert found.labels.tolist() == [3]
+        if "Dlg()" in example:  # a gradient of one's own, and the update of another federation
+            found, secret = namespace["found"], namespace["secret"]
+            assert (found.images - secret).abs().max() < 0.01
+            assert found.labels.tolist() == [3]
     assert namespace["given"].remarks == ()
+    assert len(namespace["run"].verdicts()) == 1

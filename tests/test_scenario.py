@@ -148,7 +148,42 @@ def test_not_yaml_and_not_a_mapping() -> None:
     assert "not valid YAML" in problems("name: [x")
     assert "not valid YAML: month must be in 1..12" in problems("name: 2024-13-45")
     assert "not valid YAML: an anchor refers to itself" in problems("name: &a [*a]")
-    assert "expected `key: value` lines" in problems("- a\n- b\n")
+    assert "expected `key: value` lines, found a list" in problems("- a\n- b\n")
+    assert "there is nothing in it" in problems("")
+
+
+def test_mistakes_of_one_field_do_not_hide_those_of_fields_together() -> None:
+    text = """\
+name: x
+federation: {rounds: 3, clients: abc}
+training: {epochs: 2, steps: 3}
+model: lenett
+attacks: [{name: idlg, rounds: [9]}]
+sweep: {fields: {output: [1]}}
+"""
+    message = problems(text)
+    assert "line 2: federation.clients: found 'abc'" in message
+    assert "line 3: training.steps: give either `epochs` or `steps`, not both" in message
+    assert "line 4: model.name: unknown model 'lenett'" in message
+    assert "line 5: attacks.0.rounds: round 9 is never played" in message
+    assert "line 6: sweep.fields.output: cannot vary" in message
+    # what depends on the unknown is not told: nobody knows how many rounds or clients there are
+    unknown = problems(
+        "name: x\nfederation: {rounds: a, clients: 0}\nattacks: [{name: idlg, rounds: [9], victims: 7}]\n"
+    )
+    assert "2 problems" in unknown
+
+
+def test_a_mistake_of_a_change_is_that_changes() -> None:
+    text = MINIMAL + "training: {lr: 0.1}\nattacks: [{name: idlg, victims: 4}]\n"
+    message = problems(text, "training.lr=fast", "trainning.lr=1", "federation.clients=2")
+    assert "after --set training.lr=fast, --set trainning.lr=1, --set federation.clients=2: 3 problems" in message
+    assert "line 4: attacks.0.victims: found 4, but only 2 clients" in message
+    assert "  --set training.lr=fast: training.lr: found 'fast'" in message
+    assert "  --set trainning.lr=1: trainning: unknown key" in message
+    both = problems(text, "attacks.7.lr=1", "name.deeper=1")
+    assert "--set attacks.7.lr=1" in both
+    assert "--set name.deeper=1" in both
 
 
 def test_a_repeated_key_is_reported_once_with_both_lines() -> None:

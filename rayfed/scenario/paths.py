@@ -5,35 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rayfed.documents import Place
 from rayfed.scenario.sections import ArmSpec
 
-_Place = dict[str, Any] | list[Any]
+_Holder = dict[str, Any] | list[Any]
 
 
-def put(document: dict[str, Any], path: str, value: Any) -> None:
-    """Set the field at a path of a document; raises `KeyError`, which says what is there, where it has no such place.
+def put(document: dict[str, Any], path: str, value: Any) -> Place:
+    """Set the field at a path of a document, and return its keys and indices there.
 
     An entry of a list goes by its index or by its `name`, sections that are missing are made, and a component that is
     given by its bare name, or an arm that is a list of defences, is written out to take the field. The defences of an
-    arm may be left out: `arms.noise.gaussian.sigma`.
+    arm may be left out: `arms.noise.gaussian.sigma`. Raises `KeyError`, which says what is there, for a place that is
+    not.
     """
-    place: Any
-    place, key = _find(document, path.split("."), ())
-    place[key] = value
+    holder: Any
+    holder, place = _find(document, path.split("."), ())
+    holder[place[-1]] = value
+    return place
 
 
 def get(document: dict[str, Any], path: str) -> Any:
     """Return the field at a path of a document that `put` has set."""
-    place: Any
-    place, key = _find(document, path.split("."), ())
-    return place[key]
+    holder: Any
+    holder, place = _find(document, path.split("."), ())
+    return holder[place[-1]]
 
 
-def _find(place: Any, keys: Sequence[str], passed: tuple[str, ...]) -> tuple[_Place, Any]:
-    """Return the section or list that a path ends in, and its last key or index; `passed` are the keys before."""
+def _find(place: Any, keys: Sequence[str], passed: Place) -> tuple[_Holder, Place]:
+    """Return the section or list that a path ends in, and all keys and indices; `passed` are those before."""
     key, rest = _first(place, keys, passed)
     if not rest:
-        return place, key
+        return place, (*passed, key)
     if passed == ("arms",) and key not in place and rest[0] not in ArmSpec.model_fields:
         raise KeyError(_content(place, passed))
     held = place[key] if isinstance(place, list) else place.setdefault(key, {})
@@ -44,13 +47,13 @@ def _find(place: Any, keys: Sequence[str], passed: tuple[str, ...]) -> tuple[_Pl
             held = place[key] = {"defences": held}
         elif isinstance(held, dict) and rest[0] not in ArmSpec.model_fields:
             rest = ("defences", *rest)
-    inside = (*passed, str(key))
+    inside = (*passed, key)
     if not isinstance(held, dict | list):
         raise KeyError(_content(held, inside))
     return _find(held, rest, inside)
 
 
-def _first(place: Any, keys: Sequence[str], passed: tuple[str, ...]) -> tuple[Any, Sequence[str]]:
+def _first(place: Any, keys: Sequence[str], passed: Place) -> tuple[Any, Sequence[str]]:
     """Return the first key of a path, which may have dots in it as names of arms do, and the keys after it."""
     if isinstance(place, list):
         names = [entry.get("name") if isinstance(entry, dict) else entry for entry in place]
@@ -66,10 +69,10 @@ def _first(place: Any, keys: Sequence[str], passed: tuple[str, ...]) -> tuple[An
     return key, keys[count:]
 
 
-def _content(held: Any, passed: tuple[str, ...]) -> str:
+def _content(held: Any, passed: Place) -> str:
     """Return what stands at a path, in words."""
     if isinstance(held, list):
         entries = [f"{i} ({one.get('name') if isinstance(one, dict) else one})" for i, one in enumerate(held)]
     else:
         entries = list(map(str, held)) if isinstance(held, dict) else [repr(held)]
-    return f"{'.'.join(passed) or 'the scenario'} has {', '.join(entries) or 'nothing in it'}"
+    return f"{'.'.join(map(str, passed)) or 'the scenario'} has {', '.join(entries) or 'nothing in it'}"

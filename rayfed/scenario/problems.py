@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from inspect import signature
 from typing import Any, get_args, get_origin
@@ -31,6 +31,12 @@ from rayfed.scenario.sections import ArmSpec, Scenario, Schedule, Training
 from rayfed.scenario.system import System
 
 _MISSING = "required, but not given"
+_REQUIRED: Mapping[Place, Any] = {
+    ("name",): "unknown",
+    ("federation", "rounds"): 1,
+    ("federation", "clients"): 1,
+}
+"""Fields without a default, with what stands for them while they are unknown."""
 
 
 @dataclass(frozen=True)
@@ -214,8 +220,33 @@ def _wanted(target: Any, place: Place) -> str:
     return f" (or --set {'.'.join(map(str, place))}=VALUE): {said[0].lower()}{said[1:]}"
 
 
-def joint_problems(s: Scenario) -> Iterator[Problem]:
-    """Yield problems that lie in several fields together."""
+def without(document: Mapping[str, Any], places: Iterable[Place]) -> Scenario | None:
+    """Return a scenario of a document's fields that have no problem; None where the others do not make one.
+
+    The fields of `places` and their sections are unknown: whoever asks for one gets an `AttributeError`. So a mistake
+    in one field does not hide those of others.
+    """
+    if not isinstance(document.get("federation"), Mapping):
+        return None
+    unknown = {place[: 2 if place[:1] == ("federation",) else 1] for place in places}
+    kept = {key: dict(value) if key == "federation" else value for key, value in document.items()}
+    for place in unknown:
+        section = kept if len(place) == 1 else kept["federation"]
+        section.pop(place[-1], None)
+        if place in _REQUIRED:
+            section[place[-1]] = _REQUIRED[place]
+    try:
+        scenario = Scenario.model_validate(kept)
+    except ValidationError:
+        return None
+    for place in unknown:
+        holder = scenario if len(place) == 1 else scenario.federation
+        holder.__dict__.pop(place[-1], None)
+    return scenario
+
+
+def _of_training(s: Scenario) -> Iterator[Problem]:
+    """Yield problems of training, of all arms and of each, and of what attackers see of it."""
     if s.arms and s.defences:
         yield Problem(path=("defences",), message="give either `defences` (one pipeline) or `arms` (several), not both")
     of_all = list(_training_problems(("training",), s.training, s.federation.rounds))
@@ -228,11 +259,13 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
         if (problem.path[2:], problem.message) not in told
     ]
     yield from of_arms
-    for rule in (arm.aggregation or s.federation.aggregation for arm in s.played.values()):
-        if not s.federation.validation and registry.find(rule.kind, rule.name).validates:
-            message = f"{rule.name} has clients score models on samples that they do not train on: set a share, as 0.1"
-            yield Problem(path=("federation", "validation"), message=message)
-            break
+    if not of_arms and not of_all:
+        for i, attack in enumerate(s.attacks):
+            for field, message in _threat_problems(s, attack):
+                yield Problem(path=("attacks", i, field), message=message)
+
+
+def _of_federation(s: Scenario) -> Iterator[Problem]:
     if s.clients_per_round > s.federation.clients:
         message = f"found {s.clients_per_round}, but the federation has {s.federation.clients} clients"
         yield Problem(path=("federation", "clients_per_round"), message=message)
@@ -240,15 +273,17 @@ def joint_problems(s: Scenario) -> Iterator[Problem]:
         yield Problem(path=("federation", "server", "momentum"), message="belongs to optimiser: sgd, not to adam")
     if s.resources.server.actors not in (None, 1):
         yield Problem(path=("resources", "server", "actors"), message="there is one server; leave it out")
-    yield from _malicious_problems(s)
-    yield from _asynchronous_problems(s)
+    for rule in (arm.aggregation or s.federation.aggregation for arm in s.played.values()):
+        if not s.federation.validation and registry.find(rule.kind, rule.name).validates:
+            message = f"{rule.name} has clients score models on samples that they do not train on: set a share, as 0.1"
+            yield Problem(path=("federation", "validation"), message=message)
+            break
+
+
+def _of_system(s: Scenario) -> Iterator[Problem]:
     if s.federation.system:
-        yield from (
-            Problem(path=("federation", "system", *path), message=message)
-            for path, message in _system_problems(s, s.federation.system)
-        )
-    if not of_arms and not of_all:  # attacks depend on what the arms train
-        yield from _attack_problems(s)
+        for path, message in _system_problems(s, s.federation.system):
+            yield Problem(path=("federation", "system", *path), message=message)
 
 
 def _malicious_problems(s: Scenario) -> Iterator[Problem]:
@@ -389,9 +424,6 @@ def _attack_problems(s: Scenario) -> Iterator[Problem]:
             yield Problem(path=("attacks", i), message=message)
         titles.add(attack.title)
         yield from (
-            Problem(path=("attacks", i, field), message=message) for field, message in _threat_problems(s, attack)
-        )
-        yield from (
             Problem(path=("attacks", i, field), message=message) for field, message in _place_problems(s, attack)
         )
 
@@ -442,3 +474,14 @@ def _place_problems(s: Scenario, attack: AttackSpec) -> Iterator[tuple[str, str]
             if v >= s.federation.clients:
                 message = f"there is no client {v}: they count from 0 to {s.federation.clients - 1}"
                 yield "victims", message
+
+
+JOINT: tuple[Callable[[Scenario], Iterator[Problem]], ...] = (
+    _of_training,
+    _of_federation,
+    _malicious_problems,
+    _asynchronous_problems,
+    _of_system,
+    _attack_problems,
+)
+"""Checks of several fields together."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
+from types import MappingProxyType
 from typing import Any
 
 from rayfed.documents import Place, read_yaml
@@ -13,7 +15,7 @@ from rayfed.scenario.components import sourced, write_out_models
 from rayfed.scenario.inputs import Note, find_inputs
 from rayfed.scenario.modalities import modality_problems, with_metrics, with_tokenizer
 from rayfed.scenario.paths import put
-from rayfed.scenario.problems import Problem, component_problems, joint_problems, repeated, schema_problems
+from rayfed.scenario.problems import JOINT, Problem, component_problems, repeated, schema_problems, without
 from rayfed.scenario.sections import Scenario
 from rayfed.scenario.sweep_problems import sweep_problems
 from rayfed.shipped import scenario_names
@@ -26,13 +28,14 @@ def load(source: str | Path, changes: Sequence[str] = (), note: Note = lambda _:
 
     `changes` are `path.to.field=value` with the value in YAML, as `--set` gives them. Files that the scenario names are
     looked for beside it, then in the current folder, of which `note` is told; those of `changes` in the current folder.
-    Raises `ScenarioError` with every problem of the file.
+    Raises `ScenarioError` with every problem of the file and of the changes.
     """
     raw, found = _document(read_text(source), str(source))
     here = Path.cwd()
     find_inputs(raw, (Path(source).resolve().parent, here), note)
-    find_inputs(with_changes(raw, changes), (here,))
-    return check(raw, str(source), dict(found), tuple(repeated(found)))
+    changed = _change(raw, changes)
+    find_inputs(raw, (here,))
+    return check(raw, str(source), dict(found), tuple(repeated(found)), changed)
 
 
 def read_text(source: str | Path) -> str:
@@ -70,7 +73,7 @@ def _texts(value: Any) -> Iterator[str]:
 def parse(text: str, origin: str = "scenario", changes: Sequence[str] = ()) -> Scenario:
     """Parse and check the text of a scenario, see `load`; nothing is looked for, relative paths stay as they are."""
     raw, found = _document(text, origin)
-    return check(with_changes(raw, changes), origin, dict(found), tuple(repeated(found)))
+    return check(raw, origin, dict(found), tuple(repeated(found)), _change(raw, changes))
 
 
 def has_form(text: str, changes: Sequence[str] = ()) -> bool:
@@ -87,37 +90,71 @@ def _document(text: str, origin: str) -> tuple[dict[str, Any], list[tuple[Place,
         raw, found = read_yaml(text)
     except ValueError as error:
         raise ScenarioError(f"{origin}: not valid YAML: {error}") from error
+    if raw is None:
+        raise ScenarioError(f"{origin}: there is nothing in it; `rayfed new NAME` writes a scenario to start from")
     if not isinstance(raw, dict):
-        raise ScenarioError(f"{origin}: not a scenario: expected `key: value` lines, found {type(raw).__name__}")
+        kind = "a list" if isinstance(raw, list) else f"'{shorten(str(raw), 40, placeholder=' ...')}'"
+        raise ScenarioError(f"{origin}: not a scenario: expected `key: value` lines, found {kind}")
     return raw, found
 
 
 def with_changes(document: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Return the document after changes, as `load` takes them; raises `ScenarioError` for one that cannot be made."""
-    for change in changes:
-        _apply(document, change)
+    """Return the document after changes, as `load` takes them; raises `ScenarioError` for those that cannot be made."""
+    _change(document, changes)
     return document
 
 
+def _change(document: dict[str, Any], changes: Sequence[str]) -> dict[Place, str]:
+    """Make changes in a document, and return which one each place is of; raises `ScenarioError` for all bad ones."""
+    made: dict[Place, str] = {}
+    wrong = []
+    for change in changes:
+        try:
+            made[_apply(document, change)] = f"--set {change}"
+        except ScenarioError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ScenarioError("\n".join(wrong))
+    return made
+
+
 def check(
-    document: dict[str, Any], origin: str, lines: Mapping[Place, int] | None = None, known: Sequence[Problem] = ()
+    document: dict[str, Any],
+    origin: str,
+    lines: Mapping[Place, int] | None = None,
+    known: Sequence[Problem] = (),
+    changed: Mapping[Place, str] = MappingProxyType({}),
 ) -> Scenario:
     """Check a document, from a file with these `lines` and `known` problems or made, and return its scenario.
 
-    Raises `ScenarioError` with every problem.
+    `changed` says of places that are not the file's whose they are. Raises `ScenarioError` with every problem.
     """
     write_out_models(document)
-    problems = [*known, *schema_problems(document), *component_problems(document)]
-    if not problems:
-        scenario = Scenario.model_validate(with_metrics(with_tokenizer(document)))
-        problems = [*joint_problems(scenario), *modality_problems(scenario), *sweep_problems(scenario)]
-    if problems:
-        raise ScenarioError(_report(origin, problems, lines))
+    problems = [*schema_problems(document), *component_problems(document)]
+    wrong = bool(problems or known)
+    whole = with_metrics(with_tokenizer(document))
+    scenario = without(whole, [problem.path for problem in problems]) if wrong else Scenario.model_validate(whole)
+    if scenario is not None:
+        problems += _together(scenario, partial=wrong)
+    if scenario is None or problems or known:
+        raise ScenarioError(_report(origin, known, problems, lines, changed))
     return scenario
 
 
-def _apply(raw: dict[str, Any], change: str) -> None:
-    """Set one `path.to.field=value` in the raw document; list items go by their index or name."""
+def _together(scenario: Scenario, partial: bool) -> list[Problem]:
+    """Return problems that lie in several fields; where some are unknown, those that can be told without them."""
+    found: list[Problem] = []
+    for check_together in (*JOINT, modality_problems, sweep_problems):
+        try:
+            found.extend(check_together(scenario))
+        except AttributeError:  # of a field that is unknown
+            if not partial:
+                raise
+    return found
+
+
+def _apply(raw: dict[str, Any], change: str) -> Place:
+    """Set one `path.to.field=value` in the raw document, and return its place; list items go by their index or name."""
     path, equals, text = change.partition("=")
     if not equals or not path:
         raise ScenarioError(f"--set {change}: expected path.to.field=value, for example training.lr=0.05")
@@ -126,13 +163,27 @@ def _apply(raw: dict[str, Any], change: str) -> None:
     except ValueError as error:
         raise ScenarioError(f"--set {change}: the value is not valid YAML: {error}") from error
     try:
-        put(raw, path, value)
+        return put(raw, path, value)
     except KeyError as error:
         raise ScenarioError(f"--set {change}: there is no '{path}' to set: {error.args[0]}") from None
 
 
-def _report(origin: str, problems: Sequence[Problem], lines: Mapping[Place, int] | None) -> str:
-    """Return all problems, one a line, in the order of the file, or in the order found where there is no file."""
+def _report(
+    origin: str,
+    known: Sequence[Problem],
+    problems: Sequence[Problem],
+    lines: Mapping[Place, int] | None,
+    changed: Mapping[Place, str],
+) -> str:
+    """Return all problems, one a line, in the order of the file, or in the order found where there is no file.
+
+    Those of changed places come last, with whose they are.
+    """
+
+    def change(path: Place) -> str:
+        inside = (changed[place] for place in changed if path[: len(place)] == place)
+        made = (changed[place] for place in changed if place[: len(path)] == path and path not in (lines or ()))
+        return next(inside, "") or next(made, "")
 
     def line_of(path: Place) -> int:
         assert lines is not None
@@ -140,11 +191,12 @@ def _report(origin: str, problems: Sequence[Problem], lines: Mapping[Place, int]
             path = path[:-1]
         return lines.get(path, 1)
 
-    ordered = problems if lines is None else sorted(problems, key=lambda p: line_of(p.path))
-    count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
-    places = ["" if lines is None else f"line {line_of(p.path)}: " for p in ordered]
-    rows = [
-        f"  {place}{'.'.join(map(str, p.path)) or 'scenario'}: {p.message}"
-        for place, p in zip(places, ordered, strict=True)
-    ]
-    return "\n".join([f"{origin}: {count}", *rows])
+    found = [(problem, "") for problem in known] + [(problem, change(problem.path)) for problem in problems]
+    found.sort(key=lambda one: (one[1] != "", 0 if lines is None or one[1] else line_of(one[0].path)))
+    rows = []
+    for problem, made in found:
+        place = made or ("" if lines is None else f"line {line_of(problem.path)}")
+        field = ".".join(map(str, problem.path)) or "scenario"
+        rows.append(f"  {place}{': ' * bool(place)}{field}: {problem.message}")
+    after = f" after {', '.join(dict.fromkeys(changed.values()))}" if changed else ""
+    return "\n".join([f"{origin}{after}: {len(rows)} problem{'s' * (len(rows) > 1)}", *rows])

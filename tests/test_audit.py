@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from io import StringIO
@@ -298,6 +299,28 @@ def test_where_no_trial_answers_nothing_more_is_measured(monkeypatch: pytest.Mon
     monkeypatch.setattr(auditing.Rehearsal, "pace", lambda self: pytest.fail("measured for nothing"))
     with pytest.raises(UserError, match=r"--minutes 0 is too short.* how many it takes is not known"):
         rehearsed(plan(batches=[1]), iterations=None)
+
+
+def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = lambda *args: replace(fit(*args), played=[])  # noqa: E731
+    fit = auditing.fit
+    monkeypatch.setattr("rayfed.engine.audit.fit", none)
+    said: list[str] = []
+    with pytest.raises(UserError, match="too short to measure anything"):
+        rehearsed(plan(batches=[1]), said, seconds=3600.0, iterations=None)
+    found = "\n".join(said).partition("what trials found")[2]
+    assert re.search(r"analytic batch 1: LEAKS, the closest at >100 dB", found)
+    assert re.search(r"inverting_gradients batch 1: (LEAKS|a search cut short, which says nothing)", found)
+    assert "not reconstructed" not in found
+
+
+def test_searches_are_counted_in_evaluations_alone() -> None:
+    said: list[str] = []
+    rehearsed(plan(batches=[1]), said, iterations=40)
+    [line] = [line for line in said if line.startswith("evaluations of the objective in each search: ")]
+    assert "inverting_gradients batch 1 40" in line
+    assert "idlg batch 1 40" in line  # two iterations of twenty each
+    assert not any(line.startswith("iterations") for line in said)
 
 
 class Normed(nn.Sequential):

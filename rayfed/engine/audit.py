@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from rayfed import scenario as scenarios
-from rayfed.analysis.audit import FEWEST, UNDEFENDED, Defences, Plan, called, data_section, title
+from rayfed.analysis.audit import FEWEST, UNDEFENDED, Criterion, Defences, Plan, called, data_section, title
 from rayfed.analysis.formats import duration
 from rayfed.engine import runs
 from rayfed.engine.attacking import Allowance
@@ -239,11 +239,15 @@ def rehearsed(
     alike = {arm: forms[arm] == forms[UNDEFENDED] for arm in arms}
     fitted = fit(plan, trials, pace, alike, _SHARE * left / slower, budget.iterations)
     if not fitted.says_anything:
+        _tell_found(rehearsal.found(Criterion.of(plan.modality, plan.threshold)), say)
         raise UserError(_too_short(budget, fitted, slower, any(trial.tried for trial in trials)))
     if searches := {name: count for name, count in fitted.iterations.items() if _plays(fitted, name)}:
-        say(f"iterations: {', '.join(f'{name} {count:,}' for name, count in searches.items())}")
-    if unknown := [name for name in untimed(plan, trials) if _plays(fitted, name)]:
-        say(f"{FEWEST} evaluations, not timed: {', '.join(unknown)}")
+        unknown = untimed(plan, trials)
+        each = {title(m, batch): m.evaluations for m, batch in plan.searches}
+        told = (
+            f"{name} {count * each[name]:,}{' (not timed)' * (name in unknown)}" for name, count in searches.items()
+        )
+        say(f"evaluations of the objective in each search: {', '.join(told)}")
     say(f"estimate: {slower * fitted.seconds / 60:.1f} min on one core{_busy(slower)}, for each set of weights")
     short = [unit for unit in fitted.left_out if not unit.obstacle]
     for line in _not_measured(short, arms, slower):
@@ -251,6 +255,8 @@ def rehearsed(
     if short:
         minutes = _all_of_it(budget, fitted.whole, slower)
         say(f"all of it, with {FEWEST} evaluations of each search, takes about --minutes {minutes}")
+        unplayed = {name for unit in short if unit.arm == UNDEFENDED for name in unit.titles}
+        _tell_found(rehearsal.found(Criterion.of(plan.modality, plan.threshold), unplayed), say)
     calls = {name: slower * took for name, took in of_calls(trials, fitted.iterations).items()}
     left_out = {(unit.arm, name): unit.unplayed(slower) for unit in fitted.left_out for name in unit.titles}
     allowance = Allowance(left, slower * fitted.scoring, calls, left_out)
@@ -291,10 +297,17 @@ def _busy(slower: float) -> str:
     return f" (other work makes it {slower:.1f} times as long)" if slower > 1.2 else ""
 
 
+def _tell_found(lines: Sequence[str], say: Callable[[str], None]) -> None:
+    if lines:
+        say("what trials found on the undefended model, of what the audit has no time for:")
+    for line in lines:
+        say(f"  {line}")
+
+
 def _too_short(budget: Budget, fitted: Fitted, slower: float, tried: bool) -> str:
     if not tried:
         return (
-            f"--minutes {budget.seconds / 60:g} is too short{_busy(slower)}: no attack could be tried in half of "
+            f"--minutes {budget.seconds / 60:g} is too short: no attack could be tried in half of "
             f"it, so how many it takes is not known; give more, smaller --batch or fewer --images"
         )
     least, whole = (_all_of_it(budget, seconds, slower) for seconds in (fitted.smallest, fitted.whole))

@@ -6,7 +6,7 @@ how many seconds by the clock that is, on the whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,11 +17,12 @@ from time import monotonic, process_time
 from typing import Any
 
 from rayfed import seeds
-from rayfed.analysis.audit import FEWEST, METHODS, MOST, TWINS, UNDEFENDED, Method, Plan, title
+from rayfed.analysis.audit import FEWEST, METHODS, MOST, TWINS, UNDEFENDED, Criterion, Method, Plan, title
 from rayfed.attacks.base import Reconstruction
 from rayfed.attacks.telling import Standing, listening
 from rayfed.client import plan as rounds
 from rayfed.client.sent import Sent
+from rayfed.client.visit import Truth
 from rayfed.engine.attacking import want_of_time
 from rayfed.engine.executor import Call
 from rayfed.engine.inputs import Inputs
@@ -94,7 +95,7 @@ class _Watch:
 
 
 class Rehearsal:
-    """Tries the attacks of an audit's scenario in this process, on its own samples and without looking at scores."""
+    """Tries the attacks of an audit's scenario in this process, on its own samples; no choice depends on scores."""
 
     def __init__(self, inputs: Inputs) -> None:
         self._inputs, self._arms = inputs, resolve(inputs.scenario)
@@ -102,6 +103,8 @@ class Rehearsal:
         self._sent = {a.name: Sent(0, a.arm.weights, a.arm.buffers) for a in inputs.accounts}
         self._steps_each: dict[str, float] = {}
         """Steps that the searches of an attack make in all for each iteration that it is given."""
+        self._answers: dict[str, tuple[Sequence[Truth], Sequence[Reconstruction]]] = {}
+        """What trials answered, by title, with the truth, which is looked at once all have been tried."""
 
     def refused(self) -> dict[int, ClientError]:
         """Return the batch sizes of which the undefended model gives no gradient, with what the client raised."""
@@ -174,6 +177,28 @@ class Rehearsal:
             taken.append(process_time() - began)
         return taken[-1]
 
+    def found(self, criterion: Criterion, titles: Collection[str] | None = None) -> list[str]:
+        """Return a line on what trials found of each attack and batch size, all or those of these `titles`.
+
+        A search made a few evaluations alone, so what it did not find says nothing.
+        """
+        searches = {method.name for method in METHODS if method.evaluations}
+        nearest: dict[str, list[dict[str, Any]]] = {}
+        for name, (truths, guesses) in self._answers.items():
+            if titles is None or name in titles:
+                [done] = self._executor.run_clients([Call("score", (truths, guesses, False))])
+                rows = [row for scored in done.result for row in scored.rows]
+                nearest.setdefault(name.partition(",")[0], []).extend(rows)
+        lines = []
+        for name, rows in nearest.items():
+            cut = name.partition(" ")[0] in searches
+            leaked = any(criterion.leaks(row) for row in rows)
+            best = max((value for row in rows if (value := criterion.nearness(row)) is not None), default=None)
+            said = "no finite reconstruction" if best is None else f"the closest at {criterion.written(best)}"
+            verdict = "LEAKS" if leaked else "a search cut short, which says nothing against a longer one"
+            lines.append(f"{name}: {verdict if leaked or cut else 'no leak'}, {said}")
+        return lines
+
     def _members(self, attack: AttackSpec) -> list[int]:
         """Return the victims of the attack's first call."""
         return rounds.victims(self._inputs.scenario, attack, 0, self._inputs.parts.sizes)[: attack.victims_per_call]
@@ -193,7 +218,7 @@ class Rehearsal:
         guesses: Sequence[Reconstruction] = ()
         began = process_time()
         try:
-            observations = self._observe(UNDEFENDED, attack)
+            observations, truths = self._observed(UNDEFENDED, attack, None)
             began = process_time()
             with suppress(_Enough), listening(watch.hear, every=0.0):
                 guesses = self._played(attack, observations, count)
@@ -206,6 +231,8 @@ class Rehearsal:
         if guesses and all(guess.status in ("not applicable", "failed") for guess in guesses):
             raised = any(guess.status == "failed" for guess in guesses)
             return Trial(attack.title, "; ".join(dict.fromkeys(guess.message for guess in guesses)), raised, spent)
+        if guesses:
+            self._answers[attack.title] = truths, guesses
         if not count or not watch.steps:
             return Trial(attack.title, start=spent)
         if guesses:
@@ -221,7 +248,7 @@ class Rehearsal:
         keys = [seeds.derived("rehearsal", v) for v in self._members(attack)]
         call = Call("attack", (spec, self._arms[UNDEFENDED].to_attackers(), observations, keys), returns=2)
         [done] = self._executor.run_attackers([call])
-        guesses: Sequence[Reconstruction] = done.result
+        guesses: Sequence[Reconstruction] = done.rest[0]  # with their images
         return guesses
 
 

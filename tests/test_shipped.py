@@ -23,7 +23,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["a b", "ä", "-", ".hidden", "..", "a:b", "a\n", "", "a" * 201, "dir/#"])
+@pytest.mark.parametrize("name", [" ", "ä", "-", ".hidden", "..", "a:b", "a\n", "", "a" * 201, "dir/#"])
 def test_names_that_no_run_folder_can_have(name: str) -> None:
     code, output = run("new", "--", name)
     assert (code, "cannot name a scenario" in output) == (2, True), output
@@ -42,9 +42,18 @@ def test_odd_names_are_written_so_that_they_are_read(name: str, origin: tuple[st
     assert scenario.load(Path(name).parent / f"{own}.yaml").name == own
 
 
+@pytest.mark.parametrize("origin", [(), ("--from", "undefended")])
+def test_blanks_in_a_name_are_hyphens(origin: tuple[str, ...]) -> None:
+    code, output = run("new", "a  b c", *origin)
+    assert code == 0, output
+    assert "note: 'a  b c' is called a-b-c, for its runs are folders of that name" in output
+    assert scenario.load("a-b-c.yaml").name == "a-b-c"
+
+
 def test_a_folder_that_is_not_there() -> None:
     code, output = run("new", "nowhere/mine")
-    assert (code, "cannot write nowhere/mine.yaml" in output) == (2, True), output
+    assert (code, "cannot write nowhere/mine.yaml: there is no folder nowhere" in output) == (2, True), output
+    assert "Errno" not in output
 
 
 def test_what_a_scenario_needs_comes_with_its_copy() -> None:

@@ -82,6 +82,16 @@ def test_what_the_user_did_not_say_is_not_given(tmp_path: Path) -> None:
     assert "no legal advice" in told
 
 
+def test_a_file_of_answers_that_is_not_there_is_named_plainly(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path))
+    code, output = run("statement", folder.url, "--about", "MISSING")
+    assert (code, "--about MISSING: there is no such file; write one with system," in output) == (2, True), output
+    (tmp_path / "latin.yaml").write_bytes(b"system: caf\xe9")
+    for given, said in ((tmp_path, "Is a directory"), (tmp_path / "latin.yaml", "it is no text in UTF-8")):
+        code, output = run("statement", folder.url, "--about", str(given))
+        assert (code, said in output, "Errno" in output) == (2, True, False), output
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

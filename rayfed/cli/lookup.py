@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from importlib.resources import files
 from pathlib import Path
 from shlex import quote
@@ -94,12 +95,15 @@ def new(
     with errors_for_people(debug):
         from rayfed.scenario import NAME
 
-        folder, own = Path(name).parent, re.sub(r"\.ya?ml$", "", Path(name).name)
+        folder, given = Path(name).parent, re.sub(r"\.ya?ml$", "", Path(name).name)
+        own = re.sub(" +", "-", given)
         if not re.fullmatch(NAME, own) or len(own) > _LONGEST:
             raise UserError(
-                f"'{own}' cannot name a scenario, for its runs are folders of that name: take up to {_LONGEST} letters "
+                f"'{given}' cannot name a scenario, for its runs are folders of that name: take up to {_LONGEST} letters "
                 f"without accents, digits, '-', '_' and '.', a letter or digit first"
             )
+        if own != given:
+            print(f"note: '{given}' is called {own}, for its runs are folders of that name", file=sys.stderr)
         path = folder / f"{own}.yaml"
         text, beside = _template(origin, path)
         try:
@@ -107,8 +111,10 @@ def new(
                 file.write(text)
         except FileExistsError:
             raise UserError(f"{path} is there already; choose another name or remove it") from None
+        except FileNotFoundError:
+            raise UserError(f"cannot write {path}: there is no folder {folder}; make it, or name another") from None
         except OSError as error:
-            raise UserError(f"cannot write {path}: {error}") from error
+            raise UserError(f"cannot write {path}: {error.strerror}") from error
         for needed in beside:
             if not (copy := folder / needed.name).exists():
                 (shutil.copytree if needed.is_dir() else shutil.copyfile)(needed, copy)

@@ -191,7 +191,7 @@ def export(
         try:
             Path(out).write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UserError(f"cannot write {out}: {error}") from error
+            raise UserError(f"cannot write {out}: {error.strerror or error}") from error
         print(f"wrote {out}")
 
 

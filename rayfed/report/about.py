@@ -32,8 +32,11 @@ def read_about(folder: RunFolder, given: Path | None) -> dict[str, str]:
     if given is not None:
         try:
             text = given.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise UserError(f"--about {given}: there is no such file; write one with {', '.join(QUESTIONS)}") from None
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--about {given}: cannot be read: {error}") from error
+            reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
+            raise UserError(f"--about {given}: cannot be read: {reason}") from error
         answers = parsed(text, f"--about {given}")
         folder.write_text(FILE, text)
         return answers

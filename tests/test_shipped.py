@@ -44,9 +44,9 @@ def test_odd_names_are_written_so_that_they_are_read(name: str, origin: tuple[st
 
 @pytest.mark.parametrize("origin", [(), ("--from", "undefended")])
 def test_blanks_in_a_name_are_hyphens(origin: tuple[str, ...]) -> None:
-    code, output = run("new", "a  b c", *origin)
+    code, output = run("new", "a b c", *origin)
     assert code == 0, output
-    assert "note: 'a  b c' is called a-b-c, for its runs are folders of that name" in output
+    assert "note: 'a b c' is called a-b-c, for its runs are folders of that name" in output
     assert scenario.load("a-b-c.yaml").name == "a-b-c"
 
 

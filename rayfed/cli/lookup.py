@@ -99,8 +99,8 @@ def new(
         own = re.sub(" +", "-", given)
         if not re.fullmatch(NAME, own) or len(own) > _LONGEST:
             raise UserError(
-                f"'{given}' cannot name a scenario, for its runs are folders of that name: take up to {_LONGEST} letters "
-                f"without accents, digits, '-', '_' and '.', a letter or digit first"
+                f"'{given}' cannot name a scenario, for its runs are folders of that name: take up to {_LONGEST} "
+                f"letters without accents, digits, '-', '_' and '.', a letter or digit first"
             )
         if own != given:
             print(f"note: '{given}' is called {own}, for its runs are folders of that name", file=sys.stderr)

@@ -14,7 +14,8 @@ import yaml
 
 from rayfed.analysis.loading import load
 from rayfed.analysis.sweep_folder import SweepFolder
-from rayfed.data.sets import PUBLIC, TABLE, is_public
+from rayfed.data.sets import TABLE, is_public
+from rayfed.data.sets.digits import Digits
 from rayfed.report import samples
 from rayfed.report.redaction import REDACTED, write_redacted
 from rayfed.report.run import write_report
@@ -156,10 +157,32 @@ def test_public_data_are_shown_without_a_warning_and_no_others(tmp_path: Path) -
     folder = make_run(str(tmp_path), {"none": []}, {"dlg": 1.0})
     assert samples.shown([{"data": {"name": "digits"}}]).mode == "all"
     assert samples.warning(folder) is None
-    assert set(TABLE) >= PUBLIC
-    assert not any(is_public(name) for name in ("image_folder", "table", "parquet", "arrow", "words", "mine:Data"))
-    assert is_public({"name": "text", "root": None})
+    private = "image_folder", "image_table", "hugging_face", "table", "text_table", "words", "arrow", "parquet"
+    given = {"root": "r", "path": "p", "table": "t", "train": "t", "test": "t"}
+    assert [
+        name for name in TABLE if not is_public({"name": name, **given, "root": None if name == "text" else "r"})
+    ] == [*private]
+    assert is_public("photos")
+    assert is_public({"name": "text", "root": None, "public": 0.1})
     assert not is_public({"name": "text", "root": "letters"})
+
+
+def test_data_of_the_users_are_never_public(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """\
+from rayfed.data.sets.digits import Digits
+from rayfed.registry import component
+
+@component
+class Mine(Digits):
+    is_public = True
+"""
+    (tmp_path / "ward_data.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not is_public("ward_data:Mine")
+    assert samples.shown([{"data": {"name": "ward_data:Mine"}}]).mode == "reconstructed"
+    monkeypatch.setattr(Digits, "is_public", False)  # the component says it, not its name
+    assert not is_public("digits")
+    assert not is_public({"name": "mnist", "root": "r", "of_another_version": 1, "size": 0})
 
 
 def test_a_sweep_over_data_is_as_private_as_one_of_its_trials(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import Field
@@ -214,6 +214,9 @@ class Split(NamedTuple):
 @component
 class Source:
     """Base of every data set component: a subclass reads, this class chooses samples and resizes."""
+
+    is_public: ClassVar[bool] = False
+    """Whether everybody has these samples, so that a page may show them (`rayfed.data.sets.is_public`)."""
 
     size: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Height and width of the images in pixels: images of another size are resized (bilinear with antialias,

@@ -23,6 +23,8 @@ _SHARDS = "Parquet files *train*.parquet and *test*.parquet (or *val*.parquet) i
 class CIFAR10(TorchvisionSource):
     """60,000 colour images of 32x32 in 10 classes (or as many as the Parquet files hold)."""
 
+    is_public: ClassVar[bool] = True
+
     original: ClassVar[Any] = datasets.CIFAR10
     layout: ClassVar[str] = f"torchvision's folder cifar-10-batches-py in root, or {_SHARDS}"
     label_columns: ClassVar[tuple[str, ...]] = ("label",)

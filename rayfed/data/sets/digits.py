@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -24,6 +24,8 @@ class Digits(Source):
 
     Needs no files.
     """
+
+    is_public: ClassVar[bool] = True
 
     size: Annotated[int, Field(ge=1)] | None = 28
     """Height and width in pixels, to which the 8x8 originals are enlarged (bilinear). None keeps 8x8."""

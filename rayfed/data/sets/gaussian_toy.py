@@ -5,7 +5,7 @@ Source: Ren's thesis, section 4.3.1 and figure 4.2, which gives sizes but no mea
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -30,6 +30,8 @@ class GaussianToy(Source):
     edge. The first half of the training points is client 0's, the second client 1's: deal them with the partition
     `blocks`. The test points are those of both.
     """
+
+    is_public: ClassVar[bool] = True
 
     samples: Annotated[int, Field(ge=20)] = 40000
     """Points of each client, a tenth of them for the test."""

@@ -27,6 +27,8 @@ _FILES = "the four files {train,t10k}-{images-idx3,labels-idx1}-ubyte, with or w
 class MNIST(TorchvisionSource):
     """70,000 handwritten digits, 28x28 grey: four idx files, `.gz` or unpacked."""
 
+    is_public: ClassVar[bool] = True
+
     original: ClassVar[Any] = datasets.MNIST
     layout: ClassVar[str] = f"{_FILES} in root, root/mnist or root/MNIST/raw"
     folders: ClassVar[tuple[str, ...]] = ("MNIST/raw", "mnist", "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -34,6 +34,8 @@ PHOTOGRAPHS: dict[Photograph, tuple[str, str]] = {
 @component
 class Photos(Source):
     """Patches of seven RGB photographs, cut on a grid: no two share a pixel. A stratified fifth is the test split."""
+
+    is_public: ClassVar[bool] = True
 
     size: Annotated[int, Field(ge=8)] = 32
     """Height and width of a patch in pixels; the photographs are cut, not resized."""

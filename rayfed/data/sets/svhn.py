@@ -19,6 +19,8 @@ from rayfed.registry import component
 class SVHN(TorchvisionSource):
     """99,289 colour images of 32x32, ten digits: `train_32x32.mat` and `test_32x32.mat` in root."""
 
+    is_public: ClassVar[bool] = True
+
     original: ClassVar[Any] = datasets.SVHN
     layout: ClassVar[str] = "train_32x32.mat and test_32x32.mat in root"
 

@@ -94,6 +94,8 @@ class Diabetes(Tabular):
     Needs no files.
     """
 
+    is_public: ClassVar[bool] = True
+
     regression: bool = False
     """Take the progression itself as the target, a number, in place of the class."""
 

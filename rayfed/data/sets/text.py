@@ -49,6 +49,11 @@ class Text:
     test_samples: Annotated[int, Field(ge=1)] | None = None
     """Use only this many test samples, chosen as those for training. None uses all."""
 
+    @property
+    def is_public(self) -> bool:
+        """Whether everybody has these samples: the authors that come with rayfed, not a folder of the user's."""
+        return self.root is None
+
     def load(self) -> Dataset:
         """Load the data set into memory. Raises `DataError` for missing, broken or too short files."""
         texts = _texts(_OWN if self.root is None else local_path(self.root))

@@ -304,6 +304,27 @@ def test_learnt_places_give_the_order_away_even_of_repeated_tokens() -> None:
     assert torch.equal(found.images, REPEATED)
 
 
+def test_places_learnt_for_longer_texts_give_the_order_away() -> None:
+    class Long(nn.Module):
+        """Vectors of places 2 to 17 of forty, as RoBERTa takes them, and a norm behind the sum."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(1024, 32), nn.Embedding(40, 32)
+            self.norm, self.fc = nn.LayerNorm(32), nn.Linear(32, 3)
+
+        def forward(self, numbers: Tensor) -> Tensor:
+            hidden = self.norm(self.tokens(numbers) + self.places(torch.arange(2, 2 + numbers.shape[1])))
+            logits: Tensor = self.fc(torch.tanh(hidden).mean(1))
+            return logits
+
+    torch.manual_seed(5)
+    images, labels = windows(1, seed=31)
+    model = Long()
+    [found] = struck(EmbeddingRows(), model, seen(model, images, labels))
+    assert torch.equal(found.images, images)
+
+
 @pytest.mark.parametrize("name", ["Tables", "Added"])
 def test_a_table_for_each_place_gives_order_and_tokens_away(name: str) -> None:
     texts = torch.randint(60, (1, 6), generator=torch.Generator().manual_seed(3))

@@ -32,14 +32,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rayfed import gradients
 from rayfed.attacks.base import Reconstruction, not_applicable
-from rayfed.attacks.forward_probe import buffers_for, without_tracking
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.text.products import Entrance, entrances
 from rayfed.attacks.text.pursuit import pursued
-from rayfed.attacks.text.tokens import is_finite, table_of, texts, tokens_in
+from rayfed.attacks.text.tokens import gradient_of_noise, is_finite, table_of, texts, tokens_in
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Observation
@@ -319,12 +317,7 @@ def _moved(observation: Observation, model: nn.Module) -> frozenset[str]:
 
     What a defence adds to the others' tells nothing: those of an adapter's A while B is zero.
     """
-    device = next(iter(observation.weights.values())).device
-    network = without_tracking(model).to(device)
-    text = observation.sample.noise(1, torch.Generator().manual_seed(2)).to(device)
-    label = torch.zeros(1, observation.classes) if observation.has_numbers else torch.zeros(1, dtype=torch.int64)
-    buffers = buffers_for(network, observation)
-    found, _ = gradients.gradient(network, observation.weights, buffers, text, label.to(device))
+    found = gradient_of_noise(observation, model)
     return frozenset(name for name, slope in found.items() if slope.any())
 
 

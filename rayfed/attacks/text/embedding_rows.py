@@ -20,7 +20,7 @@ from rayfed.attacks.base import Reconstruction, not_applicable
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import needs_labels
 from rayfed.attacks.text.lookups import Lookup, rows_of_places
-from rayfed.attacks.text.tokens import NO_TABLE, is_finite, table_of, texts, tokens_in
+from rayfed.attacks.text.tokens import NO_TABLE, gradient_of_noise, is_finite, table_of, texts, tokens_in
 from rayfed.registry import component
 from rayfed.samples import Modality
 from rayfed.update import Observation
@@ -102,7 +102,8 @@ def ordered(rows: Tensor, tokens: Tensor, places: Tensor) -> Tensor:
 def _places(observation: Observation, table: str, model: nn.Module) -> Tensor | None:
     """Return the gradient of the vectors that a model learns for its places (L, width).
 
-    None where there is no such parameter, or where it has too few numbers to tell the places apart.
+    None where there is no such parameter, or where it has too few numbers to tell the places apart. Of one with rows
+    for longer texts, as BERT and GPT-2 have, those are taken that a text of the attacker's own moves.
     """
     width, length = observation.update[table].shape[1], observation.sample.shape[0]
     own = (
@@ -111,6 +112,16 @@ def _places(observation: Observation, table: str, model: nn.Module) -> Tensor | 
         if not isinstance(held, nn.Linear | nn.RNNBase)  # whose weights may have that shape too
         for parameter, _ in held.named_parameters(recurse=False)
     )
-    update = {name: observation.update[name] for name in own if name in observation.update and name != table}
-    name = next((name for name, tensor in update.items() if tensor.shape == (length, width)), None)
-    return None if name is None or length >= width else observation.gradient[name]
+    sizes = {name: observation.update[name].shape for name in own if name in observation.update and name != table}
+    if length >= width:
+        return None
+    found = next((name for name, size in sizes.items() if size == (length, width)), None)
+    if found is not None:
+        return observation.gradient[found]
+    longer = [name for name, size in sizes.items() if len(size) == 2 and size[0] > length and size[1] == width]
+    probe = gradient_of_noise(observation, model) if longer else {}
+    for name in longer:
+        rows = probe[name].any(1).nonzero().flatten()
+        if len(rows) == length:
+            return observation.gradient[name][rows]
+    return None

@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rayfed.update import Observation
+from rayfed import gradients
+from rayfed.attacks.forward_probe import buffers_for, without_tracking
+from rayfed.update import Named, Observation
 
 NO_TABLE = "the update has no gradient of a table of tokens (an embedding layer)"
 _BEYOND = 5.0
@@ -44,3 +46,13 @@ def texts(numbers: Tensor, observation: Observation) -> Tensor:
 def is_finite(observation: Observation) -> bool:
     """Return whether all values of an update are numbers: those of a diverged model are not."""
     return all(bool(torch.isfinite(t).all()) for t in observation.update.values())
+
+
+def gradient_of_noise(observation: Observation, model: nn.Module) -> Named:
+    """Return the gradient at a text of the attacker's own: what is zero in it does not depend on the text."""
+    device = next(iter(observation.weights.values())).device
+    network = without_tracking(model).to(device)
+    text = observation.sample.noise(1, torch.Generator().manual_seed(2)).to(device)
+    label = torch.zeros(1, observation.classes) if observation.has_numbers else torch.zeros(1, dtype=torch.int64)
+    buffers = buffers_for(network, observation)
+    return gradients.gradient(network, observation.weights, buffers, text, label.to(device))[0]

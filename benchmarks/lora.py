@@ -1,0 +1,206 @@
+"""Is LoRA safer? What texts, bytes, accuracy and epsilon come to when all of a model is trained, adapters, or its head.
+
+    python -m benchmarks.lora --out FOLDER [--cells 'lora*/none'] [--victims 8] [--rounds 11] [--batch 8]
+
+MiniLM (`scenarios/finetune_text.yaml`; it needs the extras `hub` and `weights`) is trained for each cell, a way to train
+and a defence, in a run of its own under FOLDER, and attacked in the first round and in the last; then batches of
+`--batch` texts, whose search takes far longer, of one client: `--batch 0` leaves these out. A cell that is there
+already is not played again, so several processes may share the work. What is there is printed as a Markdown table: mean
+shares of tokens in their places, with 95 % intervals over texts (Student's t; exact ones where all texts came to the
+same 0 or 1), of the attack that got most. Seconds are a processor's, of the training alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from statistics import fmean
+from time import process_time
+from typing import Any
+
+from rayfed.analysis import loading
+from rayfed.analysis.settings import estimate
+from rayfed.engine import runs
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
+from rayfed.metrics.roc import share
+from rayfed.scenario.reading import load
+from rayfed.shipped import shipped
+
+TRAINED: dict[str, dict[str, Any]] = {
+    "full": {"training": {"lr": 1e-4}},
+    "lora8": {"model": {"train": {"lora": {"rank": 8}}}},
+    "lora16": {"model": {"train": {"lora": {"rank": 16}}}},
+    "head": {"model": {"train": {"layers": ["head"]}}, "training": {"lr": 1e-2}},
+}
+DEFENCES: dict[str, list[dict[str, Any]]] = {
+    "none": [],
+    "dp_sgd": [{"name": "dp_sgd", "clip": 1.0, "epsilon": 8.0}],
+    "gaussian": [{"name": "gaussian", "sigma": 1e-3}],
+    "prune": [{"name": "prune", "ratio": 0.9}],
+}
+CLIENTS = 8
+METHODS = "dager", "embedding_rows"
+MOMENTS = "first", "last"
+
+
+class Clock(Progress):
+    """Seconds of this process that go by between the beginning of a round and the last client's update."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._begun = 0.0
+
+    def ready(self, first_round: int) -> None:
+        """Begin to count."""
+        self._begun = process_time()
+
+    def clients_done(self, round: int, done: int, total: int) -> None:
+        """Count what went by since the last update, or since the round began."""
+        self.seconds += process_time() - self._begun
+        self._begun = process_time()
+
+    def round_done(self, rows: Any, attacks: Any, inferences: Any) -> None:
+        """Begin to count again."""
+        self._begun = process_time()
+
+
+def played(cell: Path, trained: str, defence: str, rounds: int, victims: int) -> None:
+    """Train and attack one cell's model, unless it is there or another process has begun it."""
+    try:
+        cell.mkdir(parents=True)
+    except FileExistsError:
+        return
+    clock = Clock()
+    folder = runs.launch(_scenario(trained, defence, rounds, victims, batch=1), str(cell), local, clock)
+    told = {"run": folder.url, "seconds": clock.seconds}
+    (cell / "cell.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def played_batches(cell: Path, trained: str, defence: str, rounds: int, batch: int) -> None:
+    """Attack a batch of several texts of the first client, at the first weights and at the last."""
+    if not (cell / "cell.json").exists():
+        return
+    run = json.loads((cell / "cell.json").read_text(encoding="utf-8"))["run"]
+    for moment, after in zip(MOMENTS, (None, run), strict=True):
+        try:
+            (cell / f"batch-{moment}").mkdir()
+        except FileExistsError:
+            continue
+        scenario = _scenario(trained, defence, rounds, victims=1, batch=batch)
+        folder = runs.attack(scenario, after, str(cell / f"batch-{moment}"), local, Progress())
+        (cell / f"batch-{moment}.json").write_text(json.dumps({"run": folder.url}), encoding="utf-8")
+
+
+def _scenario(trained: str, defence: str, rounds: int, victims: int, batch: int) -> Any:
+    attacks = [
+        {
+            "name": name,
+            "rounds": [0, rounds - 1] if batch == 1 else [0],
+            "victims": victims,
+            "victims_per_call": 1,
+            "observes": "gradient",
+            "batch_size": batch,
+            **({"starts": 8} if name == "dager" and batch > 1 else {}),
+        }
+        for name in METHODS
+    ]
+    changes = {
+        "arms": {trained: {**TRAINED[trained], "defences": DEFENCES[defence]}},
+        "attacks": attacks,
+        "training.steps": 2,
+        "training.batch_size": 8,
+        "training.sampling": "poisson",
+        "federation.rounds": rounds,
+        "federation.clients": CLIENTS,
+    }
+    given = [f"{path}={json.dumps(value)}" for path, value in changes.items()]
+    return load(shipped("scenarios") / "finetune_text.yaml", given)
+
+
+def _rows(file: Path, table: str) -> list[dict[str, Any]]:
+    run = loading.load(json.loads(file.read_text(encoding="utf-8"))["run"])
+    rows: list[dict[str, Any]] = run.table(table).to_pylist()
+    return rows
+
+
+def found(rows: Sequence[dict[str, Any]], why: set[str]) -> str:
+    """Return what the attack that got most found of the tokens; reasons go to `why` where none applies."""
+    best: tuple[float, str] | None = None
+    for name in METHODS:
+        of_one = [row for row in rows if row["attack"] == name]
+        values = [row["token_accuracy"] for row in of_one if row["status"] == "ok" and row["token_accuracy"] is not None]
+        if not values:
+            why.update(f"{name}: {row['message']}" for row in of_one if row["message"])
+            continue
+        mean = fmean(values)
+        if best is None or mean > best[0]:
+            best = mean, f"{mean:.0%} [{_interval(values)}], {len(values)} texts, `{name}`"
+    return best[1] if best else "NOT MEASURED"
+
+
+def _interval(values: Sequence[float]) -> str:
+    same = len(set(values)) == 1
+    if same and values[0] in (0.0, 1.0):
+        exact = share(int(sum(values)), len(values))
+        return f"{exact.low:.0%}, {exact.high:.0%}"
+    told = estimate(values)
+    assert told is not None
+    if told.low is None or told.high is None:
+        return "one text"
+    return f"{max(0.0, told.low):.0%}, {min(1.0, told.high):.0%}"
+
+
+def lines(out: Path, batch: int) -> Iterator[str]:
+    """Yield the table of all cells that are there, and the reasons for what is not measured."""
+    yield "| trained | defence | accuracy | kB up | s | epsilon | first step | last round | " + (
+        f"{batch} texts, first | {batch} texts, last |"
+    )
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    why: set[str] = set()
+    for trained in TRAINED:
+        for defence in DEFENCES:
+            file = out / trained / defence / "cell.json"
+            if not file.exists():
+                yield f"| {trained} | {defence} |" + " not measured |" * 8
+                continue
+            told = json.loads(file.read_text(encoding="utf-8"))
+            rounds, attacks = _rows(file, "rounds"), _rows(file, "attacks")
+            account = [row["epsilon"] for row in _rows(file, "privacy") if row["epsilon"] is not None]
+            accuracy = [row["test_accuracy"] for row in rounds if row["test_accuracy"] is not None]
+            cells = [
+                f"{accuracy[-1]:.0%}" if accuracy else "not measured",
+                f"{rounds[-1]['bytes_up'] / rounds[-1]['clients'] / 1e3:,.1f}",
+                f"{told['seconds']:.0f}",
+                f"{account[-1]:.2f}" if account else "none",
+            ]
+            first, last = (of(row["round"] for row in attacks) for of in (min, max))
+            cells += [found([row for row in attacks if row["round"] == at], why) for at in (first, last)]
+            for moment in MOMENTS:
+                of_batch = file.parent / f"batch-{moment}.json"
+                cells.append(found(_rows(of_batch, "attacks"), why) if of_batch.exists() else "not measured: not played")
+            yield f"| {trained} | {defence} | {' | '.join(cells)} |"
+    yield from ("", "Not measured:", *(f"- {reason}" for reason in sorted(why)))
+
+
+def main() -> None:
+    """Play the cells that are not there and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cells", default="*", help="pattern of TRAINED/DEFENCE; `none` plays nothing")
+    for name, default in (("victims", CLIENTS), ("rounds", 11), ("batch", 8)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    wanted = [(t, d) for d in DEFENCES for t in TRAINED if fnmatch(f"{t}/{d}", given.cells)]
+    for trained, defence in wanted:
+        played(given.out / trained / defence, trained, defence, given.rounds, given.victims)
+    for trained, defence in wanted if given.batch else []:
+        played_batches(given.out / trained / defence, trained, defence, given.rounds, given.batch)
+    print("\n".join(lines(given.out, given.batch)))
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import math
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pandas as pd
@@ -75,6 +77,25 @@ def test_latex_is_booktabs_and_escaped(tmp_path: Path) -> None:
     assert swept.isascii()
     [columns] = re.findall(r"begin{tabular}{(\w+)}", swept)
     assert columns == "lllrrrr"
+
+
+def test_latex_fits_two_columns(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"arms": {"none": [], "gaussian": []}})
+    folder.write_part("attacks", 0, [attacked(arm, "idlg", psnr=20.0) for arm in ("none", "gaussian")])
+    found = load(folder.url)
+    narrow = export(found, "latex", columns={"arm": None, "psnr": None})
+    wide, raw = export(found, "latex"), export(found, "latex", "attacks")
+    for text, kind in ((narrow, "table"), (wide, "table*"), (raw, "table*")):
+        assert text.startswith("% needs \\usepackage{booktabs,graphicx}\n\\begin{" + kind + "}\n\\centering\n")
+        assert text.endswith("\\end{tabular}}\n\\end{" + kind + "}\n")
+        assert text.count("\\resizebox{\\ifdim\\width>\\linewidth") == 1
+    if shutil.which("pdflatex") is None:
+        return
+    document = "\\documentclass[twocolumn]{article}\\usepackage{booktabs,graphicx}\\begin{document}\n"
+    (tmp_path / "t.tex").write_text(f"{document}{narrow}{wide}{raw}\\end{{document}}\n")
+    done = subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull" not in done.stdout
 
 
 def test_what_does_not_exist_is_named(tmp_path: Path) -> None:

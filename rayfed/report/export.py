@@ -34,7 +34,7 @@ def export(
     """Return a table of a run or sweep as text.
 
     CSV has a table's rows as they are, save that text which a spreadsheet would take for a formula has an apostrophe
-    before it. LaTeX (for the package booktabs) and Markdown have the outcomes by setting, with
+    before it. LaTeX (for the packages booktabs and graphicx) and Markdown have the outcomes by setting, with
     the mean and half the 95 % interval over repeats or, of a run, over its victims, and other tables as they are.
     `columns` of these are headings by name (`rayfed.analysis.figures.grid`); the best figures are bold. The table of
     differences is to the arm `against`, by default the first. Columns of images are left out.
@@ -60,7 +60,7 @@ def export(
     frame = _bounds_written(_plain(results.table(table)))
     if format == "markdown":
         return str(_in_every_text(frame, markdown_cell).to_markdown(index=False)) + "\n"
-    return str(frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g"))
+    return _floating(frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g"))
 
 
 def as_csv(rows: Sequence[Row]) -> str:
@@ -90,9 +90,35 @@ def _settings(found: Grid, format: str, own: Sequence[str | None] = ()) -> str:
         aligned = ["left"] * found.words + ["right"] * figures
         return f"{frame.to_markdown(index=False, colalign=aligned, disable_numparse=True)}\n\n{note}\n"
     columns = "l" * found.words + "r" * figures
-    return str(frame.to_latex(index=False, escape=False, column_format=columns, caption=_latex(note)))
+    return _floating(frame.to_latex(index=False, escape=False, column_format=columns), _latex(note))
 
 
+def _floating(tabular: str, caption: str = "") -> str:
+    """Return a LaTeX table as a float that no column of text is too narrow for.
+
+    It is shrunk to the width that there is where it needs more, and goes over both columns of a document where one
+    would make it unreadable.
+    """
+    lines = tabular.splitlines()
+    longest = max(len(re.sub(r"\\[a-z]+|[\\{}$&]", "", line)) for line in lines)
+    float_ = "table*" if longest > _COLUMN else "table"
+    return "\n".join(
+        [
+            r"% needs \usepackage{booktabs,graphicx}",
+            rf"\begin{{{float_}}}",
+            r"\centering",
+            *([rf"\caption{{{caption}}}"] if caption else []),
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+            *lines[:-1],
+            f"{lines[-1]}}}",
+            rf"\end{{{float_}}}",
+            "",
+        ]
+    )
+
+
+_COLUMN = 75
+"""Letters in a row of a table which, shrunk, can still be read in one column of two."""
 _LATEX = str.maketrans(
     {
         **{sign: rf"\{sign}" for sign in "&%$#_{}"},

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from rayfed import scenario
 from rayfed.cli import app
 from rayfed.shipped import scenario_names, shipped
+from tests.conftest import REPOSITORY
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -54,6 +55,12 @@ def test_a_folder_that_is_not_there() -> None:
     code, output = run("new", "nowhere/mine")
     assert (code, "cannot write nowhere/mine.yaml: there is no folder nowhere" in output) == (2, True), output
     assert "Errno" not in output
+
+
+def test_the_readme_names_every_scenario() -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    files = sorted(path.name for path in (REPOSITORY / "scenarios").glob("*.yaml"))
+    assert [name for name in files if f"[`{name}`](scenarios/{name})" not in text] == []
 
 
 def test_what_a_scenario_needs_comes_with_its_copy() -> None:

@@ -133,6 +133,18 @@ def test_a_column_that_numbers_or_names_rows_is_noted(tmp_path: Path) -> None:
     assert noted == ["number", "patient_id", "name"], "whole numbers in no order, and others, are no names of rows"
 
 
+def test_dates_are_noted_as_the_categories_that_they_are(tmp_path: Path) -> None:
+    rows = [
+        f"2024-01-{1 + i % 28:02},2024-02-01 10:{i:02}:00,{1 + i % 7}.5.2024,{i % 3}-{i},{i % 2}" for i in range(40)
+    ]
+    rows[3] = f",{rows[3].partition(',')[2]}"  # one that is missing is no other kind of column
+    (tmp_path / "t.csv").write_text("\n".join(["admitted,seen,written,ward,ill", *rows]))
+    data = build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": "ill"}).load()
+    noted = {said.split("'")[1]: said for said in data.remarks if "has dates" in said}
+    assert list(noted) == ["admitted", "seen", "written"]
+    assert "which are 7 categories here, without an order: write them as numbers" in noted["written"]
+
+
 def test_a_record_has_no_total_variation() -> None:
     assert total_variation(torch.rand(2, 3, 1, 1, 9)).tolist() == [[0.0] * 3] * 2
     assert total_variation(torch.rand(2, 1, 4, 4)).min() > 0

@@ -31,6 +31,7 @@ _MOST_BYTES = 4096
 _FEWEST_NAMED = 20
 """Rows from which on a value of its own in each of them is no accident."""
 _MISSING = "(missing)"
+_DATE = re.compile(r"\d{1,4}([-./])\d{1,2}\1\d{1,4}([T ]\d.*)?")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -110,11 +111,18 @@ class Diabetes(Tabular):
 
 
 def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
-    """Yield a remark on each column (N,) that looks like the rows' numbers or names: no feature helps less.
+    """Yield a remark on each column (N,) that is hardly the feature that it is taken for.
 
-    That is text without a value twice, and whole numbers without one twice that only rise or are called an id.
+    That is dates, which are a category each, and what looks like the rows' numbers or names: text without a value
+    twice, and whole numbers without one twice that only rise or are called an id.
     """
     for name, found in columns.items():
+        if found.dtype.kind != "f" and all(value == _MISSING or _DATE.fullmatch(value) for value in found):
+            yield (
+                f"column '{name}' has dates, which are {len(np.unique(found))} categories here, without an order: "
+                f"write them as numbers, such as days since the first one, or take the column out"
+            )
+            continue
         if len(found) < _FEWEST_NAMED or len(np.unique(found)) < len(found):
             continue
         called = name.lower() in ("id", "index") or name.lower().endswith(("_id", " id", "-id"))

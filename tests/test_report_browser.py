@@ -307,3 +307,12 @@ def test_two_hundred_trials_open_within_three_seconds(tmp_path: Path, opened: Op
     print(f"{size / 1e6:.2f} MB, loaded and drawn after {loaded:.2f} s")
     assert size < 15e6
     assert loaded < 3
+
+
+@pytest.mark.parametrize("size", list(SIZES))
+def test_a_long_name_overprints_nothing_and_widens_no_page(tmp_path: Path, opened: Opened, size: str) -> None:
+    name = "gaussian_noise_of_" + 8 * "a_long_name_"
+    page = opened(write_report(make_run(str(tmp_path), {"none": [], name: []})), size)
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size]["width"]
+    over = "cells => cells.filter(c => c.scrollWidth > c.clientWidth + 1).map(c => c.textContent)"
+    assert page.eval_on_selector_all("tbody th, td.setting, .pairs figcaption", over) == []

@@ -112,6 +112,17 @@ def test_the_probability_of_reconstruction_success_is_in_the_last_table(view: Ru
     assert "67%" in printed(view)
 
 
+def test_each_share_reconstructed_has_a_heading_of_its_own(view: RunView) -> None:
+    success = SCENARIO.metrics.model_copy(update={"success": {"psnr": 15.0, "ssim": 0.5}})
+    view.starting(SCENARIO.model_copy(update={"metrics": success}), folder_at("runs/x"), ALLOTMENT)
+    view.ready(0)
+    view.round_done([trained()], [{**attacked(20), "ssim": 0.9}], [])
+    view.finished("report.html")
+    told = " ".join(re.sub(r"\x1b\[[\d;]*m", "", printed(view)).split())
+    assert "PoRS, the share reconstructed: psnr ≥ 15, ssim ≥ 0.5" in told
+    assert "PoRS PSNR PoRS SSIM" in told
+
+
 def test_arms_with_opponents_end_in_a_table_of_who_stands_whom(view: RunView) -> None:
     view.starting(SCENARIO, folder_at("runs/x"), ALLOTMENT)
     view.ready(0)

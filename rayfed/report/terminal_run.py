@@ -308,10 +308,13 @@ class RunView:
         pors = {metric: threshold for metric, threshold in self._success.items() if _values(self._attacks, metric)}
         form = audit.modality_of(self._attacks)
         leader, others = leading(form), _others(self._attacks, form)
-        columns = ["arm", "attack", f"{NOUNS[form]}s", leader.short_name, "best", *["PoRS"] * len(pors)]
+        columns = ["arm", "attack", f"{NOUNS[form]}s", leader.short_name, "best"]
+        columns += [f"PoRS {METRICS[metric].short_name}" for metric in pors] if len(pors) > 1 else ["PoRS"] * len(pors)
         columns += [metric.short_name for metric in others]
         columns += ["accuracy"] * bool(accuracy) + ["epsilon"] * bool(self._privacy)
-        terms = [_TERMS[form], *(f"PoRS, the share reconstructed: {passing(*each)}" for each in pors.items())]
+        terms = [_TERMS[form]]
+        if pors:
+            terms.append(f"PoRS, the share reconstructed: {', '.join(passing(*each) for each in pors.items())}")
         if known := people(self._attacks):
             top = [metric for metric in others if metric.name in TOP]
             terms += [f"{metric.short_name} by chance: {chance(metric.name, known):.1%}" for metric in top]

@@ -36,7 +36,9 @@ class TorchvisionSource(Source):
 
     def missing(self, found: str) -> DataError:
         """Return the error for files that are not there."""
-        return DataError(f"{found}; expected {self.layout}, or set `download: true`")
+        return DataError(
+            f"{found}; expected {self.layout}: name their folder (--set data.root=FOLDER), or set `download: true`"
+        )
 
     @contextmanager
     def downloading(self) -> Iterator[None]:

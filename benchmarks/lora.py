@@ -132,7 +132,9 @@ def found(rows: Sequence[dict[str, Any]], why: set[str]) -> str:
     best: tuple[float, str] | None = None
     for name in METHODS:
         of_one = [row for row in rows if row["attack"] == name]
-        values = [row["token_accuracy"] for row in of_one if row["status"] == "ok" and row["token_accuracy"] is not None]
+        values = [
+            row["token_accuracy"] for row in of_one if row["status"] == "ok" and row["token_accuracy"] is not None
+        ]
         if not values:
             why.update(f"{name}: {row['message']}" for row in of_one if row["message"])
             continue
@@ -181,7 +183,9 @@ def lines(out: Path, batch: int) -> Iterator[str]:
             cells += [found([row for row in attacks if row["round"] == at], why) for at in (first, last)]
             for moment in MOMENTS:
                 of_batch = file.parent / f"batch-{moment}.json"
-                cells.append(found(_rows(of_batch, "attacks"), why) if of_batch.exists() else "not measured: not played")
+                cells.append(
+                    found(_rows(of_batch, "attacks"), why) if of_batch.exists() else "not measured: not played"
+                )
             yield f"| {trained} | {defence} | {' | '.join(cells)} |"
     yield from ("", "Not measured:", *(f"- {reason}" for reason in sorted(why)))
 

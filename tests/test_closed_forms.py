@@ -12,13 +12,16 @@ from scipy.optimize import linear_sum_assignment
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from rayfed import registry
 from rayfed.attacks.analytic import Analytic
 from rayfed.attacks.april import April
 from rayfed.attacks.base import Attack, Reconstruction
 from rayfed.attacks.closed_form.equations import is_affine, solve
+from rayfed.attacks.closed_form.probe import probe
 from rayfed.attacks.peel import Peel
 from rayfed.attacks.spear import Spear
 from rayfed.models.build import build_model
+from rayfed.shipped import shipped
 from rayfed.update import Named, Observation
 from tests.attack_fixtures import digit, observe, photo, psnr, seeded
 
@@ -173,6 +176,28 @@ def test_april_reads_torchvisions_transformer() -> None:
     nn.init.normal_(model.heads.head.weight)  # which torchvision makes 0
     image = photo(60, 120)
     assert psnr(play(April(), model, image, torch.tensor([7])).images, image) > 50
+
+
+@pytest.mark.parametrize(("options", "reads"), [({}, True), ({"token": False}, True), ({"learned": False}, False)])
+def test_april_reads_the_transformer_of_the_scenario(options: dict[str, bool], reads: bool) -> None:
+    """Mean pooling hides nothing; of positions that nobody learns the slopes are not sent."""
+    model = build_model(registry.dotted(shipped("scenarios") / "vit.py", "Vit"), options, (3, 32, 32), 7, seed=0)
+    image = photo(60, 120)
+    result = play(April(), model, image, torch.tensor([3]))
+    assert (psnr(result.images, image) > 60) == reads
+    assert (result.status == "ok") == reads
+
+
+def test_a_pass_that_ends_early_reaches_what_the_whole_one_does() -> None:
+    torch.manual_seed(44)
+    model = Patches()
+    seen_by = probe(model, observe(model, photo(60, 120), torch.tensor([7]), True))
+    samples = seen_by.samples(1)
+    whole = seen_by.run(samples)[0]
+    for place in (0, len(whole) // 2, len(whole) - 1):
+        reached = seen_by.reached(samples, seen_by.leaves(), place)
+        assert torch.equal(reached.output, whole[place].output)
+        assert reached.names == whole[place].names
 
 
 def test_april_says_where_it_does_not_apply() -> None:

@@ -78,11 +78,12 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
 
 def _equations(probed: Probe, added: _Sum, gradient: Named) -> Callable[[Tensor], Tensor]:
     """Return the map from a sample to the gradients of the weights before the sum, in one vector."""
+    leaves = probed.leaves()
 
     def function(inputs: Tensor) -> Tensor:
-        uses, leaves, _ = probed.run(inputs)
-        slope = gradient[added.parameter].flatten()[added.order].view_as(uses[added.use].output)
-        return torch.cat([part.flatten() for part in _before(uses[added.use].output, leaves, added.weights, slope)])
+        output = probed.reached(inputs, leaves, added.use).output
+        slope = gradient[added.parameter].flatten()[added.order].view_as(output)
+        return torch.cat([part.flatten() for part in _before(output, leaves, added.weights, slope)])
 
     return function
 
@@ -105,8 +106,10 @@ def _sums(probed: Probe, sent: Named) -> Iterator[_Sum]:
             if order is None:
                 continue
             slope = gradient[parameter].flatten()[order].view_as(use.output)
-            parts = zip(names, _before(use.output, leaves, names, slope), strict=True)
-            weights = tuple(n for n, part in parts if n != parameter and part.any() and _same(part, gradient[n]))
+            wanted = [leaves[name] for name in names]
+            found = torch.autograd.grad(use.output, wanted, slope, retain_graph=True, allow_unused=True)
+            parts = ((n, p) for n, p in zip(names, found, strict=True) if n != parameter and p is not None)
+            weights = tuple(n for n, part in parts if part.any() and _same(part, gradient[n]))
             if weights:
                 yield _Sum(parameter, place, order, weights)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -58,11 +58,21 @@ def distance(probe: Probe, observation: Observation, images: Tensor, labels: Ten
     that may be a sum or a mean: the sine of the angle.
     """
     found = probe.gradient(images, labels)
-    sent: Named = {name: tensor.to(probe.dtype) for name, tensor in observation.gradient.items()}
-    own, observed = flatten({name: found[name] for name in sent}), flatten(sent)
-    own, observed = own[observed.isfinite()], observed[observed.isfinite()]
-    factor = torch.ones_like(own[0]) if scaled else ((own @ observed) / (own @ own)).clamp(min=0)
-    return float((factor * own - observed).norm() / observed.norm())
+    own_square = both = observed_square = torch.zeros((), dtype=torch.float64, device=probe.device)
+    for own, observed in _pairs(found, observation, probe):
+        own_square, both = own_square + own @ own, both + own @ observed
+        observed_square = observed_square + observed @ observed
+    factor = torch.ones_like(both) if scaled else (both / own_square).clamp(min=0)
+    left = sum((factor * own - observed).square().sum() for own, observed in _pairs(found, observation, probe))
+    return float((left / observed_square).sqrt())
+
+
+def _pairs(found: Named, observation: Observation, probe: Probe) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the values of each tensor of a gradient beside those observed ones that are finite."""
+    for name, tensor in observation.gradient.items():
+        observed = tensor.to(probe.dtype).flatten()
+        finite = observed.isfinite()
+        yield found[name].flatten()[finite], observed[finite]
 
 
 def absolute_distance(probe: Probe, observation: Observation, images: Tensor, labels: Tensor) -> float:

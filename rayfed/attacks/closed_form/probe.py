@@ -7,6 +7,7 @@ exact arithmetic, at all of them. So no module's name or type is asked for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -80,11 +81,22 @@ class Probe:
         `inputs` is (N, *shape); the graph leads back to it where it requires a gradient. Operations whose numbers are
         in `outputs` give these instead of their own.
         """
-        leaves = {name: w.clone().requires_grad_() for name, w in self.weights.items()}
+        leaves = self.leaves()
         recorder = _Recorder(leaves, outputs or {})
         with torch.enable_grad(), NotRounded(), recorder:
             logits = functional_call(self._model, {**leaves, **self._buffers}, (inputs,))
         return recorder.uses, leaves, logits
+
+    def leaves(self) -> Named:
+        """Return the parameters as leaves of a graph."""
+        return {name: w.clone().requires_grad_() for name, w in self.weights.items()}
+
+    def reached(self, inputs: Tensor, leaves: Named, last: int) -> Use:
+        """Return the operation with this number of those that read parameters; nothing behind it is computed."""
+        recorder = _Recorder(leaves, {}, last)
+        with torch.enable_grad(), NotRounded(), recorder, suppress(_Reached):
+            functional_call(self._model, {**leaves, **self._buffers}, (inputs,))
+        return recorder.uses[last]
 
     def slopes(self, use: int, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the slopes of each sample's loss in the outputs (N, O) of an operation, (N, R, O).
@@ -129,12 +141,16 @@ class NotRounded(TorchFunctionMode):
         return func(*args, **given)
 
 
-class _Recorder(TorchFunctionMode):
-    """Notes the operations that read parameters."""
+class _Reached(Exception):
+    """Ends a forward pass at an operation."""
 
-    def __init__(self, leaves: Named, outputs: Mapping[int, Tensor]) -> None:
+
+class _Recorder(TorchFunctionMode):
+    """Notes the operations that read parameters, and ends the pass after the one numbered `last`."""
+
+    def __init__(self, leaves: Named, outputs: Mapping[int, Tensor], last: int | None = None) -> None:
         super().__init__()
-        self._outputs = outputs
+        self._outputs, self._last = outputs, last
         self.uses: list[Use] = []
         self._storages = {leaf.untyped_storage().data_ptr(): name for name, leaf in leaves.items()}
         self._made: dict[int, tuple[Tensor, frozenset[str]]] = {}  # of parameters alone; kept, so that ids stay theirs
@@ -157,6 +173,8 @@ class _Recorder(TorchFunctionMode):
         if len(self.uses) in self._outputs:
             output = self._outputs[len(self.uses)].view_as(output)
         self.uses.append(Use(names, others, output))
+        if len(self.uses) - 1 == self._last:
+            raise _Reached
         return output.clone()
 
     def _names(self, tensor: Tensor) -> frozenset[str]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayfed.aggregation.server import TreeFold
-from rayfed.engine.stragglers import portions
+from rayfed.engine.stragglers import portions, shares
 
 
 class Adding:
@@ -88,3 +88,26 @@ def test_aligned_runs_end_hardly_later_than_those_of_equal_weight(weights: list[
     calls, each = 2 * workers, [float(weight) for weight in weights]
     least = ends(equal_runs(each, calls), each, workers)
     assert ends(portions(each, calls, workers), each, workers) <= least * (1 + 1 / 32) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("cohorts", "workers", "arms", "calls"),
+    [(10, 2, 1, 2), (50, 2, 1, 4), (10, 2, 2, 2), (3, 4, 1, 3), (64, 32, 1, 32), (64, 4, 3, 3), (1, 1, 1, 1)],
+)
+def test_a_worker_gets_one_call_where_the_only_arm_has_few_cohorts(
+    cohorts: int, workers: int, arms: int, calls: int
+) -> None:
+    assert len(shares([10.0] * cohorts, workers, arms)) == calls
+
+
+def test_a_worker_gets_two_calls_where_one_would_be_done_late() -> None:
+    weights = [60.0, 10.0, 10.0, 10.0, 10.0, 10.0, 10.0]
+    one, two = portions(weights, 2, 2), shares(weights, 2, 1)
+    assert ends(two, weights, 2) <= ends(one, weights, 2)
+    assert len(shares([50.0, 1.0, 1.0, 50.0], 2, 1)) == 2
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=80), st.integers(1, 8), st.integers(1, 3))
+def test_shares_have_each_cohort_once(weights: list[int], workers: int, arms: int) -> None:
+    runs = shares([float(weight) for weight in weights], workers, arms)
+    assert [i for run in runs for i in run] == list(range(len(weights)))

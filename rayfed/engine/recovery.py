@@ -20,7 +20,8 @@ def until_played(federation: Federation, round: int, play: Callable[[], RoundTab
     """
     for failures in range(RETRIES + 1):
         try:
-            federation.executor.check_server()
+            if not federation.served:  # else it has answered in the last round, and clients need not wait for it
+                federation.executor.check_server()
             return play()
         except Lost as error:
             if failures == RETRIES:

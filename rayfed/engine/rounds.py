@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from math import ceil, isnan
+from math import isnan
 from typing import Any
 
 from rayfed.aggregation.asynchronous import AsynchronousRule
+from rayfed.aggregation.base import InteractiveAggregation
 from rayfed.client import plan
-from rayfed.client.arm import aggregation_of
+from rayfed.client.arm import Arm, aggregation_of
 from rayfed.client.failures import check_left
 from rayfed.client.sent import Sent, Split, State
 from rayfed.engine import node_sums
@@ -30,14 +31,12 @@ from rayfed.engine.flights import Flights
 from rayfed.engine.node_sums import NodeSums, homes
 from rayfed.engine.questions import consult
 from rayfed.engine.server import ArmState, Kept
-from rayfed.engine.stragglers import Cohort, Portion, StragglerHandling, portions, rows_of, told
+from rayfed.engine.stragglers import Cohort, Portion, StragglerHandling, portions, rows_of, shares, told
 from rayfed.engine.tables import RoundTables, Rows
 from rayfed.errors import ScenarioError
 from rayfed.scenario import Scenario
 from rayfed.update import Named
 
-_CALLS = 2
-"""Calls for each client worker in a round's training: more even out better, but each costs its way there and back."""
 States = dict[str, dict[int, State]]
 """Arm -> client -> its own state."""
 
@@ -60,9 +59,12 @@ class Round:
     def __init__(self, federation: Federation, number: int, arms: Sequence[str]) -> None:
         self.federation, self.number = federation, number
         self.arms = {name: federation.arms[name] for name in arms}
+        self.asking = [name for name, arm in self.arms.items() if _asks(arm)]
         self.asynchronous = [name for name, arm in self.arms.items() if aggregation_of(arm.spec).asynchronous]
         self.cohorts = {name: plan.cohorts(federation.scenario, number, name in self.asynchronous) for name in arms}
         self.flights: dict[str, Flights] = {}
+        self.added: list[Ref] = []
+        """Calls by which the server adds partial results, of which nobody has heard that they went well."""
         self.tables = RoundTables()
 
     def play(self, due: Iterable[str]) -> RoundTables:
@@ -114,10 +116,11 @@ class Round:
         }
         sent = {arm: one.sent for arm, one in served.items()}
         members = plan.drawn_clients(federation.scenario, self.number)
-        if not members:
+        if not members or not self.asking:
             return sent
-        opening = [federation.executor.serve("begin_round", arm, self.number, members) for arm in self.arms]
-        opened = [arm for arm, opens in zip(self.arms, federation.settled(opening, len(opening)), strict=True) if opens]
+        opening = [federation.executor.serve("begin_round", arm, self.number, members) for arm in self.asking]
+        opens = federation.settled(opening, len(opening))
+        opened = [arm for arm, does in zip(self.asking, opens, strict=True) if does]
         states = {arm: federation.load_states(arm, members, self.number) for arm in opened}
         consult(federation, self.number, {arm: sent[arm] for arm in opened}, states)
         return sent | {arm: federation.ask_server("sent", arm, self.number).sent for arm in opened}
@@ -129,7 +132,6 @@ class Round:
         handling = StragglerHandling(self.number, federation.scenario.federation.failures, executor.run_clients, note)
         states: States = {arm: {} for arm in self.arms}
         seconds = dict.fromkeys(self.arms, 0.0)
-        added: list[Ref] = []
         done = 0
         everybody = sum(len(self._clients(arm)) for arm in self.arms)
         clocks = self._clocks()
@@ -149,16 +151,15 @@ class Round:
                 if portion[0].node and result.node:
                     sums.add(result)
                 else:
-                    added.append(executor.serve("add", arm, counts[arm], partials))
+                    self.added.append(executor.serve("add", arm, counts[arm], partials))
             states[arm].update(report.states)
             seconds[arm] += report.seconds
             done += sum(map(len, (cohort.clients for cohort in portion)))
             federation.progress.clients_done(self.number, done, everybody)
         for arm, partials in sums.met():
-            added.append(executor.serve("add", arm, counts[arm], partials))
+            self.added.append(executor.serve("add", arm, counts[arm], partials))
         for arm, flights in self.flights.items():
-            added += self._land(arm, flights)
-        federation.settled(added, len(added))
+            self.added += self._land(arm, flights)
         self._sum_up(seconds, admission)
         return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # whoever was done first
 
@@ -207,15 +208,18 @@ class Round:
         }
         drops = scenario.federation.system is not None and scenario.federation.system.drops
         alone = scenario.federation.failures.timeout is not None  # else waiting would depend on the number of workers
-        workers = max(1, ceil(federation.executor.clients / len(self.arms)))
-        few = max(2, ceil(_CALLS * federation.executor.clients / len(self.arms)))
         work = []
         for name, arm in self.arms.items():
             malicious = federation.malicious[name]
             colluders = malicious.clients if malicious.poisoning.colludes else frozenset()
             count = len(self.cohorts[name])
             apart = drops or name in self.asynchronous  # whether an update is added is seen when it is there
-            split = [[i] for i in range(count)] if apart else portions(weights[name], count if alone else few, workers)
+            if apart:
+                split = [[i] for i in range(count)]
+            elif alone:
+                split = portions(weights[name], count, count)
+            else:
+                split = shares(weights[name], federation.executor.clients, len(self.arms))
             loads = [sum(weights[name][i] for i in portion) for portion in split]
             for portion, node in zip(split, self._homes(name, loads), strict=True):
                 own = [(i, tuple(self.cohorts[name][i])) for i in portion]
@@ -263,8 +267,11 @@ class Round:
 
     def _ask(self, sent: Mapping[str, Ref], before: States, after: States) -> None:
         """Have clients answer the questions of rules about the round's sums."""
-        states = {arm: before[arm] | after[arm] for arm in self.arms}
-        consult(self.federation, self.number, sent, states, self._failed)
+        if not self.asking:
+            return
+        self.federation.settled(self.added, len(self.added))
+        states = {arm: before[arm] | after[arm] for arm in self.asking}
+        consult(self.federation, self.number, {arm: sent[arm] for arm in self.asking}, states, self._failed)
 
     def _step(self) -> dict[str, Served]:
         """Have the server step, and return its values for the next round."""
@@ -324,7 +331,9 @@ class Round:
 
     def _finished(self, served: Mapping[str, Served]) -> dict[str, tuple[Sent, Kept]]:
         """Return the server's new state when it has made its step, of all arms or of none: it may die here."""
-        values = iter(self.federation.settled([ref for one in served.values() for ref in one], len(served)))
+        stepped = [ref for one in served.values() for ref in one]
+        settled = self.federation.settled([*self.added, *stepped], len(self.added) + len(served))
+        values = iter(settled[len(self.added) :])
         return {arm: (next(values), next(values)) for arm in served}
 
     def _end(
@@ -361,6 +370,11 @@ class Round:
             clients = sum(one["arm"] == row["arm"] for one in self.tables.clients)
             row.update(evaluations.get(row["arm"], {}))
             row["bytes_down"] = _bytes_of(federation.saved[row["arm"]]) * clients
+
+
+def _asks(arm: Arm) -> bool:
+    """Return whether an arm's rule has questions to clients."""
+    return arm.spec.protection is not None or isinstance(aggregation_of(arm.spec), InteractiveAggregation)
 
 
 def _some(states: Mapping[int, State], clients: Iterable[int]) -> dict[int, State]:

@@ -65,7 +65,6 @@ class Server:
         self._keys = {arm: role.keys for arm, role in roles.items()}
         self._sessions: dict[str, RoundSession] = {}
         self._folds: dict[str, TreeFold] = {}
-        self._totals: dict[str, Any] = {}
         self._models = {
             arm: GlobalModel(optimiser=roles[arm].optimiser, **{part: state[part] for part in _MODEL})
             for arm, state in saved.items()
@@ -82,10 +81,9 @@ class Server:
         return Sent(round, model.weights, model.buffers, self._keys[arm], known), Kept(model.state, model.memory)
 
     def begin_round(self, arm: str, round: int, clients: Sequence[int]) -> bool:
-        """Begin a round of these clients and return whether the rule has a question before they train."""
+        """Begin a round of a rule that asks clients, and return whether it has a question before they train."""
         aggregation = self._aggregations[arm]
-        if not isinstance(aggregation, InteractiveAggregation):
-            return False
+        assert isinstance(aggregation, InteractiveAggregation)
         self._sessions[arm] = aggregation.begin_round(clients, self._models[arm].memory)
         return self._sessions[arm].request() is not None
 
@@ -118,13 +116,10 @@ class Server:
         It asks about its session before anything is added, and about the sums when all is, before it steps.
         """
         if arm in self._folds:
-            total, session = self._folds.pop(arm).total(), self._sessions.pop(arm, None)
+            total, session = self._folds.pop(arm).total(), self._sessions.pop(arm)
             if total is None:  # every client has failed, and the round is as if it had had none
                 return None, None
-            if session is None:
-                self._totals[arm] = total
-            else:
-                self._sessions[arm] = session.finalise(total)
+            self._sessions[arm] = session.finalise(total)
         question = self._sessions[arm].request() if arm in self._sessions else None
         return (question.of, question.payload) if question else (None, None)
 
@@ -145,8 +140,9 @@ class Server:
                 model.memory = session.remembered()
             sent, kept = self.sent(arm, round + 1)
             return sent, replace(kept, rows=session.rows(), aborted=session.aborted)
-        if arm in self._totals:
-            model.apply(*aggregation.combine(self._totals.pop(arm), draws))
-        else:
+        total = self._folds.pop(arm).total() if arm in self._folds else None
+        if total is None:
             model.apply(aggregation.idle(model.weights, draws), {})
+        else:
+            model.apply(*aggregation.combine(total, draws))
         return self.sent(arm, round + 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapreplace
+from math import ceil
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,7 +27,9 @@ from rayfed.scenario import Failures, ResolvedArm, Scenario
 _CRASHES = 1
 """Processes that a call may end before its clients are tried alone: somebody may have killed the first."""
 _LATER = 1 / 32
-"""Share of a round's training by which it may be longer for fewer partial results."""
+"""Share of a round's training by which it may be longer for fewer calls or partial results."""
+_FEW = 8
+"""Cohorts of each worker up to which a second call costs more than it evens out."""
 _SAID = 5
 """Number of clients whose reasons a message gives; the table has all."""
 
@@ -73,6 +76,21 @@ class Result(NamedTuple):
     partials: Partials
     node: str = ""
     """Node that holds the partial results; empty where there is nothing to hold, or one node alone."""
+
+
+def shares(weights: Sequence[float], workers: int, arms: int) -> list[list[int]]:
+    """Split the cohorts of one of so many arms into runs for workers that all arms share; returns their numbers.
+
+    Two for each worker, which even out if some are slower; but one where the only arm has few cohorts, and one is done
+    hardly later: there the way to the worker and back counts.
+    """
+    own = max(1, ceil(workers / arms))
+    two = portions(weights, max(2, ceil(2 * workers / arms)), own)
+    if arms > 1 or len(weights) > _FEW * workers:
+        return two
+    one = portions(weights, workers, workers)
+    ends = [_makespan(np.array([sum(weights[i] for i in run) for run in runs]), workers) for runs in (one, two)]
+    return one if ends[0] <= ends[1] * (1 + _LATER) else two
 
 
 def portions(weights: Sequence[float], calls: int, workers: int) -> list[list[int]]:

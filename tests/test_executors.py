@@ -8,10 +8,11 @@ import sys
 import threading
 import traceback
 from bdb import BdbQuit
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 import ray
@@ -35,6 +36,7 @@ from rayfed.cli.common import errors_for_people
 from rayfed.defences.base import Defence, Task, UpdateMethod
 from rayfed.engine import runs, sweeps
 from rayfed.engine.attacker import Attacker
+from rayfed.engine.inputs import Inputs
 from rayfed.engine.local import LocalExecutor, _travelled, local
 from rayfed.engine.local_sweep import local_sweep
 from rayfed.engine.progress import Progress, SweepProgress
@@ -482,3 +484,39 @@ def test_what_ray_can_send_travels_here_too() -> None:
 
     assert _travelled({"kept": Made()})["kept"].number == 3
     assert _travelled(lambda: 3)() == 3
+
+
+class Asking(LocalExecutor):
+    """Notes what the server is asked, and how often its answers are waited for."""
+
+    asked: ClassVar[list[str]] = []
+
+    def check_server(self) -> None:
+        self.asked.append("check")
+
+    def serve(self, method: str, *args: Any, returns: int = 1) -> Any:
+        self.asked.append(method)
+        return super().serve(method, *args, returns=returns)
+
+    def get(self, refs: Sequence[Any], limit: float | None = None) -> list[Any]:
+        self.asked.append("wait")
+        return super().get(refs, limit)
+
+
+@contextmanager
+def counting(inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
+    yield Asking(inputs)
+
+
+def test_a_round_waits_for_the_server_once_where_no_rule_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Asking, "asked", [])
+    runs.launch(parsed(), str(tmp_path), counting, Progress())
+    assert Asking.asked == ["check", "sent", *2 * ["add", "finish", "wait"]], "nor is it looked after in round 1"
+
+
+def test_an_arms_rule_that_asks_is_asked_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Asking, "asked", [])
+    arms = "arms={plain: {}, masked: {protection: secure_aggregation}}"
+    runs.launch(parsed(arms, "federation.rounds=1"), str(tmp_path), counting, Progress())
+    assert Asking.asked.count("begin_round") == 1
+    assert Asking.asked.count("finish") == 2

@@ -76,7 +76,8 @@ def _shell(block: Block, folder: Path) -> str:
     """Return what commands print; fails with it where one of them fails."""
     command = f'rayfed() {{ "{sys.executable}" -m rayfed "$@"; }}\n{block.text}'
     path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"COLUMNS": "120", "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
+    commands = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # of this environment: ray, python
+    environment = os.environ | {"COLUMNS": "120", "PATH": commands, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
         ["bash", "-e", "-c", command],
         cwd=folder,

@@ -2,12 +2,12 @@
 
     python -m benchmarks.lora --out FOLDER [--cells 'lora*/none'] [--victims 8] [--rounds 11] [--batch 8]
 
-MiniLM (`scenarios/finetune_text.yaml`; it needs the extras `hub` and `weights`) is trained for each cell, a way to train
-and a defence, in a run of its own under FOLDER, and attacked in the first round and in the last; then batches of
+MiniLM (`scenarios/finetune_text.yaml`; it needs the extras `hub` and `weights`) is trained for each cell, a way to
+train and a defence, in a run of its own under FOLDER, and attacked in the first round and in the last; then batches of
 `--batch` texts, whose search takes far longer, of one client: `--batch 0` leaves these out. A cell that is there
-already is not played again, so several processes may share the work. What is there is printed as a Markdown table: mean
-shares of tokens in their places, with 95 % intervals over texts (Student's t; exact ones where all texts came to the
-same 0 or 1), of the attack that got most. Seconds are a processor's, of the training alone.
+already is not played again, so several processes may share the work. What is there is printed as a Markdown table:
+mean shares of tokens in their places, with 95 % intervals over texts (Student's t; exact ones where all texts came to
+the same 0 or 1), of the attack that got most. Seconds are a processor's, of the training alone.
 """
 
 from __future__ import annotations

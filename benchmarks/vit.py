@@ -43,9 +43,8 @@ def main() -> None:
     seconds, memory = process_time() - began, getrusage(RUSAGE_SELF).ru_maxrss / 1e6
     right = "right" if torch.equal(found.labels, label) else "wrong"
     quality = float(psnr(found.images, image)[0])
-    print(
-        f"{given.arch}: {found.status} {found.message} {quality:.1f} dB, label {right}, {seconds:.0f} s, {memory:.1f} GB"
-    )
+    print(f"{given.arch}: {found.status} {found.message}")
+    print(f"{quality:.1f} dB, label {right}, {seconds:.0f} s, {memory:.1f} GB")
 
 
 if __name__ == "__main__":

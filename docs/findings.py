@@ -40,16 +40,19 @@ INFORMED = {"defence", "code"}
 HEADER = """\
 # What each defence buys, and what it costs
 
-Made by `python docs/findings.py` from [`records.json`](records.json), one row for every published defence that rayfed has. The same as
-[JSON](defences.json) and as [Parquet](defences.parquet), with a row for every cell.
+Made by `python docs/findings.py` from [`records.json`](records.json), one row for every published defence that rayfed
+has. The same as [JSON](defences.json) and as [Parquet](defences.parquet), with a row for every cell.
 
-Read a row from left to right. What does the paper claim? What does the attacker of that paper get here? What does an attacker get who knows
-the defence? What does it cost? Leakage is the mean PSNR in dB to the client's own image, unless a cell says otherwise; higher is nearer, and a guess without an
-update has about 13.5 dB. *Blind* stands before a figure of rayfed's own attackers, who know nothing of the defence, where its paper's attacker was not replayed. Accuracy is against no defence in the same run. Bytes and time are multiples of those without a defence. Each
-cell links to the run that it is from, with command and commit, [below](#runs). Where nobody has measured, it says so.
+Read a row from left to right. What does the paper claim? What does the attacker of that paper get here? What does an
+attacker get who knows the defence? What does it cost? Leakage is the mean PSNR in dB to the client's own image,
+unless a cell says otherwise; higher is nearer, and a guess without an update has about 13.5 dB. *Blind* stands before
+a figure of rayfed's own attackers, who know nothing of the defence, where its paper's attacker was not replayed.
+Accuracy is against no defence in the same run. Bytes and time are multiples of those without a defence. Each cell
+links to the run that it is from, with command and commit, [below](#runs). Where nobody has measured, it says so.
 
-What a low figure does not say: that a stronger attack would get no more. An (epsilon, delta) alone holds against every attack
-([threat models](../threat-models.md)). Settings and models differ from row to row, so compare rows of one run alone.
+What a low figure does not say: that a stronger attack would get no more. An (epsilon, delta) alone holds against
+every attack ([threat models](../threat-models.md)). Settings and models differ from row to row, so compare rows of
+one run alone.
 """
 ADD = """\
 ## Add a defence
@@ -62,8 +65,8 @@ rayfed attack mine.yaml
 python docs/findings.py --add runs/mine-<time> --paper "Name, year" --claim "what it claims"
 ```
 
-`rayfed launch` in place of `rayfed attack` measures accuracy, bytes and time as well. Attackers with `knowledge: [defence]` or `[code]` count as
-informed, all others as blind.
+`rayfed launch` in place of `rayfed attack` measures accuracy, bytes and time as well. Attackers with `knowledge:
+[defence]` or `[code]` count as informed, all others as blind.
 """
 
 
@@ -172,9 +175,7 @@ def added(records: dict[str, Any], folder: Path, paper: str, claim: str) -> dict
         "what": f"Played {environment['started'][:10]}, seed {environment['seed']}",
     }
     plain = outcomes[outcomes["defences"] == ""]
-    new = [
-        {"name": arm, "paper": paper, "claim": claim} | _measured(_of(outcomes, arm), plain, name) for arm in arms
-    ]
+    new = [{"name": arm, "paper": paper, "claim": claim} | _measured(_of(outcomes, arm), plain, name) for arm in arms]
     return {"runs": records["runs"] | {name: played}, "defences": [*records["defences"], *new]}
 
 

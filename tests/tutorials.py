@@ -76,7 +76,8 @@ def _shell(block: Block, folder: Path) -> str:
     """Return what commands print; fails with it where one of them fails."""
     command = f'rayfed() {{ "{sys.executable}" -m rayfed "$@"; }}\n{block.text}'
     path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
-    commands = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # of this environment: ray, python
+    here = str(Path(sys.executable).parent)  # the ray and the python of this environment
+    commands = os.pathsep.join([here, os.environ["PATH"]])
     environment = os.environ | {"COLUMNS": "120", "PATH": commands, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(
         ["bash", "-e", "-c", command],

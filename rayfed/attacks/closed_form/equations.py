@@ -1,11 +1,12 @@
 """Equations for samples: f(x) = b, solved exactly where f is affine and by Gauss-Newton elsewhere.
 
-Source: Paige and Saunders 1982, "LSQR: An Algorithm for Sparse Linear Equations and Sparse Least Squares".
+Sources: Paige and Saunders 1982, "LSQR: An Algorithm for Sparse Linear Equations and Sparse Least Squares"; Levenberg
+1944 and Marquardt 1963, for the damping of steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,12 @@ _SLOW = 0.9
 """Part of the distance that a step of Gauss-Newton leaves at most: near a solution it leaves far less."""
 _UNSEEN = 1e-3
 """Change of f, relative to its target, that the small number which keeps a norm from dividing by zero may make."""
+_MOST_NUMBERS, _MOST_SLOPES = 1024, 2**22
+"""Numbers of a sample, and times those of f, up to which all slopes are taken at once."""
+_APART = 1e-5
+"""Half the way between two samples whose difference is a slope."""
+_DAMPING = (1e-10, 1e-7, 1e-5, 1e-3, 1e-2, 1e-1)
+"""Singular values of the slopes, beside the largest, below which a step is held back."""
 _EXACT = 1e-6
 """Relative error up to which double precision takes two values for the same."""
 
@@ -53,16 +60,14 @@ def solve(function: Map, target: Tensor, shape: tuple[int, ...], affine: bool) -
     samples = torch.full(shape, 0.5, device=target.device, dtype=target.dtype)
     first = best = float(_values(function, samples, target).norm())
     for _ in range(1 if affine else _NEWTON_STEPS):
-        step = _step(function, samples, target, affine)
-        for size in (1.0, 0.5, 0.1, 0.01):
-            moved = samples + size * step
-            distance = float(_values(function, moved, target).norm())
+        before = best
+        for step in _steps(function, samples, target, affine):
+            distance = float(_values(function, samples + step, target).norm())
             if distance < best:
-                samples, done, best = moved, distance > _SLOW * best, distance
-                break
-        else:
-            break
-        if done or best <= 1e-10 * first:
+                nearest, best = samples + step, distance
+        if best < before:
+            samples = nearest
+        if best > _SLOW * before or best <= 1e-10 * first:
             break
     if not affine:
         samples = _stretched(function, samples, target, best)
@@ -85,8 +90,21 @@ def _values(function: Map, samples: Tensor, target: Tensor) -> Tensor:
         return function(samples) - target
 
 
-def _step(function: Map, samples: Tensor, target: Tensor, affine: bool) -> Tensor:
-    """Return the least-squares solution of J d = target - f(x), J being the slope of f at x."""
+def _steps(function: Map, samples: Tensor, target: Tensor, affine: bool) -> Iterator[Tensor]:
+    """Yield least-squares solutions of J d = target - f(x), J being the slope of f at x, whole and shorter ones."""
+    if affine or (slopes := _slopes(function, samples)) is None:
+        step = _iterated(function, samples, target, affine)
+        yield from (size * step for size in (1.0, 0.5, 0.1, 0.01))
+        return
+    left, values, right = torch.linalg.svd(slopes, full_matrices=False)
+    missing = left.mT @ -_values(function, samples, target).reshape(len(samples), -1, 1)
+    for damping in _DAMPING:
+        least = (damping * values.amax(1, keepdim=True)).clamp(min=torch.finfo(values.dtype).tiny)
+        yield (right.mT @ (missing * (values / (values.square() + least.square()))[..., None])).view_as(samples)
+
+
+def _iterated(function: Map, samples: Tensor, target: Tensor, affine: bool) -> Tensor:
+    """Return the least-squares solution of J d = target - f(x) by LSQR, which never holds J."""
     inputs = samples.clone().requires_grad_()
     with torch.enable_grad():
         values = function(inputs)
@@ -111,6 +129,28 @@ def _step(function: Map, samples: Tensor, target: Tensor, affine: bool) -> Tenso
     steps = _LSQR_STEPS if affine else min(_LSQR_STEPS, 2 * samples.numel())
     found = lsqr(operator, _array(target - here), atol=tolerance, btol=tolerance, iter_lim=steps)[0]
     return torch.from_numpy(found.reshape(samples.shape)).to(samples)
+
+
+@torch.no_grad()
+def _slopes(function: Map, samples: Tensor) -> Tensor | None:
+    """Return the slopes of f at samples (N, *shape) by differences, (N, F, D), of all their numbers in one call each.
+
+    None where they are many, where differences are not exact enough, or where f is not one of each sample by itself.
+    """
+    numbers = samples[0].numel()
+    if numbers > _MOST_NUMBERS or samples.dtype != torch.float64:
+        return None
+    here, alone = function(samples), function(samples[:1])
+    if len(here) != len(samples) or len(alone) != 1 or here[0].numel() * numbers > _MOST_SLOPES:
+        return None
+    around = _APART * torch.eye(numbers).to(samples).view(numbers, *samples.shape[1:])
+    found: list[Tensor] = []
+    for sample in samples:
+        moved = function(torch.cat([sample[None], sample + around, sample - around])).flatten(1)
+        if len(found) == 0 and (moved[0] - alone.flatten()).norm() > _EXACT * alone.norm():
+            return None
+        found.append(((moved[1 : numbers + 1] - moved[numbers + 1 :]) / (2 * _APART)).T)
+    return torch.stack(found)
 
 
 def _array(tensor: Tensor) -> np.ndarray:

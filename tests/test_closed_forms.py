@@ -414,7 +414,7 @@ def test_equations_are_solved_where_they_determine_a_sample() -> None:
 
 @pytest.mark.parametrize("seed", [70, 71, 72])
 def test_a_front_that_squashes_is_undone_as_far_as_it_tells(seed: int) -> None:
-    """LSQR leaves 1e-5 here, which is 20 dB of the image: small singular values of the slopes are late to come in it."""
+    """LSQR leaves 1e-5 here, 20 dB of the image: small singular values of the slopes come late in it."""
     torch.manual_seed(seed)
     layers = (nn.Conv2d(1, 4, 5, 2, 2), nn.Sigmoid(), nn.Conv2d(4, 32, 3, 2, 1), nn.Sigmoid())
     front = nn.Sequential(*layers).double().requires_grad_(False)

@@ -133,13 +133,14 @@ def _of_layer(probed: Probe, observation: Observation, layer: Layer, affine: boo
         return nothing_found(observation, message)
     shape = (1, *observation.sample.shape)
     solution = solve(lambda x: layer.features(probed, x), features.to(probed.dtype)[None], shape, affine)
-    told = _told(layer, observation, features)
-    if affine and len(shape) == 4 and not told.all():
-        return answer(probed, observation, _filled_in(probed, layer, features, told, shape), aligned=True)
     if layer.bias is None:
         origin = solve(lambda x: layer.features(probed, x), torch.zeros_like(features)[None], shape, affine).samples
         return answer(probed, observation, _scaled(probed, observation, origin, solution.samples - origin), True)
-    return answer(probed, observation, solution.samples, aligned=True)
+    found = answer(probed, observation, solution.samples, aligned=True)
+    told = _told(layer, observation, features)
+    if found.loss < _FITS or told.all() or not affine or len(shape) != 4:
+        return found
+    return answer(probed, observation, _filled_in(probed, layer, features, told, shape), aligned=True)
 
 
 def _features(layer: Layer, observation: Observation) -> Tensor:
@@ -163,10 +164,9 @@ def _told(layer: Layer, observation: Observation, features: Tensor) -> Tensor:
     Noise that is put on some columns of the weight's gradient alone hides these features, and no others.
     """
     weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
-    if bias is None:
-        return torch.ones_like(features, dtype=torch.bool)
+    assert bias is not None
     left = (weight - (weight != 0) * bias[:, None] * features).nan_to_num(0, 0, 0).norm(dim=0) / bias.norm()
-    told: Tensor = left <= torch.maximum(_SAME * features.abs().median(), _APART * left.quantile(_AGREEING))
+    told: Tensor = left <= torch.maximum(_SAME * features.square().mean().sqrt(), _APART * left.quantile(_AGREEING))
     return told
 
 

@@ -99,6 +99,7 @@ defences:
             "model: {name: mlp, normalise: {men: [0.5], std: [1]}}",
             "model.normalise.men: unknown key; did you mean 'mean'",
         ),
+        ("epochs: 3", "epochs: unknown key; it belongs to 'training'"),
         ("model: {name: ':Net'}", "unknown model ':Net'"),
         ("model: {name: 'json:'}", "unknown model 'json:'"),
     ],

@@ -118,12 +118,24 @@ def _problem(error: Any, root: type[BaseModel]) -> Problem:
     """Return one of pydantic's errors in our words; unknown keys get the nearest valid one."""
     path: Place = error["loc"]
     if error["type"] == "extra_forbidden":
-        return Problem(path=path, message=f"unknown key; {nearest(str(path[-1]), _fields_at(root, path[:-1]))}")
+        known, key = _fields_at(root, path[:-1]), str(path[-1])
+        elsewhere = list(_sections_with(root, key))
+        message = f"it belongs to {' or '.join(elsewhere)}" if elsewhere else nearest(key, known)
+        return Problem(path=path, message=f"unknown key; {message}")
     if error["type"] == "missing":
         return Problem(path=path, message=_MISSING)
     found = "" if isinstance(error["input"], dict | list) else f"found {error['input']!r}; "
     message = error["msg"].removeprefix("Value error, ")
     return Problem(path=path, message=found + message[0].lower() + message[1:])
+
+
+def _sections_with(root: type[BaseModel], key: str) -> Iterator[str]:
+    """Yield the sections of a document that have a key."""
+    for name, field in root.model_fields.items():
+        if any(
+            key in getattr(option, "model_fields", ()) for option in get_args(field.annotation) or (field.annotation,)
+        ):
+            yield f"'{name}'"
 
 
 def _fields_at(model: type[BaseModel], path: Place) -> list[str]:

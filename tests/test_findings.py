@@ -67,7 +67,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> rayfed.Run:
         "data": {"name": "digits", "size": 8, "train_samples": 60, "test_samples": 60},
         "model": {"name": "mlp", "hidden": [8]},
         "federation": {"rounds": 1, "clients": 2},
-        "arms": {"none": [], "prune": [{"name": "prune"}], "mine": [{"name": "gaussian", "sigma": 0.01}]},
+        "arms": {"none": [], "prune": [{"name": "prune", "ratio": 0.9}], "mine": [{"name": "gaussian", "sigma": 0.01}]},
         "attacks": [{**attack, "label": "blind"}, {**attack, "label": "told", "knowledge": ["defence"]}],
     }
     return rayfed.launch(scenario, out=tmp_path_factory.mktemp("runs"))
@@ -75,7 +75,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> rayfed.Run:
 
 def test_a_run_adds_the_defences_that_have_no_row(played: rayfed.Run, tmp_path: Path) -> None:
     (tmp_path / "records.json").write_text(json.dumps(RECORDS))
-    folder = Path(str(played.folder))
+    folder = Path(played.folder.root)
     records = FINDINGS["added"](RECORDS, folder, "Somebody 2026", "that nothing leaks")
     assert [record["name"] for record in records["defences"][len(RECORDS["defences"]) :]] == ["mine"]  # prune has one
     page, rows, _ = FINDINGS["made"](records)

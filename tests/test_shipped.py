@@ -57,12 +57,6 @@ def test_a_folder_that_is_not_there() -> None:
     assert "Errno" not in output
 
 
-def test_the_readme_names_every_scenario() -> None:
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    files = sorted(path.name for path in (REPOSITORY / "scenarios").glob("*.yaml"))
-    assert [name for name in files if f"[`{name}`](scenarios/{name})" not in text] == []
-
-
 def test_what_a_scenario_needs_comes_with_its_copy() -> None:
     code, output = run("new", "mine", "--from", "user_model")
     assert (code, "wrote user_model.py" in output, "wrote user_data" in output) == (0, True, True), output

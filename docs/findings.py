@@ -47,10 +47,12 @@ Read a row from left to right. What does the paper claim? What does the attacker
 attacker get who knows the defence? What does it cost? Leakage is the mean PSNR in dB to the client's own image,
 unless a cell says otherwise; higher is nearer, and a guess without an update has about 13.5 dB. *Blind* stands before
 a figure of rayfed's own attackers, who know nothing of the defence, where its paper's attacker was not replayed.
-Accuracy is against no defence in the same run. Bytes and time are multiples of those without a defence. Each cell
-links to the run that it is from, with command and commit, [below](#runs). Where nobody has measured, it says so.
+Accuracy is against no defence in the same run. Bytes and time are multiples of those without a defence. Behind
+each cell stands the commit or version that it was measured at, and leads to the run, [below](#runs). Where nobody has
+measured, it says so.
 
-What a low figure does not say: that a stronger attack would get no more. An (epsilon, delta) alone holds against
+What a low figure does not say: that a stronger attack would get no more. Attackers of 0.1.0 find less than those of
+today, so a low figure of theirs is no merit of the defence. An (epsilon, delta) alone holds against
 every attack ([threat models](../threat-models.md)). Settings and models differ from row to row, so compare rows of
 one run alone.
 """
@@ -114,7 +116,8 @@ def _reproduced(cell: dict[str, Any], runs: dict[str, dict[str, str]]) -> dict[s
         beside.append(f"paper {_number(figures[cell['label']]['paper'])}")
     half = (ours["high"] - ours["low"]) / 2
     measured = f"{cell['by']}: {_number(ours['mean'])} ± {_number(half)} {unit}".rstrip()
-    return {"text": f"{measured} ({', '.join(beside)})", "value": ours["mean"], "unit": unit or cell["by"], "run": name}
+    note = f"; {cell['note']}" if "note" in cell else ""
+    return {"text": f"{measured} ({', '.join(beside)}){note}", "value": ours["mean"], "unit": unit or cell["by"], "run": name}
 
 
 def _number(value: float) -> str:
@@ -138,7 +141,7 @@ def _page(rows: list[dict[str, Any]], runs: dict[str, dict[str, str]]) -> Iterat
 
 
 def _shown(cell: dict[str, Any]) -> str:
-    return cell["text"] if cell["run"] is None else f"{cell['text']} [run](#{_anchor(cell['run'])})"
+    return cell["text"] if cell["run"] is None else f"{cell['text']} [{cell['commit']}](#{_anchor(cell['run'])})"
 
 
 def _anchor(name: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,15 @@ def test_a_run_adds_the_defences_that_have_no_row(played: rayfed.Run, tmp_path: 
     assert row["bytes"]["run"] == folder.name
     assert "| `mine`, Somebody 2026 | that nothing leaks | blind `blind`: " in page
     assert f"### `{folder.name}`" in page
+
+
+def test_one_command_adds_a_run_and_writes_all_three_files(played: rayfed.Run, tmp_path: Path) -> None:
+    (tmp_path / "records.json").write_text(json.dumps(RECORDS))
+    options = ["--add", played.folder.root, "--paper", "Somebody 2026", "--folder", str(tmp_path)]
+    subprocess.run([sys.executable, str(DOCS / "findings.py"), *options], check=True, cwd=REPOSITORY)
+    assert "| `mine`, Somebody 2026 | not stated | blind `blind`: " in (tmp_path / "index.md").read_text()
+    assert [row["name"] for row in json.loads((tmp_path / "defences.json").read_text())][-1] == "mine"
+    assert pq.read_table(tmp_path / "defences.parquet").column("defence").to_pylist()[-1] == "mine"
 
 
 def test_what_a_run_did_not_measure_is_not_measured(played: rayfed.Run) -> None:

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 from rayfed import scenario
 from rayfed.cli import app
 from rayfed.shipped import scenario_names, shipped
-from tests.conftest import REPOSITORY
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -116,8 +116,8 @@ def _reproduced(cell: dict[str, Any], runs: dict[str, dict[str, str]]) -> dict[s
         beside.append(f"paper {_number(figures[cell['label']]['paper'])}")
     half = (ours["high"] - ours["low"]) / 2
     measured = f"{cell['by']}: {_number(ours['mean'])} ± {_number(half)} {unit}".rstrip()
-    note = f"; {cell['note']}" if "note" in cell else ""
-    return {"text": f"{measured} ({', '.join(beside)}){note}", "value": ours["mean"], "unit": unit or cell["by"], "run": name}
+    text = f"{measured} ({', '.join(beside)})" + (f"; {cell['note']}" if "note" in cell else "")
+    return {"text": text, "value": ours["mean"], "unit": unit or cell["by"], "run": name}
 
 
 def _number(value: float) -> str:

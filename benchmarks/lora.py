@@ -116,6 +116,7 @@ def _scenario(trained: str, defence: str, rounds: int, victims: int, batch: int)
         "training.sampling": "poisson",
         "federation.rounds": rounds,
         "federation.clients": CLIENTS,
+        "federation.evaluate_every": rounds,
     }
     given = [f"{path}={json.dumps(value)}" for path, value in changes.items()]
     return load(shipped("scenarios") / "finetune_text.yaml", given)

@@ -1,6 +1,6 @@
 """Is LoRA safer? What texts, bytes, accuracy and epsilon come to when all of a model is trained, adapters, or its head.
 
-    python -m benchmarks.lora --out FOLDER [--cells 'lora*/none'] [--victims 8] [--rounds 11] [--batch 8]
+    python -m benchmarks.lora --out FOLDER [--cells 'lora*/none'] [--victims 4] [--rounds 11] [--batch 8]
 
 MiniLM (`scenarios/finetune_text.yaml`; it needs the extras `hub` and `weights`) is trained for each cell, a way to
 train and a defence, in a run of its own under FOLDER, and attacked in the first round and in the last; then batches of
@@ -42,7 +42,7 @@ DEFENCES: dict[str, list[dict[str, Any]]] = {
     "gaussian": [{"name": "gaussian", "sigma": 1e-3}],
     "prune": [{"name": "prune", "ratio": 0.9}],
 }
-CLIENTS = 8
+CLIENTS = 4
 METHODS = "dager", "embedding_rows"
 MOMENTS = "first", "last"
 

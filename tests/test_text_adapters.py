@@ -119,6 +119,17 @@ def test_what_a_pursuit_cannot_do_is_said(folder: Path) -> None:
     assert "of so few a single text is found, and no batch" in batch.message
 
 
+def test_no_pursuit_is_made_on_all_layers_whose_dropout_hides_their_vectors(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gradient of short texts has a low rank too, and no vector of the attacker's lies in its span."""
+    model, numbers = HuggingFace(path=folder, dropout=0.5).build((LENGTH,), 3).train(), texts(1, tokens=5)
+    monkeypatch.setattr("rayfed.attacks.text.dager.pursued", None)
+    found = struck(model, numbers)
+    assert (found.status, found.message) == ("ok", "")
+    assert not torch.equal(found.images[:, :5], numbers[:, :5])
+
+
 def test_of_a_head_alone_nothing_multiplies_a_token(folder: Path) -> None:
     model = HuggingFace(path=folder, dropout=0.0).build((LENGTH,), 3)
     choose(model, ["head"])

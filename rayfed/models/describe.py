@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.models.build import is_stochastic, moves_buffers
-from rayfed.models.notes import notes_of
 from rayfed.samples import SampleSpec
 
 
@@ -26,7 +25,6 @@ def described(model: nn.Module, sample: SampleSpec) -> Iterator[str]:
     if frozen:
         numbers = sum(p.numel() for p in model.parameters() if not p.requires_grad)
         yield f"frozen: {len(frozen)} parameters, the first is {frozen[0]}; {numbers:,} numbers that are not sent"
-    yield from notes_of(model)
     yield from _ends(model, sample)
     yield from _dependence(model, sample)
 

@@ -125,9 +125,12 @@ def _check(model: nn.Module, folder: Path, told: Any) -> None:
             f"{_some(lost)}"
         )
     if anew:
-        note(model, f"initialised anew, for {folder.name} has no such part or one of another size: {_some(anew)}")
+        note(
+            model,
+            f"initialised anew, as the weights in {folder.name}/ lack it or have another size of it: {_some(anew)}",
+        )
     if spare := sorted(told["unexpected_keys"]):
-        note(model, f"of {folder.name} {len(spare)} tensors have no place in the model: {_some(spare)}")
+        note(model, f"of the weights in {folder.name}/ {len(spare)} tensors have no place in the model: {_some(spare)}")
 
 
 def _some(names: Sequence[str]) -> str:

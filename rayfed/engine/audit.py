@@ -320,8 +320,8 @@ def _too_short(budget: Budget, fitted: Fitted, slower: float, tried: bool) -> st
     least, whole = (_all_of_it(budget, seconds, slower) for seconds in (fitted.smallest, fitted.whole))
     return (
         f"--minutes {budget.seconds / 60:g} is too short to play an attack on any arm{_busy(slower)}: about "
-        f"--minutes {least} is enough for one attack on one arm at one batch size, {whole} for all that was tried, with "
-        f"few evaluations of each search; smaller --batch and fewer --images or --defence take less"
+        f"--minutes {least} is enough for one attack on one arm at one batch size, {whole} for all that was tried, "
+        f"with few evaluations of each search; smaller --batch and fewer --images or --defence take less"
     )
 
 

@@ -1,13 +1,16 @@
 """Is LoRA safer? What texts, bytes, accuracy and epsilon come to when all of a model is trained, adapters, or its head.
 
     python -m benchmarks.lora --out FOLDER [--cells 'lora*/none'] [--victims 4] [--rounds 11] [--batch 8]
+                              [--further 1]
 
 MiniLM (`scenarios/finetune_text.yaml`; it needs the extras `hub` and `weights`) is trained for each cell, a way to
 train and a defence, in a run of its own under FOLDER, and attacked in the first round and in the last; then batches of
-`--batch` texts, whose search takes far longer, of one client: `--batch 0` leaves these out. A cell that is there
-already is not played again, so several processes may share the work. What is there is printed as a Markdown table:
-mean shares of tokens in their places, with 95 % intervals over texts (Student's t; exact ones where all texts came to
-the same 0 or 1), of the attack that got most. Seconds are a processor's, of the training alone.
+`--batch` texts, whose search takes far longer, of one client: `--batch 0` leaves these out. `--further` texts are then
+sought by attackers who know the defence: `dager` on the mean of a hundred answers behind noise, and `tag` with 200
+iterations, who is told what pruning cut, behind it and without a defence. A cell that is there already is not played
+again, so several processes may share the work. What is there is printed as a Markdown table: mean shares of tokens in
+their places, with 95 % intervals over texts (Student's t; exact ones where all texts came to the same 0 or 1, and of
+accuracies), of the attack that got most. Seconds are a processor's, of the training alone.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from time import process_time
@@ -42,9 +46,16 @@ DEFENCES: dict[str, list[dict[str, Any]]] = {
     "gaussian": [{"name": "gaussian", "sigma": 1e-3}],
     "prune": [{"name": "prune", "ratio": 0.9}],
 }
-CLIENTS = 4
+CLIENTS, TESTED = 4, 150
 METHODS = "dager", "embedding_rows"
 MOMENTS = "first", "last"
+FURTHER: dict[str, list[dict[str, Any]]] = {
+    "none": [{"name": "tag", "iterations": 200}],
+    "prune": [{"name": "tag", "iterations": 200, "knowledge": ["defence"]}],
+    "gaussian": [{"name": "dager", "averages": 100, "knowledge": ["defence"]}],
+    "dp_sgd": [],
+}
+"""What attackers play who know of a defence, and those who fit where nothing can be read."""
 
 
 class Clock(Progress):
@@ -75,42 +86,38 @@ def played(cell: Path, trained: str, defence: str, rounds: int, victims: int) ->
     except FileExistsError:
         return
     clock = Clock()
-    folder = runs.launch(_scenario(trained, defence, rounds, victims, batch=1), str(cell), local, clock)
+    attacks = reading((0, rounds - 1), victims)
+    folder = runs.launch(_scenario(trained, defence, rounds, attacks), str(cell), local, clock)
     told = {"run": folder.url, "seconds": clock.seconds}
     (cell / "cell.json").write_text(json.dumps(told), encoding="utf-8")
 
 
-def played_batches(cell: Path, trained: str, defence: str, rounds: int, batch: int) -> None:
-    """Attack a batch of several texts of the first client, at the first weights and at the last."""
+def played_after(cell: Path, called: str, scenario: Any) -> None:
+    """Attack the first clients at the first weights and at the last, in folders of that name."""
     if not (cell / "cell.json").exists():
         return
     run = json.loads((cell / "cell.json").read_text(encoding="utf-8"))["run"]
     for moment, after in zip(MOMENTS, (None, run), strict=True):
         try:
-            (cell / f"batch-{moment}").mkdir()
+            (cell / f"{called}-{moment}").mkdir()
         except FileExistsError:
             continue
-        scenario = _scenario(trained, defence, rounds, victims=1, batch=batch)
-        folder = runs.attack(scenario, after, str(cell / f"batch-{moment}"), local, Progress())
-        (cell / f"batch-{moment}.json").write_text(json.dumps({"run": folder.url}), encoding="utf-8")
+        folder = runs.attack(scenario, after, str(cell / f"{called}-{moment}"), local, Progress())
+        (cell / f"{called}-{moment}.json").write_text(json.dumps({"run": folder.url}), encoding="utf-8")
 
 
-def _scenario(trained: str, defence: str, rounds: int, victims: int, batch: int) -> Any:
-    attacks = [
-        {
-            "name": name,
-            "rounds": [0, rounds - 1] if batch == 1 else [0],
-            "victims": victims,
-            "victims_per_call": 1,
-            "observes": "gradient",
-            "batch_size": batch,
-            **({"starts": 8} if name == "dager" and batch > 1 else {}),
-        }
-        for name in METHODS
-    ]
+def reading(rounds: Sequence[int], victims: int, batch: int = 1) -> list[dict[str, Any]]:
+    """Return the attacks that read texts, on so many of them in each of these rounds."""
+    common = {"rounds": list(rounds), "victims": victims, "batch_size": batch}
+    return [{"name": name, **common, **({"starts": 8} if name == "dager" and batch > 1 else {})} for name in METHODS]
+
+
+def _scenario(trained: str, defence: str, rounds: int, attacks: list[dict[str, Any]]) -> Any:
+    attacks = [{"victims_per_call": 1, "observes": "gradient", "rounds": [0], **attack} for attack in attacks]
     changes = {
         "arms": {trained: {**TRAINED[trained], "defences": DEFENCES[defence]}},
         "attacks": attacks,
+        "data.test_samples": TESTED,
         "training.steps": 2,
         "training.batch_size": 8,
         "training.sampling": "poisson",
@@ -131,7 +138,7 @@ def _rows(file: Path, table: str) -> list[dict[str, Any]]:
 def found(rows: Sequence[dict[str, Any]], why: set[str]) -> str:
     """Return what the attack that got most found of the tokens; reasons go to `why` where none applies."""
     best: tuple[float, str] | None = None
-    for name in METHODS:
+    for name in dict.fromkeys(row["attack"] for row in rows):
         of_one = [row for row in rows if row["attack"] == name]
         values = [
             row["token_accuracy"] for row in of_one if row["status"] == "ok" and row["token_accuracy"] is not None
@@ -157,36 +164,37 @@ def _interval(values: Sequence[float]) -> str:
     return f"{max(0.0, told.low):.0%}, {min(1.0, told.high):.0%}"
 
 
-def lines(out: Path, batch: int) -> Iterator[str]:
+def lines(out: Path, batch: int, further: int) -> Iterator[str]:
     """Yield the table of all cells that are there, and the reasons for what is not measured."""
-    yield "| trained | defence | accuracy | kB up | s | epsilon | first step | last round | " + (
-        f"{batch} texts, first | {batch} texts, last |"
-    )
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    after = {f"{batch} texts": "batch"} if batch else {}
+    after |= {"further": "further"} if further else {}
+    titles = ["trained", "defence", "accuracy", "kB up", "s", "epsilon", "first step", "last round"]
+    titles += [f"{title}, {moment}" for title in after for moment in MOMENTS]
+    yield f"| {' | '.join(titles)} |"
+    yield "| --- " * len(titles) + "|"
     why: set[str] = set()
     for trained in TRAINED:
         for defence in DEFENCES:
             file = out / trained / defence / "cell.json"
             if not file.exists():
-                yield f"| {trained} | {defence} |" + " not measured |" * 8
+                yield f"| {trained} | {defence} |" + " not measured |" * (len(titles) - 2)
                 continue
             told = json.loads(file.read_text(encoding="utf-8"))
             rounds, attacks = _rows(file, "rounds"), _rows(file, "attacks")
             account = [row["epsilon"] for row in _rows(file, "privacy") if row["epsilon"] is not None]
-            accuracy = [row["test_accuracy"] for row in rounds if row["test_accuracy"] is not None]
+            accuracy = [row["test_accuracy"] for row in rounds if row["test_accuracy"] is not None][-1]
+            right = share(round(accuracy * TESTED), TESTED)
             cells = [
-                f"{accuracy[-1]:.0%}" if accuracy else "not measured",
+                f"{accuracy:.0%} [{right.low:.0%}, {right.high:.0%}]",
                 f"{rounds[-1]['bytes_up'] / rounds[-1]['clients'] / 1e3:,.1f}",
                 f"{told['seconds']:.0f}",
                 f"{account[-1]:.2f}" if account else "none",
             ]
             first, last = (of(row["round"] for row in attacks) for of in (min, max))
             cells += [found([row for row in attacks if row["round"] == at], why) for at in (first, last)]
-            for moment in MOMENTS:
-                of_batch = file.parent / f"batch-{moment}.json"
-                cells.append(
-                    found(_rows(of_batch, "attacks"), why) if of_batch.exists() else "not measured: not played"
-                )
+            for called, moment in product(after.values(), MOMENTS):
+                played_so = file.parent / f"{called}-{moment}.json"
+                cells.append(found(_rows(played_so, "attacks"), why) if played_so.exists() else "not played")
             yield f"| {trained} | {defence} | {' | '.join(cells)} |"
     yield from ("", "Not measured:", *(f"- {reason}" for reason in sorted(why)))
 
@@ -196,15 +204,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cells", default="*", help="pattern of TRAINED/DEFENCE; `none` plays nothing")
-    for name, default in (("victims", CLIENTS), ("rounds", 11), ("batch", 8)):
+    for name, default in (("victims", CLIENTS), ("rounds", 11), ("batch", 8), ("further", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     wanted = [(t, d) for d in DEFENCES for t in TRAINED if fnmatch(f"{t}/{d}", given.cells)]
     for trained, defence in wanted:
         played(given.out / trained / defence, trained, defence, given.rounds, given.victims)
-    for trained, defence in wanted if given.batch else []:
-        played_batches(given.out / trained / defence, trained, defence, given.rounds, given.batch)
-    print("\n".join(lines(given.out, given.batch)))
+    for trained, defence in wanted:
+        cell = given.out / trained / defence
+        if given.batch:
+            attacks = reading([0], 1, given.batch)
+            played_after(cell, "batch", _scenario(trained, defence, given.rounds, attacks))
+        if given.further and FURTHER[defence]:
+            attacks = [{**attack, "victims": given.further} for attack in FURTHER[defence]]
+            played_after(cell, "further", _scenario(trained, defence, given.rounds, attacks))
+    print("\n".join(lines(given.out, given.batch, given.further)))
 
 
 if __name__ == "__main__":

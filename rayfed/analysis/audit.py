@@ -34,11 +34,15 @@ from rayfed.update import UNREHEARSED, Encrypted, Masked
 UNDEFENDED = "none"
 Defences = dict[str, list[dict[str, Any]]]
 DEFENCES: Defences = {
-    **{f"gaussian {s:g}": [{"name": "gaussian", "sigma": s}] for s in (1e-3, 1e-2, 1e-1)},
-    **{f"prune {r:g}": [{"name": "prune", "ratio": r}] for r in (0.5, 0.9, 0.99)},
-    **{f"quantise {b}-bit": [{"name": "quantise", "bits": b}] for b in (8, 4, 1)},
+    name: pipeline
+    for sigma, ratio, bits in ((1e-2, 0.9, 4), (1e-1, 0.99, 1), (1e-3, 0.5, 8))
+    for name, pipeline in (
+        (f"gaussian {sigma:g}", [{"name": "gaussian", "sigma": sigma}]),
+        (f"prune {ratio:g}", [{"name": "prune", "ratio": ratio}]),
+        (f"quantise {bits}-bit", [{"name": "quantise", "bits": bits}]),
+    )
 }
-"""Defences by arm where the user names none, from weak to strong within each kind."""
+"""Defences by arm where the user names none: one of each kind, then the strong and the weak ones, if time is left."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,8 @@ TWINS: dict[str, tuple[str, ...]] = {
     "informed, with labels": ("defence", "code", "labels"),
 }
 """What attackers are granted, by name."""
-FEWEST, MOST = 20, 24_000
-"""Evaluations of a search, whatever the budget."""
+FEWEST, MOST = 100, 24_000
+"""Evaluations of a search, whatever the budget: fewer often find nothing where a few more do."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
     gradient = {name: tensor.to(probed.dtype) for name, tensor in observation.gradient.items()}
     if not all(tensor.isfinite().all() for tensor in gradient.values()):
         return nothing_found(observation, "the gradient is not finite")
-    for added in _sums(probed, gradient):
+    names = tuple(gradient)
+    for added in probed.once(("sums", names), lambda: list(_sums(probed, names))):
         function = _equations(probed, added, gradient)
         if is_affine(function, probed.samples(1, seed=1)):
             target = torch.cat([gradient[name].flatten() for name in added.weights])
@@ -94,14 +95,13 @@ def _before(output: Tensor, leaves: Named, names: Sequence[str], slope: Tensor) 
     return torch.autograd.grad(output, wanted, slope, create_graph=True, materialize_grads=True)
 
 
-def _sums(probed: Probe, sent: Named) -> Iterator[_Sum]:
+def _sums(probed: Probe, names: Sequence[str]) -> Iterator[_Sum]:
     """Yield the tensors to which a parameter is added and before which weights lie, in the forward pass's order."""
     inputs = probed.samples(1)
     gradient = probed.gradient(inputs, probed.blank(1))
     uses, leaves, _ = probed.run(inputs)
-    names = list(sent)
     for place, use in enumerate(uses):
-        for parameter in sorted(use.names & sent.keys()):
+        for parameter in sorted(use.names & set(names)):
             order = _order(use.output, leaves[parameter])
             if order is None:
                 continue

@@ -230,24 +230,32 @@ def rehearsed(
     say("attacks, tried on the undefended model:")
     rehearsal, arms = Rehearsal(inputs), list(loaded.played)
     clock, work = monotonic(), process_time()
-    trials = list(rehearsal.trials(budget.trials_end, progress.trying))
+    trials: list[Trial] = []
+    criterion = Criterion.of(plan.modality, plan.threshold)
+    try:
+        trials.extend(rehearsal.trials(budget.trials_end, progress.trying))
+    except KeyboardInterrupt:  # nothing is written yet: what is known is told
+        progress.tried()
+        for line in [*_applying(trials), *rehearsal.found(criterion)]:
+            say(f"  {line}")
+        say("no attack was played yet, so there is no report: give the command again")
+        raise
     progress.tried()
     for line in _applying(trials):
         say(f"  {line}")
     if all(trial.obstacle and trial.tried for trial in trials):
         return None
     answered = any(not trial.obstacle for trial in trials)
-    pace = (
-        rehearsal.pace(budget.pace_end) if answered else Pace()
-    )  # where nothing is to be played, nothing more is measured
+    # where nothing is to be played, nothing more is measured
+    pace = rehearsal.pace(budget.pace_end) if answered else Pace()
     slower = max((monotonic() - clock) / max(process_time() - work, 1e-9), 1.0)
     left = budget.left
     forms = {account.name: repr(account.arm.model) for account in inputs.accounts}
     alike = {arm: forms[arm] == forms[UNDEFENDED] for arm in arms}
     fitted = fit(plan, trials, pace, alike, _SHARE * left / slower, budget.iterations)
     if not fitted.says_anything:
-        _tell_found(rehearsal.found(Criterion.of(plan.modality, plan.threshold)), say)
-        raise UserError(_too_short(budget, fitted, slower, any(trial.tried for trial in trials)))
+        _tell_found(rehearsal.found(criterion), say)
+        raise UserError(_too_short(budget, plan, fitted, slower, all(trial.tried for trial in trials)))
     if searches := {name: count for name, count in fitted.iterations.items() if _plays(fitted, name)}:
         unknown = untimed(plan, trials)
         each = {title(m, batch): m.evaluations for m, batch in plan.searches}
@@ -260,10 +268,10 @@ def rehearsed(
     for line in _not_measured(short, arms, slower):
         say(line)
     if short:
-        minutes = _all_of_it(budget, fitted.whole, slower)
-        say(f"all of it, with {FEWEST} evaluations of each search, takes about --minutes {minutes}")
+        done = all(trial.tried for trial in trials)
+        say(f"with {FEWEST} evaluations of each search, {_takes(budget, plan, fitted, slower, done)}")
         unplayed = {name for unit in short if unit.arm == UNDEFENDED for name in unit.titles}
-        _tell_found(rehearsal.found(Criterion.of(plan.modality, plan.threshold), unplayed), say)
+        _tell_found(rehearsal.found(criterion, unplayed), say)
     calls = {name: slower * took for name, took in of_calls(trials, fitted.iterations).items()}
     left_out = {(unit.arm, name): unit.unplayed(slower) for unit in fitted.left_out for name in unit.titles}
     allowance = Allowance(left, slower * fitted.scoring, calls, left_out)
@@ -293,10 +301,25 @@ def _not_measured(units: Sequence[Unit], arms: Sequence[str], slower: float) -> 
     return lines
 
 
-def _all_of_it(budget: Budget, seconds: float, slower: float) -> str:
-    """Return the minutes of the whole command for so many seconds of attacks, rounded up."""
-    spent = budget.seconds - budget.left * budget.sets
-    return f"{ceil(10 * max(spent + slower * seconds / _SHARE * budget.sets, 2 * spent) / 60) / 10:g}"
+def _takes(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: bool) -> str:
+    """Return which options make an audit of what was tried fit, and into how many minutes."""
+    ways = [("all that was tried" if not tried else "all of it", fitted.whole)]
+    if len(plan.batches) > 1:
+        ways.append((f"--batch {min(plan.batches)} alone", fitted.first_batch))
+    if len(plan.defences) > 1:
+        ways.append(
+            (f"--batch {min(plan.batches)} with one --defence", 2 / (1 + len(plan.defences)) * fitted.first_batch)
+        )
+    return "; ".join(f"{what} takes about --minutes {_minutes(budget, took, slower, tried)}" for what, took in ways)
+
+
+def _minutes(budget: Budget, seconds: float, slower: float, tried: bool) -> str:
+    """Return the minutes of the whole command for so many seconds of attacks, rounded up.
+
+    Where not all could be `tried`, trials take half of any time that is given.
+    """
+    spent, needed = budget.seconds - budget.left * budget.sets, slower * seconds / _SHARE * budget.sets
+    return f"{ceil(10 * max(spent + needed, 2 * (spent if tried else needed)) / 60) / 10:g}"
 
 
 def _busy(slower: float) -> str:
@@ -306,22 +329,23 @@ def _busy(slower: float) -> str:
 
 def _tell_found(lines: Sequence[str], say: Callable[[str], None]) -> None:
     if lines:
-        say("what trials found on the undefended model, of what the audit has no time for:")
+        say("what trials found on the undefended model, of what was not played:")
     for line in lines:
         say(f"  {line}")
 
 
-def _too_short(budget: Budget, fitted: Fitted, slower: float, tried: bool) -> str:
-    if not tried:
+def _too_short(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: bool) -> str:
+    given = f"--minutes {budget.seconds / 60:g} is too short"
+    if fitted.smallest is None:
         return (
-            f"--minutes {budget.seconds / 60:g} is too short: no attack could be tried in half of "
-            f"it, so how many it takes is not known; give more, smaller --batch or fewer --images"
+            f"{given}: no attack that applies could be tried in half of it{_busy(slower)}, so how many it takes is not "
+            f"known; give more, fewer --images, a smaller --batch or --size"
         )
-    least, whole = (_all_of_it(budget, seconds, slower) for seconds in (fitted.smallest, fitted.whole))
     return (
-        f"--minutes {budget.seconds / 60:g} is too short to play an attack on any arm{_busy(slower)}: about "
-        f"--minutes {least} is enough for one attack on one arm at one batch size, {whole} for all that was tried, "
-        f"with few evaluations of each search; smaller --batch and fewer --images or --defence take less"
+        f"{given} to play an attack on any arm{_busy(slower)}: one attack on one arm at one batch size takes about "
+        f"--minutes {_minutes(budget, fitted.smallest, slower, tried)}; with {FEWEST} evaluations of each search, "
+        f"{_takes(budget, plan, fitted, slower, tried)}; fewer --images and a smaller --size take less, --iterations "
+        f"sets the evaluations"
     )
 
 

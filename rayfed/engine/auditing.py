@@ -36,6 +36,8 @@ _TIMED = 4
 _STEPS = 3
 _UNKNOWN = 2.0
 """Steps of an attack's searches for each iteration that it is given, where none came to its end."""
+_CHEAP = 0.01
+"""Share of the time that an attack on an arm may take to come before the others."""
 Shown = Callable[[str, int, int, Standing | None], None]
 """Is told which of so many trials goes on, and how far its search is."""
 
@@ -55,6 +57,11 @@ class Trial:
     """Seconds of one iteration of one call."""
     tried: bool = True
     """False where there was no time for it."""
+
+    @property
+    def never(self) -> bool:
+        """Whether it applies to no update of such a model."""
+        return self.tried and bool(self.obstacle) and not self.raised
 
 
 @dataclass(frozen=True)
@@ -134,7 +141,8 @@ class Rehearsal:
                 continue
             shown(attack.title, number, len(attacks), None)
             key = attack.name, attack.batch_size
-            if self._tells_nothing(attack) and (same := tried.get(key)):
+            same = tried.get(key)
+            if same and (self._tells_nothing(attack) or (same.never and not _iterations_tried(attack))):
                 yield replace(same, title=attack.title)
                 continue
             trial = self._trial(attack, timed.get(key), until, partial(shown, attack.title, number, len(attacks)))
@@ -300,10 +308,13 @@ class Fitted:
     """About how long all that is played takes, one after the other."""
     scoring: float
     """How much of that are scores."""
-    smallest: float
-    """Seconds of the smallest audit that says anything: one attack that applies, on one arm, at one batch size."""
+    smallest: float | None
+    """Seconds of the smallest audit that says anything: one attack that applies, on one arm, at one batch size; None
+    where none that applies was tried."""
     whole: float
     """Seconds of everything with the fewest iterations."""
+    first_batch: float
+    """Seconds of everything at the smallest batch size."""
 
     @property
     def says_anything(self) -> bool:
@@ -317,12 +328,15 @@ def fit(
     """Choose what is played in about so many seconds, small batches first, each attack on all arms before the next one.
 
     So a short audit says something of every arm: what an attack finds behind a defence beside what it finds without.
+    What takes next to nothing comes before all else, as closed forms on large batches do.
     `arms` says of each whether its model has the form of the undefended one; what does not apply to that is played last
     there. What does not fit with the fewest iterations is left out. The time that is left goes to the searches, as much
     to each method on each batch size; two digits of its iterations count, so that a repeated audit often has the same.
     `given` are evaluations that every search makes, whatever the time.
     """
-    units = sorted(_units(plan, trials, pace, arms, FEWEST if given is None else given), key=_useless)
+    every = _units(plan, trials, pace, arms, FEWEST if given is None else given)
+    cheap = _CHEAP * seconds
+    units = sorted(every, key=lambda unit: (bool(unit.obstacle), unit.seconds is None or unit.seconds > cheap))
     known = [(unit, unit.seconds) for unit in units if unit.seconds is not None]
     spent, played = 0.0, []
     for unit, needed in known:
@@ -350,13 +364,10 @@ def fit(
         left_out=[unit for unit in units if unit not in played],
         seconds=spent,
         scoring=sum(pace.scoring * len(unit.titles) * _victims(plan, unit.batch) for unit in played),
-        smallest=min((needed for unit, needed in known if unit.applies), default=0.0),
+        smallest=min((needed for unit, needed in known if unit.applies), default=None),
         whole=sum(needed for unit, needed in known if not unit.obstacle),
+        first_batch=sum(needed for unit, needed in known if not unit.obstacle and unit.batch == min(plan.batches)),
     )
-
-
-def _useless(unit: Unit) -> bool:
-    return bool(unit.obstacle)
 
 
 def _units(plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: int) -> list[Unit]:
@@ -373,7 +384,7 @@ def _units(plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, b
             titles = tuple(f"{name}, {twin}" for twin in TWINS)
             needed = took + beside if all(trial.tried for trial in twins) else None
             obstacles = dict.fromkeys(trial.obstacle for trial in twins)
-            never = arms[arm] and all(trial.obstacle and trial.tried and not trial.raised for trial in twins)
+            never = arms[arm] and all(trial.never for trial in twins)
             obstacle = "; ".join(obstacles) if never else ""
             found.append(Unit(arm, method, batch, titles, needed, "" in obstacles, obstacle))
     return found

@@ -6,7 +6,7 @@ parameter is such a W, and another its b, where that holds at a random sample of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,12 +49,18 @@ class Layer:
         return None if self.bias is None else gradient[self.bias].double().flatten()
 
 
-def linear_layers(probe: Probe, sent: Named) -> Iterator[Layer]:
-    """Yield the linear layers whose gradients are sent, in the order of the forward pass.
+def linear_layers(probe: Probe, sent: Named) -> list[Layer]:
+    """Return the linear layers whose gradients are sent, in the order of the forward pass.
 
     A weight that is read at several places of a sample, as a convolution's or a recurrent layer's is, is none. Raises
     `NotApplicable` where the model takes no single sample.
     """
+    names = tuple(sent)
+    found: list[Layer] = probe.once(("linear layers", names), lambda: list(_linear_layers(probe, names)))
+    return found
+
+
+def _linear_layers(probe: Probe, sent: Sequence[str]) -> Iterator[Layer]:
     sample = probe.samples(1)
     try:
         gradient = probe.gradient(sample, probe.blank(1))
@@ -63,12 +69,14 @@ def linear_layers(probe: Probe, sent: Named) -> Iterator[Layer]:
         said = str(error).partition("\n")[0]
         raise NotApplicable(f"layers are found by a single sample, which the model does not take: {said}") from error
     for place, use in enumerate(uses):
-        for name in sorted(use.names & sent.keys()):
+        for name in sorted(use.names & set(sent)):
             for operand, entering in enumerate(use.inputs):
                 yield from _fitting(name, place, operand, entering.detach().flatten().double(), gradient, sent)
 
 
-def _fitting(name: str, place: int, operand: int, features: Tensor, gradient: Named, sent: Named) -> Iterator[Layer]:
+def _fitting(
+    name: str, place: int, operand: int, features: Tensor, gradient: Named, sent: Sequence[str]
+) -> Iterator[Layer]:
     weight = gradient[name]
     if weight.ndim < 2 or weight.numel() % features.numel() or not weight.any():
         return
@@ -90,6 +98,11 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 def front(probe: Probe, layer: Layer) -> tuple[bool, int]:
     """Return whether a layer's input is affine in the sample, and how many numbers it has."""
+    found: tuple[bool, int] = probe.once(("front", layer), lambda: _front(probe, layer))
+    return found
+
+
+def _front(probe: Probe, layer: Layer) -> tuple[bool, int]:
     samples = probe.samples(2, seed=1)
     with torch.no_grad():
         size = layer.features(probe, samples).shape[1]

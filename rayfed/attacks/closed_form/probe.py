@@ -6,7 +6,7 @@ exact arithmetic, at all of them. So no module's name or type is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -46,6 +46,13 @@ class Probe:
         self._buffers = self._converted(buffers_for(self._model, observation))
         self.shape = observation.sample.shape
         self.loss, self._outputs = losses.of(self._model), observation.classes if observation.has_numbers else None
+        self._known: dict[Hashable, Any] = {}
+
+    def once(self, what: Hashable, find: Callable[[], Any]) -> Any:
+        """Return what is found of the model alone, which is found once for all observations."""
+        if what not in self._known:
+            self._known[what] = find()
+        return self._known[what]
 
     def _converted(self, tensors: Named) -> Named:
         return {n: t.to(self.dtype) if t.is_floating_point() else t for n, t in tensors.items()}

@@ -3,8 +3,8 @@
 Source: Gu et al. 2021, "Federated Deep Learning with Bayesian Privacy", definition 3 and appendix A.4: the
 Kullback-Leibler divergence between no knowledge (pixels uniform over k bins) and the restored image's histogram. The
 paper states neither k, nor the logarithm's base, nor what becomes of an empty bin, for which definition 3 is infinite.
-Ten bins, base 10 and a floor of 1e-10 come nearest to its figures (`docs/attacks.md`). Its other measure, BP_MSE, is
-`rayfed.metrics.images.mse`.
+Ten bins, base 10 and a floor of 1e-10 come nearest to its figures (`docs/findings/split-models.md`). Its other measure,
+BP_MSE, is `rayfed.metrics.images.mse`.
 """
 
 from __future__ import annotations

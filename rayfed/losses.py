@@ -49,7 +49,7 @@ class Loss(ABC):
         return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
 
     def predicted(self, outputs: Tensor) -> Tensor:
-        """Return what outputs (..., K) predict of targets that are numbers; any outputs give targets that can be."""
+        """Return the numbers that outputs (..., K) predict; by default the outputs themselves."""
         return outputs
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor | None:

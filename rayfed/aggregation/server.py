@@ -39,7 +39,7 @@ class TreeFold:
         self._nodes[level, index] = partial
 
     def total(self) -> Any:
-        """Return the whole when all have come, None where all are None.
+        """Return all partial results merged into one, None where all are None; raises `ValueError` before all are in.
 
         Subtrees of an uneven count are joined from the left.
         """
@@ -70,6 +70,6 @@ class GlobalModel:
     """State of the aggregation rule."""
 
     def apply(self, step: Named, buffers: Named) -> None:
-        """Take one step; `buffers` replaces those that clients average (others stay), as precise as those were."""
+        """Take one step of the optimiser, and replace the buffers that are named, in the precision that they had."""
         self.weights, self.state = self.optimiser.step(self.weights, step, self.state)
         self.buffers = {**self.buffers, **{n: b.to(self.buffers[n].dtype) for n, b in buffers.items()}}

@@ -83,7 +83,7 @@ class Results(ABC):
 
     @abstractmethod
     def with_intervals(self) -> list[Setting]:
-        """Return the settings; of a single run with intervals over the clients that were attacked."""
+        """Return the settings, those of a single run with intervals over the attacked clients."""
 
     @abstractmethod
     def groups(self, source: str = "") -> list[paired.Group]:
@@ -193,7 +193,7 @@ class Run(Results):
                 yield Picture.of(row)
 
     def worst(self, count: int = 6) -> list[tuple[Picture, Mapping[str, Any]]]:
-        """Return the reconstructions of highest PSNR that images were kept of, each with its row of `attacks`."""
+        """Return the kept reconstructions with the highest PSNR, each with its row of `attacks`."""
         scored = {_key(row): row for row in self.attacks.to_pylist() if summary.measured(row["psnr"])}
         kept = [row for row in self._pictures() if _key(row) in scored]
         kept = sorted(kept, key=lambda row: -scored[_key(row)]["psnr"])[:count]

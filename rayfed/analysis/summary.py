@@ -350,7 +350,7 @@ def leading_metric(attacks: Iterable[Row]) -> str:
 
 
 def label_mix(partition: pa.Table) -> LabelMix | None:
-    """Return the spread of samples and classes; None where no partition was written."""
+    """Return how samples and classes are spread over clients; None where no partition was written."""
     if not partition.num_rows:
         return None
     clients, columns = np.unique(partition["client"], return_inverse=True)

@@ -37,12 +37,12 @@ def training_method(training: Training, defences: Sequence[Defence]) -> UpdateMe
 
 
 def wrap_updates(inner: UpdateMethod, defences: Sequence[Defence]) -> UpdateMethod:
-    """Return an update method inside the defences' `wrap_update`."""
+    """Return an update method wrapped by the `wrap_update` of each defence."""
     return reduce(lambda next, defence: defence.wrap_update(next), defences, inner)
 
 
 def data_method(defences: Sequence[Defence]) -> DataMethod:
-    """Return the client's own data inside the defences' `wrap_data`."""
+    """Return the method that gives the client's data, wrapped by the `wrap_data` of each defence."""
     own: DataMethod = _own_data
     return reduce(lambda next, defence: defence.wrap_data(next), defences, own)
 

@@ -52,6 +52,6 @@ def read_table(path: Path) -> pa.Table:
 
 
 def by_value(names: set[str]) -> tuple[str, ...]:
-    """Return names of classes in order: of their numbers where all are such, else of the alphabet."""
+    """Return the names of classes sorted: as numbers where all of them are numbers, else alphabetically."""
     numbers = all(name.removeprefix("-").isdecimal() for name in names)
     return tuple(sorted(names, key=int) if numbers else sorted(names))

@@ -41,7 +41,7 @@ class Layout:
 
     @property
     def depth(self) -> np.dtype:
-        """Type of a value."""
+        """NumPy's type of one stored value."""
         return np.dtype(np.uint8 if self.bits == 8 else np.uint16)
 
     @property

@@ -29,7 +29,7 @@ class Admission:
         return [portion for portion in work if portion[0] not in lost], lost
 
     def results(self, results: Iterator[Result], work: Sequence[Portion], lost: Sequence[Cohort]) -> Iterator[Result]:
-        """Yield results as they come, with nothing to add of clients that are late or not needed.
+        """Yield the results as they come, without the updates of clients that are late or not needed.
 
         Where who is in a round is known only when all have answered, results wait for that.
         """

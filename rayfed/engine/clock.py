@@ -117,7 +117,7 @@ class RoundClock:
         return Closing(seconds, frozenset(client for _, client in order), idle)
 
     def note(self, rows: Rows, arrivals: Mapping[int, float], closing: Closing) -> dict[str, Any]:
-        """Write into clients' rows what becomes of them, and return the round's own columns."""
+        """Write each client's arrival and status into its row, and return the round's columns of virtual time."""
         for row in rows:
             client = row["client"]
             row["simulated_seconds"] = arrivals.get(client)

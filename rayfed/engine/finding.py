@@ -39,7 +39,7 @@ def dotted(name: str) -> str:
 
 
 def loss_section(value: Any) -> dict[str, Any]:
-    """Return a scenario's section `loss` of a name or a mapping with one; raises `UserError` for what is none."""
+    """Return a scenario's section `loss`, made of a name or a mapping with one; raises `UserError` for others."""
     value = named(value)
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise UserError(f"loss: found '{value}'; give a name, or {{name: NAME, FIELD: VALUE}}")

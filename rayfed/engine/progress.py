@@ -17,7 +17,7 @@ class Progress:
     """Callbacks of the driver as a run goes on; this base does nothing."""
 
     def starting(self, scenario: Scenario, folder: RunFolder, where: str) -> None:
-        """Clients and server are being started; `where` says in words what runs where."""
+        """Called before clients and server start; `where` says in words what runs where."""
 
     def ready(self, first_round: int) -> None:
         """All actors are up; this round begins."""

@@ -25,7 +25,7 @@ class Measure:
 
 
 def worst_of(metric: str) -> str:
-    """Return the column with the worst image's value of a metric."""
+    """Return the name of the column that has a metric's value for the worst image."""
     return f"{metric}_worst"
 
 

@@ -53,7 +53,7 @@ def true_positives(members: Sequence[float], others: Sequence[float], rate: floa
 
 
 def false_positives(others: Sequence[float], rate: float) -> tuple[int, float]:
-    """Return how many of the others are above the threshold that at most a share `rate` of them is, and the threshold.
+    """Return the number of false positives at the lowest threshold with a rate of at most `rate`, and the threshold.
 
     There are as many others as `needed`, at least.
     """

@@ -61,7 +61,7 @@ class Passport(PrivateConv):
 
 
 class PenalisedPassport(Passport, Penalised):
-    """Passport with a learnt gamma and beta, and a price on their distance from the passports' own.
+    """Passport with a learnt gamma and beta, and a penalty on their distance from those that the passports give.
 
     As in a normalisation, gamma starts at one and beta at zero.
     """

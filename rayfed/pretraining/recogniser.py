@@ -1,4 +1,4 @@
-"""Training of the recogniser of faces, moved, mirrored, blurred and noisy as reconstructions are.
+"""Training of the face recogniser, on images that are moved, mirrored, blurred and noisy as reconstructions are.
 
 Source: Ren 2023 (thesis), section 3.3.4. Its recognisers have seen the very images that are attacked; here the public
 part of the data is taken where there is one: other images of the same people.

@@ -143,7 +143,7 @@ class SecureAggregation(Clipping):
 
 @dataclass(frozen=True)
 class Hosted:
-    """Knowledge of a process that works for clients, which the server does not have."""
+    """Secrets and state of a process that works for clients, none of which the server has."""
 
     secret: bytes
     """Secret from which each client's own follows: it stands for what every device draws for itself."""

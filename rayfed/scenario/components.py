@@ -160,7 +160,7 @@ def sourced(value: Any) -> Any:
 
 
 def write_out_models(document: dict[str, Any]) -> None:
-    """Write out the models of a scenario's document, in place: its own, and those of its arms."""
+    """Expand short names of models (`hf:FOLDER`) in place: the scenario's model and those of its arms."""
     if "model" in document:
         document["model"] = sourced(document["model"])
     arms = document.get("arms")

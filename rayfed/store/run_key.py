@@ -14,7 +14,7 @@ _BYTES = 32
 
 
 def save(folder: RunFolder, key: bytes) -> None:
-    """Write the key of a run, into a folder that is private before."""
+    """Write the key of a run, after making its folder readable for the owner alone."""
     client_states.make_private(folder)
     folder.write_bytes(FILE, key, private=True)
 

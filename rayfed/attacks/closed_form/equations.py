@@ -43,7 +43,7 @@ class Solution(NamedTuple):
 
 
 def is_affine(function: Map, samples: Tensor) -> bool:
-    """Return whether f is affine in between random samples (N, *shape), by three of its values."""
+    """Return whether f is affine between samples x (N, *shape) and 1 - x, by three of its values."""
     with torch.no_grad():
         low, high = function(samples), function(1 - samples)
         between = function(0.25 * samples + 0.75 * (1 - samples))

@@ -69,13 +69,13 @@ class RelativeVariation:
 
     @property
     def weights(self) -> tuple[Self, ...]:
-        """The same with each weight under which a search is tried."""
+        """Copies of this prior, one for each weight of the total variation under which a search is tried."""
         smaller = _PER_VARIATION * self.reach / _COUNTING
         return (self, replace(self, weight=smaller)) if smaller < _APART * self.weight else (self,)
 
     @property
     def judge(self) -> Self:
-        """What ends of searches are compared by."""
+        """Copy of this prior with the weight by which the ends of searches are compared."""
         return replace(self, weight=_COMPARING)
 
     @classmethod

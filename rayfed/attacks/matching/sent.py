@@ -148,7 +148,7 @@ def vectors_entering(model: nn.Module, observation: Observation) -> dict[str, in
 
 
 def bounds(gradient: Named, weights: Named, entering: Callable[[], dict[str, int]], alone: bool = True) -> Named | None:
-    """Return the largest magnitude that each value may have beside what was sent: 0 for values that were sent.
+    """Return how large each value that was not sent can have been; 0 for values that were sent.
 
     It is infinite where a zero says nothing. None where all zeros can be those of a gradient, in whole rows and columns
     of each tensor or too near to zero to count. `entering` counts the vectors that enter each matrix. Unless the

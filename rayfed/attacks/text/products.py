@@ -103,7 +103,7 @@ class Entrance:
         return torch.cat([factor.gradient(update) for factor in self.factors], 1)
 
     def is_by_place(self, text: Tensor) -> bool:
-        """Return whether what enters for a text (L,) depends at each place on the token there alone."""
+        """Return whether the layer's input for a text (L,) depends at each place on the token there alone."""
         alone = torch.stack([self.inputs(token.expand(1, len(text)))[0, at] for at, token in enumerate(text)])
         return torch.allclose(self.inputs(text[None])[0], alone, rtol=1e-4, atol=1e-5)
 

@@ -105,7 +105,7 @@ class AsTrained:
     """The victim's, with samples, randomness and state of the attacker's own."""
 
     def made(self, samples: Tensor, seed: int = 0) -> Tensor:
-        """Return what samples (N, *shape) are trained as."""
+        """Return the samples that a client with these samples (N, *shape) trains on, after its defences of the data."""
         import torch
 
         from rayfed.client.local import data_method

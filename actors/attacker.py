@@ -23,6 +23,6 @@ class AttackerActor(Renewable, Attacker):
     def attack(
         self, attack: AttackSpec, arm: ResolvedArm, observations: Sequence[Observation], keys: Sequence[bytes]
     ) -> tuple[list[Guess], list[Guess]]:
-        """Return guesses as `Attacker.attack` does, and write on the way how far searches are."""
+        """Return guesses as `Attacker.attack` does, and publish the progress of its searches meanwhile."""
         with listening(standings.post):
             return super().attack(attack, arm, observations, keys)

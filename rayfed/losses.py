@@ -53,7 +53,7 @@ class Loss(ABC):
         return outputs
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return which share of each sample's labels is right, (N,); None where targets are no labels."""
+        """Return the share of each sample's labels that is right, (N,); None where targets are numbers."""
         return None if targets.is_floating_point() else objective.correct(outputs, targets)
 
     def error(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
@@ -115,7 +115,7 @@ class BinaryCrossEntropy(Loss):
         return outputs.sigmoid()
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return which share of each sample's labels is right at a threshold of one half, (N,)."""
+        """Return the share of each sample's labels that is right at a threshold of one half, (N,)."""
         return ((outputs > 0) == (targets > 0.5)).double().mean(1)
 
 

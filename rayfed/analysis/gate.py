@@ -143,7 +143,7 @@ class Check:
 
 
 def parsed(texts: Iterable[str], modality: Modality, measured: Collection[str]) -> list[Bound]:
-    """Return the bounds of `15`, which is the leading metric's, or `ssim=0.5`, by the names of what is measured.
+    """Return the bounds that texts such as `ssim=0.5` state, or `15`, which is of the leading metric.
 
     Names are those of metrics or their short ones in tables. Raises `UserError` for others, listing those measured, and
     for values that the metric never has.

@@ -167,7 +167,7 @@ class Run(Results):
         )
 
     def verdicts(self) -> list[Verdict]:
-        """Return what is said of each arm, as the report and the terminal say it."""
+        """Return the verdict on each arm, with its sentence, as report and terminal print it."""
         finished = self.status.get("state") == "finished"
         return verdicts(self.scenario, self.attacks.to_pylist(), self.inferences.to_pylist(), finished)
 

@@ -118,7 +118,7 @@ def _guessing(rounds: Sequence[Row]) -> float | None:
 
 
 def for_the_attacker(values: Iterable[float | None], measure: str) -> float | None:
-    """Return the value of a measure that is worst for who protects data; None where there is none."""
+    """Return the value of a measure with the most leakage; None where there is no value."""
     known = [v for v in values if v is not None]
     return (min if MEASURES[measure].higher_is_better else max)(known, default=None)
 

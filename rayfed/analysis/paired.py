@@ -86,7 +86,7 @@ def of_victims(found: Mapping[tuple[str, str], Mapping[int, Victim]], source: st
 
 
 def of_seeds(settings: Sequence[Setting]) -> list[Group]:
-    """Return the groups of a sweep."""
+    """Return the groups of a sweep's settings whose differences can be paired by seed."""
 
     def values(one: Setting) -> dict[str, dict[Hashable, float]]:
         return {

@@ -59,7 +59,7 @@ class Shown:
 def shown(
     present: Sequence[float], absent: Sequence[float], spent: Spending, accountant: Method | None = None
 ) -> Shown:
-    """Return what the scores of canaries that were there, and of others that were not, show of an account.
+    """Return the lower bound on a mechanism's epsilon that follows from scores of present and absent canaries.
 
     Scores are in no order; both have four at least.
     """

@@ -99,7 +99,7 @@ Guess = Reconstruction | Inference
 
 @runtime_checkable
 class InferenceAttack(Protocol):
-    """An attack that states something else than images of the batch: a frozen dataclass, as an `Attack`."""
+    """An attack that infers something of a victim's data and rebuilds no sample: a frozen dataclass, as an `Attack`."""
 
     metric: ClassVar[InferenceMetric]
     """Metric of its inferences."""

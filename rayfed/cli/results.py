@@ -95,11 +95,11 @@ def _print(found: Recommendation, commands: dict[str, str]) -> None:
     from rayfed.report import recommendation
 
     page = console()
-    page.print(Text(recommendation.answer(found)))
+    page.print(Text(recommendation.answer(found)), soft_wrap=True)
     page.print(Text(f"\n  {found.chosen.title}", style="bold"))
     page.print(table("", recommendation.HEADINGS, [recommendation.judged(each) for each in found.chosen.checks]))
     for line in recommendation.remarks(found):
-        page.print(Text(line))
+        page.print(Text(line), soft_wrap=True)
     for what, command in commands.items():
         page.print(Text(f"\nTo play {what}:\n  {command}"), soft_wrap=True)
 
@@ -110,7 +110,7 @@ def compare(
     against: Against = None,
     debug: Debug = False,
 ) -> None:
-    """Set runs and sweeps beside each other: what they come to, and what their scenarios have different."""
+    """Compare runs and sweeps: their results side by side, and the fields in which their scenarios differ."""
     with errors_for_people(debug):
         from rayfed.analysis import compare as comparison
         from rayfed.analysis.figures import grid

@@ -36,7 +36,7 @@ class Failed:
     """Traceback of what it raised."""
 
     def error(self, arm: str, round: int) -> ClientError:
-        """Return the error that ends a run which does not go on without such a client."""
+        """Return the error that ends a run whose scenario does not drop failed clients."""
         return self._error(
             f"in round {round} of arm '{arm}': {self.advice}, or do without such clients (federation.failures.then: "
             f"drop); complete rounds are kept and `rayfed resume` goes on from there"

@@ -166,7 +166,7 @@ class Encryptor:
         )
 
     def weighted(self, encrypted: Sequence[Encrypted], pieces: Sequence[int]) -> Encrypted:
-        """Return the encrypted sum of each times its pieces; what has none is left out."""
+        """Return the encrypted sum of vectors, each times its number of pieces; those with 0 pieces are left out."""
         return reduce(self.add, (self.times(s, count) for s, count in zip(encrypted, pieces, strict=True) if count))
 
     def open(self, keys: Keys, encrypted: Encrypted, alone: bool = False) -> tuple[Named, Named, int]:

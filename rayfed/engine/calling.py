@@ -42,7 +42,7 @@ def address_of(run: str | PathLike[str] | Results | None) -> str | None:
 
 
 def name_of(model: Any) -> str:
-    """Return the name by which a model that is a name or a class is found: that of a class is its dotted path."""
+    """Return a model's name: the dotted path of a class, and a name as it is."""
     return f"{model.__module__}:{model.__qualname__}" if isinstance(model, type) else str(model)
 
 

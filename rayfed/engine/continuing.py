@@ -94,7 +94,7 @@ def check_begun(folder: RunFolder, begun: Document, now: Document) -> None:
 
 
 def told(begun: Document, now: Document) -> str:
-    """Return which fields differ, with their values before and after."""
+    """Return a line of text with each field that differs and its values before and after."""
     return ", ".join(
         f"{each.path} was {each.values[0] or 'not set'} and is {each.values[1] or 'not set'}"
         for each in differences([begun, now])

@@ -24,7 +24,7 @@ NOT_HASHED = "not hashed: read from files as needed"
 
 
 def hashes(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]]:
-    """Return hashes of `code` by module, `data` by split and `weights` by arm, those of a checkpoint where it goes on.
+    """Return hashes of `code` by module, `data` by split and `weights` by arm, a checkpoint's where there is one.
 
     The code of rayfed is that of all its Python files, their paths and contents; a user's module is its own file alone.
     """

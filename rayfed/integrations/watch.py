@@ -26,7 +26,7 @@ _SETTINGS = "lr", "momentum", "weight_decay", "nesterov", "dampening"
 
 @dataclass(frozen=True)
 class Seen:
-    """What a local round was made of."""
+    """Data and settings of one local training round, as they were observed."""
 
     local: LocalTraining
     inputs: Tensor

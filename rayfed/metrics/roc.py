@@ -42,7 +42,7 @@ def auc(members: Sequence[float], others: Sequence[float]) -> Estimate:
 
 
 def true_positives(members: Sequence[float], others: Sequence[float], rate: float) -> Estimate | None:
-    """Return the share of members above a threshold that at most a share `rate` of the others is above.
+    """Return the true positive rate at a false positive rate of at most `rate`.
 
     None where there are fewer others than `needed`. The interval is exact for that threshold (Clopper-Pearson).
     """
@@ -68,7 +68,7 @@ def needed(rate: float) -> int:
 
 
 def share(hits: int, of: int, tail: float = _TAIL) -> Estimate:
-    """Return `hits` of so many with its exact interval (Clopper-Pearson), beyond each end of which is this `tail`."""
+    """Return the share hits / of with its exact interval (Clopper-Pearson), which leaves out `tail` at each end."""
     from scipy.stats import beta  # an import of a second
 
     low = float(beta.ppf(tail, hits, of - hits + 1)) if hits else 0.0

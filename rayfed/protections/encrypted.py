@@ -89,7 +89,7 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
         return reduce(self.merge, ((message,) for message in messages))
 
     def merge(self, left: Ciphertexts, right: Ciphertexts) -> Ciphertexts:
-        """Return the encrypted sum of two sums; all of both where the server multiplies before it adds."""
+        """Return the encrypted sum of both, or, where the server multiplies before it adds, both without adding."""
         return left + right if self.encryptor.load.multiplied else (self.encryptor.add(left[0], right[0]),)
 
     def begin_round(self, clients: Sequence[int]) -> EncryptedSession:

@@ -216,7 +216,7 @@ class RunView:
         self._round_began = monotonic()
 
     def interrupted(self) -> None:
-        """Say where to see what there is of a run that Ctrl-C has stopped."""
+        """Print where the report of an interrupted run lies."""
         self.close()
         if self._folder:
             self.note(f"{self._folder.url}/report.html shows what there is")

@@ -191,7 +191,7 @@ def signs_alone(gradient: Named) -> bool:
 
 
 def wrong_signs(gradients: Named, targets: Named) -> Tensor:
-    """Return the share of the gradients' squared norm that has not the sign of the targets, (Q,).
+    """Return the share (Q,) of the gradients' squared norm in values whose sign is not that of the targets.
 
     Each tensor has a leading dimension Q, and counts as much as it has values: who sees signs knows no tensor's norm.
     """

@@ -134,7 +134,7 @@ class KnownCode(Grant):
     fills: ClassVar[tuple[str, ...]] = ("undone", "as_trained")
 
     def grant(self, observed: ObservedClient, truth: Truth, update: Update) -> dict[str, Any]:
-        """Return the tensors undone, and what becomes of samples before training.
+        """Return the update without the defences' known changes, and the map that samples go through before training.
 
         Where the attacker sees no value, how they follow from an opened update. None where there is nothing to take
         off; where the defences fail on what an attacker has, or put into an update what no gradient holds, why, in

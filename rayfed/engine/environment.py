@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -14,11 +15,12 @@ from rayfed import registry, seeds
 from rayfed.engine.machine import Machine
 from rayfed.scenario import Scenario
 from rayfed.store.folder import RunFolder
+from rayfed.version import __version__
 
 FILE = "environment.json"
 
 _PACKAGES = (
-    *("rayfed", "torch", "torchvision", "ray", "numpy", "pyarrow", "scikit-learn", "scikit-image", "lpips"),
+    *("torch", "torchvision", "ray", "numpy", "pyarrow", "scikit-learn", "scikit-image", "lpips"),
     *("dp-accounting", "gmpy2", "tenseal", "cryptography"),
 )
 
@@ -39,7 +41,7 @@ def note_environment(folder: RunFolder, scenario: Scenario, machine: Mapping[str
 def _environment(scenario: Scenario, machine: Mapping[str, object]) -> dict[str, object]:
     return {
         "started": f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S %z}",
-        "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+        "command": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
         "search_path": registry.SEARCHED,
         "seed": scenario.seed,
         "streams": seeds.STREAMS,
@@ -48,6 +50,7 @@ def _environment(scenario: Scenario, machine: Mapping[str, object]) -> dict[str,
         "tf32": scenario.resources.tf32,
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "rayfed": __version__,
         **{name: _version(name) for name in _PACKAGES},
         **machine,
     }

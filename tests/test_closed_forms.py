@@ -479,3 +479,15 @@ def test_every_single_digit_is_exact_however_much_of_it_is_black() -> None:
     seen = [observe(model, image[None], torch.tensor([label])) for image, label in zip(images, labels, strict=True)]
     found = Analytic().reconstruct(seen, model, seeded(*range(40)))
     assert min(psnr(result.images, image) for result, image in zip(found, images, strict=True)) > 100
+
+
+@pytest.mark.parametrize("seed", [71, 72, 73])
+def test_a_random_share_of_the_gradient_tells_every_pixel(seed: int) -> None:
+    """Of rows whose bias was set to zero no pixel is taken for hidden."""
+    torch.manual_seed(seed)
+    images, labels = digits(1, seed)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    seen = observe(model, images, labels, False)
+    sent = {name: torch.where(torch.rand(tensor.shape) < 0.5, tensor, 0) for name, tensor in seen.update.items()}
+    (result,) = Analytic().reconstruct([replace(seen, update=sent)], model, seeded(0))
+    assert psnr(result.images, images) > 100

@@ -165,7 +165,8 @@ def _told(layer: Layer, observation: Observation, features: Tensor) -> Tensor:
     """
     weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
     assert bias is not None
-    left = (weight - (weight != 0) * bias[:, None] * features).nan_to_num(0, 0, 0).norm(dim=0) / bias.norm()
+    both = (weight != 0) & (bias != 0)[:, None]  # what was set to zero says nothing
+    left = (both * (weight - bias[:, None] * features)).nan_to_num(0, 0, 0).norm(dim=0) / bias.norm()
     told: Tensor = left <= torch.maximum(_SAME * features.square().mean().sqrt(), _APART * left.quantile(_AGREEING))
     return told
 

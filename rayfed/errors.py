@@ -89,8 +89,12 @@ def plain(message: str) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Say which names are valid: `did you mean 'sigma'? (valid: clip, sigma)`, or `valid are clip, sigma`."""
+    """Say which names are valid: `did you mean 'sigma'? (valid: clip, sigma)`, or `valid are clip, sigma`.
+
+    The initials of a name mean it, too: `bce` is `binary_cross_entropy`.
+    """
     names = sorted(valid)
-    close = get_close_matches(name, names, n=1, cutoff=0.6)
+    initials = [one for one in names if len(name) > 1 and "".join(word[:1] for word in one.split("_")) == name.lower()]
+    close = initials or get_close_matches(name, names, n=1, cutoff=0.6)
     known = ", ".join(names) or "none"
     return f"did you mean '{close[0]}'? (valid: {known})" if close else f"valid are {known}"

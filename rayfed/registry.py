@@ -168,9 +168,16 @@ def find(kind: str, name: str) -> Any:
     try:
         imported = import_module(module)
     except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            file = f"{module.replace('.', '/')}.py"
+            raise UserError(
+                f"cannot import '{module}' for {_one(kind)} '{name}': there is no {file} in the current folder, beside "
+                f"a scenario or on PYTHONPATH, nor an installed package; name a file elsewhere by its path, as "
+                f"FOLDER/{file}:{attribute}"
+            ) from error
         raise UserError(
-            f"cannot import '{module}' for {_one(kind)} '{name}': {error}; "
-            f"is its folder on PYTHONPATH? The working directory and a scenario's own folder are searched, too"
+            f"cannot import '{module}' for {_one(kind)} '{name}': {error}; install what it imports, or put its folder "
+            f"on PYTHONPATH"
         ) from error
     except Exception as error:  # whatever the user's own code raises
         raise UserError(
@@ -180,7 +187,11 @@ def find(kind: str, name: str) -> Any:
     try:
         found = getattr(imported, attribute)
     except AttributeError as error:
-        raise UserError(f"module '{module}' has no '{attribute}' (asked for as {_one(kind)} '{name}')") from error
+        own = [key for key, value in vars(imported).items() if getattr(value, "__module__", None) == module]
+        public = [key for key in own if not key.startswith("_")]
+        raise UserError(
+            f"{_one(kind)} '{name}': module '{module}' has no '{attribute}'; {nearest(attribute, public)}"
+        ) from error
     methods = _METHODS.get(kind, ())
     if methods and not (is_dataclass(found) and any(hasattr(found, method) for method in methods)):
         raise UserError(f"'{name}' is no {_one(kind)}: expected a class with @component and {' or '.join(methods)}()")

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from rayfed import registry, scenario
 from rayfed.cli import app
-from rayfed.errors import UserError
+from rayfed.errors import UserError, nearest
 from rayfed.scenario import find_inputs
 
 NET = "from torch import nn\n\n\ndef net(classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
@@ -223,3 +223,25 @@ def test_set_names_what_is_there(change: str, said: str) -> None:
 def test_an_arm_that_is_a_list_takes_other_fields() -> None:
     changed = scenario.with_changes({"arms": {"a": ["gaussian"]}}, ["arms.a.training.lr=1"])
     assert changed["arms"]["a"] == {"defences": ["gaussian"], "training": {"lr": 1}}
+
+
+def test_a_name_that_a_module_lacks_is_told_beside_those_that_it_has(home: Path) -> None:
+    (home / "xray.py").write_text("from math import sqrt\nclass XrayNet: ...\n_HIDDEN = 1\n")
+    registry.search(str(home))
+    with pytest.raises(UserError, match=r"no 'XRayNet'; did you mean 'XrayNet'\? \(valid: XrayNet\)$"):
+        registry.find("models", "xray:XRayNet")
+
+
+def test_a_module_that_is_nowhere_is_told_from_one_that_imports_what_is_not_there(home: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"import 'nowhere' .*: there is no nowhere\.py in .*, as FOLDER/nowhere\.py:Net"
+    ):
+        registry.find("models", "nowhere:Net")
+    (home / "needy.py").write_text("import nothing_like_this\n")
+    registry.search(str(home))
+    with pytest.raises(UserError, match=r"cannot import 'needy' .*'nothing_like_this'; install what it imports"):
+        registry.find("models", "needy:Net")
+
+
+def test_initials_mean_the_name() -> None:
+    assert nearest("bce", ["binary_cross_entropy", "cross_entropy"]).startswith("did you mean 'binary_cross_entropy'?")

@@ -20,11 +20,11 @@ import yaml
 from rayfed import registry
 from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.summary import Row, measured
-from rayfed.data.sets import hugging_face
+from rayfed.data.sets import check_given, hugging_face
 from rayfed.data.sets.image_table import tables_of_images
 from rayfed.data.sets.tabular import column_names
 from rayfed.data.sets.text_table import text_column
-from rayfed.errors import UserError, nearest
+from rayfed.errors import UserError
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.known import leading
 from rayfed.samples import Modality, held, taken
@@ -206,9 +206,8 @@ def data_section(
             f"--data {data} is a table: name the column of its classes by --label, or columns of numbers that are "
             f"predicted by --target, of {', '.join(columns)}"
         )
-    known = registry.table("datasets")
-    if not path.exists() and path.suffix != ".parquet" and data not in known and ":" not in data:
-        raise UserError(f"--data {data}: no such file or folder, nor a data set of that name; {nearest(data, known)}")
+    if path.suffix != ".parquet":  # which says itself what it lacks
+        check_given(data)
     if path.suffix == ".parquet" or any(path.glob("*.parquet")):
         return {"name": "parquet", "train": data} | resized
     if path.is_dir() and any(path.glob("*/*.txt")):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from rayfed import registry
+from rayfed.errors import UserError, nearest
 
 TABLE: dict[str, str] = {
     "digits": "rayfed.data.sets.digits:Digits",
@@ -30,6 +32,16 @@ TABLE: dict[str, str] = {
     "arrow": "rayfed.data.sets.arrow:Arrow",
     "parquet": "rayfed.data.sets.parquet:Parquet",
 }
+
+
+def check_given(data: str) -> None:
+    """Raise `UserError` unless this is a file, a folder, a URL, or the name or dotted path of a data set.
+
+    Nothing is imported or read: who mistyped a path hears of it at once.
+    """
+    known = registry.table("datasets")
+    if not Path(data).expanduser().exists() and data not in known and ":" not in data:
+        raise UserError(f"--data {data}: no such file or folder, nor a data set of that name; {nearest(data, known)}")
 
 
 def is_public(spec: Mapping[str, Any] | str) -> bool:

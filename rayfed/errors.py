@@ -7,10 +7,11 @@ ends with exit code 2. Anything else is a defect of ours: exit code 1.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from signal import Signals
+from typing import Any
 
 
 class UserError(Exception):
@@ -18,7 +19,14 @@ class UserError(Exception):
 
 
 class ScenarioError(UserError):
-    """A scenario that does not hold together; carries every problem found, not the first only."""
+    """A scenario that does not hold together; carries every problem found, not the first only.
+
+    `problems` are the places of fields, as keys and indices, and what is wrong there; none where it is no document.
+    """
+
+    def __init__(self, message: str, problems: Sequence[tuple[tuple[Any, ...], str]] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
 
 
 class DataError(UserError):

@@ -142,7 +142,7 @@ class Pixels(SampleSpec):
     @property
     def remedy(self) -> str:
         """Advice to a user whose model does not take these images: they can be resized."""
-        return "choose another model, or another size or number of channels for the data"
+        return "set `data.size` to what it takes, or choose another model, or data of other channels"
 
     def describe(self, trained: int, tested: int) -> str:
         """Describe a data set with so many training and test images, in words."""

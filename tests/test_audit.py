@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -19,6 +20,7 @@ from rayfed import registry, scenario
 from rayfed.analysis import audit
 from rayfed.analysis.audit import Criterion, Plan
 from rayfed.analysis.formats import duration
+from rayfed.cli.options import of_fields
 from rayfed.engine import auditing
 from rayfed.engine.attacking import Allowance
 from rayfed.engine.audit import Budget, _not_measured
@@ -501,8 +503,24 @@ def test_the_description_is_of_what_the_model_does() -> None:
     assert "first: 1 (ParametrizedLinear)" in said(nn.Sequential(nn.Flatten(), normed))
 
 
+OWN = """
+from torch import nn
+class XrayNet(nn.Module): ...
+def One(): return nn.Sequential(nn.Flatten(), nn.Linear(192, 1))
+"""
+TARGET = ("--model", "mlp", "--data", "--loss", "mean_squared_error")
+
+
 def test_mistakes_are_named(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("age,ill\n1,x\n2,y\n")
+    (tmp_path / "own.py").write_text(OWN)
+    one = f"{tmp_path}/own.py:One"
+    for folder, sizes in {"two": (8, 8), "mixed": (8, 9), "broken": (8, 8)}.items():
+        for name, size in zip("ab", sizes, strict=True):
+            (tmp_path / folder / name).mkdir(parents=True)
+            for i in range(4):
+                Image.new("RGB", (size, size)).save(tmp_path / folder / name / f"{i}.png")
+    (tmp_path / "broken" / "b" / "0.png").write_bytes(b"nothing")
     assert run("audit", "--model", "lenet", "--data", "digits", "--batch", "1,x")[0] == 2
     for arguments, expected in {
         ("--model", "lenett", "--data", "digits"): "did you mean 'lenet'",
@@ -516,9 +534,28 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ("--model", "lenet", "--data", "digits", "--defence", "{sigma: 1}"): "--defence",
         ("--model", "lenet", "--data", "digits", "--defence", "{name: gaussian, sigma: -1}"): "-1}': sigma: found -1",
         ("--model", "lenet", "--data", "digits", "--defence", "gausian"): "did you mean 'gaussian'",
+        ("--model", "lenet", "--data", "digits", "--loss", "bce"): "--loss: unknown loss 'bce': did you mean 'binary_c",
+        ("--model", f"{tmp_path}/own.py:XRayNet", "--data", "digits"): "'XRayNet'; did you mean 'XrayNet'",
+        ("--model", one, "--data", f"{tmp_path}/two", "--batch", "1"): f"'{one}' gives (2, 1) for 2 images",
+        ("--data", f"{tmp_path}/two", "--batch", "1", "--model", one): "or set --loss binary_cross_entropy, for which",
+        ("--model", "lenet", "--data", f"{tmp_path}/mixed", "--batch", "1"): "set --size 8 to resize all of them",
+        ("--model", "lenet", "--data", f"{tmp_path}/broken", "--batch", "1"): "broken/b/0.png is no image",
+        ("--model", "mlp", "--data", f"{tmp_path}/t.csv", "--label", "il"): "error: --label: ",
+        ("--model", "mlp", "--data", f"{tmp_path}/t.csv", "--target", "age"): "add --loss mean_squared_error",
+        (*TARGET[:3], f"{tmp_path}/t.csv", "--target", "ill", *TARGET[3:]): "named by --label",
     }.items():
         code, output = run("audit", *arguments, *LOCAL)
         assert (code, expected in output) == (2, True), output
+
+
+def test_fields_are_told_as_options_and_names_of_files_are_not() -> None:
+    for said, told in {
+        "data.label: x has no column": "--label: x has no column",
+        "set `data.size: 8` or `loss`": "set --size 8 or --loss",
+        "`data.public`, or `model.batch_norm: eval`": "--set data.public=VALUE, or --set model.batch_norm=eval",
+        "runs/data.size.csv, data.size.csv and `size`": "runs/data.size.csv, data.size.csv and `size`",
+    }.items():
+        assert of_fields(said) == told
 
 
 SMALL = ("--data", "digits", "--size", "8", "--set", "data.train_samples=60", "--iterations", "20", *LOCAL)

@@ -23,6 +23,7 @@ from rayfed.cli.common import (
     yaml_option,
 )
 from rayfed.cli.gate import AllowUnmeasured, Baseline, FailAbove, Gate, Json, Junit
+from rayfed.cli.options import in_options
 from rayfed.errors import UserError
 
 if TYPE_CHECKING:
@@ -110,15 +111,17 @@ def audit(
     debug: Debug = False,
 ) -> None:
     """Measure, without a scenario, how much one gradient of your model leaks, bare and behind defences."""
-    with errors_for_people(debug):
-        from actors.execution import execution
+    with errors_for_people(debug), in_options([model, loss, *(defence or [])]):
         from rayfed import registry
+
+        registry.search(str(Path.cwd()))
+        _check_given(model, data, run, bool(target), loss is not None)
+        from actors.execution import execution
         from rayfed.analysis.audit import DEFENCES, UNDEFENDED, Plan
         from rayfed.engine.audit import BATCHES, Budget, Trained, data_of, loss_of, model_of
         from rayfed.engine.audit import audit as played
         from rayfed.report.gate import Gated
 
-        registry.search(str(Path.cwd()))
         trained = Trained.of(run) if run else None
         plan = Plan(
             model=model_of(model, trained),
@@ -148,6 +151,29 @@ def audit(
         if not audited:
             print("NOT MEASURED: no attack applies, so this says nothing about what the gradient gives away")
         gate.close([Gated(one.folder, one.weights, one.arms) for one in audited], bounds if audited else [], say)
+
+
+def _check_given(model: str | None, data: str | None, run: str | None, target: bool, loss: bool) -> None:
+    """Raise `UserError` for what is missing, before PyTorch is imported, which takes seconds."""
+    from rayfed.data.sets import check_given
+    from rayfed.engine.finding import dotted
+    from rayfed.store.folder import RunFolder
+
+    if run is not None:
+        RunFolder.open(run)
+    elif model is None:
+        raise UserError("--model: name the model to audit, or a run by --run")
+    elif data is None:
+        raise UserError("--data: name a file, a folder or a data set, or a run by --run")
+    if data is not None:
+        check_given(data)
+        if target and not loss and run is None and Path(data).is_file():
+            raise UserError(
+                "--target: without --loss the loss is cross_entropy, which takes classes: add --loss "
+                "mean_squared_error, or --loss binary_cross_entropy where the numbers are 0 or 1"
+            )
+    if model is not None:
+        dotted(model)
 
 
 def _defences(texts: Sequence[str]) -> Defences:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch.nn import functional as F
 
 from rayfed.data import dicom, tiff
@@ -67,7 +67,7 @@ def decode(images: Sequence[Encoded], size: int | None) -> np.ndarray:
         if array.shape[2:] != arrays[0].shape[2:]:
             raise DataError(
                 f"images differ in size: {images[0].where} is {_extent(arrays[0])}, {image.where} is "
-                f"{_extent(array)} (height x width); set `size` to resize all of them"
+                f"{_extent(array)} (height x width); set `data.size: {min(arrays[0].shape[2:])}` to resize all of them"
             )
         if array.shape[1] != channels and (array.shape[1], channels) != (1, 3):
             raise DataError(f"images differ in channels: {image.where} has {array.shape[1]}, another has {channels}")
@@ -145,6 +145,8 @@ def _named(image: Encoded) -> Iterator[None]:
         yield
     except DataError as error:
         raise DataError(f"{image.where}: {error}") from error
+    except UnidentifiedImageError as error:  # its own words name an object in memory
+        raise DataError(f"{image.where} is no image: expected a whole PNG, JPEG, TIFF, DICOM or similar one") from error
     except Exception as error:  # decoders raise whatever broken bytes lead them to
         raise DataError(
             f"{image.where} cannot be decoded: {error}; expected a whole PNG, JPEG, TIFF, DICOM or similar image"

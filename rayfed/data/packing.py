@@ -40,7 +40,9 @@ def pack(source: Source, path: Path, progress: Callable[[int, int], None]) -> La
             for split in (train, test):
                 for images, labels in _batches(split, source.size, common, _rows(layout)):
                     if images.shape[1:] != layout.shape:
-                        raise DataError(f"images differ in shape: {images.shape[1:]} and {layout.shape}; set `size`")
+                        raise DataError(
+                            f"images differ in shape: {images.shape[1:]} and {layout.shape}; set `data.size`"
+                        )
                     pixels = pa.FixedSizeBinaryArray.from_buffers(
                         layout.schema().field("image").type, len(images), [None, pa.py_buffer(images)]
                     )

@@ -77,7 +77,8 @@ class Dcs2(Defence):
         if uses_batch_statistics(model):
             raise UserError(
                 "dcs2 imitates every sample's own gradient, and batch norm mixes the samples of a batch: replace it by "
-                "group norm (`norm: group` of convnet and the resnets), or fix its statistics with `batch_norm: eval`"
+                "group norm (`norm: group` of convnet and the resnets), or fix its statistics with "
+                "`model.batch_norm: eval`"
             )
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:

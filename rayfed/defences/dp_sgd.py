@@ -47,7 +47,7 @@ class DpSgd(Private):
             raise UserError(
                 "dp_sgd and fed_cdp clip every sample's own gradient, and batch norm mixes the samples of a batch: "
                 "replace it by group norm (`norm: group` of convnet and the resnets), or fix its statistics with "
-                "`batch_norm: eval`"
+                "`model.batch_norm: eval`"
             )
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:

@@ -66,7 +66,7 @@ class Soteria(Defence):
         if uses_batch_statistics(model):
             raise UserError(
                 "soteria: scores are of single samples, and batch norm in training mode mixes those of a batch: "
-                "set `batch_norm: eval` under `model`"
+                "set `model.batch_norm: eval`"
             )
 
     def wrap_gradient(self, next: GradientMethod) -> GradientMethod:

@@ -197,7 +197,8 @@ def _with_targets(scenario: Scenario, data: Dataset) -> Dataset:
     if loss.takes == "classes" and data.has_numbers:
         raise UserError(
             f"loss '{name}' takes classes, and data '{scenario.data.name}' has {len(data.classes)} number(s) for each "
-            f"sample: set loss to binary_cross_entropy (labels that are 0 or 1), mean_squared_error, or one of your own"
+            f"sample: set `loss: mean_squared_error`, `loss: binary_cross_entropy` where they are 0 or 1, or one of "
+            f"your own"
         )
     if data.has_words and loss != DEFAULT:
         raise UserError(f"loss '{name}': words are learnt by CTC, which is cross_entropy as it is: leave `loss` out")
@@ -283,7 +284,7 @@ def _check_samples(title: str, defence: Defence, samples: np.ndarray, data: Data
         raise UserError(f"{title} {NEEDS_PUBLIC}")
     if public < defence.least_public:
         raise UserError(
-            f"{title} needs {defence.least_public} public samples, but the data has {public}: raise data.public"
+            f"{title} needs {defence.least_public} public samples, but the data has {public}: raise `data.public`"
         )
     fewest = int(samples.argmin())
     if samples[fewest] < defence.least_samples:

@@ -167,10 +167,11 @@ def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int
     if logits.shape == (2,) and classes == 1:
         model.register_forward_hook(_as_column)
         return
+    one = classes == 2 and logits.shape in {(2,), (2, 1)}
     if logits.shape not in {(2, classes), (2, *logits.shape[1:2], classes)}:
         raise UserError(
             f"model '{name}' gives {tuple(logits.shape)} for 2 {sample.noun} of {sample.extent}, where logits "
-            f"(2, {classes}) are needed: set its number of classes to {classes}{_ONE_OUTPUT * (logits.shape == (2, 1))}"
+            f"(2, {classes}) are needed: set its number of classes to {classes}{_ONE_OUTPUT * one}"
         )
 
 

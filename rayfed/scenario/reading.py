@@ -137,7 +137,8 @@ def check(
     if scenario is not None:
         problems += _together(scenario, partial=wrong)
     if scenario is None or problems or known:
-        raise ScenarioError(_report(origin, known, problems, lines, changed))
+        every = [(problem.path, problem.message) for problem in (*known, *problems)]
+        raise ScenarioError(_report(origin, known, problems, lines, changed), every)
     return scenario
 
 

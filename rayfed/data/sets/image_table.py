@@ -118,13 +118,15 @@ def columns(table: pa.Table, file: str | None, label: str | None) -> tuple[str, 
     if file is None:
         found = _found(table, FILE_COLUMNS)
         if not found:
-            raise DataError(f"no column is called {FILE_COLUMNS[0]} or alike: name one of {every} by `file_column`")
+            raise DataError(
+                f"no column is called {FILE_COLUMNS[0]} or alike: name one of {every} by `data.file_column`"
+            )
         file = found[0]
     if label is None:
         found = [name for name in _found(table, LABEL_COLUMNS) if name != file]
         if len(found) != 1:
             problem = "may each be the classes" if found else "no column is called label or alike"
-            raise DataError(f"{' and '.join(found)} {problem}: name one of {every} by `label_column`")
+            raise DataError(f"{' and '.join(found)} {problem}: name one of {every} by `data.label_column`")
         label = found[0]
     return file, label
 

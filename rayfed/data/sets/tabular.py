@@ -157,8 +157,8 @@ class Table(Tabular):
         table = read_table(path)
         if (self.label is None) == (not self.targets):
             raise DataError(
-                f"data: {path} needs `label`, the column of its classes, or `targets`, columns of numbers, not both; "
-                f"its columns are {', '.join(table.column_names)}"
+                f"{path} needs `data.label`, the column of its classes, or `data.targets`, columns of numbers, not "
+                f"both; its columns are {', '.join(table.column_names)}"
             )
         for name in [self.label] if self.label else self.targets or []:
             _check_target(path, table, "label" if self.label else "targets", name)
@@ -177,7 +177,9 @@ def _of_numbers(
     """Return what `Tabular.read` does of a table whose labels are columns of numbers."""
     found = {name: columns.pop(name) for name in targets}
     if text := [name for name, values in found.items() if values.dtype.kind != "f"]:
-        raise DataError(f"{path}: the target '{text[0]}' is text, expected numbers; classes are named by `label`")
+        raise DataError(
+            f"{path}: the target '{text[0]}' is text, expected numbers; a column of classes is named by `data.label`"
+        )
     if not columns:
         raise DataError(f"{path}: expected another column beside the targets")
     labels = np.stack(list(found.values()), axis=1)

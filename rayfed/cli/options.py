@@ -1,0 +1,76 @@
+"""Options of `rayfed audit` for the fields of a scenario that messages name: who audits has written no scenario."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rayfed.errors import NotPortable, ScenarioError, UserError
+
+OPTIONS = {
+    **dict.fromkeys(("data", "data.name", "data.path", "data.root", "data.table", "data.train"), "--data"),
+    **dict.fromkeys(("data.label", "data.label_column"), "--label"),
+    "data.targets": "--target",
+    "data.text_column": "--text",
+    "data.size": "--size",
+    **dict.fromkeys(("model", "model.name"), "--model"),
+    **dict.fromkeys(("loss", "loss.name"), "--loss"),
+    "federation.clients": "--images",
+    "metrics.success": "--threshold",
+    "seed": "--seed",
+}
+"""Path of a field -> option of the audit; every other field is set by `--set`."""
+_SECTIONS = "data|defences|federation|loss|metrics|model|output|partition|resources|seed|training"
+_QUOTED = re.compile(rf"`((?:{_SECTIONS})(?:\.\w+)*)(?:: ([^`]+))?`")
+"""A field as messages name it, on its own or with a value: `data.size`, `loss: mean_squared_error`."""
+_BARE = re.compile(rf"(?<![\w./'`-])({'|'.join(path for path in OPTIONS if '.' in path)})(?![\w./(]|:\w)")
+"""A field that a message begins with, or names without quotes."""
+
+
+@contextmanager
+def in_options(typed: Sequence[str | None]) -> Iterator[None]:
+    """Turn the fields in messages of errors into options, and dotted paths into the `FILE.py:Name` that was `typed`."""
+    try:
+        yield
+    except NotPortable:
+        raise  # nobody reads it
+    except ScenarioError as error:
+        told = [_of_problem(place, message) for place, message in error.problems] or [of_fields(str(error))]
+        raise UserError("\n".join(_as_typed(line, typed) for line in told)) from error
+    except UserError as error:
+        raise UserError(_as_typed(of_fields(str(error)), typed)) from error
+
+
+def of_fields(message: str) -> str:
+    """Return a message with options in place of the fields that it names."""
+    said = _QUOTED.sub(lambda found: option(found[1], found[2]), message)
+    return _BARE.sub(lambda found: OPTIONS[found[1]], said)
+
+
+def option(path: str, value: str | None = None) -> str:
+    """Return the option that sets a field, with the value if one is given."""
+    if path in OPTIONS:
+        return OPTIONS[path] + (f" {value}" if value else "")
+    return f"--set {path}={value or 'VALUE'}"
+
+
+def _of_problem(place: Sequence[Any], message: str) -> str:
+    """Return a problem of the audit's scenario, by the option that the field is of."""
+    path = ".".join(map(str, place))
+    if place[:1] == ("arms",):
+        rest = [str(key) for key in place[2:] if key != "defences" and not isinstance(key, int)]
+        return f"--defence '{place[1]}': " + "".join(f"{key}: " for key in rest) + of_fields(message)
+    own = option(path)
+    return f"{own}: {of_fields(message.replace(f' (or {own})', ''))}"
+
+
+def _as_typed(message: str, typed: Sequence[str | None]) -> str:
+    from rayfed.registry import FILE_PATH
+
+    for given in typed:
+        for found in FILE_PATH.finditer(given or ""):
+            message = message.replace(f"'{Path(found['file']).stem}:{found['name']}'", f"'{given}'")
+    return message

@@ -240,6 +240,16 @@ def test_a_run_that_is_told_to_stop_is_killed(how: signal.Signals, code: int, tm
     assert json.loads((folder / "status.json").read_text())["state"] == "killed"
 
 
+def test_a_warning_of_another_package_is_shown_once() -> None:
+    code = (
+        "import warnings\nfrom rayfed.cli.warned import warn_once\nwarn_once()\n"
+        "for n in 1, 1, 2:\n    with warnings.catch_warnings():\n        warnings.simplefilter('default')\n"
+        "    warnings.warn(f'built {n}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert [done.stderr.count(f"UserWarning: built {n}") for n in (1, 2)] == [1, 1], done.stderr
+
+
 def _stopped_after(command: list[str], out: Path, rounds: int, how: signal.Signals, code: int) -> Path:
     process = subprocess.Popen(
         command,

@@ -10,6 +10,7 @@ import typer
 
 from rayfed.cli import audit, canaries, gate, lookup, makers, replay, reproduce, results, runs
 from rayfed.cli.signals import end_on_signals
+from rayfed.cli.warned import warn_once
 from rayfed.errors import NotPortable
 from rayfed.version import __version__
 
@@ -44,6 +45,7 @@ def _options(
 def main() -> None:
     """Run the `rayfed` command."""
     end_on_signals()
+    warn_once()
     try:
         app()
     except NotPortable:  # libraries choose their instructions as they are loaded: once more, from the beginning

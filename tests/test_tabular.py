@@ -131,6 +131,19 @@ def test_a_column_that_numbers_or_names_rows_is_noted(tmp_path: Path) -> None:
     data = build("datasets", "table", {"path": str(tmp_path / "t.csv"), "label": "ill"}).load()
     noted = [remark.split("'")[1] for remark in data.remarks if "another value in every row" in remark]
     assert noted == ["number", "patient_id", "name"], "whole numbers in no order, and others, are no names of rows"
+    assert any("leave it out by --set 'data.without=[patient_id]'" in remark for remark in data.remarks)
+
+
+def test_columns_are_left_out_by_name(tmp_path: Path) -> None:
+    rows = (f"{i},{i % 3},{i % 2}" for i in range(40))
+    (tmp_path / "t.csv").write_text("\n".join(["patient_id,dose,ill", *rows]))
+    given = {"path": str(tmp_path / "t.csv"), "label": "ill"}
+    left = build("datasets", "table", {**given, "without": ["patient_id"]}).load()
+    assert [column.name for column in left.sample.columns] == ["dose"]
+    assert not any("patient_id" in remark for remark in left.remarks)
+    for without, said in {"patient": "did you mean 'patient_id'", "ill": "'ill' is what the model predicts"}.items():
+        with pytest.raises(DataError, match=rf"data\.without: .*{said}"):
+            build("datasets", "table", {**given, "without": [without]}).load()
 
 
 def test_dates_are_noted_as_the_categories_that_they_are(tmp_path: Path) -> None:

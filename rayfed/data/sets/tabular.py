@@ -11,12 +11,14 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import yaml
 from pydantic import Field
 
 from rayfed.data.base import Dataset, Split, at_most, check_numbers, scaled_numbers, stratified
@@ -120,7 +122,7 @@ def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
         if found.dtype.kind != "f" and all(value == _MISSING or _DATE.fullmatch(value) for value in found):
             yield (
                 f"column '{name}' has dates, which are {len(np.unique(found))} categories here, without an order: "
-                f"write them as numbers, such as days since the first one, or take the column out"
+                f"write them as numbers, such as days since the first one, or leave the column out by {_left_out(name)}"
             )
             continue
         if len(found) < _FEWEST_NAMED or len(np.unique(found)) < len(found):
@@ -130,8 +132,14 @@ def _numbering(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
         if found.dtype.kind != "f" or (numbered and (called or bool((np.diff(found) > 0).all()))):
             yield (
                 f"column '{name}' has another value in every row, as numbers or names of rows have, and is a feature "
-                f"here: take it out of the table unless the model is given it"
+                f"here: unless the model is given it, leave it out by {_left_out(name)}"
             )
+
+
+def _left_out(name: str) -> str:
+    """Return the option that leaves a column out, as a shell takes it."""
+    listed = yaml.safe_dump([name], default_flow_style=True, width=10**9).strip()
+    return f"--set {quote(f'data.without={listed}')}"
 
 
 @component
@@ -150,6 +158,8 @@ class Table(Tabular):
     """Name of the column of the classes; it or `targets` has to be given."""
     targets: list[str] | None = None
     """Names of numeric columns that a model predicts, in place of a class: one output each."""
+    without: tuple[str, ...] = ()
+    """Names of columns that are left out, such as a patient's number."""
 
     def read(self) -> tuple[Mapping[str, np.ndarray], np.ndarray, tuple[str, ...]]:
         """Read all columns in the order of the file; classes and categories in that of their values."""
@@ -162,7 +172,11 @@ class Table(Tabular):
             )
         for name in [self.label] if self.label else self.targets or []:
             _check_target(path, table, "label" if self.label else "targets", name)
-        columns = {name: _values(path, name, table[name]) for name in table.column_names}
+        for name in self.without:
+            _check_column(path, table, "without", name)
+            if name in (self.label, *(self.targets or [])):
+                raise DataError(f"data.without: '{name}' is what the model predicts: leave another column out")
+        columns = {name: _values(path, name, table[name]) for name in table.column_names if name not in self.without}
         if self.label is None:
             return _of_numbers(path, columns, list(dict.fromkeys(self.targets or [])))
         classes, labels = np.unique(columns.pop(self.label), return_inverse=True)
@@ -187,10 +201,15 @@ def _of_numbers(
     return columns, labels, tuple(targets)
 
 
-def _check_target(path: Path, table: pa.Table, field: str, name: str) -> None:
-    """Raise `DataError` unless the table has a column of this name that is nowhere empty."""
+def _check_column(path: Path, table: pa.Table, field: str, name: str) -> None:
+    """Raise `DataError` unless the table has a column of this name."""
     if name not in table.column_names:
         raise DataError(f"data.{field}: {path} has no column '{name}': {nearest(name, table.column_names)}")
+
+
+def _check_target(path: Path, table: pa.Table, field: str, name: str) -> None:
+    """Raise `DataError` unless the table has a column of this name that is nowhere empty."""
+    _check_column(path, table, field, name)
     if absent := table[name].null_count:
         row = pc.index(table[name].is_null(), True).as_py()
         raise DataError(

@@ -220,6 +220,14 @@ def test_set_names_what_is_there(change: str, said: str) -> None:
         scenario.with_changes(document, [f"{change}=1"])
 
 
+def test_an_entry_goes_by_its_label_and_by_a_name_that_no_other_has() -> None:
+    attacks = [{"name": "idlg", "label": "blind"}, {"name": "idlg", "label": "informed"}, {"name": "dlg"}]
+    changed = scenario.with_changes({"attacks": attacks}, ["attacks.informed.iterations=2", "attacks.dlg.iterations=3"])
+    assert [attack.get("iterations") for attack in changed["attacks"]] == [None, 2, 3]
+    with pytest.raises(UserError, match=r"0 \(idlg, label blind\), 1 \(idlg, label informed\), 2 \(dlg\)"):
+        scenario.with_changes({"attacks": attacks}, ["attacks.idlg.iterations=2"])
+
+
 def test_an_arm_that_is_a_list_takes_other_fields() -> None:
     changed = scenario.with_changes({"arms": {"a": ["gaussian"]}}, ["arms.a.training.lr=1"])
     assert changed["arms"]["a"] == {"defences": ["gaussian"], "training": {"lr": 1}}

@@ -14,10 +14,10 @@ _Holder = dict[str, Any] | list[Any]
 def put(document: dict[str, Any], path: str, value: Any) -> Place:
     """Set the field at a path of a document, and return its keys and indices there.
 
-    An entry of a list goes by its index or by its `name`, sections that are missing are made, and a component that is
-    given by its bare name, or an arm that is a list of defences, is written out to take the field. The defences of an
-    arm may be left out: `arms.noise.gaussian.sigma`. Raises `KeyError`, which says what is there, for a place that is
-    not.
+    An entry of a list goes by its index, its `label`, or its `name` where no other has that. Sections that are missing
+    are made, and a component that is given by its bare name, or an arm that is a list of defences, is written out to
+    take the field. The defences of an arm may be left out: `arms.noise.gaussian.sigma`. Raises `KeyError`, which says
+    what is there, for a place that is not.
     """
     holder: Any
     holder, place = _find(document, path.split("."), ())
@@ -56,9 +56,8 @@ def _find(place: Any, keys: Sequence[str], passed: Place) -> tuple[_Holder, Plac
 def _first(place: Any, keys: Sequence[str], passed: Place) -> tuple[Any, Sequence[str]]:
     """Return the first key of a path, which may have dots in it as names of arms do, and the keys after it."""
     if isinstance(place, list):
-        names = [entry.get("name") if isinstance(entry, dict) else entry for entry in place]
-        index = int(keys[0]) if keys[0].isdigit() else names.index(keys[0]) if keys[0] in names else len(place)
-        if index >= len(place):
+        index = _index(place, keys[0])
+        if index is None:
             raise KeyError(_content(place, passed))
         return index, keys[1:]
     known = [count for count in range(len(keys), 1, -1) if ".".join(keys[:count]) in place]
@@ -69,10 +68,28 @@ def _first(place: Any, keys: Sequence[str], passed: Place) -> tuple[Any, Sequenc
     return key, keys[count:]
 
 
+def _index(entries: list[Any], key: str) -> int | None:
+    """Return which entry of a list is meant by an index, a label or a name; None for none, and for one of several."""
+    if key.isdigit():
+        return int(key) if int(key) < len(entries) else None
+    fields = [entry if isinstance(entry, dict) else {"name": entry} for entry in entries]
+    labels = [one.get("label") or one.get("name") for one in fields]
+    names = [one.get("name") for one in fields]
+    found = next((values for values in (labels, names) if values.count(key) == 1), None)
+    return found.index(key) if found else None
+
+
 def _content(held: Any, passed: Place) -> str:
     """Return what stands at a path, in words."""
     if isinstance(held, list):
-        entries = [f"{i} ({one.get('name') if isinstance(one, dict) else one})" for i, one in enumerate(held)]
+        entries = [f"{i} ({_entry(one)})" for i, one in enumerate(held)]
     else:
         entries = list(map(str, held)) if isinstance(held, dict) else [repr(held)]
     return f"{'.'.join(map(str, passed)) or 'the scenario'} has {', '.join(entries) or 'nothing in it'}"
+
+
+def _entry(one: Any) -> str:
+    """Return the name of an entry of a list, and its label if it has one."""
+    if not isinstance(one, dict):
+        return str(one)
+    return f"{one.get('name')}, label {one['label']}" if one.get("label") else str(one.get("name"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,32 @@ def test_data_that_lie_in_a_file_are_not_read_to_be_hashed() -> None:
             raise AssertionError("read")
 
     assert _of_samples(Lying(), torch.zeros(1).numpy()) == NOT_HASHED  # type: ignore[arg-type]
+
+
+class Noting(Progress):
+    """Keeps what is noted."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+@pytest.mark.engine
+def test_a_run_that_goes_on_with_other_code_says_so(
+    tmp_path: Path, module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "hashed_defences", raising=False)  # that of another test's folder
+    folder = played(tmp_path / "runs")
+    notes = []
+    for rounds, code in ((2, DEFENCE), (3, DEFENCE + "\n# edited\n")):
+        module.write_text(code)
+        folder.write_text(
+            "scenario.yaml", folder.read_text("scenario.yaml").replace(f"rounds: {rounds - 1}", f"rounds: {rounds}")
+        )
+        progress = Noting()
+        runs.resume(folder.url, local, progress, True)
+        notes.append([note for note in progress.notes if "has changed" in note])
+    assert notes[0] == []
+    assert [note.partition(" has changed")[0] for note in notes[1]] == ["the code of hashed_defences"]

@@ -6,9 +6,11 @@ They stand in environment.json, so that a statement on the run still says what i
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +39,18 @@ def hashes(inputs: Inputs, saved: Checkpoint | None) -> dict[str, dict[str, str]
         "data": {name: _of_samples(*split) for name, split in splits.items()},
         "weights": {account.name: _of_weights(account.arm, saved) for account in inputs.accounts},
     }
+
+
+def changed_code(before: Mapping[str, Any], code: Mapping[str, str]) -> str | None:
+    """Return a remark on modules whose `code` is no longer that of an environment.json `before`; None where it is."""
+    known = before.get("hashes", {}).get("code", {})
+    changed = [name for name, found in code.items() if known.get(name, found) != found]
+    if not changed:
+        return None
+    return (
+        f"the code of {', '.join(changed)} has changed since this run was played last: what is played from here on is "
+        f"of the new code, what is complete of the old; launch the scenario anew for a run of one"
+    )
 
 
 @cache

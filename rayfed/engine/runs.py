@@ -23,10 +23,11 @@ from rayfed.engine.continuing import (
     what_counts,
     with_key,
 )
+from rayfed.engine.environment import FILE as ENVIRONMENT
 from rayfed.engine.environment import MachineRecord
 from rayfed.engine.executor import Execution
 from rayfed.engine.federation import Federation
-from rayfed.engine.hashes import hashes
+from rayfed.engine.hashes import changed_code, hashes
 from rayfed.engine.inputs import Inputs, prepare, scorer
 from rayfed.engine.progress import Progress
 from rayfed.engine.recorder import RunRecorder
@@ -353,13 +354,15 @@ def _federation(
     scenario = inputs.scenario
     with execution(inputs, progress) as executor:
         made_of = {"hashes": hashes(inputs, saved)}
+        before = folder.read_mapping(ENVIRONMENT) if folder.exists(ENVIRONMENT) else {}
+        changed = changed_code(before, made_of["hashes"]["code"])
         record = MachineRecord(folder, scenario, {**executor.environment(), **made_of})
         progress.starting(scenario, folder, executor.describe())
         states: LoadStates = partial(checkpoint.load_states, source) if source else lambda *_: {}
         federation = Federation(inputs, executor, progress, saved.server if saved else {}, states)
         federation.make_keys()
         progress.ready(saved.round + 1 if saved else 0)
-        for message in (*inputs.remarks, *inputs.encryption):
+        for message in (*([changed] if changed else []), *inputs.remarks, *inputs.encryption):
             progress.note(message)
         if scenario.attacks:
             for message in scorer(scenario, inputs.data).unavailable():

@@ -45,8 +45,14 @@ def read_text(source: str | Path) -> str:
     except FileNotFoundError:
         named = Path(source).name == str(source) and not Path(source).suffix
         known = f", nor a scenario that comes with rayfed: {nearest(str(source), scenario_names())}" if named else ""
+        shipped = Path(source).stem
+        ours = (
+            f"`rayfed launch {shipped}` plays the one that comes with rayfed, and "
+            if shipped in scenario_names()
+            else ""
+        )
         raise ScenarioError(
-            f"{source}: no such scenario file{known}; `rayfed new NAME` writes one to start from"
+            f"{source}: no such scenario file{known}; {ours}`rayfed new NAME` writes one to start from"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{source}: cannot be read as a text file: {error}") from error

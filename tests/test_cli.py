@@ -20,6 +20,9 @@ from typer.testing import CliRunner
 
 from rayfed import registry
 from rayfed.cli import app
+from rayfed.report.terminal_run import RunView
+from rayfed.scenario import Scenario
+from rayfed.store.folder import RunFolder
 from tests.conftest import REPOSITORY
 from tests.scenario_fixtures import SCENARIOS, tiny
 
@@ -85,7 +88,8 @@ def test_not_yaml(file) -> None:  # type: ignore[no-untyped-def]
 
 def test_missing_scenario(tmp_path: Path) -> None:
     code, output = run("launch", str(tmp_path / "no.yaml"))
-    assert (code, "no such scenario file" in output) == (2, True)
+    assert (code, "no such scenario file; `rayfed new NAME`" in output) == (2, True)
+    assert "`rayfed launch noniid` plays the one that comes" in run("launch", str(tmp_path / "noniid.yaml"))[1]
 
 
 def truncated_mnist(folder: Path) -> None:
@@ -194,7 +198,20 @@ def test_only_training_is_said_to_go_on(command: str, resumable: bool, monkeypat
 
     monkeypatch.setattr(runs, command, interrupted)
     code, output = run(command, file(), "--set", "attacks=[idlg]")
-    assert (code, "rayfed resume" in output) == (130, resumable)
+    assert (code, "`rayfed resume RUN` continues" in output) == (130, resumable)
+
+
+def test_an_interrupted_run_is_named_as_resume_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]
+    from rayfed.engine import runs
+
+    def begun(scenario: Scenario, out: str, execution: object, view: RunView) -> None:
+        view.starting(scenario, RunFolder.at(f"{out}/mine"), "here")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "launch", begun)
+    code, output = run("launch", file(), "--out", str(tmp_path / "two words"), *LOCAL)
+    assert code == 130
+    assert f"`rayfed resume '{tmp_path}/two words/mine'` continues" in output, output
 
 
 @pytest.mark.engine

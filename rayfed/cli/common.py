@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -87,9 +88,10 @@ EXIT_CODES = {
     "driver has the run.",
     f"{BOUND_PASSED}": "A bound of yours is not met, or nothing shows that it is: `rayfed audit --fail-above`, `rayfed "
     "gate`, `rayfed replay`; or no setting meets all bounds: `rayfed recommend`.",
-    f"{INTERRUPTED}": "Interrupted by Ctrl-C; `rayfed resume` goes on.",
+    f"{INTERRUPTED}": "Interrupted by Ctrl-C; `rayfed resume` goes on with a training or a sweep, and an attack or "
+    "audit is played again.",
     f"{READER_GONE}": "Whoever read the output has closed it, as `head` does.",
-    "128 + N": "Killed by signal N, such as 143 for SIGTERM; `rayfed resume` goes on.",
+    "128 + N": "Killed by signal N, such as 143 for SIGTERM; after it as after Ctrl-C.",
 }
 """Exit code -> when a command ends with it."""
 
@@ -112,7 +114,9 @@ def errors_for_people(debug: bool, resumable: bool = False) -> Iterator[None]:
         errors.print(f"[red]error:[/red] {escape(plain(str(error)))}")
         raise typer.Exit(2) from None
     except (KeyboardInterrupt, BdbQuit) as error:
-        errors.print(exits.said(error) + "; what is complete is kept: `rayfed resume RUN` continues" * resumable)
+        place = next(iter(getattr(error, "__notes__", ())), "RUN")
+        kept = f"; complete rounds with their attacks, and trials, are kept: `rayfed resume {place}` continues"
+        errors.print(exits.said(error) + escape(kept) * resumable)
         raise typer.Exit(128 + error.signal if isinstance(error, Killed) else INTERRUPTED) from None
     except BrokenPipeError:  # whoever reads has seen enough, as `head` has; what is left must not fail as we end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -196,8 +200,10 @@ def watched(
     view = RunView(console(), quiet, brief, bar=executor is ExecutorName.RAY)
     try:
         yield view
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         view.interrupted()
+        if view.folder:
+            error.add_note(quote(view.folder.url))  # how `rayfed resume` names it
         raise
     except Exception as error:
         view.stopped(exits.exit_of(error), kind)

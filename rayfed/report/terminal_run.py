@@ -215,6 +215,11 @@ class RunView:
         self._last |= {row["arm"]: row for row in rows}
         self._round_began = monotonic()
 
+    @property
+    def folder(self) -> RunFolder | None:
+        """The run's folder; None before it has begun."""
+        return self._folder
+
     def interrupted(self) -> None:
         """Print where the report of an interrupted run lies."""
         self.close()

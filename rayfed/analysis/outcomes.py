@@ -30,6 +30,9 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     arms = summary.arm_names(scenario, rounds, attacks, inferences)
     leaks = summary.leaks(attacks, arms, {})
     claims = summary.claims(inferences, arms)
+    by_leak: dict[tuple[str, str], list[Row]] = {}
+    for attacked in attacks:
+        by_leak.setdefault(_met(attacked), []).append(attacked)
     found = []
     for arm in summary.arms(arms, scenario, rounds, [], attacks):
         row = {
@@ -45,7 +48,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             "simulated_seconds": arm.simulated.seconds if arm.simulated else None,
             **_guarantee(privacy, arm.name),
         }
-        met = [_leaked(leak, attacks, scenario) for leak in leaks if leak.arm == arm.name]
+        met = [_leaked(leak, by_leak[leak.arm, leak.attack], scenario) for leak in leaks if leak.arm == arm.name]
         met += [{"attack": c.attack, "inferred": _beyond(c)} for c in claims if c.arm == arm.name]
         found += [row | {"attack": None} | one for one in met or [{}]]
     return with_references(found, scenario, lambda row: ())
@@ -189,9 +192,10 @@ def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> State:
 
 
 def _leaked(leak: Leak, attacks: Sequence[Row], scenario: Mapping[str, Any]) -> dict[str, Any]:
-    first = next(row for row in attacks if (row["arm"], row["attack"]) == (leak.arm, leak.attack))
+    """Return what the rows of one attack on one arm come to, of which `leak` is the summary."""
+    first = attacks[0]
     row: dict[str, Any] = {name: first[name] for name in ("attack", "batch_size", "observes", "knowledge")}
-    row |= {"images": leak.images, "answer": _answer(scenario, [r for r in attacks if _met(r) == _met(first)])}
+    row |= {"images": leak.images, "answer": _answer(scenario, attacks)}
     row |= {"attack_seconds": leak.seconds.mean * leak.seconds.n if leak.seconds else None}
     for metric in JUDGED:
         spread = leak.scores[metric.name]

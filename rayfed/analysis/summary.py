@@ -273,6 +273,7 @@ def arms(
         accuracy = last["test_accuracy"] if last else None
         reference = result[0].accuracy if result else None
         struck = attacked.get((name,), [])
+        leading = leading_metric(struck)
         result.append(
             ArmSummary(
                 name=name,
@@ -291,7 +292,7 @@ def arms(
                 bytes_down=sum(row["bytes_down"] or 0 for row in mine),
                 update_bytes=spread(row["sent_bytes"] for row in sent.get((name,), [])),
                 worst=worst(struck),
-                reconstructed=sum(measured(row.get(leading_metric(struck))) for row in struck),
+                reconstructed=sum(measured(row.get(leading)) for row in struck),
             )
         )
     return result

@@ -284,3 +284,8 @@ def test_a_mistake_that_all_arms_have_is_told_once() -> None:
         scenario.parse(text)
     with pytest.raises(ScenarioError, match=r"arms\.b\.training\.steps"):
         scenario.parse(text.replace("b: []", "b: {training: {epochs: 1, steps: 2}}"))
+
+
+@pytest.mark.parametrize("written", ["torchvision:resnet18", "timm:resnet18", "hf:folder", "mlp", "my_module:Net"])
+def test_a_model_is_titled_as_it_is_written(written: str) -> None:
+    assert scenario.ModelSpec.model_validate({"name": written}).title == written

@@ -190,6 +190,12 @@ class ModelSpec(ComponentSpec):
     def _written_out(cls, value: Any) -> Any:
         return sourced(value)
 
+    @property
+    def title(self) -> str:
+        """Name of the model as a user writes it: `torchvision:resnet18` with its architecture, others as they are."""
+        named = self.parameters.get(_SOURCES.get(self.name, ""))
+        return self.name if named is None else f"{self.name}:{named}"
+
 
 class LossSpec(ComponentSpec):
     """The loss that clients minimise: `rayfed list losses`, or the user's own function of outputs and targets."""

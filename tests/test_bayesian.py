@@ -107,7 +107,7 @@ def test_who_meets_the_papers_bounds() -> None:
         trained("noisy", 0.8, 10),
         trained("slow", 0.9, 101),
     ]
-    arms = summary.arms(names, {}, rounds, [], attacks)
+    arms = summary.arms(names, {}, rounds, [])
     found = {v.arm: v for v in criteria(arms, summary.leaks(attacks, names, {}))}
     assert [name for name, met in found.items() if met.satisfies] == ["private"]
     assert (found["open"].accuracy, found["open"].bp_mse, found["open"].bp_ki) == (True, False, False)
@@ -117,5 +117,5 @@ def test_who_meets_the_papers_bounds() -> None:
 
 def test_there_are_no_criteria_where_bp_ki_was_not_measured() -> None:
     attacks = [scored("none", 0, 0.1, 0.2) | {"bp_ki": None}]
-    arms = summary.arms(["none"], {}, [], [], attacks)
+    arms = summary.arms(["none"], {}, [], [])
     assert criteria(arms, summary.leaks(attacks, ["none"], {})) == []

@@ -192,8 +192,8 @@ def test_the_summary_says_what_the_tables_say(run: RunFolder, page: Page) -> Non
 
 
 def test_what_a_defence_costs_and_holds_stands_by_its_verdict(run: RunFolder) -> None:
-    rounds, attacks = (run.read_table(name).to_pylist() for name in ("rounds", "attacks"))
-    trained = summary.arms(list(ARMS), run.scenario(), rounds, [], attacks)
+    rounds = run.read_table("rounds").to_pylist()
+    trained = summary.arms(list(ARMS), run.scenario(), rounds, [])
     held = {"arm": "gaussian", **PRIVATE}
     said = words.prices(trained, [held, {"arm": "prune", "epsilon": None}], {"prune": 0.5})
     assert said["none"] == f"test accuracy {formats.share(trained[0].accuracy)}", (
@@ -201,7 +201,7 @@ def test_what_a_defence_costs_and_holds_stands_by_its_verdict(run: RunFolder) ->
     )
     assert said["gaussian"].endswith("points); ε = 2.96 at δ = 1e-05 for every single sample")
     assert said["prune"].endswith("points); no (ε, δ)")
-    bare = summary.arms(list(ARMS), run.scenario(), [], [], attacks)
+    bare = summary.arms(list(ARMS), run.scenario(), [], [])
     assert words.prices(bare, [], {"prune": 0.5}) == {
         "none": "",
         "gaussian": "",

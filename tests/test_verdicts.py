@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 from rich.console import Console
 
 from rayfed import scenario as scenarios
+from rayfed.analysis import summary
 from rayfed.analysis.outcomes import outcomes, with_verdicts
-from rayfed.analysis.summary import worst
-from rayfed.analysis.verdicts import verdicts
+from rayfed.analysis.summary import ArmSummary
+from rayfed.analysis.verdicts import closest, criterion_of, verdicts
+from rayfed.report import words
 from rayfed.report.run import write_report
 from rayfed.report.terminal_run import RunView
 from rayfed.update import UNREHEARSED, Masked
@@ -31,6 +34,10 @@ def row(arm: str, psnr: float | None, attack: str = "dlg", **more: Any) -> dict[
 
 def hidden(arm: str) -> dict[str, Any]:
     return row(arm, None, status="not applicable", message=Masked.unreadable, label_accuracy=None)
+
+
+def arms_of(*names: str) -> list[ArmSummary]:
+    return summary.arms(names, {}, [], [])
 
 
 def of(*rows: dict[str, Any], scenario: dict[str, Any] = SCENARIO, **more: Any) -> dict[str, Any]:
@@ -113,10 +120,52 @@ def test_labels_that_were_given_were_not_found() -> None:
 
 
 @pytest.mark.parametrize("gain", [-1.0, 0.0])
-def test_what_is_no_nearer_than_a_guess_is_not_the_worst(gain: float) -> None:
-    assert worst([row("bare", 30.0, above_guessing=gain)]) is None
-    assert worst([row("bare", 30.0, told_apart=0.0)]) is None
-    assert worst([row("bare", 30.0), row("bare", 40.0, above_guessing=gain)]) == row("bare", 30.0)
+def test_what_is_no_leak_is_neither_the_worst_nor_called_reconstructed(gain: float) -> None:
+    guessed, leak, far = row("bare", 40.0, above_guessing=gain), row("bare", 30.0), row("bare", 14.0)
+    criterion = criterion_of(SCENARIO, [leak])
+    assert closest([far, leak, guessed], criterion) == leak
+    assert closest([far, guessed], criterion) == guessed, "the verdict's closest where nothing leaks"
+    assert closest([row("bare", None)], criterion) is None
+    others = row("bare", 30.0, told_apart=0.0)
+    public, unknown = row("bare", 30.0, above_public=gain), row("bare", 30.0, above_guessing=None)
+    assert [criterion.called(one) for one in (leak, guessed, far, others, public, unknown)] == [
+        "reconstructed",
+        "no nearer than a guess",
+        "below 15.0 dB",
+        "no nearer than to another image",
+        "no nearer than a public image",
+        "not compared with a guess",
+    ]
+
+
+def test_the_summary_names_one_closest_sample_as_the_verdict_does() -> None:
+    rows = [row("bare", 19.1, above_guessing=-1.0), row("bare", 14.4, sample=1), row("noise", 14.0)]
+    told, criterion = of(*rows), criterion_of(SCENARIO, rows)
+    said = words.of_run(arms_of("bare", "noise"), told, criterion, [], None, secure=False)
+    assert said[0].heading == "The closest image"
+    assert "No image was reconstructed as a leak is defined above." in said[0].lines[0]
+    assert "(no nearer than a guess)" in said[0].lines[0]
+    assert "PSNR of 19.1 dB" in said[0].lines[0]
+    assert "the closest at 19.1 dB" in told["bare"].sentence
+    assert said[0].lines[1] == "Not measured: 2 of 3 arms."
+
+
+def test_leaking_arms_come_first_among_effects_and_are_never_cut() -> None:
+    names = ["bare", *(f"arm{i}" for i in range(12)), "open", "quiet"]
+    scenario = {"arms": {name: [] if name == "bare" else ["prune"] for name in names}}
+    rows = [row("bare", 14.0)] + [row(name, 10.0 + i / 10) for i, name in enumerate(names[1:13])] + [row("open", 18.6)]
+    told = of(*rows, scenario=scenario)
+    costs = [replace(arm, accuracy=0.5, accuracy_change=i / 100) for i, arm in enumerate(arms_of(*names))]
+    said = words.effects(costs, told, most=8)
+    assert "leakage: leaks, worst image 18.6 dB (bare: not reconstructed, closest image 14.0 dB)" in said[0]
+    assert said[0].startswith("open: test accuracy")
+    assert said[-1] == "6 other arms stand in the tables below."
+    every = of(*(row(name, 18.0 + i) for i, name in enumerate(names)), scenario=scenario)
+    assert len(words.effects(costs, every, most=8)) == len(names) - 1
+    alike = words.effects(arms_of(*names), of(row("bare", 30.0), scenario=scenario), most=8)
+    [line] = alike
+    assert line.startswith("arm0, arm1, ")
+    assert line.endswith("quiet: leakage: not measured (bare: leaks, worst image 30.0 dB).")
 
 
 def test_the_page_and_the_terminal_say_the_same(tmp_path: Path) -> None:

@@ -319,6 +319,21 @@ class Criterion:
         above = row.get("above_public")
         return above is not None and above <= 0
 
+    def called(self, row: Row) -> str:
+        """Say what a row's result is: `reconstructed` where it is a leak, else why it is none."""
+        value, noun = self.nearness(row), NOUNS[self.modality]
+        if self.leaks(row):
+            return "reconstructed"
+        if value is None or row["above_guessing"] is None or row["told_apart"] is None:
+            return "not compared with a guess"
+        if row["above_guessing"] <= 0:
+            return "no nearer than a guess"
+        if self.like_public(row):
+            return f"no nearer than a public {noun}"
+        if row["told_apart"] != 1:
+            return f"no nearer than to another {noun}"
+        return f"below {self.written(self.threshold)}"
+
     def written(self, value: float) -> str:
         """Return a value of the leading metric in words."""
         if self.modality != "pixels":

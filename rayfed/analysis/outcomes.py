@@ -34,7 +34,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     for attacked in attacks:
         by_leak.setdefault(_met(attacked), []).append(attacked)
     found = []
-    for arm in summary.arms(arms, scenario, rounds, [], attacks):
+    for arm in summary.arms(arms, scenario, rounds, []):
         row = {
             "arm": arm.name,
             "defences": " + ".join(arm.defences),

@@ -103,7 +103,7 @@ class Simulated:
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """Summary of one arm: how its training went and its worst leak."""
+    """Summary of one arm: how its training went."""
 
     name: str
     defences: list[str]
@@ -130,10 +130,6 @@ class ArmSummary:
     bytes_down: int
     update_bytes: Spread | None
     """Bytes of one client's update."""
-    worst: Row | None
-    """Row of `attacks` nearest to the truth, see `worst`."""
-    reconstructed: int
-    """Reconstructions that attacks made, however bad; where there is none, nothing is known of leakage."""
 
 
 @dataclass(frozen=True)
@@ -259,11 +255,9 @@ def _described(kind: str, name: str) -> str:
     return str(registry.find(kind, name).describe) if name in registry.table(kind) else name
 
 
-def arms(
-    names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Sequence[Row], attacks: Sequence[Row]
-) -> list[ArmSummary]:
+def arms(names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Sequence[Row]) -> list[ArmSummary]:
     """Return every arm's summary, in the order of `names`."""
-    played, sent, attacked = (_grouped(table, "arm") for table in (rounds, clients, attacks))
+    played, sent = (_grouped(table, "arm") for table in (rounds, clients))
     result: list[ArmSummary] = []
     for name in names:
         mine = sorted(played.get((name,), []), key=lambda row: row["round"])
@@ -272,8 +266,6 @@ def arms(
         )
         accuracy = last["test_accuracy"] if last else None
         reference = result[0].accuracy if result else None
-        struck = attacked.get((name,), [])
-        leading = leading_metric(struck)
         result.append(
             ArmSummary(
                 name=name,
@@ -291,8 +283,6 @@ def arms(
                 bytes_up=sum(row["bytes_up"] or 0 for row in mine),
                 bytes_down=sum(row["bytes_down"] or 0 for row in mine),
                 update_bytes=spread(row["sent_bytes"] for row in sent.get((name,), [])),
-                worst=worst(struck),
-                reconstructed=sum(measured(row.get(leading)) for row in struck),
             )
         )
     return result
@@ -322,26 +312,6 @@ def on_the_clock(rounds: Sequence[Row]) -> list[dict[str, Any]]:
 def _strangers(row: Row) -> tuple[float, float] | None:
     anew, averaged = row.get("stranger_accuracy"), row.get("stranger_mean_accuracy")
     return None if anew is None or averaged is None else (anew, averaged)
-
-
-def worst(attacks: Sequence[Row]) -> Row | None:
-    """Return the row of the reconstruction nearest to its original.
-
-    It has the highest PSNR, of texts the most tokens in place, of records the most features found; None where none was
-    measured, or none was beyond guessing.
-    """
-    leading = leading_metric(attacks)
-    found = (row for row in attacks if measured(row.get(leading)) and not guessed(row))
-    return max(found, key=lambda row: row[leading], default=None)
-
-
-def guessed(row: Row) -> bool:
-    """Return whether a row of attacks is known to be no nearer than a guess made without the update, or than others.
-
-    The nearest public sample is a guess, too.
-    """
-    gains = (row.get("above_guessing"), row.get("above_public"))
-    return any(gain is not None and gain <= 0 for gain in gains) or row.get("told_apart") == 0
 
 
 def leading_metric(attacks: Iterable[Row]) -> str:

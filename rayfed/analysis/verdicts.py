@@ -37,11 +37,27 @@ class Verdict:
     state: State
     """The state among those of its batch sizes that comes first in `WEIGHT`."""
     sentence: str
+    closest: Row | None = None
+    """Row of the reconstruction that came closest: of those that are leaks, or of all where none is."""
+
+    @property
+    def answered(self) -> bool:
+        """Whether the attacks say something of the arm: what is inconclusive was not measured either."""
+        return self.state not in ("not measured", "inconclusive")
 
 
 def weightiest(found: Sequence[Finding]) -> State:
     """Return the state of some findings that comes first in `WEIGHT`; where there is none, nothing was measured."""
     return next((state for state in WEIGHT if any(finding.state == state for finding in found)), "not measured")
+
+
+def closest(attacks: Sequence[Row], criterion: Criterion) -> Row | None:
+    """Return the row of the reconstruction nearest to its sample: of those that are leaks, or of all where none is.
+
+    None where nothing finite was reconstructed.
+    """
+    found = [(criterion.leaks(row), value, row) for row in attacks if (value := criterion.nearness(row)) is not None]
+    return max(found, key=lambda one: one[:2], default=(False, 0.0, None))[2]
 
 
 def criterion_of(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> Criterion:
@@ -80,7 +96,8 @@ def verdicts(
         own = [finding for finding in found if finding.arm == arm]
         words = [sentence(own, criterion) if own else f"{arm}: NOT MEASURED, for no attack rebuilt samples here"]
         words += [claimed(claim) for claim in inferred if claim.arm == arm]
-        told.append(Verdict(arm, weightiest(own), "; ".join(words)))
+        nearest = closest([row for row in attacks if row["arm"] == arm], criterion)
+        told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest))
     return told
 
 

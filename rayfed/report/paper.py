@@ -88,7 +88,7 @@ def run_charts(run: Run) -> list[Chart]:
     names = summary.arm_names(scenario, rounds, attacks, inferences)
     asked = (scenario.get("metrics") or {}).get("success") or {}
     thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
-    arms, leaks = summary.arms(names, scenario, rounds, clients, attacks), summary.leaks(attacks, names, thresholds)
+    arms, leaks = summary.arms(names, scenario, rounds, clients), summary.leaks(attacks, names, thresholds)
     success = success_rates(attacks, names, thresholds)
     found = [
         trade_off(explore(run.with_intervals()), names),

@@ -21,7 +21,7 @@ from rayfed.analysis.proved import comparisons, uncovered
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
-from rayfed.analysis.verdicts import criterion_of, guess, verdicts
+from rayfed.analysis.verdicts import closest, criterion_of, guess, verdicts
 from rayfed.analysis.victims import victims
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
@@ -76,12 +76,16 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     inferences = folder.read_table("inferences").to_pylist()
     clients = folder.read_table("clients").select(["arm", "sent_bytes"]).to_pylist()
     names = summary.arm_names(scenario, rounds, attacks, inferences)
-    arms = summary.arms(names, scenario, rounds, clients, attacks)
+    arms = summary.arms(names, scenario, rounds, clients)
     samples = shown([scenario])
-    leakage = _leakage(folder, scenario, names, attacks, inferences, samples)
+    told = verdicts(scenario, attacks, inferences, finished=status.get("state") == "finished")
+    by_arm = {verdict.arm: verdict for verdict in told}
+    nearest = [verdict.closest for verdict in told if verdict.closest]
+    leakage = _leakage(folder, scenario, names, attacks, inferences, samples, {key(row) for row in nearest})
     mix = summary.label_mix(folder.read_table("partition"))
     classes, leaks = mix.classes if mix else {}, leakage["leaks"]
-    worst, worst_pairs = summary.worst(attacks), pictures(folder, [arm.worst for arm in arms if arm.worst], samples)
+    criterion = criterion_of(scenario, attacks)
+    worst, worst_pairs = closest(nearest, criterion), pictures(folder, nearest, samples)
     proved = folder.read_table("proved").to_pylist()
     compared = comparisons(proved, attacks, inferences)
     secure = bool((scenario.get("privacy") or {}).get("secure"))
@@ -93,16 +97,19 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "arm_names": names,
         "guess": guess(scenario, attacks),
         "simulated": any(arm.simulated for arm in arms),
-        "verdicts": verdicts(scenario, attacks, inferences, finished=status.get("state") == "finished"),
+        "verdicts": told,
+        "verdict_of": by_arm,
         "prices": words.prices(arms, privacy, distortions(attacks)),
-        "criterion": criterion_of(scenario, attacks),
+        "criterion": criterion,
         "distortions": distortions(attacks),
-        "statements": words.of_run(arms, worst, privacy, classes if samples.truth else None, secure),
+        "statements": words.of_run(
+            arms, by_arm if attacks else {}, criterion, privacy, classes if samples.truth else None, secure
+        ),
         "warnings": words.short_keys(scenario) + _about_samples(samples, leakage),
         "criteria": criteria(arms, leaks),
         "robustness": matrix(sorted(rounds, key=lambda row: row["round"])),
         "worst": worst,
-        "worst_pairs": {arm.name: worst_pairs.get(key(arm.worst)) for arm in arms if arm.worst},
+        "worst_pairs": {row["arm"]: worst_pairs.get(key(row)) for row in nearest},
         "guarantees": [row for row in privacy if row["epsilon"] is not None],
         "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
         "comparisons": compared,
@@ -137,16 +144,18 @@ def _leakage(
     attacks: Sequence[Row],
     inferences: Sequence[Row],
     samples: Samples,
+    worst: Collection[tuple[Any, ...]],
 ) -> dict[str, Any]:
-    """Return what the template shows of attacks, arm by arm and sample by sample."""
+    """Return what the template shows of attacks, arm by arm and sample by sample.
+
+    `worst` are the keys of the samples that are shown where no others are.
+    """
     asked = (scenario.get("metrics") or {}).get("success") or {}
     thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
     leaks, claims = summary.leaks(attacks, names, thresholds), summary.claims(inferences, names)
     guesses: list[Leak | Claim] = [*leaks, *claims]
     explorer = explore(settings(outcomes(folder)))
     leading, groups = summary.leading_metric(attacks), of_victims(victims(attacks, inferences, names))
-    by_arm = (summary.worst([row for row in attacks if row["arm"] == arm]) for arm in names)
-    worst = {key(row) for row in by_arm if row}
     pairs = _pairs(folder, explorer, attacks, samples, worst)
     return {
         "samples": samples,

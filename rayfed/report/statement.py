@@ -23,7 +23,7 @@ from rayfed.analysis.formats import NOUNS, duration, near, share
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.summary import Claim, Leak, Row
-from rayfed.analysis.verdicts import criterion_of, guess, run_findings, verdicts
+from rayfed.analysis.verdicts import Verdict, closest, criterion_of, guess, run_findings, verdicts
 from rayfed.metrics import roc
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
@@ -154,7 +154,7 @@ class Statement:
     def _arms(self) -> list[summary.ArmSummary]:
         rounds, clients = self._rows("rounds"), self._rows("clients")
         names = summary.arm_names(self._scenario, rounds, self._attacks, self._inferences)
-        return summary.arms(names, self._scenario, rounds, clients, self._attacks)
+        return summary.arms(names, self._scenario, rounds, clients)
 
     @cached_property
     def _leaks(self) -> list[Leak]:
@@ -187,12 +187,15 @@ class Statement:
             "the statement out, make one without any by rayfed statement RUN --redact."
         )
 
+    @cached_property
+    def _verdicts(self) -> list[Verdict]:
+        return verdicts(self._scenario, self._attacks, self._inferences, self._finished)
+
     @property
     def _verdict(self) -> list[Block]:
         criterion = criterion_of(self._scenario, self._attacks)
-        said = verdicts(self._scenario, self._attacks, self._inferences, self._finished)
         return [
-            [verdict.sentence for verdict in said] or ["NOT MEASURED: nothing was attacked"],
+            [verdict.sentence for verdict in self._verdicts] or ["NOT MEASURED: nothing was attacked"],
             f"A leak is a reconstruction from {criterion.written(criterion.threshold)} on that is nearer to its sample "
             f"than the best guess made without the update, and than other samples are. "
             f"{guess(self._scenario, self._attacks)} No sentence here is a statement of safety.",
@@ -236,7 +239,11 @@ class Statement:
         known = [arm for arm in self._arms if arm.accuracy is not None]
         accuracy = [f"{arm.name}: test accuracy {share(arm.accuracy)}" for arm in known]
         if len(self._arms) > 1 and any(arm.rounds for arm in self._arms):
-            measured: list[Block] = [f"{words.effect_heading(self._arms)}:", accuracy[:1] + words.effects(self._arms)]
+            told = {verdict.arm: verdict for verdict in self._verdicts} if self._attacks else {}
+            measured: list[Block] = [
+                f"{words.effect_heading(self._arms)}:",
+                accuracy[:1] + words.effects(self._arms, told),
+            ]
             measured.append("One training each: how much of a difference is chance, only repeats can say.")
         else:
             measured = [accuracy or ["What the measures cost in accuracy was not measured: nothing was trained here."]]
@@ -360,13 +367,14 @@ class Statement:
 
     @cached_property
     def _worst(self) -> list[Block]:
-        """The worst sample: in words, shown or not, and by its hash."""
-        row = summary.worst(self._attacks)
+        """The closest sample: in words, shown or not, and by its hash."""
+        criterion = criterion_of(self._scenario, self._attacks)
+        row = closest(self._attacks, criterion)
         if row is None:
-            return ["No reconstruction came nearer to its sample than a guess does, or than to others."]
+            return ["NOT MEASURED: no attack made a reconstruction that could be scored."]
         mix = summary.label_mix(self.folder.read_table("partition"))
         classes = mix.classes if mix and self._samples.truth else None
-        said = words.worst_sample(row, f"under arm {row['arm']}", classes)
+        said = words.closest_sample(row, criterion, f"under arm {row['arm']}", classes)
         blocks: list[Block] = [" ".join([f"{said[0].heading}:", *said[0].lines, *said[1].lines])]
         return [*blocks, *self._shown(row)]
 

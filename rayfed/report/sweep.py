@@ -16,6 +16,7 @@ from rayfed.analysis.paired import of_seeds, paired, paired_grid
 from rayfed.analysis.settings import Setting, settings
 from rayfed.analysis.summary import Row, Spread, measured, spread
 from rayfed.analysis.sweep_folder import SweepFolder
+from rayfed.analysis.verdicts import closest, criterion_of
 from rayfed.metrics.measures import MEASURES
 from rayfed.report import words
 from rayfed.report.explorer import PREFERRED, Explorer, explore
@@ -62,6 +63,7 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
     samples = of_sweep(sweep)
     every = _pairs(sweep, explorer, samples)
     told, near = _worst(sweep, found), max((pairs[0] for pairs in every if pairs), key=_psnr, default=None)
+    criterion = criterion_of(scenario, [told[1]] if told else [])
     worst = near if told and near and _psnr(near) >= told[1]["psnr"] else None  # of later repeats there is no picture
     first = next((sweep.trial(row["run"]) for row in rows if row["run"]), sweep.files)
     mix = summary.label_mix(first.read_table("partition"))
@@ -74,11 +76,12 @@ def _contents(sweep: SweepFolder) -> dict[str, Any]:
         "states": {state: _trials(row for row in rows if row["status"] == state) for state in _STATES},
         "arm_names": arms,
         "verdicts": words.sweep_verdicts(found),
-        "statements": words.of_sweep(found, told, classes if samples.truth else None, arms),
+        "statements": words.of_sweep(found, told, criterion, classes if samples.truth else None, arms),
         "secure": words.secure(scenario),
         "warnings": words.short_keys(scenario, _key_lengths(rows, fields))
         + ([samples.warning] if samples.warning and near else []),
         "samples": samples,
+        "criterion": criterion,
         "worst": worst,
         "strips": strips(sweep.trial(near.run), samples, {key(near.row)}) if near else [],
         "explorer": explorer,
@@ -105,7 +108,8 @@ def _worst(sweep: SweepFolder, found: Sequence[Setting]) -> tuple[str, Row] | No
         return None
     title, outcome = max(known, key=lambda entry: entry[1]["psnr_worst"])
     rows = sweep.trial(outcome["run"]).read_table("attacks").to_pylist()
-    row = summary.worst([r for r in rows if (r["arm"], r["attack"]) == (outcome["arm"], outcome["attack"])])
+    mine = [r for r in rows if (r["arm"], r["attack"]) == (outcome["arm"], outcome["attack"])]
+    row = closest(mine, criterion_of(sweep.scenario, mine))
     return (title, row) if row else None
 
 

@@ -275,9 +275,10 @@ class RunView:
     def _say_effects(self) -> None:
         """Print what each defence changes, as the page does."""
         if len(self._last) > 1:
-            compared = summary.arms(list(self._last), self._scenario, self._played, [], self._attacks)
+            compared = summary.arms(list(self._last), self._scenario, self._played, [])
             self.say((f"{words.effect_heading(compared)}:", "bold"))
-            for line in words.effects(compared):
+            found = verdicts(self._scenario, self._attacks, self._inferences) if self._attacks else []
+            for line in words.effects(compared, {verdict.arm: verdict for verdict in found}):
                 self.say(f"  {line}")
 
     def _say_verdicts(self) -> None:

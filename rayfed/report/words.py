@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rayfed.analysis.audit import Criterion
 from rayfed.analysis.formats import called, decibel, duration, fixed, in_words, near, points, share, size
 from rayfed.analysis.settings import Setting, by_values
 from rayfed.analysis.summary import ArmSummary, Row, measured, setting
-from rayfed.analysis.verdicts import WEIGHT
+from rayfed.analysis.verdicts import WEIGHT, Verdict, closest
 from rayfed.crypto.paillier import SECURE_BITS
 from rayfed.metrics.measures import MEASURES, worst_of
 from rayfed.privacy.printing import at_most, share_at_most
@@ -36,20 +37,24 @@ class Statement:
 
 def of_run(
     arms: Sequence[ArmSummary],
-    worst: Row | None,
+    verdicts: Mapping[str, Verdict],
+    criterion: Criterion,
     privacy: Sequence[Row],
     classes: Mapping[int, str] | None,
     secure: bool,
 ) -> list[Statement]:
-    """Summarise a run; `worst` is the row of `attacks` with the highest PSNR, None where nothing was scored.
+    """Summarise a run of these arms; `verdicts` by arm are empty where nothing was attacked.
 
     `classes` are None where the page says of no sample what it is.
     """
-    told = worst_sample(worst, f"under arm {worst['arm']}" if len(arms) > 1 else "", classes) if worst else []
+    worst, told = closest([v.closest for v in verdicts.values() if v.closest], criterion), []
+    if worst:
+        where = f"under arm {worst['arm']}" if len(arms) > 1 else ""
+        told = closest_sample(worst, criterion, where, classes)
+        if unknown := sum(not verdict.answered for verdict in verdicts.values()):
+            told[0].lines.append(f"Not measured: {unknown} of {len(verdicts)} arms.")
     if len(arms) > 1:
-        costs = effects(arms[: 1 + MOST])
-        if others := max(len(arms) - 1 - MOST, 0):
-            costs.append(f"{others} other arm{'s stand' if others > 1 else ' stands'} in the tables below.")
+        costs = effects(arms, verdicts, MOST)
         if any(arm.rounds for arm in arms):
             costs.append("One training each: how much of a difference is chance, only repeats can say.")
         told.append(Statement(effect_heading(arms), costs))
@@ -61,9 +66,36 @@ def effect_heading(arms: Sequence[ArmSummary]) -> str:
     return f"Effect of each defence compared with {arms[0].name if arms[0].defences else 'no defence'}"
 
 
-def effects(arms: Sequence[ArmSummary]) -> list[str]:
-    """Say of every arm but the first what it changes in accuracy, time, bytes and leakage."""
-    return [_cost(arm, arms[0]) for arm in arms[1:]]
+def effects(arms: Sequence[ArmSummary], verdicts: Mapping[str, Verdict], most: int | None = None) -> list[str]:
+    """Say of every arm but the first what it changes in accuracy, time, bytes and leakage: the leaking ones first.
+
+    Arms of which the same is said share a line. Where there are more than `most` lines, those of arms that do not leak
+    are counted only; `verdicts` by arm are empty where nothing was attacked.
+    """
+
+    def place(arm: ArmSummary) -> int:
+        verdict = verdicts.get(arm.name)
+        return WEIGHT.index(verdict.state) if verdict else len(WEIGHT)
+
+    lines: dict[str, list[ArmSummary]] = {}
+    for arm in sorted(arms[1:], key=place):
+        lines.setdefault(_cost(arm, arms[0], verdicts), []).append(arm)
+    leaking = sum(place(group[0]) == 0 for group in lines.values())
+    shown = list(lines.items())[: None if most is None else max(most, leaking)]
+    said = [f"{', '.join(arm.name for arm in group)}: {line}." for line, group in shown]
+    if rest := len(arms) - 1 - sum(len(group) for _, group in shown):
+        said.append(f"{rest} other arm{'s stand' if rest > 1 else ' stands'} in the tables below.")
+    return said
+
+
+def leakage(verdict: Verdict | None) -> str:
+    """Say in a few words what attacks got on an arm; what was not measured says so."""
+    if verdict is None or not verdict.answered:
+        return "not measured"
+    if verdict.closest is None:
+        return verdict.state
+    how = f"{'worst' if verdict.state == 'leaks' else 'closest'} {called(verdict.closest)} {near(verdict.closest)}"
+    return f"{verdict.state}, {how}"
 
 
 def prices(arms: Sequence[ArmSummary], privacy: Sequence[Row], distortions: Mapping[str, float]) -> dict[str, str]:
@@ -86,10 +118,14 @@ def _price(arm: ArmSummary, privacy: Sequence[Row], distortions: Mapping[str, fl
 
 
 def of_sweep(
-    settings: Sequence[Setting], worst: tuple[str, Row] | None, classes: Mapping[int, str] | None, arms: Sequence[str]
+    settings: Sequence[Setting],
+    worst: tuple[str, Row] | None,
+    criterion: Criterion,
+    classes: Mapping[int, str] | None,
+    arms: Sequence[str],
 ) -> list[Statement]:
     """Summarise a sweep; `worst` is the setting and the row of `attacks` with the highest PSNR."""
-    told = worst_sample(worst[1], f"under the setting {worst[0]}", classes) if worst else []
+    told = closest_sample(worst[1], criterion, f"under the setting {worst[0]}", classes) if worst else []
     ranges = [_ranges(arm, [one for one in settings if one.arm == arm]) for arm in arms]
     told.append(Statement("Accuracy, leakage and time over the settings", [line for line in ranges if line][:MOST]))
     rows = [row for one in settings if "epsilon" in one.measures for row in one.rows]
@@ -198,8 +234,11 @@ def _held(lines: list[str]) -> Statement:
     return Statement("What is guaranteed", [*lines, rest])
 
 
-def worst_sample(row: Row, where: str, classes: Mapping[int, str] | None) -> list[Statement]:
-    """Say which sample came out nearest, where, and what its attacker knew; `classes` as in `of_run`."""
+def closest_sample(row: Row, criterion: Criterion, where: str, classes: Mapping[int, str] | None) -> list[Statement]:
+    """Say which sample came out nearest, where, and what its attacker knew; `classes` as in `of_run`.
+
+    Only what is a leak by the criterion is called reconstructed.
+    """
     sample, close = called(row), decibel(row["psnr"])
     article = "an" if sample == "image" else "a"
     how = "exactly" if close == "exact" else f"at a PSNR of {close} dB"
@@ -211,16 +250,16 @@ def worst_sample(row: Row, where: str, classes: Mapping[int, str] | None) -> lis
         of_class = f", class {classes.get(label, label)}"
     what = f" (sample {row['sample']}, round {row['round']}{of_class})"
     place = f" {where}" if where else ""
-    return [
-        Statement(
-            f"The worst {sample}",
-            [f"{row['attack']} rebuilt {article} {sample} of client {row['victim']}{what}{place} {how}{likeness}."],
-        ),
-        Statement("What its attacker knew", [f"It was given {setting([row])}."]),
-    ]
+    whose = f"{article} {sample} of client {row['victim']}{what}{place}"
+    told = Statement(f"The worst {sample}", [f"{row['attack']} rebuilt {whose} {how}{likeness}."])
+    if (why := criterion.called(row)) != "reconstructed":
+        said = f"No {sample} was reconstructed as a leak is defined above. The closest, which is no reconstruction"
+        of = f"{whose} by {row['attack']}, {how.removeprefix('at ').removeprefix('with ')}{likeness}"
+        told = Statement(f"The closest {sample}", [f"{said} ({why}): {of}."])
+    return [told, Statement("What its attacker knew", [f"It was given {setting([row])}."])]
 
 
-def _cost(arm: ArmSummary, reference: ArmSummary) -> str:
+def _cost(arm: ArmSummary, reference: ArmSummary, verdicts: Mapping[str, Verdict]) -> str:
     parts = []
     if arm.accuracy_change is not None:
         parts.append(f"test accuracy {share(arm.accuracy)}, {points(arm.accuracy_change)} points")
@@ -233,13 +272,10 @@ def _cost(arm: ArmSummary, reference: ArmSummary) -> str:
     if arm.rounds and reference.rounds and arm.bytes_up and reference.bytes_up:
         own, other = (size(one.bytes_up / one.rounds) for one in (arm, reference))
         parts.append(f"{own} sent by clients a round (against {other})")
-    if reference.worst:
-        sample = called(reference.worst)
-        own = f"worst {sample} {near(arm.worst)}" if arm.worst else f"no {sample} reconstructed beyond guessing"
-        if not arm.reconstructed:
-            own = "leakage not measured, as no attack answered"
-        parts.append(f"{own} (against {near(reference.worst)})")
-    return f"{arm.name}: {'; '.join(parts) or 'nothing was measured'}."
+    if verdicts:
+        own, other = (leakage(verdicts.get(one.name)) for one in (arm, reference))
+        parts.append(f"leakage: {own} ({reference.name}: {'the same' if own == other else other})")
+    return "; ".join(parts) or "nothing was measured"
 
 
 def _ranges(arm: str, settings: Sequence[Setting]) -> str:

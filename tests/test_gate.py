@@ -62,6 +62,16 @@ def test_nothing_passes_where_another_attack_raised() -> None:
     assert states(PSNR, *rows) == {"none": "failed", "x": "not measured", "y": "passed"}
 
 
+def test_what_is_past_the_bound_by_a_guess_is_told_as_such() -> None:
+    guessed = [row("none", 19.1, above_guessing=-1.7), row("x", 19.3, above_guessing=-1.5)]
+    [check] = Played(SCENARIO, guessed, []).checks([PSNR], ["x"])
+    assert (check.state, check.value) == ("inconclusive", 19.3)
+    assert "past the bound, though no nearer than a guess" in check.reason
+    assert "by more than a guess without a defence either" in check.reason
+    [far] = Played(SCENARIO, [row("none", 9.0), row("x", 9.0)], []).checks([PSNR], ["x"])
+    assert far.reason == "no attack passed the bound without a defence either"
+
+
 def test_an_arm_with_opponents_is_looked_at() -> None:
     rows = [row("none", 40.0), row("x vs quiet", 40.0)]
     scenario = SCENARIO | {"opponents": {"quiet": {}}}

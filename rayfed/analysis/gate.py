@@ -325,6 +325,11 @@ def _check(found: Finding, bound: Bound, bare: bool) -> Check:
         return Check(found.arm, found.batch, bound, "not measured", *numbers, reason=reason)
     if state == "inconclusive":
         reason = found.lacking or "no attack passed the bound without a defence either"
+        if not found.lacking and best is not None and bound.metric.passes(best, bound.limit):
+            reason = (
+                "past the bound, though no nearer than a guess gets without the update; no attack passed the bound by "
+                "more than a guess without a defence either"
+            )
         return Check(found.arm, found.batch, bound, "inconclusive", *numbers, reason=reason)
     guessed = {leading(form).name for form in MODALITIES}  # by which guesses are compared
     if best is not None and bound.name not in guessed and bound.metric.passes(best, bound.limit):

@@ -360,8 +360,41 @@ def test_failed_attacks_are_listed_with_their_reason(tmp_path: Path) -> None:
             row |= {"status": "diverged", "psnr": math.nan, "mse": math.nan, "message": "objective is not finite"}
     folder.write_part("attacks", 0, rows)
     page = read(folder)
-    assert "not applicable 2 the update has no last bias" in page.text
-    assert "diverged 2 objective is not finite" in page.text
+    assert "not applicable the update has no last bias idlg prune 2" in page.text
+    assert "diverged objective is not finite idlg gaussian 2" in page.text
+
+
+def test_attacks_without_an_answer_are_a_line_a_reason_and_no_rows(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path))
+    rows = [row for row in folder.read_table("attacks").to_pylist() if row["round"] == 0]
+    scores = ("label", "label_accuracy", "mse", "psnr", "ssim", "objective", "iterations", "seconds")
+    for row in rows:
+        if row["attack"] == "idlg" or row["arm"] == "prune":
+            late = row["attack"] == "inverting_gradients"
+            message = "for want of time (about 5 s)" if late else "no bias"
+            row |= dict.fromkeys(scores) | {"status": "not played" if late else "not applicable", "message": message}
+    for round in (0, 4):
+        folder.write_part("attacks", round, rows if not round else [])
+    page = read(folder)
+    assert "not applicable no bias idlg all 3 arms 6" in page.text
+    assert "not played for want of time inverting_gradients prune 2" in page.text
+    entries = page.data()["entries"]
+    assert [(e["arm"], e["attack"]) for e in entries] == [
+        ("none", "inverting_gradients"), ("gaussian", "inverting_gradients"), ("prune", None),
+    ]  # fmt: skip
+    assert "Leakage not measured" in page.text, "on the card"
+    assert "no reconstruction beyond guessing" not in page.text
+
+
+def test_nothing_trained_makes_no_trade_off(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path))
+    for round in range(ROUNDS):
+        folder.write_part("rounds", round, [])
+        folder.write_part("clients", round, [])
+    page = read(folder)
+    assert page.data()["x"] is None
+    assert "attack time" in page.text
+    assert "Test accuracy" not in page.text
 
 
 def _nothing(folder: RunFolder) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rayfed.analysis.figures import short_names
 from rayfed.analysis.formats import in_words
 from rayfed.analysis.promises import mixed
-from rayfed.analysis.settings import Estimate, Setting, estimate
+from rayfed.analysis.settings import Estimate, Setting, by_values, estimate
 from rayfed.analysis.summary import Row, setting
+from rayfed.analysis.verdicts import WEIGHT
 from rayfed.metrics.measures import MEASURES
 
 PREFERRED = ("psnr", "test_accuracy")
@@ -40,6 +41,15 @@ class Entry:
     def title(self) -> str:
         """The setting in words."""
         return self.setting.title
+
+    @property
+    def tag(self) -> str:
+        """What the arm's verdict says of this row; empty where it leaks by another attack than this one."""
+        rows = self.setting.rows
+        told = [row.get("verdict") for row in rows]
+        state = next((state for state in WEIGHT if state in told), "")
+        answers = {row.get("answer") for row in rows}
+        return "" if state == "leaks" and self.setting.attack and not answers & {"leaks", None} else state
 
     @property
     def note(self) -> str:
@@ -133,6 +143,20 @@ class Explorer:
         }
 
 
+def answered(settings: Sequence[Setting]) -> list[Setting]:
+    """Return the settings under the attacks that measured leakage; under none, once, where no attack did."""
+    kept = []
+    for group in by_values(settings):
+        found = [one for one in group if any(_of_attacks(name) for name in one.measures)]
+        others = {name: value for name, value in group[0].measures.items() if name != "attack_seconds"}
+        kept += found or [replace(group[0], attack=None, measures=others)]
+    return kept
+
+
+def _of_attacks(measure: str) -> bool:
+    return MEASURES[measure].kind == "leakage" and not MEASURES[measure].proved
+
+
 def explore(
     settings: Sequence[Setting],
     unfinished: Sequence[Row] = (),
@@ -176,10 +200,13 @@ def _alone(row: Row, fields: Sequence[str]) -> Setting:
 def _axes(
     entries: Sequence[Entry], columns: Sequence[str], preferred: Sequence[str]
 ) -> tuple[str, str] | tuple[None, None]:
-    """Return the first pair of a leakage and another measure that some setting has both of, preferred ones first."""
+    """Return the first pair of a leakage and another measure that some setting has both of, preferred ones first.
+
+    The time that an attack takes is no price of a defence, and makes no trade-off.
+    """
     order = sorted(columns, key=lambda name: preferred.index(name) if name in preferred else len(preferred))
     for x in (name for name in order if MEASURES[name].kind == "leakage"):
-        for y in (name for name in order if MEASURES[name].kind != "leakage"):
+        for y in (name for name in order if MEASURES[name].kind != "leakage" and name != "attack_seconds"):
             if any(x in entry.values and y in entry.values for entry in entries):
                 return x, y
     return None, None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
-from rayfed.analysis.summary import Row
+from rayfed.analysis.summary import Row, leading_metric, measured
 from rayfed.report.pictures import key, most_leaked
 from rayfed.report.samples import Samples
 from rayfed.store.folder import RunFolder
@@ -30,7 +31,7 @@ class Passage:
 def passages(
     folder: RunFolder, attacks: Sequence[Row], samples: Samples, worst: Collection[tuple[Any, ...]]
 ) -> list[Passage]:
-    """Return the samples that leaked most of every arm and attack; none of a run whose samples are pictures.
+    """Return the closest samples of every arm and attack, the closest of all first; none of a run of pictures.
 
     `worst` are the keys of those that are shown where no others are.
     """
@@ -38,7 +39,9 @@ def passages(
     met = dict.fromkeys((row["arm"], row["attack"]) for row in attacks)
     chosen = [row for pair in met for row in most_leaked(attacks, *pair, SHOWN)] if texts else []
     allowed = worst if samples.mode == "worst" else texts
-    return [_passage(row, texts[key(row)], samples) for row in chosen if key(row) in texts and key(row) in allowed]
+    leading = leading_metric(chosen)
+    nearest = sorted(chosen, key=lambda row: row[leading] if measured(row.get(leading)) else -inf, reverse=True)
+    return [_passage(row, texts[key(row)], samples) for row in nearest if key(row) in texts and key(row) in allowed]
 
 
 def _passage(row: Row, text: Row, samples: Samples) -> Passage:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from rayfed.analysis import summary
@@ -27,7 +28,7 @@ from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.top import TOP, chance
 from rayfed.report import plots, words
-from rayfed.report.explorer import Explorer, explore
+from rayfed.report.explorer import Explorer, answered, explore
 from rayfed.report.page import flat, optional_document, write_page
 from rayfed.report.passages import passages
 from rayfed.report.pictures import Pair, key, made, most_leaked, pictures, strips
@@ -36,6 +37,7 @@ from rayfed.report.success_plots import success_rates
 from rayfed.report.svg import Chart, svg
 from rayfed.store import exits
 from rayfed.store.folder import RunFolder
+from rayfed.store.schemas import WANT_OF_TIME
 
 ALWAYS = ("psnr", "mse", "label_accuracy")
 """Metrics that the table of leaks has a column for even where nobody measured them; the first leads."""
@@ -109,6 +111,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "criteria": criteria(arms, leaks),
         "robustness": matrix(sorted(rounds, key=lambda row: row["round"])),
         "worst": worst,
+        "worst_passage": next((one for one in leakage["passages"] if worst and key(one.row) == key(worst)), None),
         "worst_pairs": {row["arm"]: worst_pairs.get(key(row)) for row in nearest},
         "guarantees": [row for row in privacy if row["epsilon"] is not None],
         "unguaranteed": [row for row in privacy if row["epsilon"] is None and row["note"] is not None],
@@ -154,8 +157,10 @@ def _leakage(
     thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
     leaks, claims = summary.leaks(attacks, names, thresholds), summary.claims(inferences, names)
     guesses: list[Leak | Claim] = [*leaks, *claims]
-    explorer = explore(settings(outcomes(folder)))
-    leading, groups = summary.leading_metric(attacks), of_victims(victims(attacks, inferences, names))
+    explorer = explore(answered(settings(outcomes(folder))))
+    leading = summary.leading_metric(attacks)
+    scored = sorted((leak for leak in leaks if any(leak.scores.values())), key=lambda leak: _far(leak, leading))
+    groups = of_victims(victims(attacks, inferences, names))
     pairs = _pairs(folder, explorer, attacks, samples, worst)
     return {
         "samples": samples,
@@ -171,7 +176,8 @@ def _leakage(
         "area": area,
         "stated": stated,
         "made": made(folder, {(claim.arm, claim.attack) for claim in claims if claim.metric == "class_share"}, samples),
-        "failures": [(guess, *failure, n) for guess in guesses for failure, n in guess.failures.items()],
+        "scored": scored,
+        "silences": silences(guesses, names),
         "columns": _columns(leaks, (scenario.get("metrics") or {}).get("names", ())),
         "chances": _chances(leaks),
         "success": success_rates(attacks, names, thresholds),
@@ -181,6 +187,39 @@ def _leakage(
             if any(leak.success[metric] is not None for leak in leaks)
         },
     }
+
+
+def _far(leak: Leak, leading: str) -> float:
+    """Return how far the closest reconstruction of a leak is, to sort by."""
+    value = leak.scores[leading]
+    return inf if value is None else -value.high
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Why attacks have no answer, and which on which arms."""
+
+    status: str
+    reason: str
+    attacks: str
+    arms: str
+    batches: int
+
+
+def silences(guesses: Sequence[Leak | Claim], arms: Sequence[str]) -> list[Silence]:
+    """Return one for each reason that attacks on these arms have for no answer, the most frequent first."""
+    groups: dict[tuple[str, str], list[tuple[Leak | Claim, int]]] = {}
+    for one in guesses:
+        for (status, message), count in one.failures.items():
+            reason = WANT_OF_TIME if message.startswith(WANT_OF_TIME) else message or "no reason given"
+            groups.setdefault((status, reason), []).append((one, count))
+    found = []
+    for (status, reason), group in groups.items():
+        attacks = list(dict.fromkeys(one.attack.partition(" batch ")[0] for one, _ in group))
+        met = list(dict.fromkeys(one.arm for one, _ in group))
+        where = f"all {len(met)} arms" if len(met) == len(arms) > 1 else ", ".join(met)
+        found.append(Silence(status, reason, ", ".join(attacks), where, sum(count for _, count in group)))
+    return sorted(found, key=lambda one: -one.batches)
 
 
 def _first_and_last(rows: Sequence[Row]) -> list[Row]:

@@ -21,10 +21,8 @@ from rayfed.privacy.tradeoff import PRIORS
 
 MOST = 8
 """Most arms that get a sentence of their own."""
-_REST = (
-    "measured against these attacks, on this data, in these rounds; a stronger attack may get more. PSNR says how near "
-    "two images are pixel by pixel: look at the images as well."
-)
+_REST = "measured against these attacks, on this data, in these rounds; a stronger attack may get more."
+_OF_IMAGES = " PSNR says how near two images are pixel by pixel: look at the images as well."
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def of_run(
         if any(arm.rounds for arm in arms):
             costs.append("One training each: how much of a difference is chance, only repeats can say.")
         told.append(Statement(effect_heading(arms), costs))
-    return [*told, guarantees(privacy, secure)]
+    return [*told, guarantees(privacy, secure, images=criterion.modality == "pixels")]
 
 
 def effect_heading(arms: Sequence[ArmSummary]) -> str:
@@ -135,7 +133,7 @@ def of_sweep(
         f"{row['epsilon_unit']}; the other settings and their ε stand in the table."
         for arm, row in weakest.items()
     ]
-    told.append(_held(lines))
+    told.append(_held(lines, criterion.modality == "pixels"))
     return [one for one in told if one.lines]
 
 
@@ -158,7 +156,7 @@ def sweep_verdicts(settings: Sequence[Setting]) -> list[tuple[str, str]]:
     ]
 
 
-def guarantees(privacy: Sequence[Row], secure: bool = True) -> Statement:
+def guarantees(privacy: Sequence[Row], secure: bool = True, images: bool = True) -> Statement:
     """Say which (epsilon, delta) holds for whom, which one is withdrawn, and whether the noise is `secure`."""
     held = _held(
         [
@@ -166,7 +164,8 @@ def guarantees(privacy: Sequence[Row], secure: bool = True) -> Statement:
             f"{row['adjacency']}, against {row['against']}." + (f" But {row['note']}." if row["note"] else "")
             for row in privacy
             if row["epsilon"] is not None
-        ]
+        ],
+        images,
     )
     withdrawn = [
         f"{row['arm']}: withdrawn for {row['defence']}: {row['note']}."
@@ -221,15 +220,15 @@ def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
     ]
 
 
-def _held(lines: list[str]) -> Statement:
+def _held(lines: list[str], images: bool) -> Statement:
     """Say what holds and what does not."""
+    limits = _REST + _OF_IMAGES * images
     if not lines:
-        return Statement(
-            "What is guaranteed", [f"Nothing: the mechanisms here carry no (ε, δ) guarantee. All is empirical: {_REST}"]
-        )
+        nothing = f"Nothing: the mechanisms here carry no (ε, δ) guarantee. All is empirical: {limits}"
+        return Statement("What is guaranteed", [nothing])
     rest = (
         "This holds against every attack that sees what training sends, for whom and what is said and no more; answers "
-        f"that attacks here were given beside training are not counted. All else is empirical: {_REST}"
+        f"that attacks here were given beside training are not counted. All else is empirical: {limits}"
     )
     return Statement("What is guaranteed", [*lines, rest])
 

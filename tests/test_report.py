@@ -276,7 +276,7 @@ def test_infinite_psnr_is_exact_and_leaves_means_finite(tmp_path: Path) -> None:
     assert ">100 dB" in page.text
     values = [min(row["psnr"], 100.0) for row in rows]
     assert f"{sum(values) / len(values):.1f} ±" in page.text
-    assert " inf" not in page.text
+    assert not re.search(r"\binf\b", page.text)
     assert "nan" not in page.text
 
 
@@ -386,6 +386,22 @@ def test_attacks_without_an_answer_are_a_line_a_reason_and_no_rows(tmp_path: Pat
     assert "no reconstruction beyond guessing" not in page.text
 
 
+def test_the_page_begins_with_the_answer_and_folds_what_was_not_measured(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path), {"none": [], **{f"arm{i}": ["prune"] for i in range(5)}})
+    late = {"psnr": None, "status": "not played", "message": "for want of time (about 5 s)"}
+    for round in (0, 4):
+        rows = [row for row in folder.read_table("attacks").to_pylist() if row["round"] == round]
+        folder.write_part("attacks", round, [row | (late if row["arm"] != "none" else {}) for row in rows])
+    page = read(folder)
+    answer = page.text.index("1 of 6 arms leaks: none.")
+    assert "5 of 6 arms were not measured: arm0, arm1, arm2, arm3, arm4." in page.text[answer:]
+    assert "Give more time (more minutes), or ask for fewer defences or samples at a time." in page.text
+    folded = page.text.index("What is said of the 5 arms that were not measured")
+    assert answer < page.text.index("none: LEAKS") < folded < page.text.index("arm0: NOT MEASURED")
+    assert "Words on this page" in page.text
+    assert "in a hospital it is the diagnosis" in page.text
+
+
 def test_nothing_trained_makes_no_trade_off(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path))
     for round in range(ROUNDS):
@@ -395,6 +411,7 @@ def test_nothing_trained_makes_no_trade_off(tmp_path: Path) -> None:
     assert page.data()["x"] is None
     assert "attack time" in page.text
     assert "Test accuracy" not in page.text
+    assert "Clients → server" not in page.text, "a table of zeros"
 
 
 def _nothing(folder: RunFolder) -> None:

@@ -14,10 +14,11 @@ from rayfed import scenario as scenarios
 from rayfed.analysis import summary
 from rayfed.analysis.outcomes import outcomes, with_verdicts
 from rayfed.analysis.summary import ArmSummary
-from rayfed.analysis.verdicts import closest, criterion_of, verdicts
+from rayfed.analysis.verdicts import closest, criterion_of, headline, next_step, verdicts
 from rayfed.report import words
 from rayfed.report.run import write_report
 from rayfed.report.terminal_run import RunView
+from rayfed.store.schemas import UNPLAYED, WANT_OF_TIME
 from rayfed.update import UNREHEARSED, Masked
 from tests.report_fixtures import Page
 from tests.result_fixtures import attacked, small_run
@@ -51,7 +52,8 @@ def test_a_state_for_each_arm_of_any_run() -> None:
     }  # fmt: skip
     assert told["bare"].sentence == (
         "bare: LEAKS at batch 2, 1 of 1 images, the closest at 30.0 dB, where a guess gets 12.0 dB (dlg, blind), "
-        "labels found: 100% at batch 2 (naming the commonest label each time: 100%)"
+        "labels found: 100% at batch 2 (naming the commonest label each time: 100%; all samples have one "
+        "label, so this proves nothing)"
     )
     assert "no nearer than a guess: 12.0 dB" in told["noise"].sentence
     assert "masked" in told["masks"].sentence
@@ -66,6 +68,31 @@ def test_attacks_that_fail_without_a_defence_too_say_nothing_of_it() -> None:
     assert "nothing was attacked without a defence" in alone.sentence
     other = SCENARIO | {"arms": {"bare": [], "deep": {"model": {"hidden": [9]}, "defences": ["prune"]}}}
     assert of(row("bare", 30.0), row("deep", 8.0), scenario=other)["deep"].state == "inconclusive"
+
+
+def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
+    found = [row("bare", 9.0), row("noise", 8.0)]
+    told = verdicts(SCENARIO, found, [])
+    assert headline(told) == [
+        "1 of 3 arms was not measured: masks.",
+        "1 of 3 arms was not measured, for the attacks have not shown that they work here: noise.",
+        "1 of 3 arms was not reconstructed by these attacks within this budget: bare.",
+    ]
+    assert "Give the searches more time" in next_step(SCENARIO, found, told)
+    late = [row("bare", 30.0), row("noise", None, status=UNPLAYED, message=WANT_OF_TIME)]
+    told = verdicts({"arms": {"bare": [], "noise": ["prune"]}}, late, [])
+    assert next_step(SCENARIO, late, told) == (
+        "Next: attacks were left out for want of time. Give more time (more minutes)."
+    ), "there are no fewer defences, batch sizes or samples to ask for"
+    assert next_step(SCENARIO, [], []) == ""
+
+
+def test_of_a_record_the_error_is_told_in_times() -> None:
+    more = {"feature_accuracy": 1.0, "psnr": 90.0, "above_guessing": 20.0}
+    told = of(row("bare", 90.0, **{key: value for key, value in more.items() if key != "psnr"}))
+    assert "its error 10 times smaller than that of a guess" in told["bare"].sentence
+    told = of(row("bare", 90.0, feature_accuracy=1.0, above_guessing=-6.0))
+    assert "its error 2 times larger than that of a guess" in told["bare"].sentence
 
 
 def test_samples_that_did_not_leak_acquit_no_defence() -> None:

@@ -578,12 +578,9 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
     if finding.gain is None:
         return said
     if criterion.modality == "records":  # whose guesses are compared by their squared errors
-        public = (
-            ""
-            if finding.above_public is None
-            else f", {_sides(finding.above_public)} that of the nearest public record"
-        )
-        return f"{said} of the columns right, squared error {_sides(finding.gain)} that of a guess{public}"
+        public = finding.above_public
+        nearest = "" if public is None else f", {_times(public)} that of the nearest public record"
+        return f"{said} of the columns right, its error {_times(finding.gain)} that of a guess{nearest}"
     guess = criterion.written(best - finding.gain)
     told = f"{said}, where a guess gets {guess}" if finding.gain > 0 else f"{said}, no nearer than a guess: {guess}"
     if finding.above_public is None:
@@ -591,19 +588,30 @@ def _beside_guess(finding: Finding, criterion: Criterion) -> str:
     return f"{told}, the nearest public {NOUNS[criterion.modality]} {criterion.written(best - finding.above_public)}"
 
 
-def _sides(gain: float) -> str:
-    return f"{abs(gain):.1f} dB {'below' if gain > 0 else 'above'}"
+def _times(gain: float) -> str:
+    """Return in words how an error compares with another that is `gain` dB larger."""
+    ratio = 10 ** (abs(gain) / 20)
+    if ratio < 1.05:
+        return "about"
+    factor = f"{ratio:.2g}" if ratio < 10 else f"{ratio:,.0f}" if ratio < 1000 else "more than 1,000"
+    return f"{factor} times {'smaller than' if gain > 0 else 'larger than'}"
 
 
 def _labels(group: Sequence[Finding]) -> str:
     """Return the labels found at each batch size, beside what naming the commonest finds; empty where none was."""
     sought = [f for f in group if f.labels is not None]
-    told = [
-        f"{f.labels:.0%} at batch {f.batch} (naming the commonest label each time: {f.commonest:.0%})" for f in sought
-    ]
+    told = [f"{f.labels:.0%} at batch {f.batch} ({_beside_commonest(f)})" for f in sought]
     missed = [f"{f.targets:.2g} at batch {f.batch}" for f in group if f.targets is not None]
     found = f", labels found: {', '.join(told)}" if told else ""
-    return found + (f", targets found with a mean error of {', '.join(missed)}" if missed else "")
+    return found + (
+        f", targets found with a mean error of {', '.join(missed)}, on the model's own scale" if missed else ""
+    )
+
+
+def _beside_commonest(finding: Finding) -> str:
+    """Return what naming the commonest label finds; where all labels are alike, that this says nothing."""
+    told = f"naming the commonest label each time: {finding.commonest:.0%}"
+    return f"{told}; all samples have one label, so this proves nothing" if finding.commonest == 1 else told
 
 
 @dataclass(frozen=True)

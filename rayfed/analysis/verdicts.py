@@ -23,8 +23,10 @@ from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, undefended
 from rayfed.metrics.known import leading
-from rayfed.store.schemas import VERSUS
+from rayfed.store.schemas import UNPLAYED, VERSUS
 
+MOST = 10
+"""Most arms that a line of the headline names."""
 WEIGHT: tuple[State, ...] = ("leaks", "not measured", "inconclusive", "not reconstructed", "nothing to attack")
 """States of an arm, that one first which says least good of it: it counts where batch sizes differ."""
 
@@ -99,6 +101,64 @@ def verdicts(
         nearest = closest([row for row in attacks if row["arm"] == arm], criterion)
         told.append(Verdict(arm, weightiest(own), "; ".join(words), nearest))
     return told
+
+
+def headline(told: Sequence[Verdict]) -> list[str]:
+    """Return the answer in short: how many arms leak, and which, and of how many nothing else is known."""
+    lines = []
+    for states, one, many in _ANSWERS:
+        arms = [verdict.arm for verdict in told if verdict.state in states]
+        if arms:
+            of = f"{len(arms)} of {len(told)} arms {one if len(arms) == 1 else many}"
+            more = f" and {len(arms) - MOST} more" if len(arms) > MOST else ""
+            lines.append(f"{of}: {', '.join(arms[:MOST])}{more}.")
+    return lines
+
+
+_ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
+    (("leaks",), "leaks", "leak"),
+    (("not measured",), "was not measured", "were not measured"),
+    (
+        ("inconclusive",),
+        "was not measured, for the attacks have not shown that they work here",
+        "were not measured, for the attacks have not shown that they work here",
+    ),
+    (
+        ("not reconstructed",),
+        "was not reconstructed by these attacks within this budget",
+        "were not reconstructed by these attacks within this budget",
+    ),
+    (("nothing to attack",), "sends nothing to attack", "send nothing to attack"),
+)
+
+
+def next_step(scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequence[Verdict]) -> str:
+    """Return what to do so that more is known; empty where every arm has an answer."""
+    states = {verdict.state for verdict in told}
+    if not attacks:
+        return ""
+    if any(row["status"] == UNPLAYED for row in attacks):
+        victims = {(row["victim"], row["sample"]) for row in attacks}
+        fewer = [
+            option
+            for option, count in (
+                ("defences", len(told) - 1),
+                ("batch sizes", len({row["batch_size"] for row in attacks})),
+                ("samples", len(victims)),
+            )
+            if count > 1
+        ]
+        less = f", or ask for fewer {' or '.join(fewer)} at a time" if fewer else ""
+        return f"Next: attacks were left out for want of time. Give more time (more minutes){less}."
+    bare = any(undefended(scenario, v.arm) and v.state == "not reconstructed" for v in told)
+    if "inconclusive" in states or (bare and "leaks" not in states):
+        return (
+            "Next: an attack that finds nothing without a defence says nothing of a defence. Give the searches more "
+            "time (more minutes, or iterations): one that was cut short says nothing against a longer one."
+        )
+    if "not measured" in states:
+        return "Next: see under Leakage why attacks did not answer."
+    return "Next: choose among the arms that do not leak, and attack them with more time." if "leaks" in states else ""
 
 
 def guess(scenario: Mapping[str, Any], attacks: Sequence[Row]) -> str:

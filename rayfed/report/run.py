@@ -22,7 +22,15 @@ from rayfed.analysis.proved import comparisons, uncovered
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
-from rayfed.analysis.verdicts import closest, criterion_of, guess, verdicts
+from rayfed.analysis.verdicts import (
+    Verdict,
+    closest,
+    criterion_of,
+    guess,
+    headline,
+    next_step,
+    verdicts,
+)
 from rayfed.analysis.victims import victims
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
@@ -41,6 +49,8 @@ from rayfed.store.schemas import WANT_OF_TIME
 
 ALWAYS = ("psnr", "mse", "label_accuracy")
 """Metrics that the table of leaks has a column for even where nobody measured them; the first leads."""
+UNFOLDED = 3
+"""Most arms that were not measured whose sentences are not folded."""
 INFERRED = {
     "auc": "members among candidates (AUC)",
     "accuracy": "questions answered right",
@@ -100,6 +110,9 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "guess": guess(scenario, attacks),
         "simulated": any(arm.simulated for arm in arms),
         "verdicts": told,
+        "headline": headline(told),
+        "next_step": next_step(scenario, attacks, told),
+        "folded": folded(told),
         "verdict_of": by_arm,
         "prices": words.prices(arms, privacy, distortions(attacks)),
         "criterion": criterion,
@@ -132,6 +145,12 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
         "environment": list(flat(optional_document(folder, "environment.json"))),
         "scenario": folder.scenario_text(),
     }
+
+
+def folded(told: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts that the page folds: those of arms that were not measured, where they are many."""
+    silent = [verdict for verdict in told if not verdict.answered]
+    return silent if len(silent) > UNFOLDED else []
 
 
 def _about_samples(samples: Samples, leakage: Mapping[str, Any]) -> list[str]:

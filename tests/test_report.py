@@ -402,6 +402,19 @@ def test_the_page_begins_with_the_answer_and_folds_what_was_not_measured(tmp_pat
     assert "in a hospital it is the diagnosis" in page.text
 
 
+@pytest.mark.parametrize("count", [8, 12])
+def test_ten_arms_have_colours_of_their_own_and_legends_have_an_end(tmp_path: Path, count: int) -> None:
+    folder = make_run(str(tmp_path), {f"arm{i}": [] for i in range(10)}, {f"attack{i}": 1.0 for i in range(count)})
+    page = read(folder)
+    text = folder.read_text("report.html")
+    named = {f"--series-{i}" for i in range(10)}
+    assert named <= set(re.findall(r"--series-\d+", text))
+    assert len({colour for _, colour in re.findall(r"--series-(\d+): (#\w+)", text)[:10]}) == 10
+    assert ("5 other attacks" in page.text) == (count == 12)
+    assert f"{count - 4} others did not come as close" in page.text
+    assert "hollow" not in [name for key, name in page.attributes if key == "class"]
+
+
 def test_nothing_trained_makes_no_trade_off(tmp_path: Path) -> None:
     folder = make_run(str(tmp_path))
     for round in range(ROUNDS):

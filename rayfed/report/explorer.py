@@ -13,6 +13,7 @@ from rayfed.analysis.settings import Estimate, Setting, by_values, estimate
 from rayfed.analysis.summary import Row, setting
 from rayfed.analysis.verdicts import WEIGHT
 from rayfed.metrics.measures import MEASURES
+from rayfed.report.svg import SERIES
 
 PREFERRED = ("psnr", "test_accuracy")
 """Measures to show first where nothing else is asked for and both were measured."""
@@ -97,6 +98,12 @@ class Explorer:
         return list(dict.fromkeys(entry.setting.attack for entry in self.entries if entry.setting.attack))
 
     @property
+    def plotted(self) -> list[str]:
+        """Attacks of the plot's first points, in the order of their symbols."""
+        met = {e.setting.attack for e in self.entries if self.x in e.values and self.y in e.values}
+        return [attack for attack in self.attacks if attack in met]
+
+    @property
     def leakages(self) -> list[str]:
         """Measures for the one axis: epsilon only where all are of one kind of guarantee."""
         return [name for name in _comparable(self.columns, self.entries) if MEASURES[name].kind == "leakage"]
@@ -122,8 +129,9 @@ class Explorer:
                 }
                 for name in self.columns
             },
-            "attacks": self.attacks,
+            "attacks": [*self.plotted, *(attack for attack in self.attacks if attack not in self.plotted)],
             "arms": list(arms),
+            "series": SERIES,
             "x": self.x,
             "y": self.y,
             "entries": [self._entry(entry) for entry in self.entries],

@@ -34,9 +34,12 @@ from rayfed.report.trade_off import trade_off
 WIDTHS = {"": 3.35, "-wide": 7.0}
 """Inches of one column of a paper and of two, by what file names end with."""
 _OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+_FURTHER = ("#882255", "#888888")
+"""Colours of the ninth arm and the tenth: wine of Tol's muted scheme, and a grey."""
 _INK, _GRID = "#222222", "#dddddd"
 _CYCLE = [
     *_OKABE_ITO,
+    *_FURTHER,
     *(matplotlib.colors.to_hex(matplotlib.colormaps["viridis"](place / CLASSES)) for place in range(CLASSES + 1)),
     _INK,
     "#ffffff",

@@ -57,7 +57,7 @@ function filterRows() {
 // ---- the plot
 
 const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const seriesOf = arm => colour(`--series-${data.arms.indexOf(arm) % 8}`);
+const seriesOf = arm => colour(`--series-${data.arms.indexOf(arm) % data.series}`);
 
 /** Which of the points no setting beats on both axes; a setting counts by the attack that gets most out of it. */
 function front(points, x, y) {
@@ -107,7 +107,7 @@ function armTrace(arm, points, x, y) {
     error_x: errorBar(mine, "x"), error_y: errorBar(mine, "y"),
     marker: {
       color: seriesOf(arm), size: 11, opacity: 0.9, line: { color: colour("--surface"), width: 1 },
-      symbol: mine.map(point => SYMBOLS[Math.max(data.attacks.indexOf(point.attack), 0) % SYMBOLS.length]),
+      symbol: mine.map(point => SYMBOLS[Math.min(Math.max(data.attacks.indexOf(point.attack), 0), SYMBOLS.length - 1)]),
     },
     text: mine.map(point => `<b>${plain(point.title)}</b><br>${plain(point.attack ?? "no attack")}<br>`
       + `${x.title}: ${point.xInterval[3]}<br>${y.title}: ${point.yInterval[3]}`),

@@ -13,7 +13,7 @@ from rayfed.analysis.success import MEASURED, SuccessCurve, attack_groups, succe
 from rayfed.analysis.summary import Row
 from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
-from rayfed.report.svg import INK, SERIES, Chart, dash, dashes, line, panels, series, svg
+from rayfed.report.svg import DASHES, INK, SERIES, Chart, dash, dashes, line, panels, series, svg
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Success:
     """A drawing for each metric, a line for every arm and attack."""
     attacks: list[tuple[str, str]]
     """Legend, (attack, dash of its lines) each."""
+    others: int
+    """Further attacks, which came less close and are not drawn."""
 
     @property
     def drawing(self) -> str:
@@ -41,7 +43,8 @@ def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mappi
     found = {metric: curves for metric, curves in found.items() if curves}
     if not found:
         return None
-    names = list(dict.fromkeys(one.attack for one in met))
+    names, others = _closest(next(iter(found.items())))
+    found = {metric: [one for one in curves if one.group.attack in names] for metric, curves in found.items()}
 
     def draw(drawn: Figure) -> None:
         for axes, (metric, curves) in zip(panels(drawn, len(found)), found.items(), strict=True):
@@ -60,7 +63,19 @@ def success_rates(attacks: Sequence[Row], arms: Sequence[str], thresholds: Mappi
     titles = ", ".join(METRICS[metric].table_heading for metric in found)
     words = f"Share of attacked images that pass a threshold of {titles}"
     chart = Chart("success_rates", words, (3.1 * len(found), 2.7), draw, rows, legend, len(found))
-    return Success(chart, [(name, dash(SERIES * place)) for place, name in enumerate(names)])
+    return Success(chart, [(name, dash(SERIES * place)) for place, name in enumerate(names)], others)
+
+
+def _closest(curves: tuple[str, Sequence[SuccessCurve]]) -> tuple[list[str], int]:
+    """Return the attacks that came closest by one metric, one for each dash, and the number of the others."""
+    metric, every = curves
+    sign = 1 if METRICS[metric].higher_is_closer else -1
+    reached: dict[str, float] = {}
+    for one in every:
+        nearest = sign * one.thresholds[-1]
+        reached[one.group.attack] = max(nearest, reached.get(one.group.attack, nearest))
+    first = sorted(reached, key=lambda name: -reached[name])[:DASHES]
+    return [name for name in reached if name in first], len(reached) - len(first)
 
 
 def _stairs(one: SuccessCurve, curves: Sequence[SuccessCurve]) -> tuple[list[float], list[float]]:

@@ -21,15 +21,17 @@ from matplotlib.figure import Figure
 
 from rayfed.analysis.summary import Row
 
-SERIES = 8
+SERIES = 10
 """Number of colours before they repeat; after that the dashes change (see `dash`)."""
 CLASSES = 10
 """Number of classes with a colour of their own in the label mix; further ones are drawn together."""
-MARKERS = "os^Dv*XP"
+MARKERS = "os^Dv*XPph"
 """Symbols of arms, or of attacks, where colours alone would not do."""
 INK, SURFACE = f"C{SERIES + CLASSES + 1}", f"C{SERIES + CLASSES + 2}"
 """Colours of text and ground; like those that `series` and `class_colour` give, places in the style's cycle."""
 _DASHES = ("", "5 2", "1.5 1.5", "6 2 1.5 2")
+DASHES = len(_DASHES)
+"""Number of dashes before they repeat."""
 _INK, _GRID, _SURFACE = "#010203", "#040506", "#070809"
 _COLOURS = {
     **{f"#a0a0{i:02x}": f"--series-{i}" for i in range(SERIES)},

@@ -73,10 +73,10 @@ def test_attacks_that_fail_without_a_defence_too_say_nothing_of_it() -> None:
 def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
     found = [row("bare", 9.0), row("noise", 8.0)]
     told = verdicts(SCENARIO, found, [])
-    assert headline(told) == [
+    assert headline(SCENARIO, told) == [
         "1 of 3 arms was not measured: masks.",
         "1 of 3 arms was not measured, for the attacks have not shown that they work here: noise.",
-        "1 of 3 arms was not reconstructed by these attacks within this budget: bare.",
+        "1 of 3 arms gave these attacks nothing within this budget: bare (no defence).",
     ]
     assert "Give the searches more time" in next_step(SCENARIO, found, told)
     late = [row("bare", 30.0), row("noise", None, status=UNPLAYED, message=WANT_OF_TIME)]
@@ -184,7 +184,7 @@ def test_leaking_arms_come_first_among_effects_and_are_never_cut() -> None:
     told = of(*rows, scenario=scenario)
     costs = [replace(arm, accuracy=0.5, accuracy_change=i / 100) for i, arm in enumerate(arms_of(*names))]
     said = words.effects(costs, told, most=8)
-    assert "leakage: leaks, worst image 18.6 dB (bare: not reconstructed, closest image 14.0 dB)" in said[0]
+    assert "leaks, worst image 18.6 dB (bare: not reconstructed, closest image 14.0 dB)" in said[0]
     assert said[0].startswith("open: test accuracy")
     assert said[-1] == "6 other arms stand in the tables below."
     every = of(*(row(name, 18.0 + i) for i, name in enumerate(names)), scenario=scenario)
@@ -192,7 +192,7 @@ def test_leaking_arms_come_first_among_effects_and_are_never_cut() -> None:
     alike = words.effects(arms_of(*names), of(row("bare", 30.0), scenario=scenario), most=8)
     [line] = alike
     assert line.startswith("arm0, arm1, ")
-    assert line.endswith("quiet: leakage: not measured (bare: leaks, worst image 30.0 dB).")
+    assert line.endswith("quiet: leakage not measured (bare: leaks, worst image 30.0 dB).")
 
 
 def test_the_page_and_the_terminal_say_the_same(tmp_path: Path) -> None:

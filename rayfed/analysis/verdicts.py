@@ -103,11 +103,15 @@ def verdicts(
     return told
 
 
-def headline(told: Sequence[Verdict]) -> list[str]:
+def headline(scenario: Mapping[str, Any], told: Sequence[Verdict]) -> list[str]:
     """Return the answer in short: how many arms leak, and which, and of how many nothing else is known."""
     lines = []
     for states, one, many in _ANSWERS:
-        arms = [verdict.arm for verdict in told if verdict.state in states]
+        arms = [
+            f"{verdict.arm} (no defence)" if undefended(scenario, verdict.arm) else verdict.arm
+            for verdict in told
+            if verdict.state in states
+        ]
         if arms:
             of = f"{len(arms)} of {len(told)} arms {one if len(arms) == 1 else many}"
             more = f" and {len(arms) - MOST} more" if len(arms) > MOST else ""
@@ -125,8 +129,8 @@ _ANSWERS: tuple[tuple[tuple[State, ...], str, str], ...] = (
     ),
     (
         ("not reconstructed",),
-        "was not reconstructed by these attacks within this budget",
-        "were not reconstructed by these attacks within this budget",
+        "gave these attacks nothing within this budget",
+        "gave these attacks nothing within this budget",
     ),
     (("nothing to attack",), "sends nothing to attack", "send nothing to attack"),
 )

@@ -398,6 +398,8 @@ def test_the_page_begins_with_the_answer_and_folds_what_was_not_measured(tmp_pat
     assert "Give more time (more minutes), or ask for fewer defences or samples at a time." in page.text
     folded = page.text.index("What is said of the 5 arms that were not measured")
     assert answer < page.text.index("none: LEAKS") < folded < page.text.index("arm0: NOT MEASURED")
+    tags = re.findall(r"<tr data-entry.*?</td>", folder.read_text("report.html"))
+    assert ["not measured" in tag for tag in tags] == [False, False, *[True] * 10], "as the verdicts above"
     assert "Words on this page" in page.text
     assert "in a hospital it is the diagnosis" in page.text
 

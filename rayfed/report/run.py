@@ -12,7 +12,7 @@ from math import inf
 from typing import Any
 
 from rayfed.analysis import summary
-from rayfed.analysis.audit import Criterion, distortions
+from rayfed.analysis.audit import Criterion, State, distortions
 from rayfed.analysis.criteria import criteria
 from rayfed.analysis.formats import share
 from rayfed.analysis.membership import area, stated
@@ -93,7 +93,8 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     told = verdicts(scenario, attacks, inferences, finished=status.get("state") == "finished")
     by_arm = {verdict.arm: verdict for verdict in told}
     nearest = [verdict.closest for verdict in told if verdict.closest]
-    leakage = _leakage(folder, scenario, names, attacks, inferences, samples, {key(row) for row in nearest})
+    shown_alone, states = {key(row) for row in nearest}, {verdict.arm: verdict.state for verdict in told}
+    leakage = _leakage(folder, scenario, names, attacks, inferences, samples, shown_alone, states)
     mix = summary.label_mix(folder.read_table("partition"))
     classes, leaks = mix.classes if mix else {}, leakage["leaks"]
     criterion = criterion_of(scenario, attacks)
@@ -168,16 +169,18 @@ def _leakage(
     inferences: Sequence[Row],
     samples: Samples,
     worst: Collection[tuple[Any, ...]],
+    states: Mapping[str, State],
 ) -> dict[str, Any]:
     """Return what the template shows of attacks, arm by arm and sample by sample.
 
-    `worst` are the keys of the samples that are shown where no others are.
+    `states` are those of the verdicts, by arm, and `worst` the keys of the samples that are shown where no others are.
     """
     asked = (scenario.get("metrics") or {}).get("success") or {}
     thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
     leaks, claims = summary.leaks(attacks, names, thresholds), summary.claims(inferences, names)
     guesses: list[Leak | Claim] = [*leaks, *claims]
-    explorer = explore(answered(settings(outcomes(folder))))
+    of_arms = [row | {"verdict": states.get(row["arm"], row["verdict"])} for row in outcomes(folder)]
+    explorer = explore(answered(settings(of_arms)))
     leading = summary.leading_metric(attacks)
     scored = sorted((leak for leak in leaks if any(leak.scores.values())), key=lambda leak: _far(leak, leading))
     groups = of_victims(victims(attacks, inferences, names))

@@ -144,7 +144,7 @@ def test_what_a_defence_changes_is_told_in_the_terminal(view: RunView) -> None:
     assert "Effect of each defence compared with no defence:" in printed(view)
     assert (
         "noise: test accuracy 80.0 %, −10.0 points; 6 s of training a round (against 2 s); "
-        "2 MB sent by clients a round (against 4 MB); leakage not reconstructed, closest image 12.0 dB "
+        "2 MB sent by clients a round (against 4 MB); not reconstructed, closest image 12.0 dB "
         "(none: leaks, worst image 30.0 dB)."
     ) in printed(view)
 

@@ -273,7 +273,7 @@ def _cost(arm: ArmSummary, reference: ArmSummary, verdicts: Mapping[str, Verdict
         parts.append(f"{own} sent by clients a round (against {other})")
     if verdicts:
         own, other = (leakage(verdicts.get(one.name)) for one in (arm, reference))
-        told = own if own.startswith("leaks") else f"leakage {own}"
+        told = f"leakage {own}" if own == "not measured" else own
         parts.append(f"{told} ({reference.name}: {'the same' if own == other else other})")
     return "; ".join(parts) or "nothing was measured"
 

@@ -47,7 +47,7 @@ from rayfed.store import exits
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import WANT_OF_TIME
 
-ALWAYS = ("psnr", "mse", "label_accuracy")
+ALWAYS = ("psnr", "mse")
 """Metrics that the table of leaks has a column for even where nobody measured them; the first leads."""
 UNFOLDED = 3
 """Most arms that were not measured whose sentences are not folded."""

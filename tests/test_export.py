@@ -155,6 +155,18 @@ def test_what_proves_nothing_is_marked_and_never_bold() -> None:
     assert "†: no evidence of protection" in found.note
 
 
+def test_what_broke_off_is_marked_and_counted_and_never_bold() -> None:
+    broken = setting("noise", psnr=3.0, test_accuracy=0.9)
+    broken.rows[0] |= {"unanswered": 2, "attacked": 3}  # type: ignore[operator]
+    found = grid(
+        [setting("none", psnr=30.0, test_accuracy=0.8), setting("prune", psnr=20.0, test_accuracy=0.7), broken]
+    )
+    assert [row[-1] for row in found.rows] == ["30", "20", "3‡"]
+    assert found.best == {(1, 3), (2, 2)}
+    assert "‡: the attack diverged or failed on some updates" in found.note
+    assert found.note.endswith("noise under dlg on 2 of 3.")
+
+
 def test_figures_are_drawn_from_the_tables_rows(tmp_path: Path) -> None:
     results = load(make_run(str(tmp_path)).url)
     charts = {chart.name: chart for chart in run_charts(results)}

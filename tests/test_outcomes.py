@@ -38,6 +38,22 @@ def test_a_row_for_every_arm_and_attack(tmp_path: Path) -> None:
     assert found["idle", None]["pmm"] == pytest.approx(0.7 / 0.9)
 
 
+def test_updates_on_which_an_attack_broke_off_are_counted(tmp_path: Path) -> None:
+    attacks = [{"name": "dlg"}, {"name": "analytic", "label": "rows"}]
+    folder = small_run(str(tmp_path), {"attacks": attacks})
+    states = ["ok", "diverged", "failed", "not applicable"]
+    rows = [
+        attacked("none", attack, sample, victim=client, status=status, psnr=9.0)
+        for attack in ("dlg", "rows")
+        for client, status in enumerate(states)
+        for sample in range(2)
+    ]
+    folder.write_part("attacks", 0, rows)
+    found = {row["attack"]: (row["unanswered"], row["attacked"]) for row in outcomes(folder)}
+    assert found == {"dlg": (2, 4), "rows": (1, 4)}  # a closed form that finds that nothing fits has answered
+    assert outcomes_table(outcomes(folder))["unanswered"].to_pylist() == [2, 1]
+
+
 def test_pmm_is_against_the_arm_that_is_alike_but_for_the_defence(tmp_path: Path) -> None:
     many = {"steps": 5}
     arms = {

@@ -12,7 +12,7 @@ from rayfed.analysis.figures import cell
 from rayfed.analysis.loading import load
 from rayfed.analysis.paired import Group, Paired, holm, paired, paired_grid
 from rayfed.errors import UserError
-from tests.result_fixtures import attacked, small_run, small_sweep
+from tests.result_fixtures import attacked, small_run, small_sweep, swept_rows
 from tests.test_cli import run
 
 SLEEP = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0], [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
@@ -100,6 +100,44 @@ def test_unequal_batches_keep_the_mean_over_samples(tmp_path: Path) -> None:
     folder.write_part("attacks", 0, [*rows, attacked("none", "dlg", psnr=20.0, victim=2)])
     psnr = load(folder.url).with_intervals()[0].measures["psnr"]
     assert (psnr.mean, psnr.n) == (12.5, 2)
+
+
+def test_what_diverged_or_failed_is_in_no_pair_and_counted(tmp_path: Path) -> None:
+    folder = small_run(
+        str(tmp_path), {"arms": ARMS, "attacks": [{"name": "dlg"}, {"name": "analytic", "label": "rows"}]}
+    )
+    rows = victims("none", [30, 20, 25, 22]) + victims("noise", [20, 16, 17, 14])
+    rows[5] |= {"status": "diverged"}
+    rows[7] |= {"status": "failed", "psnr": None, "label_accuracy": None}
+    nothing_fits = [row | {"attack": "rows", "status": "diverged", "psnr": 12.0} for row in rows]
+    folder.write_part("attacks", 0, [*rows, *nothing_fits])
+    results = load(folder.url)
+    for against, sign in (("none", 1), ("noise", -1)):
+        found = {one.attack: one for one in results.paired(against) if one.measure == "psnr"}
+        assert (found["dlg"].pairs, found["dlg"].excluded, found["dlg"].difference) == (2, 2, -9 * sign), against
+        assert (found["rows"].pairs, found["rows"].excluded) == (4, 0)  # a closed form has answered
+    grid = paired_grid([one for one in results.paired() if one.measure == "psnr"])
+    assert grid is not None
+    assert [cells[3] for cells in grid.rows] == ["2‡ of 4", "4"]
+    assert "pairs are left out in which the attack diverged or failed" in grid.note
+    rows[4] |= {"status": "diverged"}
+    rows[6] |= {"status": "diverged"}
+    folder.write_part("attacks", 0, rows)
+    nothing = [one for one in results.paired() if one.measure == "psnr"]
+    assert [(one.pairs, one.excluded, one.difference, one.t) for one in nothing] == [(0, 4, None, None)]
+    assert paired_grid(nothing) is not None
+
+
+def test_a_seed_in_which_an_attack_failed_is_in_no_pair(tmp_path: Path) -> None:
+    rows = swept_rows()
+    next(row for row in rows if row["arm"] == "noise" and row["attack"] == "dlg")["unanswered"] = 1
+    found = load(small_sweep(tmp_path, rows).url).paired()
+    [of_psnr, *_] = [one for one in found if one.attack == "dlg" and one.measure == "psnr" and one.arm.endswith("0.01")]
+    [of_accuracy] = [
+        one for one in found if one.attack == "dlg" and one.measure == "test_accuracy" and one.arm.endswith("0.01")
+    ]
+    assert (of_psnr.pairs, of_psnr.excluded) == (2, 1)
+    assert (of_accuracy.pairs, of_accuracy.excluded) == (3, 0)
 
 
 def test_a_sweep_is_paired_by_its_seeds(tmp_path: Path) -> None:

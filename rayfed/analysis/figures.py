@@ -8,7 +8,8 @@ from math import floor, isinf, log10
 
 from rayfed.analysis.formats import NONE, duration, size
 from rayfed.analysis.promises import mixed
-from rayfed.analysis.settings import Estimate, Setting, of_rebuilt
+from rayfed.analysis.settings import Estimate, Setting, of_attacks, of_rebuilt
+from rayfed.analysis.unanswered import BROKEN, MEANING, of_so_many
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
@@ -143,7 +144,10 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
 def _marked(name: str, one: Setting) -> str:
     """Return a figure, marked where it is no evidence of protection."""
     text = cell(name, one.measures.get(name))
-    return f"{text}{UNPROVEN}" if one.unproven and of_rebuilt(name) and text != NONE else text
+    if text == NONE or not of_attacks(name):
+        return text
+    marks = f"{UNPROVEN * bool(one.unproven and of_rebuilt(name))}{BROKEN * bool(one.unanswered[0])}"
+    return f"{text}{marks}"
 
 
 def _best(name: str, settings: Sequence[Setting]) -> set[int]:
@@ -155,7 +159,8 @@ def _best(name: str, settings: Sequence[Setting]) -> set[int]:
         return set()
     by_attack: dict[str | None, dict[int, float]] = {}
     for row, one in enumerate(settings):
-        if not one.useless and (known := one.evidence(name)):
+        broken = of_attacks(name) and one.unanswered[0]
+        if not one.useless and not broken and (known := one.evidence(name)):
             attack = one.attack if MEASURES[name].kind == "leakage" else None
             by_attack.setdefault(attack, {})[row] = known.mean
     best: set[int] = set()
@@ -186,6 +191,10 @@ def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
         notes.append(SINGLE)
     if any(each.unproven and of_rebuilt(name) for each in settings for name in shown if name in each.measures):
         notes.append(f"{UNPROVEN}: no evidence of protection, for the arm's verdict is inconclusive or not measured.")
+    if any(of_attacks(name) for name in shown):
+        broken = {f"{each.title} under {each.attack} on {of_so_many(*each.unanswered)}": each for each in settings}
+        if named := [words for words, each in broken.items() if each.unanswered[0]]:
+            notes.append(f"{MEANING}: {'; '.join(named)}.")
     notes += [f"Note that {unlike}." for name in shown if (unlike := mixed(settings, name))]
     return " ".join(notes)
 

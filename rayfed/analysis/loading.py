@@ -17,6 +17,7 @@ from rayfed.analysis.notebook import html
 from rayfed.analysis.pictures import Picture
 from rayfed.analysis.settings import Setting
 from rayfed.analysis.sweep_folder import SweepFolder, is_sweep
+from rayfed.analysis.unanswered import closed_forms
 from rayfed.analysis.verdicts import Verdict, verdicts
 from rayfed.errors import RunError, nearest
 from rayfed.store import exits
@@ -181,7 +182,8 @@ class Run(Results):
 
     def _victims(self) -> dict[tuple[str, str], dict[int, victims.Victim]]:
         attacks, inferences = self.attacks.to_pylist(), self.inferences.to_pylist()
-        return victims.victims(attacks, inferences, summary.arm_names(self.scenario, attacks, inferences))
+        arms, closed = summary.arm_names(self.scenario, attacks, inferences), closed_forms(self.scenario)
+        return victims.victims(attacks, inferences, arms, closed)
 
     def _groups(self) -> list[success.AttackGroup]:
         return success.attack_groups(self.attacks.to_pylist())

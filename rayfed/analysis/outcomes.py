@@ -16,6 +16,7 @@ from rayfed.analysis import summary
 from rayfed.analysis.audit import State, findings
 from rayfed.analysis.settings import estimate
 from rayfed.analysis.summary import Leak, Row, arm_spec, undefended
+from rayfed.analysis.unanswered import closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of, weightiest
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.store.folder import RunFolder
@@ -29,10 +30,12 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
     rounds, attacks, inferences, privacy = (folder.read_table(name).to_pylist() for name in names)
     arms = summary.arm_names(scenario, rounds, attacks, inferences)
     leaks = summary.leaks(attacks, arms, {})
-    claims = summary.claims(inferences, arms)
+    claims, closed = summary.claims(inferences, arms), closed_forms(scenario)
     by_leak: dict[tuple[str, str], list[Row]] = {}
-    for attacked in attacks:
-        by_leak.setdefault(_met(attacked), []).append(attacked)
+    by_claim: dict[tuple[str, str], list[Row]] = {}
+    for rows, by in ((attacks, by_leak), (inferences, by_claim)):
+        for attacked in rows:
+            by.setdefault(_met(attacked), []).append(attacked)
     found = []
     for arm in summary.arms(arms, scenario, rounds, []):
         row = {
@@ -50,6 +53,9 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
         }
         met = [_leaked(leak, by_leak[leak.arm, leak.attack], scenario) for leak in leaks if leak.arm == arm.name]
         met += [{"attack": c.attack, "inferred": _beyond(c)} for c in claims if c.arm == arm.name]
+        for one in met:
+            place = arm.name, one["attack"]
+            one["unanswered"], one["attacked"] = counted([*by_leak.get(place, []), *by_claim.get(place, [])], closed)
         found += [row | {"attack": None} | one for one in met or [{}]]
     return with_references(found, scenario, lambda row: ())
 

@@ -10,7 +10,7 @@ over the arms of one attack and measure (Holm 1979, "A Simple Sequentially Rejec
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from rayfed.analysis.figures import SHOWN, Grid, heading
 from rayfed.analysis.formats import NONE
-from rayfed.analysis.settings import Setting, estimate
+from rayfed.analysis.settings import Setting, estimate, of_attacks
+from rayfed.analysis.unanswered import BROKEN
 from rayfed.analysis.victims import Victim
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.measures import MEASURES
@@ -41,6 +42,8 @@ class Group:
     """What a value is of: 'victim' or 'seed'."""
     values: Mapping[str, Mapping[Hashable, float]]
     """Values by measure and pair; the same key is the same victim or seed."""
+    unanswered: Collection[Hashable] = ()
+    """Pairs of which the attack diverged or failed here: what it got of them is no measure of the arm."""
     shared: str = ""
     """Values of swept fields that arms share: only settings that are alike in them are paired."""
 
@@ -56,6 +59,8 @@ class Paired:
     reference: str
     unit: str
     pairs: int
+    excluded: int
+    """Number of pairs left out, for the attack diverged or failed in one of the two arms."""
     difference: float | None
     """Mean over the pairs of the arm's value less the reference's; None where nothing could be paired."""
     low: float | None
@@ -79,8 +84,11 @@ def of_victims(found: Mapping[tuple[str, str], Mapping[int, Victim]], source: st
             for name in _MEASURES
         }
 
+    def unanswered(victims: Mapping[int, Victim]) -> frozenset[Hashable]:
+        return frozenset((client, victim.samples) for client, victim in victims.items() if victim.unanswered)
+
     return [
-        Group(arm, f"{source}, {arm}" if source else arm, attack, "victim", values(victims))
+        Group(arm, f"{source}, {arm}" if source else arm, attack, "victim", values(victims), unanswered(victims))
         for (arm, attack), victims in found.items()
     ]
 
@@ -98,7 +106,12 @@ def of_seeds(settings: Sequence[Setting]) -> list[Group]:
     def shared(one: Setting) -> str:
         return repr({path: value for path, value in one.fields.items() if not path.startswith("arms.")})
 
-    return [Group(one.arm, one.title, one.attack, "seed", values(one), shared(one)) for one in settings]
+    def unanswered(one: Setting) -> frozenset[Hashable]:
+        return frozenset(row["seed"] for row in one.rows if row.get("unanswered"))
+
+    return [
+        Group(one.arm, one.title, one.attack, "seed", values(one), unanswered(one), shared(one)) for one in settings
+    ]
 
 
 def paired(groups: Sequence[Group], against: str | None = None) -> list[Paired]:
@@ -123,19 +136,24 @@ def paired(groups: Sequence[Group], against: str | None = None) -> list[Paired]:
             raise UserError(f"'{base}' has several settings, {titles}: say which one the others are set against")
         for name in _MEASURES if theirs else ():
             one = theirs[0]
-            others = [group for group in mine if group is not one and group.values.get(name)]
-            if one.values.get(name):
+            met = [group for group in mine if group.values.get(name) or (group.unanswered and of_attacks(name))]
+            others = [group for group in met if group is not one]
+            if one in met and any(group.values.get(name) for group in met):
                 found += _corrected([_difference(group, one, name) for group in others])
     return found
 
 
 def _difference(group: Group, reference: Group, measure: str) -> Paired:
-    own, other = group.values[measure], reference.values[measure]
-    differences = np.array([own[key] - other[key] for key in own if key in other])
+    own, other = group.values.get(measure, {}), reference.values.get(measure, {})
+    both = group, reference
+    broken = {*group.unanswered, *reference.unanswered} if of_attacks(measure) else set()
+    differences = np.array([own[key] - other[key] for key in own if key in other and key not in broken])
+    lost = [key for key in broken if all(key in one.unanswered or key in one.values.get(measure, {}) for one in both)]
     from scipy import stats  # an import of a second
 
     mean = estimate(differences.tolist())
-    one = Paired(group.attack, measure, group.title, reference.title, group.unit, len(differences), None, None, None)
+    counts = len(differences), len(lost)
+    one = Paired(group.attack, measure, group.title, reference.title, group.unit, *counts, None, None, None)
     if mean is None:
         return one
     one = replace(one, difference=mean.mean)
@@ -166,14 +184,18 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 
 def paired_table(found: Sequence[Paired]) -> pa.Table:
     """Return the differences as a table, a row each."""
-    kinds = {"pairs": pa.int64(), **dict.fromkeys(("attack", "measure", "arm", "reference", "unit"), pa.string())}
+    kinds = {
+        "pairs": pa.int64(),
+        "excluded": pa.int64(),
+        **dict.fromkeys(("attack", "measure", "arm", "reference", "unit"), pa.string()),
+    }
     fields = [pa.field(name, kinds.get(name, pa.float64())) for name in Paired.__dataclass_fields__]
     return pa.Table.from_pylist([asdict(one) for one in found], schema=pa.schema(fields))
 
 
 def paired_grid(found: Sequence[Paired]) -> Grid | None:
     """Return the differences as a table of text, and what has to be known of them; None where none has two pairs."""
-    if not any(one.pairs > 1 for one in found):
+    if not any(one.pairs + one.excluded > 1 for one in found):
         return None
     headings = ["arm", "attack", "measure", "pairs", "difference", "95 % interval", "p (t)", "p (Wilcoxon)"]
     return Grid(headings, 3, [_told(one) for one in found], " ".join(_notes(found)))
@@ -182,7 +204,8 @@ def paired_grid(found: Sequence[Paired]) -> Grid | None:
 def _told(one: Paired) -> list[str]:
     interval = NONE if one.low is None else f"{one.low:+.3g} to {one.high:+.3g}"
     difference = NONE if one.difference is None else f"{one.difference:+.4g}" if one.difference else "0"
-    words = [one.arm, one.attack or NONE, heading(one.measure), str(one.pairs), difference, interval]
+    pairs = f"{one.pairs}{BROKEN} of {one.pairs + one.excluded}" if one.excluded else str(one.pairs)
+    words = [one.arm, one.attack or NONE, heading(one.measure), pairs, difference, interval]
     return words + [NONE if p is None else f"{p:.2g}" for p in (one.t_holm, one.wilcoxon_holm)]
 
 
@@ -195,6 +218,8 @@ def _notes(found: Sequence[Paired]) -> list[str]:
         notes.append(
             "Victims of one run share its weights and seed: the interval is about other clients of this training."
         )
+    if any(one.excluded for one in found):
+        notes.append(f"{BROKEN}: pairs are left out in which the attack diverged or failed under one of the two arms.")
     notes.append("Both p values are two-sided and corrected over the arms of an attack and measure (Holm).")
     families: dict[tuple[str | None, str], list[int]] = {}
     for one in found:
@@ -205,6 +230,6 @@ def _notes(found: Sequence[Paired]) -> list[str]:
             notes.append(
                 f"Wilcoxon's cannot be under 5 % with {pairs} pairs and {arms} arms: at the least {min(1, least):.2g}."
             )
-    if apart := list(dict.fromkeys(f"'{one.arm}'" for one in found if not one.pairs)):
+    if apart := list(dict.fromkeys(f"'{one.arm}'" for one in found if not one.pairs and not one.excluded)):
         notes.append(f"Not compared as pairs, for nothing in them is the same as in the reference: {', '.join(apart)}.")
     return notes

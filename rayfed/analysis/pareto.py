@@ -12,7 +12,7 @@ import moocore
 import numpy as np
 
 from rayfed.analysis.promises import mixed
-from rayfed.analysis.settings import Setting, by_values, strongest
+from rayfed.analysis.settings import Setting, by_values, of_attacks, strongest
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.measures import measure_of
 
@@ -79,9 +79,9 @@ def front(
 ) -> ParetoFront:
     """Return the settings that no other beats by a measure of leakage, one of utility and, if given, one of cost.
 
-    Settings at the accuracy of guessing are left out, and those whose attacks prove nothing. Measures are columns of
-    `outcomes.MEASURES`, whose direction is the defender's. A setting's leakage is that of the
-    attack that gets most from it, or of `attack`. Raises `UserError` for an unknown measure or attack,
+    Settings at the accuracy of guessing are left out, and those whose attacks prove nothing or broke off. Measures
+    are columns of `outcomes.MEASURES`, whose direction is the defender's. A setting's leakage is that of the attack
+    that gets most from it, or of `attack`. Raises `UserError` for an unknown measure or attack,
     and where proved bounds of different guarantees would be compared.
     """
     measures = (leakage, utility) if cost is None else (leakage, utility, cost)
@@ -93,6 +93,7 @@ def front(
     if attack is not None and not met:
         raise UserError(f"no attack is called '{attack}': {nearest(attack, {s.attack for s in settings if s.attack})}")
     compared = [s for s in strongest(met, leakage) if all(s.evidence(name) for name in measures)]
+    compared = [s for s in compared if not (of_attacks(leakage) and s.unanswered[0])]
     there = {each.identity for each in compared}
     unknown = [group[0] for group in by_values(settings) if group[0].identity not in there]
     if not compared:

@@ -18,7 +18,12 @@ _ACCURACIES = "test_accuracy", "guessing_accuracy"
 
 def of_rebuilt(measure: str) -> bool:
     """Return whether a measure is about samples that attacks rebuild: what they infer and what is guaranteed is not."""
-    return MEASURES[measure].kind == "leakage" and measure != "inferred" and not MEASURES[measure].proved
+    return of_attacks(measure) and measure != "inferred"
+
+
+def of_attacks(measure: str) -> bool:
+    """Return whether a measure is what attacks got: what is guaranteed is not."""
+    return MEASURES[measure].kind == "leakage" and not MEASURES[measure].proved
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,12 @@ class Setting:
         if told and all(verdict == "inconclusive" for verdict in told):
             return "its verdict is inconclusive: the attacks have not shown that they would find something"
         return ""
+
+    @property
+    def unanswered(self) -> tuple[int, int]:
+        """On how many updates the attack diverged or failed, and how many it met, over all repeats."""
+        counts = [[row.get(name) or 0 for row in self.rows] for name in ("unanswered", "attacked")]
+        return sum(counts[0]), sum(counts[1])
 
     @property
     def useless(self) -> str:

@@ -6,7 +6,7 @@ says nothing of other seeds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from rayfed.analysis import summary
 from rayfed.analysis.settings import CONFIDENCE, Estimate, Setting
 from rayfed.analysis.summary import Row
+from rayfed.analysis.unanswered import unanswered
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.metrics.roc import share
@@ -29,12 +30,17 @@ class Victim:
     """Mean over its samples by measure, where it was measured."""
     counts: dict[str, int]
     """Number of values behind each mean."""
+    unanswered: bool
+    """Whether the attack diverged or failed on one of its updates: what it left is no measure of the arm."""
 
 
 def victims(
-    attacks: Sequence[Row], inferences: Sequence[Row], arms: Sequence[str]
+    attacks: Sequence[Row], inferences: Sequence[Row], arms: Sequence[str], closed: Collection[str]
 ) -> dict[tuple[str, str], dict[int, Victim]]:
-    """Return the victims by (arm, attack) and client, from a run's tables, arms in the order given."""
+    """Return the victims by (arm, attack) and client, from a run's tables, arms in the order given.
+
+    `closed` are the closed forms among the attacks (`rayfed.analysis.unanswered.closed_forms`).
+    """
     found: dict[tuple[str, str], dict[int, Victim]] = {}
     for client in sorted({row["victim"] for row in [*attacks, *inferences]}):
         mine, asked = ([row for row in rows if row["victim"] == client] for rows in (attacks, inferences))
@@ -42,17 +48,22 @@ def victims(
             scores = {metric.name: leak.scores[metric.name] for metric in JUDGED}
             known = {name: score for name, score in scores.items() if score}
             columns = "round", "repeat", "sample", "true_label", "batch_size", "observes"
-            found.setdefault((leak.arm, leak.attack), {})[client] = Victim(
-                _told_apart(mine, (leak.arm, leak.attack), columns),
+            key = leak.arm, leak.attack
+            found.setdefault(key, {})[client] = Victim(
+                _told_apart(mine, key, columns),
                 {name: score.mean for name, score in known.items()},
                 {name: score.n for name, score in known.items()},
+                any(unanswered(row, closed) for row in mine if (row["arm"], row["attack"]) == key),
             )
         for claim in summary.claims(asked, arms):
             if claim.value and claim.chance:
                 key = claim.arm, claim.attack
                 samples = _told_apart(asked, key, ("round", "repeat", "metric", "candidates"))
                 gain = claim.value.mean - claim.chance.mean
-                found.setdefault(key, {})[client] = Victim(samples, {"inferred": gain}, {"inferred": claim.value.n})
+                broken = any(unanswered(row, closed) for row in asked if (row["arm"], row["attack"]) == key)
+                found.setdefault(key, {})[client] = Victim(
+                    samples, {"inferred": gain}, {"inferred": claim.value.n}, broken
+                )
     return dict(sorted(found.items(), key=lambda entry: arms.index(entry[0][0])))
 
 

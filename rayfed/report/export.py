@@ -14,6 +14,7 @@ from rayfed.analysis.formats import NONE
 from rayfed.analysis.loading import OUTCOMES, PAIRED, Results
 from rayfed.analysis.paired import NO_PAIRS, paired_grid, paired_table
 from rayfed.analysis.summary import Row
+from rayfed.analysis.unanswered import BROKEN
 from rayfed.errors import UserError, nearest
 from rayfed.privacy.printing import at_most
 
@@ -131,6 +132,7 @@ _LATEX = str.maketrans(
         ">": r"$>$",
         NONE: "--",
         UNPROVEN: r"$^\dagger$",
+        BROKEN: r"$^\ddagger$",
         "\n": " ",
     }
 )

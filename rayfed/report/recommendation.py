@@ -8,6 +8,7 @@ from rayfed.analysis.figures import SINGLE, said, said_with_interval
 from rayfed.analysis.formats import NONE
 from rayfed.analysis.recommend import SIMULATED, BoundCheck, Recommendation
 from rayfed.analysis.settings import Setting
+from rayfed.analysis.unanswered import of_so_many
 from rayfed.metrics.measures import MEASURES
 from rayfed.privacy.printing import at_most
 
@@ -54,6 +55,11 @@ def remarks(found: Recommendation) -> list[str]:
         lines.append("Simulated time is virtual, of the devices that the scenario states; their work is counted.")
     if any(row.get("verdict") == "leaks" for row in chosen.rows):
         lines.append("It leaks: an attack rebuilt samples beyond a guess, whatever the bounds allow; see its verdict.")
+    if any(check.bound.on_attacks for check in found.chosen.checks):
+        broken = {one.attack: one.unanswered for one in found.chosen.settings if one.unanswered[0]}
+        for attack, counts in broken.items():
+            what = f"{attack} diverged or failed on {of_so_many(*counts)} updates of it"
+            lines.append(f"{what}: what it got is no measure of the defence.")
     if repeats == 1:
         lines.append(SINGLE)
     else:

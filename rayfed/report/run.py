@@ -22,6 +22,7 @@ from rayfed.analysis.proved import comparisons, uncovered
 from rayfed.analysis.robustness import matrix
 from rayfed.analysis.settings import settings
 from rayfed.analysis.summary import ArmSummary, Claim, Leak, Row
+from rayfed.analysis.unanswered import closed_forms, counted, of_so_many
 from rayfed.analysis.verdicts import (
     Verdict,
     closest,
@@ -179,11 +180,12 @@ def _leakage(
     thresholds = {metric: least for metric, least in asked.items() if metric in METRICS}
     leaks, claims = summary.leaks(attacks, names, thresholds), summary.claims(inferences, names)
     guesses: list[Leak | Claim] = [*leaks, *claims]
+    closed = closed_forms(scenario)
+    broken = {met: counted([r for r in attacks if (r["arm"], r["attack"]) == met], closed) for met in map(_met, leaks)}
     of_arms = [row | {"verdict": states.get(row["arm"], row["verdict"])} for row in outcomes(folder)]
     explorer = explore(answered(settings(of_arms)))
-    leading = summary.leading_metric(attacks)
+    leading, groups = summary.leading_metric(attacks), of_victims(victims(attacks, inferences, names, closed))
     scored = sorted((leak for leak in leaks if any(leak.scores.values())), key=lambda leak: _far(leak, leading))
-    groups = of_victims(victims(attacks, inferences, names))
     pairs = _pairs(folder, explorer, attacks, samples, worst)
     return {
         "samples": samples,
@@ -193,6 +195,7 @@ def _leakage(
         "strips": strips(folder, samples, worst),
         "passages": passages(folder, attacks, samples, worst),
         "leaks": leaks,
+        "broken": {met: of_so_many(*counts) for met, counts in broken.items() if counts[0]},
         "paired": paired_grid([one for one in paired(groups) if one.measure in (leading, "inferred")]),
         "claims": claims,
         "inference_metrics": INFERRED,
@@ -243,6 +246,10 @@ def silences(guesses: Sequence[Leak | Claim], arms: Sequence[str]) -> list[Silen
         where = f"all {len(met)} arms" if len(met) == len(arms) > 1 else ", ".join(met)
         found.append(Silence(status, reason, ", ".join(attacks), where, sum(count for _, count in group)))
     return sorted(found, key=lambda one: -one.batches)
+
+
+def _met(leak: Leak) -> tuple[str, str]:
+    return leak.arm, leak.attack
 
 
 def _first_and_last(rows: Sequence[Row]) -> list[Row]:

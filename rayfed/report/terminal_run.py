@@ -21,6 +21,7 @@ from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.robustness import Matrix, Outcome, matrix
 from rayfed.analysis.summary import measured, passing, people, success
+from rayfed.analysis.unanswered import BROKEN, MEANING, closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of, guess, run_findings, verdicts
 from rayfed.metrics.base import Metric
 from rayfed.metrics.images import PSNR_CEILING
@@ -324,16 +325,20 @@ class RunView:
         if known := people(self._attacks):
             top = [metric for metric in others if metric.name in TOP]
             terms += [f"{metric.short_name} by chance: {chance(metric.name, known):.1%}" for metric in top]
+        closed, groups = closed_forms(self._scenario), _grouped(self._attacks)
+        broken = {met for met, found in groups.items() if counted(found, closed)[0]}
+        if broken:
+            terms.append(MEANING)
         title = f"leakage ({'; '.join(terms)})" + " and accuracy" * bool(accuracy)
         table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
         for column in columns:
             table.add_column(
                 column, justify="left" if column in ("arm", "attack") else "right", no_wrap=column != "epsilon"
             )
-        for (arm, attack), found in _grouped(self._attacks).items():
+        for (arm, attack), found in groups.items():
             row: list[str | Text] = [
                 Text(arm),
-                Text(attack),
+                Text(f"{attack}{BROKEN * ((arm, attack) in broken)}"),
                 str(len(found)),
                 _shown(leader, found, fmean),
                 _shown(leader, found, max if leader.higher_is_closer else min),

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from rayfed.analysis.figures import SHOWN, heading
 from rayfed.analysis.pareto import front
-from rayfed.analysis.settings import Estimate, Setting, of_rebuilt
+from rayfed.analysis.settings import Estimate, Setting, of_attacks, of_rebuilt
 from rayfed.metrics.known import METRICS
 from rayfed.metrics.measures import MEASURES
 from rayfed.report.explorer import Explorer
@@ -105,5 +105,5 @@ def _row(one: Setting, x: str, y: str, best: bool) -> dict[str, Any]:
 
 
 def _proves(one: Setting, x: str) -> bool:
-    """Return whether the setting may stand on a front: its model is of use, and its attacks showed that they work."""
-    return not one.useless and not (of_rebuilt(x) and one.unproven)
+    """Return whether a point shows anything: its model is of use, and its attacks worked here and without a defence."""
+    return not one.useless and not (of_rebuilt(x) and one.unproven) and not (of_attacks(x) and one.unanswered[0])

@@ -308,6 +308,8 @@ OUTCOME_FIELDS = [
     _value("epsilon_against", _string, "who cannot tell"),
     _value("answer", _string, "what this attack came to on this arm, before it is set beside an arm without a defence"),
     _value("verdict", _string, "what all attacks came to on this arm, by the criteria of the audit"),
+    _value("attacked", _long, "updates that the attack met"),
+    _value("unanswered", _long, "those of them on which it diverged or failed: its figures are no measure of the arm"),
     _value("guessing_accuracy", _real, "most that naming one class gets on 95 % of such test sets, 0..1"),
     _value("train_seconds_half", _real, "half of the 95 % interval of the training time, over the rounds (s)"),
     *(pa.field(name, _real) for name in MEASURES),

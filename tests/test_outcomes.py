@@ -10,6 +10,7 @@ from scipy import stats
 
 from rayfed.analysis.outcomes import outcomes, outcomes_table, with_pmm, yaml_line
 from rayfed.analysis.settings import estimate, settings
+from rayfed.analysis.summary import arms
 from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.errors import RunError, UserError
 from rayfed.metrics.measures import MEASURES, measure_of, worst_of
@@ -128,6 +129,35 @@ def test_the_interval_is_students() -> None:
     assert single is not None
     assert (single.mean, single.low, single.high, single.n) == (3.0, None, None, 1)
     assert estimate([None, math.nan]) is None
+
+
+def test_intervals_are_cut_at_what_is_possible() -> None:
+    values = {"test_accuracy": (0.05, 0.26), "train_seconds": (0.1, 0.3), "bytes_up": (1.0, 9.0), "ssim": (0.93, 0.99)}
+    values |= {"mse": (0.0001, 0.01), "pmm": (0.5, 1.5), "psnr": (99.0, 100.0), "test_loss": (0.1, 2.0)}
+    rows = [outcome(repeat=r, seed=r, **{name: both[r] for name, both in values.items()}) for r in range(2)]
+    [one] = settings(rows)
+    for name, estimated in one.measures.items():
+        least, most = MEASURES[name].bounds
+        assert estimated.low is not None
+        assert estimated.high is not None
+        assert least <= estimated.low < estimated.mean < estimated.high <= most, name
+        assert estimated.cut, name
+    accuracy = one.measures["test_accuracy"]
+    assert (accuracy.low, accuracy.high) == (0.0, 1.0)
+    free = estimate([0.5, 0.52])
+    assert free is not None
+    assert free.within("test_accuracy") == free
+
+
+def test_the_training_time_is_one_wherever_it_is_told(tmp_path: Path) -> None:
+    folder = small_run(str(tmp_path), {"arms": {"none": []}}, seconds=10.0)
+    first = folder.read_table("rounds").to_pylist()[0]
+    for round, seconds in ((1, 2.0), (2, 4.0)):
+        folder.write_part("rounds", round, [first | {"round": round, "actor_seconds": seconds}])
+    [row] = outcomes(folder)
+    [arm] = arms(["none"], {}, folder.read_table("rounds").to_pylist(), [], [])
+    assert arm.actor_seconds is not None
+    assert (row["train_seconds"], arm.actor_seconds.mean * row["rounds"]) == (9.0, 9.0)
 
 
 def test_settings_gather_the_repeats_of_finished_trials(tmp_path: Path) -> None:

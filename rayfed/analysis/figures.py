@@ -33,6 +33,8 @@ SHOWN = (
 )
 """Measures that tables of settings show, where they are known."""
 SINGLE = "Every setting was played once: nothing is known of the spread over seeds."
+CUT = "Intervals are cut at what is possible: shares at 0 and 1, times and sizes at 0."
+TIME = "Training time is of all rounds; the first, in which processes warm up, counts as the mean of the others."
 UNPROVEN = "†"
 """Mark of a figure of leakage that is no evidence of protection."""
 _SCALES = {"bytes": ("MB", 1e-6)}
@@ -187,6 +189,10 @@ def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
         notes.append("The interval of the training time is over rounds.")
     if any(e.n > 1 and e.spread is None and not MEASURES[name].proved for name, e in known):
         notes.append("A figure without one is of a single value, or of values that are all alike.")
+    if any(e.cut and e.spread for _, e in known):
+        notes.append(CUT)
+    if "train_seconds" in shown and any("train_seconds" in each.measures for each in settings):
+        notes.append(TIME)
     if counts["repeats"] == [1]:
         notes.append(SINGLE)
     if any(each.unproven and of_rebuilt(name) for each in settings for name in shown if name in each.measures):

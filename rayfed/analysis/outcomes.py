@@ -15,7 +15,7 @@ import yaml
 from rayfed.analysis import summary
 from rayfed.analysis.audit import State, findings
 from rayfed.analysis.settings import estimate
-from rayfed.analysis.summary import Leak, Row, arm_spec, undefended
+from rayfed.analysis.summary import Leak, Row, arm_spec, undefended, warmed_up
 from rayfed.analysis.unanswered import closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of, weightiest
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
@@ -44,7 +44,7 @@ def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
             "rounds": arm.rounds,
             "test_accuracy": arm.accuracy,
             "test_loss": arm.loss,
-            **_training_time([r for r in rounds if r["arm"] == arm.name]),
+            **_training_time(sorted((r for r in rounds if r["arm"] == arm.name), key=lambda row: row["round"])),
             "guessing_accuracy": _guessing([r for r in rounds if r["arm"] == arm.name]),
             "bytes_up": arm.bytes_up or None,
             "bytes_down": arm.bytes_down or None,
@@ -113,10 +113,9 @@ def _training_time(rounds: Sequence[Row]) -> dict[str, float | None]:
 
     The first round, in which processes warm up, counts as much as the others in the mean.
     """
-    first, *others = [row["actor_seconds"] or 0.0 for row in rounds] or [0.0]
-    found = estimate(others)
+    found = estimate([row["actor_seconds"] or 0.0 for row in warmed_up(rounds)])
     if found is None:
-        return {"train_seconds": first or None, "train_seconds_half": None}
+        return {"train_seconds": None, "train_seconds_half": None}
     half = None if found.high is None else len(rounds) * (found.high - found.mean)
     return {"train_seconds": len(rounds) * found.mean or None, "train_seconds_half": half}
 

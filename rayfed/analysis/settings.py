@@ -37,6 +37,16 @@ class Estimate:
     n: int
     over: Literal["repeats", "victims", "rounds"] = "repeats"
     """What the interval is over; repeats are seeds."""
+    cut: bool = False
+    """Whether an end of the interval was beyond what is possible, and stands there."""
+
+    def within(self, measure: str) -> Estimate:
+        """Return the estimate with its interval cut at the least and largest value that its measure can have."""
+        if self.low is None or self.high is None:
+            return self
+        least, most = MEASURES[measure].bounds
+        low, high = max(self.low, least), min(self.high, most)
+        return replace(self, low=low, high=high, cut=(low, high) != (self.low, self.high))
 
     @property
     def spread(self) -> tuple[float, float] | None:
@@ -132,9 +142,9 @@ def _over_repeats(name: str, group: Sequence[Row]) -> Estimate | None:
     values = [row.get(name) for row in group]
     found = estimate(values)
     if name == "train_seconds" and found and len(group) == 1 and (half := group[0].get("train_seconds_half")):
-        return replace(found, low=found.mean - half, high=found.mean + half, over="rounds")
+        return replace(found, low=found.mean - half, high=found.mean + half, over="rounds").within(name)
     if not MEASURES[name].proved:
-        return found
+        return found and found.within(name)
     promised = [float(value) for value in values if value is not None and isfinite(value)]
     if len(promised) < len(values):
         return None

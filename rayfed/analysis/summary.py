@@ -123,7 +123,7 @@ class ArmSummary:
     error: float | None
     """Mean absolute error there, where targets are quantities."""
     actor_seconds: Spread | None
-    """Cost of a round's training: its cohorts' wall times, summed."""
+    """Cost of a round's training: its cohorts' wall times, summed; without the first round (`warmed_up`)."""
     simulated: Simulated | None
     """Virtual time; None where the scenario has no devices."""
     bytes_up: int
@@ -278,7 +278,7 @@ def arms(names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Se
                 accuracy_change=None if accuracy is None or reference is None else accuracy - reference,
                 loss=last["test_loss"] if last else None,
                 error=last.get("test_error") if last else None,
-                actor_seconds=spread(row["actor_seconds"] for row in mine),
+                actor_seconds=spread(row["actor_seconds"] for row in warmed_up(mine)),
                 simulated=_simulated(mine),
                 bytes_up=sum(row["bytes_up"] or 0 for row in mine),
                 bytes_down=sum(row["bytes_down"] or 0 for row in mine),
@@ -286,6 +286,11 @@ def arms(names: Sequence[str], scenario: Row, rounds: Sequence[Row], clients: Se
             )
         )
     return result
+
+
+def warmed_up(rounds: Sequence[Row]) -> Sequence[Row]:
+    """Return the rounds of an arm, in their order, whose times count: all but the first, in which processes warm up."""
+    return rounds[1:] or rounds
 
 
 def _simulated(rounds: Sequence[Row]) -> Simulated | None:

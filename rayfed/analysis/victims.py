@@ -90,6 +90,7 @@ def _interval(name: str, mean: float, victims: Sequence[tuple[float, int]]) -> E
 
     Of hits and misses it is exact (Clopper-Pearson); else Student's t of the ratio estimator, since victims may have
     batches of several sizes (Cochran 1977, "Sampling Techniques", section 6.3). Of equal sizes it is the usual one.
+    It is cut where the measure ends.
     """
     n, one_each = len(victims), all(count == 1 for _, count in victims)
     if MEASURES[name].share and name in METRICS and one_each and all(value in (0, 1) for value, _ in victims):
@@ -100,4 +101,4 @@ def _interval(name: str, mean: float, victims: Sequence[tuple[float, int]]) -> E
     from scipy.stats import t  # an import of a second
 
     half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * sqrt(squares / (n - 1) / n)
-    return Estimate(mean, mean - half, mean + half, n, "victims")
+    return Estimate(mean, mean - half, mean + half, n, "victims").within(name)

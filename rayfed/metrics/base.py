@@ -41,6 +41,8 @@ class Metric:
     unit: str = ""
     ceiling: float = inf
     """Largest value that is told apart: those above it count as equal to it, as those of exact copies."""
+    bounds: tuple[float, float] = (-inf, inf)
+    """Least and largest value that is possible, at which intervals are cut; those of shares and hits are 0 and 1."""
     format: Literal["number", "error", "share", "hit"] = "number"
     """Format of values: with three decimals, or with three significant digits on a logarithmic scale; as per cent; as
     per cent of samples of which each is a hit (1) or not (0)."""

@@ -52,6 +52,7 @@ BP_KI = Metric(
     description="BP_KI, KL(uniform || histogram of the reconstruction), 10 bins, base 10, 0..8",
     title="BP_KI",
     function=knowledge_increment,
+    bounds=(0.0, 8.0),
     higher_is_closer=True,
     tables=(),
     success=None,

@@ -6,6 +6,7 @@ scikit-image's definition (uniform window of 7).
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from rayfed.metrics.base import Metric
@@ -50,6 +51,7 @@ MSE = Metric(
     higher_is_closer=False,
     modalities=("pixels", "records"),
     format="error",
+    bounds=(0.0, inf),
     tables=(),
     default_of=("pixels", "records"),
     chart=(1.0, 1e-6),
@@ -74,6 +76,7 @@ SSIM = Metric(
     description="structural similarity, at most 1",
     title="SSIM",
     function=ssim,
+    bounds=(-1.0, 1.0),
     higher_is_closer=True,
     default_of=("pixels",),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from rayfed.metrics.base import Metric
@@ -30,6 +31,7 @@ LPIPS_ALEX = Metric(
     title="LPIPS (AlexNet)",
     short="LPIPS",
     function=partial(_lpips, "alex"),
+    bounds=(0.0, inf),
     needs=("lpips_weights",),
     higher_is_closer=False,
     tables=("settings",),
@@ -39,6 +41,7 @@ LPIPS_VGG = Metric(
     description="LPIPS distance, VGG16 features; 0 for an exact copy",
     title="LPIPS (VGG)",
     function=partial(_lpips, "vgg"),
+    bounds=(0.0, inf),
     needs=("lpips_weights",),
     higher_is_closer=False,
     tables=(),
@@ -48,6 +51,7 @@ NOISE_RATIO = Metric(
     description="share of noise in the reconstruction to an evaluation network, 0..1",
     title="noise ratio",
     function=_noise_ratio,
+    bounds=(0.0, 1.0),
     needs=("evaluator",),
     higher_is_closer=False,
     tables=(),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from rayfed.errors import UserError, nearest
+from rayfed.metrics.base import Metric
 from rayfed.metrics.known import METRICS
 
 
@@ -22,6 +24,8 @@ class Measure:
     """Whether it is read as per cent."""
     proved: bool = False
     """Whether it is an upper bound by proof, of which that of the weakest repeat counts, and no measurement."""
+    bounds: tuple[float, float] = (-inf, inf)
+    """Least and largest value that is possible."""
 
 
 def worst_of(metric: str) -> str:
@@ -41,10 +45,23 @@ _FIRST = ("psnr", "ssim", "lpips_alex", "lpips_vgg")
 JUDGED = sorted((metric for metric in METRICS.values() if metric.outcome), key=lambda metric: metric.name not in _FIRST)
 """Metrics of reconstructions that have a column of means over images and one of the worst image."""
 
+
+def _bounds(metric: Metric) -> tuple[float, float]:
+    """Return the least and largest value of a metric's mean."""
+    least, most = (0.0, 1.0) if metric.format in ("share", "hit") else metric.bounds
+    return least, min(most, metric.ceiling)
+
+
+_FROM_ZERO = (0.0, inf)
 MEASURES: dict[str, Measure] = {
     **{
         metric.name: Measure(
-            metric.title, "leakage", not metric.higher_is_closer, metric.unit, metric.format in ("share", "hit")
+            metric.title,
+            "leakage",
+            not metric.higher_is_closer,
+            metric.unit,
+            metric.format in ("share", "hit"),
+            bounds=_bounds(metric),
         )
         for metric in JUDGED
     },
@@ -55,20 +72,21 @@ MEASURES: dict[str, Measure] = {
             not metric.higher_is_closer,
             metric.unit,
             metric.format == "share",
+            bounds=_bounds(metric),
         )
         for metric in JUDGED
     },
-    "inferred": Measure("inferred beyond chance", "leakage", False, share=True),
+    "inferred": Measure("inferred beyond chance", "leakage", False, share=True, bounds=(-1.0, 1.0)),
     "epsilon": Measure("epsilon", "leakage", False, proved=True),
     "rero": Measure("proved reconstruction, prior 1 in 100", "leakage", False, share=True, proved=True),
-    "test_accuracy": Measure("test accuracy", "utility", True, share=True),
-    "pmm": Measure("PMM", "utility", True, share=True),
-    "test_loss": Measure("test loss", "utility", False, "nats"),
-    "train_seconds": Measure("training time", "cost", False, "s"),
-    "simulated_seconds": Measure("simulated time", "cost", False, "s"),
-    "attack_seconds": Measure("attack time", "cost", False, "s"),
-    "bytes_up": Measure("bytes sent by clients", "cost", False, "bytes"),
-    "bytes_down": Measure("bytes sent to clients", "cost", False, "bytes"),
+    "test_accuracy": Measure("test accuracy", "utility", True, share=True, bounds=(0.0, 1.0)),
+    "pmm": Measure("PMM", "utility", True, share=True, bounds=_FROM_ZERO),
+    "test_loss": Measure("test loss", "utility", False, "nats", bounds=_FROM_ZERO),
+    "train_seconds": Measure("training time", "cost", False, "s", bounds=_FROM_ZERO),
+    "simulated_seconds": Measure("simulated time", "cost", False, "s", bounds=_FROM_ZERO),
+    "attack_seconds": Measure("attack time", "cost", False, "s", bounds=_FROM_ZERO),
+    "bytes_up": Measure("bytes sent by clients", "cost", False, "bytes", bounds=_FROM_ZERO),
+    "bytes_down": Measure("bytes sent to clients", "cost", False, "bytes", bounds=_FROM_ZERO),
 }
 """Measures by column. PMM is the accuracy over that of the arm without a defence, all else equal: an arm with
 training, a model, a rule or malicious clients of its own has a reference only in one that has the same."""

@@ -79,6 +79,7 @@ def _rouge(kind: Rouge, shared: str, tables: tuple[Literal["run"], ...] = ("run"
         description=f"F-measure of {shared}, 0..1",
         title=f"ROUGE-{kind.removeprefix('rouge')}",
         function=partial(rouge, kind),
+        bounds=(0.0, 1.0),
         higher_is_closer=True,
         modalities=("tokens",),
         tables=tables,

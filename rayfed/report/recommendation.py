@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rayfed.analysis.figures import SINGLE, said, said_with_interval
+from rayfed.analysis.figures import CUT, SINGLE, said, said_with_interval
 from rayfed.analysis.formats import NONE
 from rayfed.analysis.recommend import SIMULATED, BoundCheck, Recommendation
 from rayfed.analysis.settings import Setting
@@ -64,6 +64,10 @@ def remarks(found: Recommendation) -> list[str]:
         lines.append(SINGLE)
     else:
         lines.append(f"Means over {repeats} repeats; sure is what holds to the end of the 95 % interval.")
+    judged_by = [check.estimate for check in found.chosen.checks]
+    priced = [chosen.measures.get(name) for name in found.costs]
+    if any(one and one.cut for one in [*judged_by, *priced]):
+        lines.append(CUT)
     if not found.meeting:
         lines.append(
             "Misses are weighed by the range of all settings' values and the bound; nearest is the least distance."

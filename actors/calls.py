@@ -19,7 +19,7 @@ class Started:
     """A call that an actor has been handed."""
 
     slot: int
-    """Index of the actor."""
+    """Number of the actor, which no other has had."""
     actor: ActorHandle[Any]
     call: Call
     losses: int
@@ -60,10 +60,10 @@ class Running:
     An actor works at the first of its calls: the time of the next one begins when that has ended.
     """
 
-    def __init__(self, actors: int) -> None:
+    def __init__(self) -> None:
         self._calls: dict[ray.ObjectRef[Any], Started] = {}
         self._began: dict[int, float] = {}
-        self.queued = [0] * actors
+        self.queued: defaultdict[int, int] = defaultdict(int)
         """Number of calls that each actor has been handed."""
 
     def __iter__(self) -> Iterator[ray.ObjectRef[Any]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import NamedTuple
 
 import ray
 
@@ -77,6 +78,8 @@ class Allotment:
     server: ResourceShare
     attackers: int
     attacker: ResourceShare
+    nodes: frozenset[str] = frozenset()
+    """Ray's numbers of the nodes that the cluster had; empty where the numbers of actors are fixed."""
 
     def describe(self) -> str:
         """Describe in words how many actors have which share."""
@@ -96,19 +99,31 @@ class Allotment:
 
 
 def allot(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
-    """Divide the cluster among the run's actors, at most one for each call that can go on at once.
+    """Divide the cluster as it is among the run's actors, at most one for each call that can go on at once.
 
     The server is where the driver is: other nodes may be lent ones that go, and a run ends with its driver anyway.
-    Raises `ResourceError` for a request that the cluster cannot satisfy.
     """
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    shares = [(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in nodes]
-    allotment = divide(shares, scenario, client_calls, attack_calls)
-    return replace(allotment, server=replace(allotment.server, node=ray.get_runtime_context().get_node_id()))
+    nodes = alive()
+    allotment = divide(list(nodes.values()), scenario, client_calls, attack_calls)
+    server = replace(allotment.server, node=ray.get_runtime_context().get_node_id())
+    return replace(allotment, server=server, nodes=frozenset(nodes))
 
 
-def divide(nodes: Sequence[tuple[float, float]], scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
-    """Divide nodes of so many CPUs and GPUs among the run's actors, see `allot`.
+class Node(NamedTuple):
+    """What a node has for actors."""
+
+    cpus: float
+    gpus: float
+
+
+def alive() -> dict[str, Node]:
+    """Return the nodes of the cluster as it is, by Ray's number of each."""
+    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    return {number: Node(have.get("CPU", 0.0), have.get("GPU", 0.0)) for number, have in nodes.items()}
+
+
+def divide(nodes: Sequence[Node], scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
+    """Divide nodes among the run's actors, see `allot`; of either kind there is one at least.
 
     Clients and attackers take turns, so a core that holds one of each is never asked for two cores' work.
     """
@@ -116,16 +131,12 @@ def divide(nodes: Sequence[tuple[float, float]], scenario: Scenario, client_call
     turns = 2 if attack_calls else 1
     client, attacker = (_share(r, kind, default_cpus=1 / turns) for kind in (r.clients, r.attackers))
     server = _share(r, r.server, default_cpus=0)
-    for what, share in (("server", server), ("clients", client), ("attackers", attacker)):
-        _check_node(what, share, nodes)
     group = [client, attacker] if attack_calls else [client]
     most = max(client_calls, attack_calls, 1)
     slots = bisect_left(range(1, most + 1), True, key=lambda n: not fits(nodes, [server, *group * n]))
     clients = r.clients.actors or min(max(slots, 1), max(client_calls, 1))
     attackers = (r.attackers.actors or min(max(slots, 1), attack_calls)) if attack_calls else 0
-    allotment = Allotment(clients, client, server, attackers, attacker)
-    _check_total(allotment, nodes)
-    return allotment
+    return Allotment(clients, client, server, attackers, attacker)
 
 
 def allot_trial(scenario: Scenario) -> Allotment:
@@ -144,22 +155,22 @@ def allot_trial(scenario: Scenario) -> Allotment:
     )
 
 
-def check_trial(allotment: Allotment) -> None:
-    """Raise `ResourceError` where the cluster as it is has no place for one trial; one without any CPU may grow."""
-    nodes = [(n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0)) for n in ray.nodes() if n["Alive"]]
-    if any(cpus for cpus, _ in nodes):
-        kinds = (("server", allotment.server), ("clients", allotment.client), ("attackers", allotment.attacker))
-        for what, share in kinds:
-            _check_node(what, share, nodes)
-        _check_total(allotment, nodes)
+def check(allotment: Allotment, nodes: Sequence[Node]) -> None:
+    """Raise `ResourceError` where nodes have no place for all actors of an allotment; a cluster without CPUs grows."""
+    if not any(node.cpus for node in nodes):
+        return
+    kinds = (("server", allotment.server), ("clients", allotment.client), ("attackers", allotment.attacker))
+    for what, share in kinds:
+        _check_node(what, share, nodes)
+    _check_total(allotment, nodes)
 
 
-def fits(nodes: Sequence[tuple[float, float]], shares: Sequence[ResourceShare]) -> bool:
+def fits(nodes: Sequence[Node], shares: Sequence[ResourceShare]) -> bool:
     """Return whether actors with these shares have a place, each on one node and a part of a GPU on one GPU.
 
     The largest is placed first.
     """
-    free = [_Free(cpus, [1.0] * int(gpus)) for cpus, gpus in nodes]
+    free = [_Free(node.cpus, [1.0] * int(node.gpus)) for node in nodes]
     ordered = sorted(shares, key=lambda share: (share.num_gpus, share.num_cpus), reverse=True)
     return all(any(node.take(share) for node in free) for share in ordered)
 
@@ -188,7 +199,7 @@ def _share(all_kinds: Resources, kind: Actors, default_cpus: float) -> ResourceS
     return ResourceShare(cpus, kind.num_gpus, tuple(sys.path), all_kinds.deterministic, all_kinds.tf32)
 
 
-def _check_node(what: str, share: ResourceShare, nodes: Sequence[tuple[float, float]]) -> None:
+def _check_node(what: str, share: ResourceShare, nodes: Sequence[Node]) -> None:
     """Raise `ResourceError` where no node has room for one actor."""
     if fits(nodes, [share]):
         return
@@ -199,7 +210,7 @@ def _check_node(what: str, share: ResourceShare, nodes: Sequence[tuple[float, fl
     )
 
 
-def _check_total(a: Allotment, nodes: Sequence[tuple[float, float]]) -> None:
+def _check_total(a: Allotment, nodes: Sequence[Node]) -> None:
     shares = [a.server] + [a.client] * a.clients + [a.attacker] * a.attackers
     if not fits(nodes, shares):
         cpus, gpus = (sum(have) for have in zip(*nodes, strict=True))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from time import monotonic
 from typing import Any
 
 import ray
@@ -14,7 +16,7 @@ from actors import transport
 from actors.actor_pool import ActorPool
 from actors.attacker import AttackerActor
 from actors.client import ClientActor
-from actors.cluster import Allotment, allot, connected
+from actors.cluster import Allotment, alive, allot, check, connected
 from actors.process import ResourceShare
 from actors.ray_errors import original, telling_losses
 from actors.server import ServerActor
@@ -36,8 +38,9 @@ def on_ray(address: str | None = None) -> Execution:
     def execution(inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
         scenario = inputs.scenario
         with connected(address, scenario):
-            allotment = allot(scenario, *count_calls(scenario, len(inputs.data.test_labels)))
-            with _closing(RayExecutor(allotment, ActorPool(), progress.note), keep=False) as executor:
+            room = partial(allot, scenario, *count_calls(scenario, len(inputs.data.test_labels)))
+            check(room(), list(alive().values()))
+            with _closing(RayExecutor(room, ActorPool(), progress.note), keep=False) as executor:
                 yield executor
 
     return execution
@@ -50,7 +53,7 @@ def for_trial(allotment: Allotment, actor_pool: ActorPool) -> Execution:
     def execution(inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
         with (
             connected(None, inputs.scenario),
-            _closing(RayExecutor(allotment, actor_pool, progress.note), keep=True) as executor,
+            _closing(RayExecutor(lambda: allotment, actor_pool, progress.note), keep=True) as executor,
         ):
             yield executor
 
@@ -77,12 +80,21 @@ def _closing(executor: RayExecutor, keep: bool) -> Iterator[RayExecutor]:
     executor.close(keep)
 
 
-class RayExecutor:
-    """Executor that does calls on actors, as many at once as there are (`rayfed.engine.executor.Executor`)."""
+LOOK = 2.0
+"""Seconds between looks at the cluster while calls are done."""
 
-    def __init__(self, allotment: Allotment, actor_pool: ActorPool, note: Callable[[str], None]) -> None:
+
+class RayExecutor:
+    """Executor that does calls on actors, as many at once as there are (`rayfed.engine.executor.Executor`).
+
+    Their number follows the cluster, which may grow and shrink.
+    """
+
+    def __init__(self, room: Callable[[], Allotment], actor_pool: ActorPool, note: Callable[[str], None]) -> None:
+        """Play on what `room` says that there is room for, now and again later."""
         transport.register()
-        self._allotment, self._actor_pool, self._note = allotment, actor_pool, note
+        self._room, self._actor_pool, self._note = room, actor_pool, note
+        self._allotment, self._looked = room(), monotonic()
         self._server: Any = None
         self._clients: Workers | None = None
         self._attackers: Workers | None = None
@@ -181,7 +193,19 @@ class RayExecutor:
     def _workers(
         self, kind: type, size: int, share: ResourceShare, args: tuple[Any, ...], make_room: Callable[[], None]
     ) -> Workers:
-        return Workers(self._actor_pool, size, kind, share, *args, make_room=make_room)
+        return Workers(self._actor_pool, size, kind, share, *args, make_room=make_room, look=self._look)
+
+    def _look(self, lost: bool) -> None:
+        """Have as many actors as the cluster has room for now; it is looked at now and then, and when one is lost."""
+        if not lost and monotonic() < self._looked + LOOK:
+            return
+        self._looked, before, self._allotment = monotonic(), self._allotment, self._room()
+        after = self._allotment
+        if (before.clients, before.attackers) != (after.clients, after.attackers):
+            self._note(f"the cluster has changed: {after.describe()}")
+        for pool, size in ((self._clients, after.clients), (self._attackers, after.attackers)):
+            if pool:
+                pool.resize(size, after.nodes)
 
     def _free_attacker(self) -> None:
         self._make_room(self._attackers, "attacker")
@@ -197,14 +221,14 @@ class RayExecutor:
     def _noting_losses(
         self, pool: Workers, calls: Sequence[Call], what: str, hear: Hear | None = None
     ) -> Iterator[Done]:
-        known, abreast = pool.losses, pool.abreast
+        known, halvings = pool.losses, pool.halvings
         with telling_losses():
             for done in pool.run(calls, hear):
                 if pool.losses > known:
                     lost = pool.losses - known
                     self._note(f"{lost} {what}{'s' * (lost > 1)} died; another does the work again")
                     known = pool.losses
-                if pool.abreast < abreast:
+                if pool.halvings > halvings:
                     self._note(f"memory is short: no more than {pool.abreast} {what}s go on at once (resources)")
-                abreast = pool.abreast
+                halvings = pool.halvings
                 yield done

@@ -15,7 +15,7 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule, TrialScheduler
 from ray.tune.search.optuna import OptunaSearch
 
-from actors.cluster import allot_trial, check_trial, connected
+from actors.cluster import alive, allot_trial, check, connected
 from actors.executor import for_trial
 from actors.trackers import trackers
 from actors.trial import Reporter, own_actor_pool, prepare_process, search_places, with_actors
@@ -40,7 +40,7 @@ def on_tune(address: str | None = None) -> SweepExecution:
         scenario, folder = recorder.scenario, recorder.folder
         with connected(address, scenario), _quiet_tune():
             allotment = allot_trial(scenario)
-            check_trial(allotment)
+            check(allotment, list(alive().values()))
             with recorder.recording():
                 recorder.starting(allotment.environment(), f"each has {allotment.describe()}")
                 callback = _Recording(recorder)

@@ -1,4 +1,4 @@
-"""Calls to a fixed number of actors, results as they finish, repeated elsewhere when an actor dies.
+"""Calls to as many actors as there is room for, results as they finish, repeated elsewhere when an actor dies.
 
 Every call is a pure function of its arguments, so a call that was lost with its actor is simply made again.
 """
@@ -6,7 +6,8 @@ Every call is a pure function of its arguments, so a call that was lost with its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import count
 from math import inf
 from time import monotonic
 from typing import Any
@@ -37,7 +38,7 @@ class ActorsLost(ResourceError):
 
 
 class Workers:
-    """A fixed number of equal actors that do calls; dead ones are replaced.
+    """Equal actors that do calls; dead ones are replaced, and their number follows the cluster.
 
     Where Ray ends some because a machine has too little memory, half as many go on. A call that is too large even for
     one alone is the cause, and the others come back.
@@ -47,24 +48,49 @@ class Workers:
     """Actors that one call may lose, or that may die one after another as they start."""
 
     def __init__(
-        self, actor_pool: ActorPool, size: int, *made_of: Any, make_room: Callable[[], None] = lambda: None
+        self,
+        actor_pool: ActorPool,
+        size: int,
+        *made_of: Any,
+        make_room: Callable[[], None] = lambda: None,
+        look: Callable[[bool], None] = lambda lost: None,
     ) -> None:
         """Start `size` actors from what `ActorPool.acquire` takes, `made_of`.
 
-        `make_room` is called where all have died and no new one comes up.
+        `make_room` is called where all have died and no new one comes up. `look` is called again and again while calls
+        are done, with whether an actor was lost: it may `resize`.
         """
         self._actor_pool, self._size, self._made_of, self._make_room = actor_pool, size, made_of, make_room
+        self._look = look
+        self._numbers = count()
         self._actors: dict[int, ActorHandle[Any]] = {}
         self._starting: dict[ray.ObjectRef[Any], int] = {}
         """Actors that are not up yet, by the reference that says when they are; they are given no call."""
         self._nodes: dict[int, str] = {}
         """Nodes of the actors that have come up."""
+        self._alive: Collection[str] = ()
+        """Nodes of the cluster as it was last; empty where nobody looks."""
         self.losses = 0
         """Number of actors that have died so far."""
-        self.abreast = size
-        """Number of actors that go on at once, less than `size` where memory is short."""
+        self.halvings = 0
+        """Times that fewer go on at once, half as many each, because memory is short."""
         self._failed_starts = 0
         self._fill()
+
+    @property
+    def abreast(self) -> int:
+        """Return the number of actors that go on at once."""
+        return max(1, self._size >> self.halvings)
+
+    def resize(self, size: int, nodes: Collection[str]) -> None:
+        """Go on with `size` actors on a cluster of these nodes; of too many, those whose node is gone end first.
+
+        What these were at is made again.
+        """
+        self._alive = nodes
+        if size != self._size:
+            self._size = size
+            self._fill()
 
     def wait(self) -> None:
         """Wait until all actors are up; raises `ResourceError` when none comes up within `START_TIMEOUT`.
@@ -88,8 +114,9 @@ class Workers:
         """
         self._fill()
         waiting = Waiting(calls)
-        running = Running(self._size)
+        running = Running()
         while waiting or running:
+            self._look(False)
             self._hand_out(waiting, running)
             first, overdue = self._first(running, hear)
             if first in self._starting:
@@ -100,7 +127,8 @@ class Workers:
                 standings.forget(first)
             if overdue:
                 self._move(running.behind(ended.slot), waiting)
-                self._replace(ended.slot)
+                self._end(ended.slot)
+                self._fill()
                 yield Done(ended.call, Overdue(), [])
                 continue
             try:
@@ -145,24 +173,33 @@ class Workers:
         was short while other actors went on. Returns what comes in place of the result of one that is not made again.
         """
         self._move(running.behind(ended.slot), waiting)
-        if self._actors.get(ended.slot) is not ended.actor:  # ended here, for fewer to go on
+        if ended.slot not in self._actors:  # ended here, for fewer to go on
             waiting.put_back(ended.call, ended.losses)
             return None
-        loss, alone = loss_of(error), self.abreast == 1
-        if loss is Loss.MEMORY:
-            self.abreast = max(1, self.abreast // 2)
-        self.losses += 1
-        self._replace(ended.slot)
+        alone = self.abreast == 1
+        loss = self._mourn(ended.slot, error)
         losses = ended.losses + (loss is Loss.PROCESS or (loss is Loss.MEMORY and alone))
         if losses <= (self.RETRIES if ended.call.crashes is None else ended.call.crashes):
             waiting.put_back(ended.call, losses)
             return None
         if loss is Loss.MEMORY:
-            self.abreast = self._size  # the cause is the call, and not their number
+            self.halvings = 0  # the cause is the call, and not their number
             self._fill()
         if ended.call.crashes is None:
             raise ActorsLost(f"the call `{ended.call.method}` ended {losses} actors, one after another: {brief(error)}")
         return Crashed(memory=loss is Loss.MEMORY)
+
+    def _mourn(self, slot: int, error: Exception) -> Loss:
+        """Replace an actor that has died, unless fewer are to go on; return what it has died of."""
+        self.losses += 1
+        self._end(slot)
+        self._look(True)
+        gone = self._alive and slot in self._nodes and self._nodes[slot] not in self._alive
+        loss = Loss.NODE if gone else loss_of(error)  # not all of Ray's errors say so
+        if loss is Loss.MEMORY and self.abreast > 1:
+            self.halvings += 1
+        self._fill()
+        return loss
 
     def _first(self, running: Running, hear: Hear | None = None) -> tuple[ray.ObjectRef[Any], bool]:
         """Return the first event, an actor that is up or the end of a call, and False; or an overdue call and True.
@@ -193,6 +230,8 @@ class Workers:
             done, _ = ray.wait([*self._starting], num_returns=1, timeout=min(left, PATIENCE))
             if done:
                 return done[0]
+            if len(self._starting) == len(self._actors):  # else those that are up will do
+                self._look(True)
             if self.losses:
                 self._make_room()
         raise _not_started(len(self._starting), len(self._actors))
@@ -207,16 +246,11 @@ class Workers:
         except DEATHS as error:
             if getattr(error, "actor_init_failed", False):
                 raise
-            loss = loss_of(error)
-            self._failed_starts += loss is not Loss.NODE
+            self._failed_starts += self._mourn(slot, error) is not Loss.NODE
             if self._failed_starts > self.RETRIES:
                 raise ActorsLost(
                     f"{self._failed_starts} actors died as they started, one after another: {brief(error)}"
                 ) from error
-            if loss is Loss.MEMORY:
-                self.abreast = max(1, self.abreast // 2)
-            self.losses += 1
-            self._replace(slot)
         else:
             self._failed_starts = 0
 
@@ -242,16 +276,17 @@ class Workers:
         refs = getattr(actor, call.method).options(num_returns=call.returns).remote(*call.args)
         return refs if call.returns > 1 else [refs]
 
-    def _replace(self, slot: int) -> None:
-        """End an actor, which may be dead, and start another unless fewer are to go on."""
-        self._end(slot)
-        self._fill()
-
     def _fill(self) -> None:
-        """Start the actors that are missing, and end those that are too many; what these were at is made again."""
-        for slot in [slot for slot in self._actors if slot >= self.abreast]:
+        """Start the actors that are missing, and end those that are too many; what these were at is made again.
+
+        Those that are not up end first, then those whose node is gone.
+        """
+        starting = set(self._starting.values())
+        best = sorted(self._actors, key=lambda n: (n in starting, self._nodes.get(n) not in self._alive, n))
+        for slot in best[self.abreast :]:
             self._end(slot)
-        for slot in sorted(set(range(self.abreast)) - set(self._actors)):
+        while len(self._actors) < self.abreast:
+            slot = next(self._numbers)
             self._actors[slot], ready = self._actor_pool.acquire(*self._made_of)
             self._starting[ready] = slot
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from actors import actor_pool, cluster, server
-from actors.cluster import divide
+from actors.cluster import Node, check, divide
 from actors.process import ResourceShare
 from rayfed import scenario as scenarios
 from rayfed.aggregation.server_optimiser import ServerOptimiser
@@ -66,20 +66,21 @@ def test_a_server_with_a_gpu_adds_on_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_actors_that_fit_on_nodes_and_gpus(nodes: list[tuple[float, float]], clients: str, expected: int) -> None:
-    assert divide(nodes, parsed(f"resources.clients={clients}"), 20, 0).clients == expected
+    found = divide([Node(*node) for node in nodes], parsed(f"resources.clients={clients}"), 20, 0)
+    assert found.clients == expected
 
 
 def test_clients_and_attackers_share_a_gpu_or_have_one_each() -> None:
     parts = parsed("resources.clients={num_gpus: 0.5}", "resources.attackers={num_gpus: 0.5}")
-    found = divide([(8, 2)], parts, 20, 20)
+    found = divide([Node(8, 2)], parts, 20, 20)
     assert (found.clients, found.attackers) == (2, 2)
     more = parsed("resources.clients={num_gpus: 0.6}", "resources.attackers={num_gpus: 0.6}")
-    found = divide([(8, 3)], more, 20, 20)  # 3.6 GPUs would hold two pairs by their sum
+    found = divide([Node(8, 3)], more, 20, 20)  # 3.6 GPUs would hold two pairs by their sum
     assert (found.clients, found.attackers) == (1, 1)
 
 
 def test_the_server_alone_is_where_the_driver_is_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [{"Alive": True, "Resources": {"CPU": 4.0}}, {"Alive": True, "Resources": {"CPU": 16.0}}]
+    nodes = [{"NodeID": str(cpus), "Alive": True, "Resources": {"CPU": cpus}} for cpus in (4.0, 16.0)]
     here = SimpleNamespace(get_node_id=lambda: "a1" * 28)
     pretended = SimpleNamespace(nodes=lambda: nodes, get_runtime_context=lambda: here)
     monkeypatch.setattr(cluster, "ray", pretended)
@@ -107,7 +108,7 @@ def test_the_server_alone_is_where_the_driver_is_while_there_is_room(monkeypatch
 def test_more_actors_than_parts_of_gpus() -> None:
     s = parsed("resources.clients={actors: 3, num_gpus: 0.6}")
     with pytest.raises(ResourceError, match=r"3 client actors .* ask for 3 CPU and 1\.8 GPU together"):
-        divide([(8, 2)], s, 20, 0)
+        check(divide([Node(8, 2)], s, 20, 0), [Node(8, 2)])
 
 
 def test_what_fails_after_a_failure_does_not_hide_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ class World:
     kills: int = 0
     """Actors that somebody kills at random moments."""
     node_deaths: int = 0
+    most: int = 0
+    """Actors that the cluster may have room for, as it grows and shrinks; 0 for a room that stays."""
     actors: list[Actor] = field(default_factory=list)
     executed: list[int] = field(default_factory=list)
 
@@ -129,7 +131,13 @@ def played(world: World, size: int, needs: list[int], crashes: int | None) -> tu
         patched.setattr(workers, "ray", world)
         patched.setattr(ActorPool, "acquire", world.acquire)
         patched.setattr(ActorPool, "release", world.release)
-        pool = Workers(ActorPool(), size)
+
+        def look(lost: bool) -> None:
+            if world.most and (lost or world.draw.random() < 0.2):
+                pool.resize(world.draw.randint(1, world.most), {"0"} if world.draw.random() < 0.5 else {"0", "1"})
+                assert sum(not actor.dead for actor in world.actors) <= pool.abreast
+
+        pool = Workers(ActorPool(), size, look=look)
         calls = [Call("work", ((i, need),), i, crashes=crashes) for i, need in enumerate(needs)]
         done = list(pool.run(calls))
     results = {call.tag: result for call, result, *_ in done}
@@ -173,6 +181,37 @@ def test_who_needs_more_memory_than_there_is_is_found(
     assert all(results[i].memory for i in bad)
     assert all(results[i] == i for i in set(range(len(needs))) - bad)
     assert 1 <= pool.abreast <= size
+
+
+@given(
+    st.randoms(use_true_random=False),
+    st.integers(1, 5),
+    st.integers(1, 8),
+    st.integers(1, 60),
+    st.sets(st.integers(0, 59), max_size=2),
+)
+def test_a_pool_that_grows_and_shrinks_does_every_call_and_blames_nobody_for_it(
+    draw: random.Random, size: int, most: int, calls: int, crashing: set[int]
+) -> None:
+    world = World(draw, crashing=frozenset(crashing), node_deaths=4, most=most)
+    results, _ = played(world, size, [0] * calls, crashes=0)
+    assert {i for i, result in results.items() if isinstance(result, Crashed)} == crashing & set(range(calls))
+
+
+def test_actors_whose_node_is_gone_end_before_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(random.Random(3))
+    monkeypatch.setattr(workers, "ray", world)
+    monkeypatch.setattr(ActorPool, "acquire", world.acquire)
+    monkeypatch.setattr(ActorPool, "release", world.release)
+    pool = Workers(ActorPool(), 12)
+    pool.wait()
+    there = sum(actor.node == 1 for actor in world.actors)
+    assert 2 < there < 12
+    pool.resize(there, {"1"})
+    assert {actor.node for actor in world.actors if not actor.dead} == {1}
+    pool.resize(12, {"1"})
+    pool.resize(there, {"1"})  # nor is one ended that is up for one that is not
+    assert sum(not actor.dead for actor in world.actors[:12]) == there
 
 
 def test_fewer_go_on_at_once_where_memory_is_short_and_no_fewer_than_need_be() -> None:

@@ -1,0 +1,76 @@
+"""A run on a cluster that doubles and halves under it, with the bits of a run in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import faults
+from rayfed import scenario as scenarios
+from rayfed.engine import runs
+from rayfed.engine.local import local
+from rayfed.engine.progress import Progress
+from tests.test_faults import in_own_process
+
+pytestmark = pytest.mark.engine
+
+RUN = """
+import sys, logging
+import ray
+from ray.cluster_utils import Cluster
+from actors import executor
+from rayfed.engine import node_sums, runs
+from rayfed.engine.progress import Progress
+from benchmarks import faults
+from rayfed import scenario as scenarios
+
+executor.LOOK = 0.0
+node_sums.LEAST = 0
+
+class Waiting(executor.RayExecutor):
+    # has new actors up before they are given work, and notes which nodes did a round's
+    def run_clients(self, calls):
+        self._clients.wait()
+        for done in super().run_clients(calls):
+            nodes.add(done.node)
+            yield done
+
+class Changing(Progress):
+    # another node after the first round; it goes again amid the fourth
+    left = False
+    def clients_done(self, round, done, total):
+        if round == 3 and not self.left:
+            self.left = True
+            cluster.remove_node(second, allow_graceful=True)
+    def round_done(self, rows, attacks, inferences):
+        global second
+        print("NODES", rows[0]["round"], len(nodes), flush=True)
+        if rows[0]["round"] == 0:
+            second = cluster.add_node(num_cpus=1)
+            cluster.wait_for_nodes()
+        nodes.clear()
+    def note(self, message):
+        print("NOTE", message, flush=True)
+
+executor.RayExecutor, nodes = Waiting, set()
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+s = scenarios.parse(faults.TEXT, changes=["resources={}"])
+print("RUN", runs.launch(s, sys.argv[1], executor.on_ray(), Changing()).url, flush=True)
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_a_cluster_that_doubles_and_halves_changes_no_bit(tmp_path: Path) -> None:
+    s = scenarios.parse(faults.TEXT, changes=["resources={}"])
+    alone = runs.launch(s, str(tmp_path / "alone"), local, Progress())
+    said = in_own_process(RUN, str(tmp_path / "there")).splitlines()
+    words = [line.partition(" ")[::2] for line in said]
+    nodes = {int(round): int(number) for word, rest in words if word == "NODES" for round, number in [rest.split()]}
+    assert [nodes[round] for round in (0, 2, 5)] == [1, 2, 1], "nodes that did a round's work"
+    changes = [rest.partition("the cluster has changed: ")[2] for word, rest in words if word == "NOTE"]
+    assert [change[:1] for change in changes if change] == ["2", "1"]
+    [run] = [rest for word, rest in words if word == "RUN"]
+    assert not faults.differences(Path(run), Path(alone.url))

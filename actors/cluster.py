@@ -122,8 +122,8 @@ def alive() -> dict[str, Node]:
     return {number: Node(have.get("CPU", 0.0), have.get("GPU", 0.0)) for number, have in nodes.items()}
 
 
-def divide(nodes: Sequence[Node], scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
-    """Divide nodes among the run's actors, see `allot`; of either kind there is one at least.
+def wanted(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
+    """Return the most actors that a run has use for: one for each call that can go on at once.
 
     Clients and attackers take turns, so a core that holds one of each is never asked for two cores' work.
     """
@@ -131,12 +131,19 @@ def divide(nodes: Sequence[Node], scenario: Scenario, client_calls: int, attack_
     turns = 2 if attack_calls else 1
     client, attacker = (_share(r, kind, default_cpus=1 / turns) for kind in (r.clients, r.attackers))
     server = _share(r, r.server, default_cpus=0)
-    group = [client, attacker] if attack_calls else [client]
-    most = max(client_calls, attack_calls, 1)
-    slots = bisect_left(range(1, most + 1), True, key=lambda n: not fits(nodes, [server, *group * n]))
-    clients = r.clients.actors or min(max(slots, 1), max(client_calls, 1))
-    attackers = (r.attackers.actors or min(max(slots, 1), attack_calls)) if attack_calls else 0
-    return Allotment(clients, client, server, attackers, attacker)
+    attackers = (r.attackers.actors or attack_calls) if attack_calls else 0
+    return Allotment(r.clients.actors or max(client_calls, 1), client, server, attackers, attacker)
+
+
+def divide(nodes: Sequence[Node], scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
+    """Divide nodes among the run's actors, see `allot`; of either kind there is one at least."""
+    r, most = scenario.resources, wanted(scenario, client_calls, attack_calls)
+    group = [most.client, most.attacker] if most.attackers else [most.client]
+    numbers = range(1, max(client_calls, attack_calls, 1) + 1)
+    slots = max(1, bisect_left(numbers, True, key=lambda n: not fits(nodes, [most.server, *group * n])))
+    clients = most.clients if r.clients.actors else min(slots, most.clients)
+    attackers = most.attackers if r.attackers.actors else min(slots, most.attackers)
+    return replace(most, clients=clients, attackers=attackers)
 
 
 def allot_trial(scenario: Scenario) -> Allotment:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -15,8 +15,9 @@ from ray.exceptions import RayTaskError
 from actors import transport
 from actors.actor_pool import ActorPool
 from actors.attacker import AttackerActor
+from actors.autoscaling import asking
 from actors.client import ClientActor
-from actors.cluster import Allotment, alive, allot, check, connected
+from actors.cluster import Allotment, alive, allot, check, connected, wanted
 from actors.process import ResourceShare
 from actors.ray_errors import original, telling_losses
 from actors.server import ServerActor
@@ -38,9 +39,13 @@ def on_ray(address: str | None = None) -> Execution:
     def execution(inputs: Inputs, progress: Progress) -> Iterator[RayExecutor]:
         scenario = inputs.scenario
         with connected(address, scenario):
-            room = partial(allot, scenario, *count_calls(scenario, len(inputs.data.test_labels)))
+            calls = count_calls(scenario, len(inputs.data.test_labels))
+            room = partial(allot, scenario, *calls)
             check(room(), list(alive().values()))
-            with _closing(RayExecutor(room, ActorPool(), progress.note), keep=False) as executor:
+            with (
+                asking(wanted(scenario, *calls)) if address else nullcontext(),
+                _closing(RayExecutor(room, ActorPool(), progress.note), keep=False) as executor,
+            ):
                 yield executor
 
     return execution

@@ -87,20 +87,28 @@ print(sum(node["Alive"] and node["Resources"].get("CPU", 0) > 0 for node in ray.
 """
 
 
-def test_a_cluster_grows_for_a_sweep_and_shrinks_after(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["sweep", "launch"])
+def test_a_cluster_grows_for_a_sweep_or_a_run_and_shrinks_after(command: str, tmp_path: Path) -> None:
     """A head without CPUs, and the nodes that Ray's autoscaler pretends to rent."""
     cloud, scenario, out = tmp_path / "cloud.yaml", tmp_path / "s.yaml", tmp_path / "out"
     port = free_port()
     cloud.write_text(AUTOSCALING.replace("ADDRESS", f"127.0.0.1:{port}"))
-    resources = {"clients": {"actors": 1, "num_cpus": 1}}
-    scenario.write_text(document(sweep={"fields": {"training.lr": [0.01, 0.1]}}, resources=resources))
+    sweep = {
+        "sweep": {"fields": {"training.lr": [0.01, 0.1]}},
+        "resources": {"clients": {"actors": 1, "num_cpus": 1}},
+    }
+    run = {"federation": {"rounds": 2, "clients": 4, "cohort_size": 1}, "resources": {}}
+    scenario.write_text(document(**(sweep if command == "sweep" else run)))
     env = environment(RAY_FAKE_CLUSTER="1")
     with head(port, "--num-cpus=0", f"--autoscaling-config={cloud}", env=env) as address:
         assert workers(address, env) == 0
-        swept = rayfed("sweep", str(scenario), "--out", str(out), "--address", address, cwd=tmp_path, env=env)
-        assert swept.returncode == 0, swept.stderr
+        played = rayfed(command, str(scenario), "--out", str(out), "--address", address, cwd=tmp_path, env=env)
+        assert played.returncode == 0, played.stderr
         [path] = out.iterdir()
-        assert [row["status"] for row in load(str(path)).outcomes().to_pylist()] == ["finished"] * 2
+        if command == "sweep":
+            assert [row["status"] for row in load(str(path)).outcomes().to_pylist()] == ["finished"] * 2
+        else:
+            assert finished(out).read_table("rounds").num_rows == 2
         until = time.monotonic() + 90
         while (left := workers(address, env)) and time.monotonic() < until:
             time.sleep(20)  # to be asked is work for a node, too

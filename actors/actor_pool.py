@@ -35,7 +35,9 @@ class ActorPool:
             return actor, actor.renew.remote(share, *arguments)
         remote: Any = ray.remote(kind)
         where = NodeAffinitySchedulingStrategy(share.node, soft=True) if share.node else None
-        options = {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus, "scheduling_strategy": where}
+        options: dict[str, Any] = {"num_cpus": share.num_cpus, "num_gpus": share.num_gpus, "scheduling_strategy": where}
+        if share.labels:
+            options["label_selector"] = dict(share.labels)
         actor = remote.options(**options).remote(share, *arguments)
         self._kinds[actor] = key
         self._asked.append(actor.arrive.remote(share))

@@ -18,7 +18,7 @@ def asking(most: Allotment) -> Iterator[None]:
     """
     shares = [most.client] * most.clients + [most.attacker] * most.attackers
     bundles = [{"CPU": share.num_cpus} | ({"GPU": share.num_gpus} if share.num_gpus else {}) for share in shares]
-    request_resources(bundles=bundles)
+    request_resources(bundles=bundles, bundle_label_selectors=[dict(share.labels) for share in shares])
     try:
         yield
     finally:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import ceil
+from types import MappingProxyType
 from typing import NamedTuple
 
 import ray
@@ -23,6 +24,8 @@ from rayfed.scenario.sections import Resources
 
 _ROUNDING = 1e-6
 """Tolerance of sums of shares: three thirds are one."""
+_NODE_ID = "ray.io/node-id"
+"""Label that Ray gives to each node."""
 _TMPDIR_LENGTH = 35
 """Of a socket's 107 bytes, what Ray's own names leave."""
 
@@ -114,23 +117,31 @@ class Node(NamedTuple):
 
     cpus: float
     gpus: float
+    labels: Mapping[str, str] = MappingProxyType({})
 
 
 def alive() -> dict[str, Node]:
     """Return the nodes of the cluster as it is, by Ray's number of each."""
-    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    return {number: Node(have.get("CPU", 0.0), have.get("GPU", 0.0)) for number, have in nodes.items()}
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    return {
+        node["NodeID"]: Node(node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0), node["Labels"])
+        for node in nodes
+    }
 
 
 def wanted(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
     """Return the most actors that a run has use for: one for each call that can go on at once.
 
-    Clients and attackers take turns, so a core that holds one of each is never asked for two cores' work.
+    Clients and attackers take turns, so a core that holds one of each is never asked for two cores' work. They do not
+    where they are on unlike nodes.
     """
     r = scenario.resources
-    turns = 2 if attack_calls else 1
+    turns = 2 if attack_calls and r.clients.labels == r.attackers.labels else 1
     client, attacker = (_share(r, kind, default_cpus=1 / turns) for kind in (r.clients, r.attackers))
     server = _share(r, r.server, default_cpus=0)
+    if attack_calls:
+        client = replace(client, labels=client.labels or _without(attacker.labels))
+        attacker = replace(attacker, labels=attacker.labels or _without(client.labels))
     attackers = (r.attackers.actors or attack_calls) if attack_calls else 0
     return Allotment(r.clients.actors or max(client_calls, 1), client, server, attackers, attacker)
 
@@ -138,12 +149,26 @@ def wanted(scenario: Scenario, client_calls: int, attack_calls: int) -> Allotmen
 def divide(nodes: Sequence[Node], scenario: Scenario, client_calls: int, attack_calls: int) -> Allotment:
     """Divide nodes among the run's actors, see `allot`; of either kind there is one at least."""
     r, most = scenario.resources, wanted(scenario, client_calls, attack_calls)
-    group = [most.client, most.attacker] if most.attackers else [most.client]
-    numbers = range(1, max(client_calls, attack_calls, 1) + 1)
-    slots = max(1, bisect_left(numbers, True, key=lambda n: not fits(nodes, [most.server, *group * n])))
-    clients = most.clients if r.clients.actors else min(slots, most.clients)
-    attackers = most.attackers if r.attackers.actors else min(slots, most.attackers)
+    client, attacker = [most.client], [most.attacker] * bool(most.attackers)
+
+    def slots(kind: list[ResourceShare], *others: ResourceShare) -> int:
+        """Return how many of a kind have a place beside others; one at least."""
+        numbers = range(1, max(client_calls, attack_calls, 1) + 1)
+        return max(1, bisect_left(numbers, True, key=lambda n: not fits(nodes, [most.server, *others, *kind * n])))
+
+    if most.client.labels == most.attacker.labels:
+        clients = attackers = slots(client + attacker)
+    else:
+        attackers = slots(attacker, *client)
+        clients = slots(client, *attacker * min(attackers, most.attackers))
+    clients = most.clients if r.clients.actors else min(clients, most.clients)
+    attackers = most.attackers if r.attackers.actors else min(attackers, most.attackers)
     return replace(most, clients=clients, attackers=attackers)
+
+
+def _without(labels: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Return what keeps actors off the nodes that others ask for by these labels."""
+    return tuple((name, f"!{value}") for name, value in labels)
 
 
 def allot_trial(scenario: Scenario) -> Allotment:
@@ -152,6 +177,8 @@ def allot_trial(scenario: Scenario) -> Allotment:
     Trials go on side by side, so each has one actor of a kind unless the scenario asks for more.
     """
     r = scenario.resources
+    if r.clients.labels or r.attackers.labels:
+        raise ResourceError("resources: labels are for runs; Ray Tune places the trials of a sweep: leave labels out")
     turns = 2 if scenario.attacks else 1
     return Allotment(
         r.clients.actors or 1,
@@ -166,19 +193,20 @@ def check(allotment: Allotment, nodes: Sequence[Node]) -> None:
     """Raise `ResourceError` where nodes have no place for all actors of an allotment; a cluster without CPUs grows."""
     if not any(node.cpus for node in nodes):
         return
-    kinds = (("server", allotment.server), ("clients", allotment.client), ("attackers", allotment.attacker))
-    for what, share in kinds:
-        _check_node(what, share, nodes)
+    _check_node("server", allotment.server, nodes)
+    _check_node("clients", allotment.client, nodes)
+    if allotment.attackers:
+        _check_node("attackers", allotment.attacker, nodes)
     _check_total(allotment, nodes)
 
 
 def fits(nodes: Sequence[Node], shares: Sequence[ResourceShare]) -> bool:
     """Return whether actors with these shares have a place, each on one node and a part of a GPU on one GPU.
 
-    The largest is placed first.
+    Those that ask for labels are placed first, then the largest.
     """
-    free = [_Free(node.cpus, [1.0] * int(node.gpus)) for node in nodes]
-    ordered = sorted(shares, key=lambda share: (share.num_gpus, share.num_cpus), reverse=True)
+    free = [_Free(node.cpus, [1.0] * int(node.gpus), node.labels) for node in nodes]
+    ordered = sorted(shares, key=lambda share: (bool(share.labels), share.num_gpus, share.num_cpus), reverse=True)
     return all(any(node.take(share) for node in free) for share in ordered)
 
 
@@ -188,12 +216,15 @@ class _Free:
 
     cpus: float
     gpus: list[float]
+    labels: Mapping[str, str]
 
     def take(self, share: ResourceShare) -> bool:
         """Take a share from the node and return whether it was there."""
         each = min(share.num_gpus, 1.0)
         able = [i for i, left in enumerate(self.gpus) if left > each - _ROUNDING][: ceil(share.num_gpus)]
         if share.num_cpus > self.cpus + _ROUNDING or len(able) < ceil(share.num_gpus):
+            return False
+        if not share.may_be_on(self.labels):
             return False
         self.cpus -= share.num_cpus
         for i in able:
@@ -203,24 +234,44 @@ class _Free:
 
 def _share(all_kinds: Resources, kind: Actors, default_cpus: float) -> ResourceShare:
     cpus = default_cpus if kind.num_cpus is None else kind.num_cpus
-    return ResourceShare(cpus, kind.num_gpus, tuple(sys.path), all_kinds.deterministic, all_kinds.tf32)
+    labels = tuple(sorted(kind.labels.items()))
+    return ResourceShare(cpus, kind.num_gpus, tuple(sys.path), all_kinds.deterministic, all_kinds.tf32, labels=labels)
 
 
 def _check_node(what: str, share: ResourceShare, nodes: Sequence[Node]) -> None:
     """Raise `ResourceError` where no node has room for one actor."""
     if fits(nodes, [share]):
         return
-    cpus, gpus = (max(have) for have in zip(*nodes, strict=True))
+    able = [node for node in nodes if share.may_be_on(node.labels)]
+    if not able:
+        raise ResourceError(_no_label(what, share, nodes))
+    cpus, gpus = max(node.cpus for node in able), max(node.gpus for node in able)
     raise ResourceError(
         f"resources.{what}: one actor asks for {share}, but no node has more than {cpus:g} CPU and "
         f"{gpus:g} GPU: lower num_cpus or num_gpus, or give --address of a larger cluster"
     )
 
 
+def _no_label(what: str, share: ResourceShare, nodes: Sequence[Node]) -> str:
+    """Return a message where no node has the labels that actors ask for."""
+    if any(value.startswith("!") for _, value in share.labels):
+        kept = " or ".join(f"{name}={value[1:]}" for name, value in share.labels)
+        return (
+            f"resources.{what}: every node has {kept}, by which `resources` keeps it for others: give {what} labels of "
+            f"their own, the same ones perhaps, or add nodes without"
+        )
+    asked = ",".join(f"{name}={value}" for name, value in share.labels)
+    own = sorted({f"{name}={value}" for node in nodes for name, value in node.labels.items() if name != _NODE_ID})
+    return (
+        f"resources.{what}.labels: no node has {asked} (nodes have {', '.join(own) or 'no labels'}): start one with "
+        f"`ray start --labels {asked}`, name the labels of its kind in cluster.yaml, or leave them out"
+    )
+
+
 def _check_total(a: Allotment, nodes: Sequence[Node]) -> None:
     shares = [a.server] + [a.client] * a.clients + [a.attacker] * a.attackers
     if not fits(nodes, shares):
-        cpus, gpus = (sum(have) for have in zip(*nodes, strict=True))
+        cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
         raise ResourceError(
             f"resources: {a.clients} client actors ({a.client} each), {a.attackers} attackers ({a.attacker} each) and "
             f"the server ({a.server}) ask for {sum(s.num_cpus for s in shares):g} CPU and "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
@@ -29,9 +30,15 @@ class ResourceShare:
     """Whether a GPU may round to TF32."""
     node: str = ""
     """Ray's number of the node to be on while that is there and has room; empty for any."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Labels that the node has to have; a value that begins with `!` is one that it must not have."""
 
     def __str__(self) -> str:
         return f"{self.num_cpus:g} CPU" + (f" and {self.num_gpus:g} GPU" if self.num_gpus else "")
+
+    def may_be_on(self, labels: Mapping[str, str]) -> bool:
+        """Return whether a node with these labels will do."""
+        return all((labels.get(name) == value.strip("!")) != value.startswith("!") for name, value in self.labels)
 
 
 def set_up(share: ResourceShare) -> torch.device:

@@ -20,7 +20,7 @@ from rayfed.engine.local import local
 from rayfed.engine.progress import Progress
 from rayfed.engine.recorder import RunRecorder
 from rayfed.engine.server import ArmState, ServerRole
-from rayfed.errors import ResourceError, RunError
+from rayfed.errors import ResourceError, RunError, ScenarioError
 from rayfed.report import run as report
 from rayfed.scenario import Scenario, resolve
 from rayfed.store.folder import RunFolder
@@ -80,7 +80,7 @@ def test_clients_and_attackers_share_a_gpu_or_have_one_each() -> None:
 
 
 def test_the_server_alone_is_where_the_driver_is_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [{"NodeID": str(cpus), "Alive": True, "Resources": {"CPU": cpus}} for cpus in (4.0, 16.0)]
+    nodes = [{"NodeID": str(cpus), "Alive": True, "Resources": {"CPU": cpus}, "Labels": {}} for cpus in (4.0, 16.0)]
     here = SimpleNamespace(get_node_id=lambda: "a1" * 28)
     pretended = SimpleNamespace(nodes=lambda: nodes, get_runtime_context=lambda: here)
     monkeypatch.setattr(cluster, "ray", pretended)
@@ -103,6 +103,53 @@ def test_the_server_alone_is_where_the_driver_is_while_there_is_room(monkeypatch
     pool.acquire(server.ServerActor, allotment.client)
     of_server, of_client = (options["scheduling_strategy"] for options in asked)
     assert (of_server.node_id, of_server.soft, of_client) == ("a1" * 28, True, None)
+
+
+PLAIN, SPOT, ATTACK = Node(2, 0), Node(4, 0, {"market": "spot"}), Node(3, 0, {"role": "attack"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "changes", "clients", "attackers"),
+    [
+        ([PLAIN, ATTACK], ["attackers.labels={role: attack}"], 2, 3),  # clients stay off, and nobody takes turns
+        ([PLAIN, SPOT], ["clients.labels={market: spot}"], 4, 2),
+        ([PLAIN, SPOT, ATTACK], ["clients.labels={market: spot}", "attackers.labels={role: attack}"], 4, 3),
+        ([PLAIN, SPOT, ATTACK], ["clients.labels={role: attack}", "attackers.labels={role: attack}"], 3, 3),
+        ([PLAIN, SPOT], ["attackers.labels={market: spot}", "attackers.num_cpus=2"], 2, 2),
+    ],
+)
+def test_actors_that_fit_on_nodes_with_labels(
+    nodes: list[Node], changes: list[str], clients: int, attackers: int
+) -> None:
+    found = divide(nodes, parsed(*(f"resources.{change}" for change in changes)), 20, 20)
+    assert (found.clients, found.attackers) == (clients, attackers)
+    check(found, nodes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "changes", "expected"),
+    [
+        ([PLAIN], ["attackers.labels={role: attack}"], r"attackers\.labels: no node has role=attack \(nodes have no"),
+        ([PLAIN, SPOT], ["clients.labels={role: attack}"], r"nodes have market=spot.*ray start --labels role=attack"),
+        ([ATTACK], ["attackers.labels={role: attack}"], r"resources\.clients: every node has role=attack"),
+        ([PLAIN, SPOT], ["clients={labels: {market: spot}, num_cpus: 5}"], "no node has more than 4 CPU"),
+    ],
+)
+def test_labels_that_no_node_has(nodes: list[Node], changes: list[str], expected: str) -> None:
+    found = divide(nodes, parsed(*(f"resources.{change}" for change in changes)), 20, 20)
+    with pytest.raises(ResourceError, match=expected):
+        check(found, nodes)
+
+
+def test_labels_are_not_for_sweeps() -> None:
+    with pytest.raises(ResourceError, match="leave labels out"):
+        cluster.allot_trial(parsed("resources.clients.labels={market: spot}"))
+
+
+@pytest.mark.parametrize("labels", ["{market: '!spot'}", "{market: 'in(a, b)'}", "{'a b': c}"])
+def test_labels_are_names_and_values(labels: str) -> None:
+    with pytest.raises(ScenarioError, match=r"resources\.clients\.labels"):
+        parsed(f"resources.clients.labels={labels}")
 
 
 def test_more_actors_than_parts_of_gpus() -> None:

@@ -1,4 +1,4 @@
-"""A run on a cluster that doubles and halves under it, with the bits of a run in one process."""
+"""Runs on clusters whose nodes come and go, or have labels, with the bits of a run in one process."""
 
 from __future__ import annotations
 
@@ -73,4 +73,49 @@ def test_a_cluster_that_doubles_and_halves_changes_no_bit(tmp_path: Path) -> Non
     changes = [rest.partition("the cluster has changed: ")[2] for word, rest in words if word == "NOTE"]
     assert [change[:1] for change in changes if change] == ["2", "1"]
     [run] = [rest for word, rest in words if word == "RUN"]
+    assert not faults.differences(Path(run), Path(alone.url))
+
+
+LABELLED = """
+import sys, logging
+import ray
+from ray.cluster_utils import Cluster
+from actors import executor
+from rayfed.engine import runs
+from rayfed.engine.progress import Progress
+from rayfed import scenario as scenarios
+from tests.test_elastic import SMALL
+
+class Telling(executor.RayExecutor):
+    def close(self, keep=False):
+        labels = {node["NodeID"]: node["Labels"].get("role") for node in ray.nodes()}
+        for kind, pool in (("clients", self._clients), ("attackers", self._attackers)):
+            print("ON", kind, *(labels[node] for node in pool.nodes()), flush=True)
+        super().close(keep)
+
+executor.RayExecutor = Telling
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+cluster.add_node(num_cpus=1, labels={"role": "attack"})
+cluster.add_node(num_cpus=1, labels={"role": "train"})
+cluster.wait_for_nodes()
+ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+resources = "resources={clients: {labels: {role: train}}, attackers: {labels: {role: attack}}}"
+print("RUN", runs.launch(scenarios.parse(SMALL, changes=[resources]), sys.argv[1], executor.on_ray(), Progress()).url)
+ray.shutdown()
+cluster.shutdown()
+"""
+SMALL = """
+name: t
+data: {name: digits, size: 8, train_samples: 40, test_samples: 10}
+model: {name: mlp, hidden: [8]}
+federation: {rounds: 1, clients: 2}
+attacks: [{name: analytic, rounds: [0], victims: 1, observes: gradient}]
+"""
+
+
+def test_actors_are_on_nodes_with_their_labels(tmp_path: Path) -> None:
+    alone = runs.launch(scenarios.parse(SMALL), str(tmp_path / "alone"), local, Progress())
+    said = in_own_process(LABELLED, str(tmp_path / "there")).splitlines()
+    assert [line for line in said if line.startswith("ON")] == ["ON clients train", "ON attackers attack"]
+    [run] = [line.removeprefix("RUN ") for line in said if line.startswith("RUN")]
     assert not faults.differences(Path(run), Path(alone.url))

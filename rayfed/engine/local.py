@@ -37,6 +37,8 @@ def local(inputs: Inputs, progress: Progress) -> Iterator[LocalExecutor]:
     }
     for name in (name for name, seconds in limits.items() if seconds is not None):
         progress.note(f"{name} is not kept: in one process nothing can end a call that hangs")
+    for kind in (kind for kind in ("clients", "attackers") if getattr(inputs.scenario.resources, kind).labels):
+        progress.note(f"resources.{kind}.labels is not kept: all is in this process")
     threads = torch.get_num_threads()
     try:
         with gpu_arithmetic(inputs.scenario.resources.tf32):  # as in an actor

@@ -285,6 +285,8 @@ def _of_federation(s: Scenario) -> Iterator[Problem]:
         yield Problem(path=("federation", "server", "momentum"), message="belongs to optimiser: sgd, not to adam")
     if s.resources.server.actors not in (None, 1):
         yield Problem(path=("resources", "server", "actors"), message="there is one server; leave it out")
+    if s.resources.server.labels:
+        yield Problem(path=("resources", "server", "labels"), message="the server is where the driver is; leave it out")
     for rule in (arm.aggregation or s.federation.aggregation for arm in s.played.values()):
         if not s.federation.validation and registry.find(rule.kind, rule.name).validates:
             message = f"{rule.name} has clients score models on samples that they do not train on: set a share, as 0.1"

@@ -247,6 +247,11 @@ class Metrics(Section):
     variables are expanded. Null: these columns stay empty."""
 
 
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LabelName = Annotated[str, Field(pattern=rf"^({_LABEL}/)?{_LABEL}$")]
+_LabelValue = Annotated[str, Field(pattern=rf"^{_LABEL}$")]
+
+
 class Actors(Section):
     """One kind of actor."""
 
@@ -257,6 +262,9 @@ class Actors(Section):
     a core, so one each where there is no attack and half of one each otherwise; 0 for the server."""
     num_gpus: Annotated[float, Field(ge=0)] = 0.0
     """GPUs of one actor, may be a fraction below 1."""
+    labels: dict[_LabelName, _LabelValue] = {}
+    """Labels that a node needs for these actors, as `ray start --labels` gives them; none: any node. If one of clients
+    and attackers has labels and the other has none, the other stays off the nodes that have them."""
 
     @property
     def threads(self) -> int:

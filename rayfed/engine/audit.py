@@ -137,7 +137,11 @@ def pipelines(given: Sequence[Any]) -> Defences:
             raise UserError(f"defence: found '{value}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of these")
         pipeline = [{**one, "name": dotted(one["name"])} for one in pipeline]
         for problem in component_problems({"defences": pipeline}):
-            raise UserError(f"defence '{value}': {'.'.join(map(str, problem.path[2:]))}: {problem.message}")
+            field = ".".join(map(str, problem.path[2:]))
+            example = (
+                f", as '{{name: {pipeline[0]['name']}, FIELD: VALUE}}'" if not field and isinstance(value, str) else ""
+            )
+            raise UserError(f"defence '{value}': {field}{': ' * bool(field)}{problem.message}{example}")
         found[called(pipeline)] = pipeline
     return {name: pipeline for name, pipeline in found.items() if pipeline}
 
@@ -224,7 +228,7 @@ def rehearsed(
         inputs = prepare(loaded, data=data)
     for message in inputs.remarks:
         progress.note(message)
-    say(f"model {loaded.model.name}, loss {loaded.loss.name}:")
+    say(f"model {loaded.model.title}, loss {loaded.loss.name}:")
     for line in described(inputs.accounts[0].arm.model, inputs.data.sample):
         say(f"  {line}")
     say("attacks, tried on the undefended model:")

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from rayfed import gradients, registry
+from rayfed.analysis.audit import Criterion
 from rayfed.analysis.figures import grid, said
 from rayfed.analysis.formats import in_words
 from rayfed.analysis.pareto import front
@@ -404,7 +405,7 @@ def advised(epsilon: float, delta: float) -> str:
 
 def swept(epsilon: float, delta: float) -> str:
     rows = settings([outcome("a", psnr=9.0, **PROMISE | {"epsilon": epsilon, "delta": delta})])
-    return " ".join(words.of_sweep(rows, None, {}, ["a"])[-1].lines)
+    return " ".join(words.of_sweep(rows, None, Criterion.of("pixels", None), {}, ["a"])[-1].lines)
 
 
 def in_grid(epsilon: float, repeats: int) -> str:

@@ -443,7 +443,7 @@ def test_grey_and_colour_images_together_become_rgb(tmp_path):
 def test_images_of_different_sizes_need_a_size(tmp_path):
     pictures = [png(random_images(1, 6, 6)[0])] * 4 + [png(random_images(1, 8, 5)[0])]
     path = write_parquet(tmp_path / "a.parquet", pictures, [0] * 5)
-    with pytest.raises(DataError, match=r"row 0.* is 6x6, .*row 4 .* is 8x5 .*set `size`"):
+    with pytest.raises(DataError, match=r"row 0.* is 6x6, .*row 4 .* is 8x5 .*set `data.size: 6`"):
         load("parquet", train=str(path))
     assert load("parquet", train=str(path), size=4).sample.shape == (1, 4, 4)
 
@@ -472,7 +472,7 @@ BROKEN_PARQUET = {
         {},
         ["row 1 (from 0)", "cannot be decoded"],
     ),
-    "no image": ([*GOOD[:5], b"text"], [0] * 6, {}, ["row 5 (from 0)", "cannot be decoded"]),
+    "no image": ([*GOOD[:5], b"text"], [0] * 6, {}, ["row 5 (from 0)", "is no image"]),
     "no rows": ([], [], {}, ["has no rows"]),
     "too few": (GOOD[:4], [0] * 4, {}, ["has 4 images", "at least 5"]),
 }
@@ -605,7 +605,7 @@ def test_a_broken_image_folder_is_named(tmp_path):
     broken = tmp_path / "train" / "a" / "002.png"
     (tmp_path / "test" / "b" / "000.txt").rename(tmp_path / "test" / "b" / "000.png")
     broken.write_bytes(broken.read_bytes()[:40])
-    refused(tmp_path, f"{broken} cannot be decoded")
+    refused(tmp_path, f"{broken} is no image")
 
 
 def test_a_held_out_fifth_exists_even_with_one_image_a_class():

@@ -155,7 +155,7 @@ def test_the_training_time_is_one_wherever_it_is_told(tmp_path: Path) -> None:
     for round, seconds in ((1, 2.0), (2, 4.0)):
         folder.write_part("rounds", round, [first | {"round": round, "actor_seconds": seconds}])
     [row] = outcomes(folder)
-    [arm] = arms(["none"], {}, folder.read_table("rounds").to_pylist(), [], [])
+    [arm] = arms(["none"], {}, folder.read_table("rounds").to_pylist(), [])
     assert arm.actor_seconds is not None
     assert (row["train_seconds"], arm.actor_seconds.mean * row["rounds"]) == (9.0, 9.0)
 

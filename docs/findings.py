@@ -173,7 +173,7 @@ def added(records: dict[str, Any], folder: Path, paper: str, claim: str) -> dict
     name = folder.name
     code = environment["hashes"]["code"]["rayfed"][:12]
     played = {
-        "command": "rayfed " + environment["command"].split(" ", 1)[1],
+        "command": f"rayfed {environment['command'].partition(' ')[2]}".strip(),
         "commit": f"{environment['rayfed']}, code {code}",
         "what": f"Played {environment['started'][:10]}, seed {environment['seed']}",
     }

@@ -67,6 +67,21 @@ def test_it_warns_where_numbers_are_not_comparable(change: dict[str, Any], said:
     assert warning.startswith(said)
 
 
+def test_the_fields_in_which_victims_differ_are_named_and_rounds_are_none_of_them(tmp_path: Path) -> None:
+    both = [small_run(str(tmp_path), SCENARIO | {"federation": {"clients": 2, "rounds": n}}, f"r{n}") for n in (4, 5)]
+    for folder in both:
+        folder.write_part("attacks", 0, [attacked("none", "dlg", psnr=9.0, victim=client) for client in range(2)])
+    longer = compare([load(folder.url) for folder in both])
+    assert (longer.unpaired, {one.pairs for one in longer.paired}) == ("", {2})
+    attacks = [{"name": "dlg", "iterations": 99}]
+    found = two(tmp_path, data={"name": "digits", "size": 8}, attacks=attacks, model={"name": "mlp"})
+    assert found.unpaired == (
+        "not compared as pairs, for the victims are others (data.size differs) and attacks of one name are not set "
+        "alike (dlg)"
+    )
+    assert any(warning.startswith("the models differ") for warning in found.warnings)
+
+
 def test_it_warns_of_a_run_that_is_not_finished(tmp_path: Path) -> None:
     first, second = small_run(str(tmp_path), {}, "a"), small_run(str(tmp_path), {}, "b")
     second.write_text("status.json", json.dumps({"state": "failed"}))

@@ -7,16 +7,21 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from rayfed.analysis.figures import grid
 from rayfed.analysis.loading import load
+from rayfed.analysis.settings import Estimate
 from rayfed.errors import UserError
+from rayfed.report.explorer import explore
 from rayfed.report.export import export
 from rayfed.report.paper import run_charts, save
+from rayfed.report.trade_off import trade_off
 from tests.result_fixtures import SIGMA, attacked, setting, small_run, small_sweep
 from tests.test_cli import run
 from tests.test_report import make_run
@@ -155,6 +160,31 @@ def test_what_proves_nothing_is_marked_and_never_bold() -> None:
     assert "†: no evidence of protection" in found.note
 
 
+def test_means_that_are_printed_alike_are_a_tie_and_guessing_is_marked() -> None:
+    arms = [("none", 0.1525), ("weak", 0.1549), ("low", 0.05)]
+    settings = [
+        replace(one, measures={"test_accuracy": Estimate(mean, mean - 0.14, mean + 0.14, 2)})
+        for name, mean in arms
+        for one in [setting(name, attack=None)]
+    ]
+    settings[2].rows[0] |= {"test_accuracy": 0.05, "guessing_accuracy": 0.13}  # type: ignore[operator]
+    found = grid(settings)
+    assert [row[-1] for row in found.rows[:2]] == ["0.15 ± 0.14", "0.15 ± 0.14"]
+    assert found.best == frozenset(), "all that are compared are alike"
+    assert [row[0] for row in found.rows] == ["none", "weak", "low§"]
+    assert "§: its accuracy is that of guessing" in found.note
+
+
+@pytest.mark.parametrize(("measure", "expected"), [("psnr", "steps-post"), ("mse", "steps-pre")])
+def test_the_front_has_steps(measure: str, expected: str) -> None:
+    found = [setting(str(i), **{measure: 1.0 + i, "test_accuracy": a}) for i, a in enumerate((0.2, 0.5, 0.9))]
+    chart = trade_off(explore(found, preferred=[measure, "test_accuracy"]), ["0", "1", "2"])
+    assert chart is not None
+    drawn = Figure()
+    chart.draw(drawn)
+    assert drawn.axes[0].lines[0].get_drawstyle() == expected
+
+
 def test_what_broke_off_is_marked_and_counted_and_never_bold() -> None:
     broken = setting("noise", psnr=3.0, test_accuracy=0.9)
     broken.rows[0] |= {"unanswered": 2, "attacked": 3}  # type: ignore[operator]
@@ -185,7 +215,7 @@ def test_figures_are_drawn_from_the_tables_rows(tmp_path: Path) -> None:
 def test_a_figure_has_truetype_fonts_and_the_same_bytes_each_time(tmp_path: Path) -> None:
     chart = next(c for c in run_charts(load(make_run(str(tmp_path)).url)) if c.name == "test_accuracy")
     for name in ("a", "b"):
-        save(chart, 3.35, tmp_path / name)
+        save(chart, 3.17, tmp_path / name)
     pdf, drawing = ((tmp_path / f"a.{ending}").read_bytes() for ending in ("pdf", "svg"))
     assert (pdf, drawing) == ((tmp_path / "b.pdf").read_bytes(), (tmp_path / "b.svg").read_bytes())
     assert b"/FontFile2" in pdf

@@ -50,7 +50,7 @@ def test_what_does_not_differ_has_no_test_and_few_pairs_are_warned_of() -> None:
     assert (alike[1].difference, alike[1].t, alike[1].low) == (1, None, None)
     grid = paired_grid(alike)
     assert grid is not None
-    assert "cannot be under 5 % with 3 pairs and 1 arms: at the least 0.25" in grid.note
+    assert "cannot be under 5 % with 3 pairs and 1 arm: at the least 0.25" in grid.note
     with pytest.raises(UserError, match="did you mean"):
         paired([group("arm", [1.0])], "arms")
 
@@ -152,7 +152,7 @@ def test_runs_beside_each_other_are_paired_where_their_victims_are_the_same(tmp_
     found: list[Paired] = compare([first, second]).paired
     assert {one.difference for one in found if one.arm.endswith(", none")} == {0}
     other = compare([first, third])
-    assert (other.paired, "the victims are others: seed differ" in other.unpaired) == ([], True)
+    assert (other.paired, "the victims are others (seed differs)" in other.unpaired) == ([], True)
     code, output = run("compare", first.url, second.url, "--against", f"{first.name}, noise")
     assert (code, "paired differences" in output, "+6.5" in output) == (0, True, True), output
     code, output = run("compare", first.url, second.url, "--against", "noise")

@@ -132,6 +132,14 @@ def test_attacks_that_prove_nothing_recommend_nothing() -> None:
     assert recommend(rows[:3], [LEAK]).meeting == 0
 
 
+def test_every_refused_setting_is_named() -> None:
+    rows = [judged("noise", "not reconstructed", psnr=9.0, test_accuracy=0.8)]
+    rows += [judged(f"arm {i}", "inconclusive", psnr=5.0, test_accuracy=0.9) for i in range(5)]
+    told = [line for line in recommendation.remarks(recommend(rows, [LEAK])) if line.startswith("Not ")]
+    assert len(told) == 1
+    assert all(f"arm {i}" in told[0] for i in range(5))
+
+
 def test_where_updates_are_hidden_there_is_nothing_to_bound() -> None:
     rows = [
         judged("none", "leaks", psnr=30.0, train_seconds=1.0),

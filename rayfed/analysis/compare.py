@@ -18,6 +18,7 @@ _BASIS = {
     "data": "the data differ: neither accuracy nor leakage can be compared",
     "seed": "the seeds differ: victims, batches and first weights are others, so single runs differ by chance, too",
     "partition": "the partition differs: clients hold other samples",
+    "model": "the models differ: an update of another model gives other things away",
     "attacks": "the attacks differ: what leaks is what these attacks get",
     "metrics": "what is measured differs",
     "resources": "the resources differ: so may times",
@@ -25,6 +26,8 @@ _BASIS = {
 """Meaning for the figures when a section differs, by section."""
 _PAIRED = ("data", "seed", "partition", "federation")
 """Sections in which runs have to be alike for their victims to be the same."""
+_SAME_VICTIMS = ("federation.rounds",)
+"""Fields of these sections that leave the victims as they are: of rounds that only one has played there is no pair."""
 _WIDEST = 60
 """Most characters of a value."""
 
@@ -70,11 +73,14 @@ def compare(results: Sequence[Results], against: str | None = None) -> Compariso
         if (state := one.status.get("state")) != "finished":
             warnings.append(f"{name} is not finished ({state or 'never began'})")
     groups = [group for name, each in zip(names, results, strict=True) for group in each.groups(name)]
-    if unlike := [section for section in _PAIRED if section in touched]:
-        reason = f"not compared as pairs, for the victims are others: {', '.join(unlike)} differ"
-        return Comparison(names, found, found_different, warnings, [], reason)
+    reasons = []
+    told = [each.path for each in found_different if each.path not in _SAME_VICTIMS]
+    if unlike := [path for path in told if path.partition(".")[0] in _PAIRED]:
+        reasons.append(f"the victims are others ({', '.join(unlike)} {'differ' if unlike[1:] else 'differs'})")
     if changed := attacks_changed(scenarios):
-        reason = f"not compared as pairs, for attacks of one name are not set alike: {', '.join(changed)}"
+        reasons.append(f"attacks of one name are not set alike ({', '.join(changed)})")
+    if reasons:
+        reason = f"not compared as pairs, for {' and '.join(reasons)}"
         return Comparison(names, found, found_different, warnings, [], reason)
     pairs = paired(groups, against)
     reason = "" if any(one.pairs > 1 for one in pairs) else NO_PAIRS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from math import floor, isinf, log10
 
 from rayfed.analysis.formats import NONE, duration, size
@@ -35,6 +36,8 @@ SHOWN = (
 SINGLE = "Every setting was played once: nothing is known of the spread over seeds."
 CUT = "Intervals are cut at what is possible: shares at 0 and 1, times and sizes at 0."
 TIME = "Training time is of all rounds; the first, in which processes warm up, counts as the mean of the others."
+USELESS = "§"
+"""Mark of an arm whose model nobody would use."""
 UNPROVEN = "†"
 """Mark of a figure of leakage that is no evidence of protection."""
 _SCALES = {"bytes": ("MB", 1e-6)}
@@ -58,7 +61,7 @@ def cell(measure: str, estimate: Estimate | None) -> str:
     if estimate is None:
         return NONE
     if MEASURES[measure].proved:  # the weakest of the repeats, and no mean
-        return at_most(estimate.mean, 4)
+        return at_most(estimate.mean)
     factor = _SCALES.get(MEASURES[measure].unit, ("", 1.0))[1]
     if MEASURES[measure].unit == "dB" and estimate.mean >= PSNR_CEILING:
         return f"≥{PSNR_CEILING:g}"
@@ -77,7 +80,7 @@ def said(measure: str, value: float) -> str:
     """Return one value with its unit: `12.3 dB`, `0.972`, `3 min 05 s`."""
     unit = MEASURES[measure].unit
     if MEASURES[measure].proved:
-        return at_most(value, 4)
+        return at_most(value)
     if unit == "dB":
         return "exact" if isinf(value) else f"{_plain(value)} dB"
     if unit == "s":
@@ -122,7 +125,7 @@ def grid(settings: Sequence[Setting], columns: Mapping[str, str | None] | None =
     fields = list(dict.fromkeys(path for each in settings for path in each.fields))
     words: dict[str, Callable[[Setting], str]] = {
         **({"run": lambda one: one.source} if any(each.source for each in settings) else {}),
-        "arm": lambda one: one.arm,
+        "arm": lambda one: f"{one.arm}{USELESS * bool(one.useless)}",
         **{
             name: lambda one, path=path: _value(one.fields.get(path))  # type: ignore[misc]
             for name, path in zip(short_names(fields), fields, strict=True)
@@ -167,10 +170,24 @@ def _best(name: str, settings: Sequence[Setting]) -> set[int]:
             by_attack.setdefault(attack, {})[row] = known.mean
     best: set[int] = set()
     for means in by_attack.values():
-        leading = _plain((max if MEASURES[name].higher_is_better else min)(means.values()))
-        ties = {row for row, mean in means.items() if _plain(mean) == leading}
+        leading = (max if MEASURES[name].higher_is_better else min)(means, key=means.__getitem__)
+        printed = {row: _printed(cell(name, settings[row].measures[name])) for row in means}
+        ties = {row for row in means if _alike(printed[row], printed[leading])}
         best |= ties if len(ties) < len(means) else set()
     return best
+
+
+def _printed(text: str) -> tuple[float, int]:
+    """Return the mean that stands in a cell, and its number of decimals."""
+    mean = Decimal(text.split()[0].removeprefix("≥"))
+    exponent = mean.as_tuple().exponent
+    return float(mean), -exponent if isinstance(exponent, int) else 0
+
+
+def _alike(one: tuple[float, int], other: tuple[float, int]) -> bool:
+    """Return whether two means are the same to the digits that both are printed with."""
+    decimals = min(one[1], other[1])
+    return round(one[0], decimals) == round(other[0], decimals)
 
 
 def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
@@ -195,6 +212,8 @@ def _note(settings: Sequence[Setting], shown: Sequence[str]) -> str:
         notes.append(TIME)
     if counts["repeats"] == [1]:
         notes.append(SINGLE)
+    if any(each.useless for each in settings):
+        notes.append(f"{USELESS}: its accuracy is that of guessing, so it is compared with nothing.")
     if any(each.unproven and of_rebuilt(name) for each in settings for name in shown if name in each.measures):
         notes.append(f"{UNPROVEN}: no evidence of protection, for the arm's verdict is inconclusive or not measured.")
     if any(of_attacks(name) for name in shown):

@@ -228,7 +228,8 @@ def _notes(found: Sequence[Paired]) -> list[str]:
     for pairs, arms in sorted({(max(mine), len(mine)) for mine in families.values()}):
         if (least := arms * 2 / 2**pairs) >= 0.05:
             notes.append(
-                f"Wilcoxon's cannot be under 5 % with {pairs} pairs and {arms} arms: at the least {min(1, least):.2g}."
+                f"Wilcoxon's cannot be under 5 % with {pairs} pair{'s' * (pairs != 1)} and {arms} "
+                f"arm{'s' * (arms != 1)}: at the least {min(1, least):.2g}."
             )
     if apart := list(dict.fromkeys(f"'{one.arm}'" for one in found if not one.pairs and not one.excluded)):
         notes.append(f"Not compared as pairs, for nothing in them is the same as in the reference: {', '.join(apart)}.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from rayfed.analysis.figures import UNPROVEN, Grid, grid
+from rayfed.analysis.figures import UNPROVEN, USELESS, Grid, grid
 from rayfed.analysis.formats import NONE
 from rayfed.analysis.loading import OUTCOMES, PAIRED, Results
 from rayfed.analysis.paired import NO_PAIRS, paired_grid, paired_table
@@ -108,7 +108,7 @@ def _floating(tabular: str, caption: str = "") -> str:
             r"% needs \usepackage{booktabs,graphicx}",
             rf"\begin{{{float_}}}",
             r"\centering",
-            *([rf"\caption{{{caption}}}"] if caption else []),
+            *([r"\setlength{\belowcaptionskip}{1ex}", rf"\caption{{{caption}}}"] if caption else []),
             r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
             *lines[:-1],
             f"{lines[-1]}}}",
@@ -133,6 +133,7 @@ _LATEX = str.maketrans(
         NONE: "--",
         UNPROVEN: r"$^\dagger$",
         BROKEN: r"$^\ddagger$",
+        USELESS: r"$^\S$",
         "\n": " ",
     }
 )
@@ -154,7 +155,7 @@ def _in_every_text(frame: DataFrame, change: Callable[[str], str]) -> DataFrame:
 def _bounds_written(frame: DataFrame) -> DataFrame:
     """Return a frame whose upper bounds are text already, so that nothing rounds them down."""
     bounds = [name for name in ("epsilon", "delta", "rero") if name in frame.columns]
-    written = {name: [None if isnan(value) else at_most(value, 4) for value in frame[name]] for name in bounds}
+    written = {name: [None if isnan(value) else at_most(value) for value in frame[name]] for name in bounds}
     return frame.assign(**written)
 
 

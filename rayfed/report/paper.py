@@ -31,8 +31,8 @@ from rayfed.report.svg import CLASSES, MARKERS, SERIES, STYLE, Chart, clean, sid
 from rayfed.report.sweep_plots import curves
 from rayfed.report.trade_off import trade_off
 
-WIDTHS = {"": 3.35, "-wide": 7.0}
-"""Inches of one column of a paper and of two, by what file names end with."""
+WIDTHS = {"": 3.17, "-wide": 6.48}
+"""Inches of one column of a paper and of two, by what file names end with: those of LaTeX's article, the narrowest."""
 _OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 _FURTHER = ("#882255", "#888888")
 """Colours of the ninth arm and the tenth: wine of Tol's muted scheme, and a grey."""
@@ -117,16 +117,28 @@ def save(chart: Chart, width: float, path: Path) -> None:
     """Draw a chart at a width and write it as PDF and SVG, without the time."""
     legend = chart.legend if len(chart.legend) > 1 else []
     longest = max((len(name) for name, _ in legend), default=0)
-    columns = max(1, min(len(legend), int(width / (0.45 + 0.055 * longest))))
+    columns = max(1, min(len(legend), int(width / (0.3 + 0.055 * longest))))
     with matplotlib.rc_context(PAPER):
-        height = _height(chart, width) + 0.16 * ceil(len(legend) / columns)
+        height = _height(chart, width) + 0.16 * (ceil(len(legend) / columns) + bool(chart.legend_note))
         drawn = Figure(figsize=(width, height), layout="constrained")
         chart.draw(drawn)
         _mark(drawn)
         if legend:
             looks = [Line2D([], [], **{"linewidth": 1.2, "markersize": 4, **look}) for _, look in legend]
             labels = [clean(name) for name, _ in legend]
-            drawn.legend(looks, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=7)
+            drawn.legend(
+                looks,
+                labels,
+                loc="outside lower center",
+                ncols=columns,
+                frameon=False,
+                fontsize=7,
+                title=chart.legend_note or None,
+                title_fontsize=7,
+                handlelength=1.2,
+                handletextpad=0.4,
+                columnspacing=1,
+            )
         drawn.savefig(path.with_name(f"{path.name}.svg"), metadata={"Date": None, "Title": chart.description})
         times = {"CreationDate": None, "ModDate": None}
         drawn.savefig(path.with_name(f"{path.name}.pdf"), metadata={**times, "Title": chart.description})
@@ -135,7 +147,8 @@ def save(chart: Chart, width: float, path: Path) -> None:
 def _height(chart: Chart, width: float) -> float:
     if chart.panels == 1:
         return 0.75 * chart.size[1]
-    return 1.75 * ceil(chart.panels / side_by_side(width, chart.panels))
+    across = side_by_side(width, chart.panels, chart.narrowest)
+    return (1.75 if across > 1 else 1.5) * ceil(chart.panels / across)
 
 
 def _mark(drawn: Figure) -> None:
@@ -147,7 +160,7 @@ def _mark(drawn: Figure) -> None:
         if colour is None or int(colour[1]) >= SERIES:
             continue
         index = int(colour[1])
-        if line.get_marker() == "o":
+        if line.get_marker() == "o" and line.get_fillstyle() == "full":
             line.set_marker(MARKERS[index])
             line.set_markersize(min(line.get_markersize(), 4))
         elif line.get_drawstyle() != "default":

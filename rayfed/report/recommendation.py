@@ -75,8 +75,9 @@ def remarks(found: Recommendation) -> list[str]:
     if found.unattacked:
         names = ", ".join([*found.unattacked[:_NAMED], *["..."] * (len(found.unattacked) > _NAMED)])
         lines.append(f"No attack has met {_settings(len(found.unattacked))} ({names}): how they leak is not known.")
-    for title, why in list(found.refused.items())[:_NAMED]:
-        lines.append(f"Not {title}: {why}.")
+    for why in dict.fromkeys(found.refused.values()):
+        titles = [title for title, reason in found.refused.items() if reason == why]
+        lines.append(f"Not {'; '.join(titles)}: {why}.")
     if found.tied:
         lines.append(f"No dearer within the intervals of their costs: {', '.join(found.tied[:_NAMED])}.")
     elif found.candidates > 1 and any(_timed_once(chosen, name) for name in found.costs[:1]):

@@ -93,17 +93,21 @@ class Chart:
     """(name, how its line looks) each; a page has its own legends."""
     panels: int = 1
     """Number of drawings side by side."""
+    narrowest: float = 1.5
+    """Least width of one of them, in inches."""
+    legend_note: str = ""
+    """What stands over the legend of a paper's figure."""
 
 
-def panels(drawn: Figure, count: int) -> list[Axes]:
-    """Return so many axes side by side, in several rows where they would be narrow."""
-    across = side_by_side(float(drawn.get_figwidth()), count)
+def panels(drawn: Figure, count: int, narrowest: float = 1.5) -> list[Axes]:
+    """Return so many axes side by side, in several rows where they would be narrower than so many inches."""
+    across = side_by_side(float(drawn.get_figwidth()), count, narrowest)
     return [drawn.add_subplot(ceil(count / across), across, place + 1) for place in range(count)]
 
 
-def side_by_side(width: float, count: int) -> int:
-    """Return how many of the panels stand in one row of a figure so many inches wide."""
-    return max(1, min(count, int(width // 1.6)))
+def side_by_side(width: float, count: int, narrowest: float) -> int:
+    """Return how many panels, each so many inches wide at the least, stand in one row of a figure of this width."""
+    return max(1, min(count, int(width // narrowest)))
 
 
 def line(index: int) -> dict[str, Any]:

@@ -241,7 +241,12 @@ class RunView:
         """Say what to do about a run of this kind that has ended in this state, unless it had not begun."""
         self.close()
         if self._folder:
-            self.note(f"the run is {state}; {advice(state, kind, self._folder.url)}")
+            ended = {
+                "failed": "the run has failed",
+                "killed": "the run was killed",
+                "interrupted": "the run was interrupted",
+            }
+            self.note(f"{ended.get(state, f'the run is {state}')}; {advice(state, kind, self._folder.url)}")
 
     def finished(self, report: str) -> None:
         """Print the table that the run was for, and where to read more."""

@@ -19,6 +19,8 @@ from rayfed.report.svg import INK, MARKERS, Chart, panels, series
 
 _FILLS = ("full", "none", "left", "right", "top", "bottom")
 """How symbols are filled, by attack."""
+_NARROWEST = 2.0
+"""Inches below which a panel with error bars cannot be read."""
 
 
 def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
@@ -37,11 +39,12 @@ def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
     attacks = explorer.attacks
 
     def draw(drawn: Figure) -> None:
-        for axes, (x, settings) in zip(panels(drawn, len(shown)), shown.items(), strict=True):
+        for axes, (x, settings) in zip(panels(drawn, len(shown), _NARROWEST), shown.items(), strict=True):
             xs, ys = ([one.measures[name].mean for one in best[x]] for name in (x, y))
-            axes.plot(xs, ys, ":", color=INK, linewidth=1)
+            steps = "steps-pre" if MEASURES[x].higher_is_better else "steps-post"
+            axes.plot(xs, ys, ":", color=INK, linewidth=1, drawstyle=steps)
             for one in settings:
-                index = arms.index(one.arm)
+                index, attack = arms.index(one.arm), attacks.index(one.attack) if one.attack else 0
                 across, up = one.measures[x], one.measures[y]
                 axes.errorbar(
                     across.mean,
@@ -50,8 +53,9 @@ def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
                     yerr=_bars(up),
                     color=series(index),
                     marker=MARKERS[index % len(MARKERS)],
-                    fillstyle=_FILLS[attacks.index(one.attack) % len(_FILLS)] if one.attack else "full",
-                    markersize=5,
+                    fillstyle=_FILLS[attack % len(_FILLS)],
+                    markersize=4 + 3 * attack,  # around what an earlier attack got, where both got the same
+                    zorder=3 - 0.01 * attack,
                     elinewidth=0.9,
                     capsize=2,
                     alpha=1 if _proves(one, x) else 0.35,
@@ -63,16 +67,25 @@ def trade_off(explorer: Explorer, arms: Sequence[str]) -> Chart | None:
     ]
     if len(attacks) > 1:
         legend += [
-            (attack, {"color": INK, "marker": "o", "linestyle": "", "fillstyle": _FILLS[i % len(_FILLS)]})
+            (
+                attack,
+                {
+                    "color": INK,
+                    "marker": "o",
+                    "linestyle": "",
+                    "fillstyle": _FILLS[i % len(_FILLS)],
+                    "markersize": min(4 + 3 * i, 7),
+                },
+            )
             for i, attack in enumerate(attacks)
         ]
-    if not all(_proves(one, x) for x, settings in shown.items() for one in settings):
-        legend.append(
-            ("faint: no evidence of protection", {"color": INK, "marker": "o", "linestyle": "", "alpha": 0.35})
-        )
+    faint = [(one, x) for x, settings in shown.items() for one in settings if not _proves(one, x)]
+    why = ["accuracy of guessing"] * any(one.useless for one, _ in faint)
+    why += ["no evidence of protection"] * any(_worked_not(one, x) for one, x in faint)
+    note = f"faint: {', or '.join(why)}" if faint else ""
     rows = [_row(one, x, y, one in best[x]) for x, settings in shown.items() for one in settings]
     words = f"Leakage against {MEASURES[y].title}, with 95 % intervals"
-    return Chart("trade_off", words, (3.4 * len(shown), 2.7), draw, rows, legend, len(shown))
+    return Chart("trade_off", words, (3.4 * len(shown), 2.7), draw, rows, legend, len(shown), _NARROWEST, note)
 
 
 def _bars(value: Estimate) -> list[list[float]] | None:
@@ -106,4 +119,9 @@ def _row(one: Setting, x: str, y: str, best: bool) -> dict[str, Any]:
 
 def _proves(one: Setting, x: str) -> bool:
     """Return whether a point shows anything: its model is of use, and its attacks worked here and without a defence."""
-    return not one.useless and not (of_rebuilt(x) and one.unproven) and not (of_attacks(x) and one.unanswered[0])
+    return not one.useless and not _worked_not(one, x)
+
+
+def _worked_not(one: Setting, x: str) -> bool:
+    """Return whether a leakage tells nothing good of the setting, for attacks have not shown that they work."""
+    return bool((of_rebuilt(x) and one.unproven) or (of_attacks(x) and one.unanswered[0]))

@@ -38,7 +38,7 @@ def curve(
     It is `by` round, or by virtual time at the rounds' ends.
     """
     order = [arm.name for arm in arms]
-    along = "round" if by == "round" else "simulated time (min)"
+    along = "round, from 0" if by == "round" else "simulated time (min)"
     rows = [
         {"arm": row["arm"], by: row[by], column: row[column]}
         for row in sorted(rounds, key=lambda row: (order.index(row["arm"]), row["round"]))
@@ -191,7 +191,7 @@ def weight_lines(arm: str, rows: Sequence[Row]) -> Chart:
         for index, client in enumerate(clients):
             xs, ys = zip(*((row["round"], row["weight"]) for row in rows if row["client"] == client), strict=True)
             axes.plot(xs, ys, "o-", color=class_colour(min(index, CLASSES)), linewidth=1.6, markersize=3.5)
-        axes.set_xlabel("round")
+        axes.set_xlabel("round, from 0")
         axes.set_ylabel("weight")
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

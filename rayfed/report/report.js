@@ -80,7 +80,7 @@ function axis(measure, means) {
     title: { text: `${measure.title}${measure.unit ? ` (${measure.unit})` : ""}, ${measure.higher ? "more" : "less"} is better` },
     type: far ? "log" : "linear",
     range: far ? [Math.log10(low) - 0.2, Math.log10(high) + 0.2] : [low - pad, high + pad],
-    tickformat: measure.share ? ".1~%" : measure.unit === "bytes" ? "~s" : "~g",
+    tickformat: measure.share ? ".3~%" : measure.unit === "bytes" ? "~s" : "~g",
     gridcolor: colour("--line"), linecolor: colour("--line"), zeroline: false, automargin: true,
     ...(far ? { dtick: "D2" } : {}),
   };

@@ -455,24 +455,7 @@ def test_brightness_that_a_norm_hides_is_that_of_an_image_from_black_to_white(no
     assert psnr(play(Analytic(), model, images, labels).images, images) > 30
 
 
-@pytest.mark.parametrize("seed", [61, 62])
-@pytest.mark.parametrize("step", [2, 4])
-def test_pixels_that_noise_hides_are_filled_in_between_those_that_it_does_not(seed: int, step: int) -> None:
-    torch.manual_seed(seed)
-    images, labels = digits(1, seed)
-    images = torch.nn.functional.interpolate(images, size=16, mode="bilinear").clamp(0, 1)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(256, 48), nn.ReLU(), nn.Linear(48, 10))
-    seen = observe(model, images, labels, False)
-    noise = torch.randn(48, 256)
-    told = torch.arange(256) % step != 1
-    hidden = seen.update["1.weight"] + noise.where(~told, torch.zeros(()))
-    (result,) = Analytic().reconstruct([replace(seen, update=seen.update | {"1.weight": hidden})], model, seeded(0))
-    assert psnr(result.images.flatten()[told], images.flatten()[told]) > 60
-    assert psnr(result.images, images) > 20
-
-
 def test_every_single_digit_is_exact_however_much_of_it_is_black() -> None:
-    """Most rows agree exactly on what is black, and to rounding alone on what is not: no noise hides that."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))
     images, labels = torch.tensor(load_digits().images[:40]).float()[:, None] / 16, load_digits().target[:40]
@@ -483,7 +466,6 @@ def test_every_single_digit_is_exact_however_much_of_it_is_black() -> None:
 
 @pytest.mark.parametrize("seed", [71, 72, 73])
 def test_a_random_share_of_the_gradient_tells_every_pixel(seed: int) -> None:
-    """Of rows whose bias was set to zero no pixel is taken for hidden."""
     torch.manual_seed(seed)
     images, labels = digits(1, seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))

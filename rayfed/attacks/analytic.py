@@ -43,10 +43,6 @@ _FITS = 1e-2
 """Sine of the angle between gradients below which nothing better is looked for."""
 _MOST_LABELS = 100
 """Labels that are tried on what was found, beside the one that was read."""
-_AGREEING, _APART = 0.1, 10.0
-"""Share of the features on which rows agree best, and how many times as far apart they may be on others."""
-_SMOOTH = 1e-3
-"""Weight of changes from pixel to pixel beside what the rows tell."""
 _SAME = 1e-3
 """Root mean square difference, on [0, 1], below which two rows show the same image."""
 
@@ -136,11 +132,7 @@ def _of_layer(probed: Probe, observation: Observation, layer: Layer, affine: boo
     if layer.bias is None:
         origin = solve(lambda x: layer.features(probed, x), torch.zeros_like(features)[None], shape, affine).samples
         return answer(probed, observation, _scaled(probed, observation, origin, solution.samples - origin), True)
-    found = answer(probed, observation, solution.samples, aligned=True)
-    told = _told(layer, observation, features)
-    if found.loss < _FITS or told.all() or not affine or len(shape) != 4:
-        return found
-    return answer(probed, observation, _filled_in(probed, layer, features, told, shape), aligned=True)
+    return answer(probed, observation, solution.samples, aligned=True)
 
 
 def _features(layer: Layer, observation: Observation) -> Tensor:
@@ -156,33 +148,6 @@ def _features(layer: Layer, observation: Observation) -> Tensor:
     weight, bias = weight.nan_to_num(0, 0, 0), bias.nan_to_num(0, 0, 0)
     sent = (weight != 0) * bias[:, None]
     return (weight * sent).sum(0) / sent.square().sum(0).clamp(min=torch.finfo(torch.float64).tiny)
-
-
-def _told(layer: Layer, observation: Observation, features: Tensor) -> Tensor:
-    """Return on which of the features all rows agree about as well as on most others, (F,) bool.
-
-    Noise that is put on some columns of the weight's gradient alone hides these features, and no others.
-    """
-    weight, bias = layer.matrix(observation.gradient), layer.vector(observation.gradient)
-    assert bias is not None
-    both = (weight != 0) & (bias != 0)[:, None]  # what was set to zero says nothing
-    left = (both * (weight - bias[:, None] * features)).nan_to_num(0, 0, 0).norm(dim=0) / bias.norm()
-    told: Tensor = left <= torch.maximum(_SAME * features.square().mean().sqrt(), _APART * left.quantile(_AGREEING))
-    return told
-
-
-def _filled_in(probed: Probe, layer: Layer, features: Tensor, told: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the image that has the features that are told, and changes little from pixel to pixel elsewhere."""
-
-    def function(images: Tensor) -> Tensor:
-        changes = [images.diff(dim=dimension).flatten(1) for dimension in (2, 3)]
-        return torch.cat([layer.features(probed, images)[:, told], *(_SMOOTH * change for change in changes)], 1)
-
-    known = features[told].to(probed.dtype)[None]
-    size = function(torch.zeros(shape, device=known.device, dtype=known.dtype)).shape[1]
-    target = torch.cat([known, known.new_zeros(1, size - known.shape[1])], 1)
-    samples: Tensor = solve(function, target, shape, affine=True).samples
-    return samples
 
 
 def _middle(layer: Layer, observation: Observation) -> Tensor:

@@ -22,7 +22,7 @@ _NEWTON_STEPS = 20
 _SLOW = 0.9
 """Part of the distance that a step of Gauss-Newton leaves at most: near a solution it leaves far less."""
 _UNSEEN = 1e-3
-"""Change of f, relative to its target, that the small number which keeps a norm from dividing by zero may make."""
+"""Change of f, beside that from a grey sample on, that the number which keeps a norm from dividing by zero makes."""
 _MOST_NUMBERS, _MOST_SLOPES = 1024, 2**22
 """Numbers of a sample, and times those of f, up to which all slopes are taken at once."""
 _APART = 1e-5
@@ -70,17 +70,17 @@ def solve(function: Map, target: Tensor, shape: tuple[int, ...], affine: bool) -
         if best > _SLOW * before or best <= 1e-10 * first:
             break
     if not affine:
-        samples = _stretched(function, samples, target, best)
+        samples = _stretched(function, samples, target, best + _UNSEEN * first)
     return Solution(samples, best / first if first > 0 else 0.0)
 
 
-def _stretched(function: Map, samples: Tensor, target: Tensor, distance: float) -> Tensor:
-    """Return samples scaled to reach from 0 to 1, each channel by itself or all alike, if f sees no change."""
+def _stretched(function: Map, samples: Tensor, target: Tensor, most: float) -> Tensor:
+    """Return samples scaled to reach from 0 to 1, each channel by itself or all alike, if f is then no farther."""
     for first in (min(2, samples.ndim - 1), 1):
         dimensions = tuple(range(first, samples.ndim))
         low, high = samples.amin(dimensions, keepdim=True), samples.amax(dimensions, keepdim=True)
         filled = (samples - low) / (high - low).clamp(min=torch.finfo(samples.dtype).tiny)
-        if float(_values(function, filled, target).norm()) <= distance + _UNSEEN * float(target.norm()):
+        if float(_values(function, filled, target).norm()) <= most:
             return filled
     return samples
 

@@ -82,7 +82,7 @@ TWINS: dict[str, tuple[str, ...]] = {
     "informed, with labels": ("defence", "code", "labels"),
 }
 """What attackers are granted, by name."""
-FEWEST, MOST = 100, 24_000
+FEWEST, MOST = 40, 24_000
 """Evaluations of a search, whatever the budget: fewer often find nothing where a few more do."""
 
 

@@ -162,6 +162,8 @@ def next_step(scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequenc
         )
     if "not measured" in states:
         return "Next: see under Leakage why attacks did not answer."
+    if states == {"leaks"}:
+        return "Next: every arm leaks. Try stronger or other defences."
     return "Next: choose among the arms that do not leak, and attack them with more time." if "leaks" in states else ""
 
 

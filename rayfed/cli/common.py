@@ -7,11 +7,11 @@ import re
 import sys
 import traceback
 from bdb import BdbQuit
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import Annotated, Any
 
 import typer
@@ -188,6 +188,27 @@ def yaml_option(option: str, text: str | None) -> Any:
         return None if text is None else yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"{option}: '{text}' is no YAML: {error}") from error
+
+
+def yaml_flow(value: Any) -> str:
+    """Return a value as an option takes it: YAML in one line."""
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).strip()
+
+
+def given_again(context: typer.Context, changed: Mapping[str, Any]) -> str:
+    """Return the command that was given, with other values of the parameters that are `changed`, for a shell."""
+    words = context.command_path.split()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        typed = (
+            getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+        )  # Typer may bring its own Click
+        value = changed.get(name, context.params.get(name) if typed else None)
+        option = max(parameter.opts, key=len)
+        for one in value if isinstance(value, list | tuple) else [] if value in (None, False) else [value]:
+            words += [option] * option.startswith("-")
+            words += [] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)]
+    return join(words)
 
 
 @contextmanager

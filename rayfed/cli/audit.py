@@ -166,8 +166,12 @@ def _smallest(context: typer.Context, options: Mapping[str, Any]) -> str:
     changed = dict(options)
     if "defence" in changed:
         typed = context.params["defence"]
-        changed["defence"] = typed[:1] if typed else [yaml_flow(changed["defence"])]
+        changed["defence"] = typed[:1] if typed else [_typed_as(changed["defence"])]
     return given_again(context, changed)
+
+
+def _typed_as(pipeline: Sequence[Any]) -> str:
+    return yaml_flow(pipeline[0] if len(pipeline) == 1 else pipeline)
 
 
 def _check_given(model: str | None, data: str | None, run: str | None, target: bool, loss: bool) -> None:

@@ -84,6 +84,8 @@ def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
     assert next_step(SCENARIO, late, told) == (
         "Next: attacks were left out for want of time. Give more time (more minutes)."
     ), "there are no fewer defences, batch sizes or samples to ask for"
+    pair = [one | {"sample": sample, "batch_size": 2} for one in late for sample in (0, 1)]
+    assert next_step(SCENARIO, pair, told).endswith("(more minutes)."), "a batch has all its samples"
     assert next_step(SCENARIO, [], []) == ""
 
 

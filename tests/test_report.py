@@ -287,6 +287,26 @@ def test_unmeasured_scores_are_not_counted() -> None:
     assert summary.spread([5.0]) == summary.Spread(5.0, None, 5.0, 5.0, 1)
 
 
+def test_labels_that_were_given_are_not_found(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path), {"none": []}, {"analytic": 1.0, "blind": 1.0})
+    for round in range(ROUNDS):
+        rows = [row for row in folder.read_table("attacks").to_pylist() if row["round"] == round]
+        given = {"knowledge": "defence,labels"}
+        folder.write_part("attacks", round, [row | given if row["attack"] == "analytic" else row for row in rows])
+    read(folder)
+    text = folder.read_text("report.html")
+    cells = dict(
+        re.findall(r'<td class="setting">(\w+)<small>.*?data-label="Labels found">(.*?)</td>', text, re.DOTALL)
+    )
+    assert cells["analytic"] == "given"
+    assert "%" in cells["blind"]
+    captions = [
+        one for one in re.findall(r"<figcaption>(.*?)</figcaption>", text, re.DOTALL) if "· analytic<br>" in one
+    ]
+    assert captions
+    assert all(re.search(r"label[^<]*, given<br>", one) for one in captions)
+
+
 def test_the_probability_of_reconstruction_success_counts_every_attacked_image() -> None:
     rows = [
         {"psnr": 20.0, "mse": 0.01},
@@ -536,6 +556,9 @@ def test_reports_into_other_file_systems(memory: str) -> None:
         (formats.duration(0.1234), "0.12 s"),
         (formats.duration(185), "3 min 05 s"),
         (formats.duration(7800), "2 h 10 min"),
+        (formats.counts(summary.spread([3.0, 4.0])), "3 to 4"),
+        (formats.counts(summary.spread([2400.0, 2400.0])), "2,400"),
+        (formats.counts(None), "–"),
     ],
 )
 def test_numbers_as_people_read_them(text: str, expected: str) -> None:

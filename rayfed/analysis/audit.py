@@ -19,7 +19,7 @@ import yaml
 
 from rayfed import registry
 from rayfed.analysis.formats import NOUNS
-from rayfed.analysis.summary import Row, measured
+from rayfed.analysis.summary import Row, labels_given, measured
 from rayfed.data.sets import check_given, hugging_face
 from rayfed.data.sets.image_table import tables_of_images
 from rayfed.data.sets.tabular import column_names
@@ -486,7 +486,7 @@ def _targets_found(rows: Sequence[Row]) -> float | None:
 
 def _without_labels(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of attacks that were not given the labels."""
-    return [row for row in rows if "labels" not in (row["knowledge"] or "").split(",")]
+    return [row for row in rows if not labels_given(row)]
 
 
 def _commonest(rows: Sequence[Row]) -> float:

@@ -22,7 +22,7 @@ import numpy as np
 
 from rayfed.analysis.gate import Played, State
 from rayfed.analysis.paired import holm
-from rayfed.analysis.summary import Row
+from rayfed.analysis.summary import Row, labels_given
 from rayfed.analysis.verdicts import criterion_of
 from rayfed.metrics.known import METRICS
 
@@ -55,7 +55,7 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
             leaked.setdefault(key, set()).add(row["sample"])
         for name in metrics:
             value = row.get(name)
-            given = name == "label_accuracy" and "labels" in (row["knowledge"] or "").split(",")
+            given = name == "label_accuracy" and labels_given(row)
             if value is None or isnan(value) or given:
                 continue
             metric, found = METRICS[name], closest.setdefault(key, {}).setdefault(name, {})

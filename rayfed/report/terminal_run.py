@@ -20,7 +20,7 @@ from rayfed.analysis import audit, summary
 from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.robustness import Matrix, Outcome, matrix
-from rayfed.analysis.summary import measured, passing, people, success
+from rayfed.analysis.summary import labels_given, measured, passing, people, success
 from rayfed.analysis.unanswered import BROKEN, MEANING, closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of, guess, run_findings, verdicts
 from rayfed.metrics.base import Metric
@@ -348,7 +348,10 @@ class RunView:
                 _shown(leader, found, fmean),
                 _shown(leader, found, max if leader.higher_is_closer else min),
                 *(_share([success(found, *each)]) for each in pors.items()),
-                *(_shown(metric, found, fmean) for metric in others),
+                *(
+                    "given" if metric.compares == "labels" and labels_given(found[0]) else _shown(metric, found, fmean)
+                    for metric in others
+                ),
                 *[accuracy.get(arm) or "-"] * bool(accuracy),
                 *[self._privacy.get(arm, "-")] * bool(self._privacy),
             ]
@@ -531,7 +534,7 @@ def _summary(rows: Sequence[dict[str, Any]], form: Modality) -> str:
     unit = f" {leader.unit}" if leader.unit else ""
     mean, best = (f"{_shown(leader, rows, pick)}{unit}" for pick in (fmean, max))
     quality = f"{called} mean {mean}, best {best}; " if found else ""
-    labels = f"labels {_share(_values(rows, 'label_accuracy'))}"
+    labels = "labels given" if labels_given(rows[0]) else f"labels {_share(_values(rows, 'label_accuracy'))}"
     return f"{_plural(len(rows), NOUNS[form])}, {quality}{labels}" + _failures(rows)
 
 

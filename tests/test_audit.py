@@ -501,6 +501,9 @@ def test_an_attack_for_which_there_was_no_time_is_not_measured() -> None:
     leaking = [f for f in audit.findings([*bare, here | {"psnr": 20.0}, late], IMAGES) if f.arm == "x"]
     assert leaking[0].state == "leaks"
     assert "no time for analytic (about 4.0 s) at batch 1" in audit.sentence(leaking, IMAGES)
+    told = here | {"attack": "analytic batch 1, informed", "knowledge": "defence,code"}
+    some = [f for f in audit.findings([*bare, here, told, late], IMAGES) if f.arm == "x"]
+    assert "analytic (“blind”; about 4.0 s) at batch 1" in audit.sentence(some, IMAGES), "the other twin was played"
     [nothing] = [f for f in audit.findings([*bare, late], IMAGES) if f.arm == "x"]
     assert nothing.state == "not measured"
     assert nothing.reasons == ()
@@ -553,6 +556,7 @@ OWN = """
 from torch import nn
 class XrayNet(nn.Module): ...
 def One(): return nn.Sequential(nn.Flatten(), nn.Linear(192, 1))
+def Few(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
 """
 TARGET = ("--model", "mlp", "--data", "--loss", "mean_squared_error")
 
@@ -584,6 +588,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ("--model", f"{tmp_path}/own.py:XRayNet", "--data", "digits"): "'XRayNet'; did you mean 'XrayNet'",
         ("--model", one, "--data", f"{tmp_path}/two", "--batch", "1"): f"'{one}' gives (2, 1) for 2 images",
         ("--data", f"{tmp_path}/two", "--batch", "1", "--model", one): "or set --loss binary_cross_entropy, for which",
+        ("--model", f"{tmp_path}/own.py:Few", "--data", "digits", "--size", "8"): "by --target and set --loss mean_squ",
         ("--model", "lenet", "--data", f"{tmp_path}/mixed", "--batch", "1"): "set --size 8 to resize all of them",
         ("--model", "lenet", "--data", f"{tmp_path}/broken", "--batch", "1"): "broken/b/0.png is no image",
         ("--model", "mlp", "--data", f"{tmp_path}/t.csv", "--label", "il"): "error: --label: ",

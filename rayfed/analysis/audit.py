@@ -275,6 +275,8 @@ class Finding:
     targets: float | None = None
     """Mean absolute error of the numbers that the attack found which came nearest, of those not given any; None where
     labels are classes."""
+    guessed: float | None = None
+    """Mean absolute error of naming the median for every sample; None where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -440,9 +442,7 @@ def _finding(
                 if row["status"] != UNPLAYED and (not (finite or unplayed) or row["status"] != "not applicable")
             )
         ),
-        unplayed=tuple(
-            dict.fromkeys(f"{short_title(row)}{row['message'].removeprefix(WANT_OF_TIME)}" for row in unplayed)
-        ),
+        unplayed=_unplayed(rows, unplayed),
         failed=tuple(dict.fromkeys(short_title(row) for row in silent if row["status"] == "failed")),
         lacking=lacking,
         gain=best[1]["above_guessing"] if best else None,
@@ -454,8 +454,24 @@ def _finding(
         labels=_labels_found(rows),
         commonest=_commonest(rows),
         targets=_targets_found(rows),
+        guessed=_targets_guessed(rows),
         untimed=tuple(sorted({name.partition(" ")[0] for name in answered if name.partition(",")[0] in untimed})),
     )
+
+
+def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:
+    """Return the attacks without time, with how much they need, and what attackers knew where others were played."""
+    missing: dict[str, dict[str, str]] = {}
+    for row in unplayed:
+        took = row["message"].removeprefix(WANT_OF_TIME).strip(" ()")
+        missing.setdefault(short_title(row), {})[_twin(row)] = took
+    told = []
+    for name, twins in missing.items():
+        every = {_twin(row) for row in rows if short_title(row) == name}
+        which = [] if set(twins) == every else [" and ".join(f"“{twin}”" for twin in twins)]
+        notes = "; ".join([*which, *dict.fromkeys(filter(None, twins.values()))])
+        told.append(f"{name} ({notes})" if notes else name)
+    return tuple(told)
 
 
 def _answers(row: Row, criterion: Criterion) -> bool:
@@ -482,6 +498,12 @@ def _targets_found(rows: Sequence[Row]) -> float | None:
         if row.get("target_error") is not None:
             errors.setdefault(row["attack"], []).append(row["target_error"])
     return min(map(fmean, errors.values()), default=None)
+
+
+def _targets_guessed(rows: Sequence[Row]) -> float | None:
+    errors = {_sample(row): row.get("target_guess_error") for row in rows}
+    known = [error for error in errors.values() if error is not None]
+    return fmean(known) if known else None
 
 
 def _without_labels(rows: Sequence[Row]) -> list[Row]:
@@ -601,7 +623,12 @@ def _labels(group: Sequence[Finding]) -> str:
     """Return the labels found at each batch size, beside what naming the commonest finds; empty where none was."""
     sought = [f for f in group if f.labels is not None]
     told = [f"{f.labels:.0%} at batch {f.batch} ({_beside_commonest(f)})" for f in sought]
-    missed = [f"{f.targets:.2g} at batch {f.batch}" for f in group if f.targets is not None]
+    missed = [
+        f"{f.targets:.2g} at batch {f.batch}"
+        + (f" (naming the median each time: {f.guessed:.2g})" if f.guessed is not None else "")
+        for f in group
+        if f.targets is not None
+    ]
     found = f", labels found: {', '.join(told)}" if told else ""
     return found + (
         f", targets found with a mean error of {', '.join(missed)}, on the model's own scale" if missed else ""

@@ -36,7 +36,11 @@ _TIMED = 4
 _STEPS = 6
 _LONG = 10
 """Iterations of a search whose steps take as long as any: L-BFGS has remembered as many as it ever does."""
-_UNKNOWN = 2.0
+_PATIENCE = 1 / 8
+"""Share of the time that is left after which a trial of a search ends, if `_STEPS` steps have told its pace."""
+_QUICK = 1 / 20
+"""Share of the time that is left which a trial may have taken, for a twin of it to be tried, too."""
+_UNKNOWN = 1.5
 """Steps of an attack's searches for each iteration that it is given, where none came to its end."""
 _CHEAP = 0.01
 """Share of the time that an attack on an arm may take to come before the others."""
@@ -133,12 +137,13 @@ class Rehearsal:
     def trials(self, until: float = inf, shown: Shown = lambda *_: None) -> Iterator[Trial]:
         """Yield a trial of each attack, small batches first; of those that search, the first that applies is timed.
 
-        That is one of an attack's twins on a batch size. Where the clock (`monotonic`) passes `until`, its twins count
-        as it does, and the others are not tried; but a search is, where nothing that applies is known yet, for nobody
-        could say how long an audit takes.
+        That is one of an attack's twins on a batch size, and the others count as it does where it took long. Where the
+        clock (`monotonic`) passes `until`, nothing more is tried; but a search is, where nothing that applies is known
+        yet, for nobody could say how long an audit takes.
         """
         timed: dict[tuple[str, int], Trial] = {}
         tried: dict[tuple[str, int], Trial] = {}
+        took: dict[tuple[str, int], float] = {}
         attacks = sorted(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         for number, attack in enumerate(attacks):
             key = attack.name, attack.batch_size
@@ -146,12 +151,17 @@ class Rehearsal:
                 late = Trial(attack.title, "not tried, for want of time", tried=False)
                 yield replace(timed[key], title=attack.title) if key in timed else late
                 continue
+            if key in timed and _iterations_tried(attack) and took[key] > _QUICK * (until - monotonic()):
+                yield replace(timed[key], title=attack.title)
+                continue
             shown(attack.title, number, len(attacks), None)
             same = tried.get(key)
             if same and (self._tells_nothing(attack) or (same.never and not _iterations_tried(attack))):
                 yield replace(same, title=attack.title)
                 continue
+            began = monotonic()
             trial = self._trial(attack, timed.get(key), until, partial(shown, attack.title, number, len(attacks)))
+            took.setdefault(key, monotonic() - began)
             tried.setdefault(key, trial)
             if not trial.obstacle:
                 timed.setdefault(key, trial)
@@ -232,7 +242,8 @@ class Rehearsal:
         return done.rest[0], done.rest[1]
 
     def _trial(self, attack: AttackSpec, timed: Trial | None, until: float, shown: Callable[[Standing], None]) -> Trial:
-        watch = _Watch(until if timed is None else 0.0, shown)
+        patience = _PATIENCE * max(until - monotonic(), 0.0)
+        watch = _Watch(monotonic() + patience if timed is None else 0.0, shown)
         count = _iterations_tried(attack)
         if timed and timed.each:  # a search that remembers its steps slows down: it is begun as the longest are
             count = max(count, floor(min(_LONG, max(until - monotonic(), 0.0) / timed.each)))
@@ -412,7 +423,7 @@ def _smallest(
     timed = {t.title.partition(" ")[0]: t for t in reversed(alone) if t.tried}
     late = dict.fromkeys(t.title.partition(" ")[0] for t in alone if not t.tried)
     step, start = (max((getattr(t, n) for t in timed.values()), default=0.0) for n in ("evaluation", "start"))
-    untried = sum(2 * (start + max(_TIMED, m.evaluations) * step) for m in METHODS if m.name in late)
+    untried = sum(start + max(_TIMED, m.evaluations) * step for m in METHODS if m.name in late)
     return Smallest(batch, attack, timed[attack].evaluation, list(two), costs[attack], untried)
 
 

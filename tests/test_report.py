@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 import torch
+import yaml
 
 from rayfed.analysis import formats, summary
 from rayfed.analysis.outcomes import outcomes
@@ -285,6 +286,36 @@ def test_unmeasured_scores_are_not_counted() -> None:
     assert summary.spread([1.0, None, 3.0, math.nan]) == summary.Spread(2.0, math.sqrt(2), 1.0, 3.0, 2)
     assert summary.spread([math.inf, 50.0], PSNR_CEILING) == summary.Spread(75.0, math.sqrt(1250), 50, 100, 2)
     assert summary.spread([5.0]) == summary.Spread(5.0, None, 5.0, 5.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "status", "rounds", "told"),
+    [
+        ({}, {"kind": "attack", "weights": "initial"}, {0}, "attacked with its initial weights, untrained here."),
+        (
+            {"state": "w.pt"},
+            {"kind": "attack", "weights": "initial"},
+            {0},
+            "with the weights of model.state, untrained",
+        ),
+        ({}, {"kind": "attack", "weights": "trained for 3 rounds"}, {3}, "attacked with weights trained for 3 rounds."),
+        ({}, {"kind": "attack", "weights": "given"}, {3}, "attacked with the weights that were given."),
+        ({}, {"kind": "attack"}, {3}, "Model timm:vit on data digits."),
+        ({}, {"kind": "training"}, {0}, "attacked in its first round, with its initial weights, untrained here."),
+        ({}, {"kind": "training"}, {0, 4}, "attacked in 2 rounds of its training, the first among them."),
+        ({}, {"kind": "training"}, set(), "Model timm:vit on data digits."),
+    ],
+)
+def test_the_page_begins_with_model_data_and_the_state_of_the_weights(
+    more: dict[str, Any], status: dict[str, Any], rounds: set[int], told: str, tmp_path: Path
+) -> None:
+    scenario = {"model": {"name": "timm", "arch": "vit", **more}, "data": {"name": "digits"}}
+    said = words.subject(scenario, status, [{"round": round} for round in rounds])
+    assert said.startswith("Model timm:vit on data digits")
+    assert told in said
+    folder = make_run(str(tmp_path), {"none": []})
+    folder.write_text("scenario.yaml", folder.read_text("scenario.yaml") + yaml.safe_dump(scenario))
+    assert "Model timm:vit on data digits" in read(folder).text.partition("Verdict")[0]
 
 
 def test_labels_that_were_given_are_not_found(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from rayfed.crypto.paillier import SECURE_BITS
 from rayfed.metrics.measures import MEASURES, worst_of
 from rayfed.privacy.printing import at_most, share_at_most
 from rayfed.privacy.tradeoff import PRIORS
+from rayfed.report.share import LEFT_OUT
 
 MOST = 8
 """Most arms that get a sentence of their own."""
@@ -198,6 +199,27 @@ def bounds(row: Row) -> list[str]:
 def secure(scenario: Row) -> bool:
     """Return whether a scenario draws its noise and keys anew in every run."""
     return bool((scenario.get("privacy") or {}).get("secure"))
+
+
+def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
+    """Say of which model and data a run is, and which weights its attacks met; empty where neither is known."""
+    model, data = (scenario.get(section) or {} for section in ("model", "data"))
+    if not model.get("name") or not data.get("name"):
+        return ""
+    part = next((model[field] for field in ("arch", "path") if isinstance(model.get(field), str)), LEFT_OUT)
+    named = model["name"] if part == LEFT_OUT else f"{model['name']}:{part}"
+    initial = f"{'the weights of model.state' if model.get('state') else 'its initial weights'}, untrained here"
+    rounds = {row["round"] for row in attacks}
+    if status.get("kind") == "attack":
+        of = {None: "", "initial": f" with {initial}", "given": " with the weights that were given"}
+        state = of.get(status.get("weights"), f" with weights {status.get('weights')}")
+    elif rounds == {0}:
+        state = f" in its first round, with {initial}"
+    else:
+        first = ", the first among them" * (0 in rounds)
+        state = f" in {len(rounds)} round{'s' * (len(rounds) > 1)} of its training{first}" if rounds else ""
+    attacked = f", attacked{state}" if state else ""
+    return f"Model {named} on data {data['name']}{attacked}."
 
 
 def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:

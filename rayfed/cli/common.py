@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from shlex import join, quote
+from threading import Event, Thread
 from typing import Annotated, Any
 
 import typer
@@ -218,7 +219,11 @@ def watched(
     """Show one run as it goes on; without a progress bar where it is in this process, for debuggers prompt there."""
     from rayfed.report.terminal_run import RunView
 
-    view = RunView(console(), quiet, brief, bar=executor is ExecutorName.RAY)
+    view, over = RunView(console(), quiet, brief, bar=executor is ExecutorName.RAY), Event()
+    if (
+        executor is ExecutorName.RAY
+    ):  # else the work is done in this thread, which says how far it is, or a debugger has it
+        Thread(target=_pulses, args=(view, over), daemon=True).start()
     try:
         yield view
     except KeyboardInterrupt as error:
@@ -230,4 +235,10 @@ def watched(
         view.stopped(exits.exit_of(error), kind)
         raise
     finally:
+        over.set()
         view.close()
+
+
+def _pulses(view: Any, over: Event) -> None:
+    while not over.wait(1.0):
+        view.pulse()

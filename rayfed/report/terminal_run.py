@@ -68,7 +68,8 @@ class RunView:
         self._attacks: list[dict[str, Any]] = []
         self._inferences: list[dict[str, Any]] = []
         self._scenario: dict[str, Any] = {}
-        self._told = 0.0
+        self._told = self._heard = 0.0
+        self._doing = ""
         self._left = TimeLeft({}, 0.0)
         self._waiting: Sequence[str] = ()
         self._over = 0
@@ -125,6 +126,7 @@ class RunView:
         self._speed = f"{done / max(monotonic() - self._round_began, 1e-9):.1f} clients/s"
         last = "".join(_loss(r, ".3f") + _tested(r, " acc {:.1%}") for r in list(self._last.values())[:1])
         self._show(f"round {round + 1}/{self._rounds} {last}", done, total, self._speed)
+        self._now_and_then(f"round {round + 1}/{self._rounds}: {done} of {_plural(total, 'client')}, {self._speed}")
 
     def observations_done(self, round: int, done: int, total: int) -> None:
         """Move the bar by what the attacks are to see."""
@@ -177,7 +179,13 @@ class RunView:
 
     def _begin_bar(self, description: str) -> None:
         self._bar.start()
+        self._doing, self._heard, self._told = description, monotonic(), monotonic()
         self._task = self._bar.add_task(description, total=None, rate="", left="")
+
+    def pulse(self) -> None:
+        """Say what goes on where nothing was heard of it for some time and there is no bar; any thread may ask."""
+        if self._doing:
+            self._now_and_then(f"{self._doing}; it goes on, nothing new for {_minutes(monotonic() - self._heard)}")
 
     def _now_and_then(self, line: str) -> None:
         """Print a line where there is no bar, and the last one is some time ago."""
@@ -235,6 +243,7 @@ class RunView:
 
     def close(self) -> None:
         """End the bar, however the run ended."""
+        self._doing = ""
         self._bar.stop()
 
     def stopped(self, state: str, kind: str) -> None:
@@ -359,6 +368,7 @@ class RunView:
         return table
 
     def _show(self, description: str, done: int, total: int, rate: str) -> None:
+        self._doing, self._heard = f"{description.strip()}, {done} of {total}", monotonic()
         if self._task is not None:
             said = escape(description)
             self._bar.update(self._task, description=said, completed=done, total=total, rate=rate)

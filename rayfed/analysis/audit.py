@@ -512,8 +512,8 @@ def _without_labels(rows: Sequence[Row]) -> list[Row]:
 
 
 def _commonest(rows: Sequence[Row]) -> float:
-    looked_at = [row for row in rows if row.get("status") != UNPLAYED]
-    labels = Counter({_sample(row): row.get("true_label") for row in looked_at}.values())
+    known = {_sample(row): row["true_label"] for row in rows if row.get("true_label") is not None}
+    labels = Counter(known.values())
     return max(labels.values(), default=0) / max(labels.total(), 1)
 
 

@@ -36,7 +36,7 @@ BATCHES = 1, 4, 16
 """Batch sizes where none are given."""
 _SHARE = 0.75
 """Share of the time that is planned: some searches take longer behind a defence than on the undefended gradient."""
-_MARGIN = 1.1
+_MARGIN = 1.25
 """Times as long as estimated is what minutes that are said to be enough have room for."""
 Watch = Callable[[], AbstractContextManager[AuditProgress]]
 """Opens what shows one stage of an audit: the trials, or the attacks on one set of weights."""

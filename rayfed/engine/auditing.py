@@ -362,15 +362,16 @@ def fit(
 
     So a short audit says something of every arm: what an attack finds behind a defence beside what it finds without.
     What takes next to nothing comes before all else, as closed forms on large batches do.
-    `arms` says of each whether its model has the form of the undefended one; what does not apply to that is played last
-    there. What does not fit with the fewest iterations is left out. The time that is left goes to the searches, as much
-    to each method on each batch size; two digits of its iterations count, so that a repeated audit often has the same.
+    `arms` says of each whether its model has the form of the undefended one; what does not apply to that is not played
+    there, for its trial said why. What does not fit with the fewest iterations is left out. The time that is left goes
+    to the searches, as much to each method on each batch size; two digits of its iterations count, so that a repeated
+    audit often has the same.
     `given` are evaluations that every search makes, whatever the time.
     """
     every = _units(plan, trials, pace, arms, FEWEST if given is None else given)
     cheap = _CHEAP * seconds
-    units = sorted(every, key=lambda unit: (bool(unit.obstacle), unit.seconds is None or unit.seconds > cheap))
-    known = [(unit, unit.seconds) for unit in units if unit.seconds is not None]
+    units = sorted(every, key=lambda unit: unit.seconds is None or unit.seconds > cheap)
+    known = [(unit, unit.seconds) for unit in units if unit.seconds is not None and not unit.obstacle]
     spent, played = 0.0, []
     for unit, needed in known:
         if spent + needed <= seconds:
@@ -398,8 +399,8 @@ def fit(
         seconds=spent,
         scoring=sum(pace.scoring * len(unit.titles) * _victims(plan, unit.batch) for unit in played),
         smallest=_smallest(plan, trials, pace, arms, FEWEST if given is None else given),
-        whole=sum(needed for unit, needed in known if not unit.obstacle),
-        first_batch=sum(needed for unit, needed in known if not unit.obstacle and unit.batch == min(plan.batches)),
+        whole=sum(needed for _, needed in known),
+        first_batch=sum(needed for unit, needed in known if unit.batch == min(plan.batches)),
     )
 
 

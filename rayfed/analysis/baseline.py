@@ -98,7 +98,7 @@ class Change:
             kind = "pairs of the same samples" if self.test == "paired t" else "updates of other samples"
             told += f": {self.difference:+.3g} over {self.updates} {kind}"
             told += "" if self.p is None else f" ({self.test} test, p {self.p:.2g})"
-        leaking = [f"client {victim} (round {round}, batch {batch})" for round, batch, victim in self.newly]
+        leaking = [f"client {victim} (round {round + 1}, batch {batch})" for round, batch, victim in self.newly]
         told += f"; leaks now, and did not then: {', '.join(leaking)}" if leaking else ""
         return told + (f"; {self.reason}" if self.reason else "")
 

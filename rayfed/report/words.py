@@ -269,7 +269,7 @@ def closest_sample(row: Row, criterion: Criterion, where: str, classes: Mapping[
     of_class = ""
     if classes is not None and (label := row.get("true_label")) is not None:
         of_class = f", class {classes.get(label, label)}"
-    what = f" (sample {row['sample']}, round {row['round']}{of_class})"
+    what = f" (sample {row['sample']}, round {row['round'] + 1}{of_class})"
     place = f" {where}" if where else ""
     whose = f"{article} {sample} of client {row['victim']}{what}{place}"
     told = Statement(f"The worst {sample}", [f"{row['attack']} rebuilt {whose} {how}{likeness}."])

@@ -35,7 +35,7 @@ WANT_OF_TIME = "for want of time"
 VERSUS = " vs "
 """Between the names of an arm and of its opponent, in the column `arm`."""
 _ARM = _key("arm", _string, "the arm of the scenario: one training with its chain of defences")
-_ROUND = _key("round", _int, "communication round, as the engine counts them")
+_ROUND = _key("round", _int, "communication round, from 0; pages and the terminal count from 1")
 _ATTACKED = (
     _ARM,
     _ROUND,

@@ -185,7 +185,9 @@ class RunView:
     def pulse(self) -> None:
         """Say what goes on where nothing was heard of it for some time and there is no bar; any thread may ask."""
         if self._doing:
-            self._now_and_then(f"{self._doing}; it goes on, nothing new for {_minutes(monotonic() - self._heard)}")
+            silent = monotonic() - self._heard
+            since = f"; it goes on, nothing new for {_minutes(silent)}" if silent > _EVERY else ""
+            self._now_and_then(f"{self._doing}{since}")
 
     def _now_and_then(self, line: str) -> None:
         """Print a line where there is no bar, and the last one is some time ago."""

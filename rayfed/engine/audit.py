@@ -145,16 +145,26 @@ def pipelines(given: Sequence[Any]) -> Defences:
     for value in given:
         pipeline = [named(one) for one in (value if isinstance(value, list | tuple) else [value])]
         if not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in pipeline):
-            raise UserError(f"defence: found '{value}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of these")
+            raise UserError(
+                f"defence: found '{_typed(value)}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of these"
+            )
         pipeline = [{**one, "name": dotted(one["name"])} for one in pipeline]
         for problem in component_problems({"defences": pipeline}):
             field = ".".join(map(str, problem.path[2:]))
             example = (
                 f", as '{{name: {pipeline[0]['name']}, FIELD: VALUE}}'" if not field and isinstance(value, str) else ""
             )
-            raise UserError(f"defence '{value}': {field}{': ' * bool(field)}{problem.message}{example}")
+            raise UserError(f"defence '{_typed(value)}': {field}{': ' * bool(field)}{problem.message}{example}")
         found[called(pipeline)] = pipeline
     return {name: pipeline for name, pipeline in found.items() if pipeline}
+
+
+def _typed(value: Any) -> str:
+    """Return a defence as a command takes it: YAML in one line."""
+    try:
+        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).partition("\n")[0]
+    except yaml.YAMLError:  # of a Python value that YAML does not know
+        return str(value)
 
 
 @dataclass(frozen=True)

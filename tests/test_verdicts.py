@@ -122,7 +122,10 @@ def test_a_federations_protection_is_every_arms() -> None:
 def test_what_is_near_acquits_no_defence_though_another_sample_is_as_near() -> None:
     told = of(row("bare", 30.0), row("noise", 17.0, told_apart=0.0))
     assert told["noise"].state == "inconclusive"
-    assert "look at it (the closest here at 17.0 dB, where a guess gets 12.0 dB)" in told["noise"].sentence
+    said = (
+        "look at it, beside the truth with output.images: all (the closest here at 17.0 dB, where a guess gets 12.0 dB)"
+    )
+    assert said in told["noise"].sentence
 
 
 def test_what_was_not_set_beside_a_guess_is_not_measured() -> None:

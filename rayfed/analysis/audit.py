@@ -402,7 +402,8 @@ def _finding(
     if any(criterion.near(row) for _, row in finite):
         alike = any(criterion.near(row) and row["told_apart"] == 1 for _, row in finite)
         than = "a public sample is" if alike else "to another sample"
-        lacking = lacking or f"a reconstruction is near, though no nearer than {than}: look at it"
+        near = f"a reconstruction is near, though no nearer than {than}"
+        lacking = lacking or f"{near}: look at it, beside the truth with output.images: all"
     best = max(leaks or finite, key=lambda pair: pair[0], default=None)
     silent = [row for row in rows if not _answers(row, criterion)]
     answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}

@@ -24,7 +24,7 @@ from rayfed.attacks.base import not_applicable
 from rayfed.cli.options import of_fields
 from rayfed.engine import auditing
 from rayfed.engine.attacking import Allowance
-from rayfed.engine.audit import Budget, _not_measured
+from rayfed.engine.audit import Budget, TooShort, _not_measured
 from rayfed.engine.audit import rehearsed as rehearse
 from rayfed.engine.auditing import Fitted, Pace, Trial
 from rayfed.engine.executor import Done
@@ -359,9 +359,55 @@ def test_notes_on_the_data_come_before_the_trials_and_once(tmp_path: Path, monke
 
 
 def test_where_no_trial_answers_nothing_more_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
     monkeypatch.setattr(auditing.Rehearsal, "pace", lambda self: pytest.fail("measured for nothing"))
     with pytest.raises(UserError, match=r"--minutes 0 is too short.* how many it takes is not known"):
         rehearsed(plan(batches=[1]), iterations=None)
+
+
+def test_a_time_too_short_is_told_with_the_smallest_audit_that_says_something() -> None:
+    with pytest.raises(
+        TooShort, match="--minutes 0 is too short: inverting_gradients applies, and was tried"
+    ) as caught:
+        rehearsed(plan(batches=[1, 2], samples=4), iterations=None)
+    said, options = str(caught.value), caught.value.options
+    assert re.search(r"one evaluation takes about \S+ s for one image on this machine", said)
+    assert "40 evaluations, without a defence and behind gaussian 0.01) takes about 1 minute," in said
+    assert options == {"batch": "1", "images": 1, "defence": [{"name": "gaussian", "sigma": 0.01}], "minutes": 1}
+    with pytest.raises(TooShort) as caught:
+        rehearsed(plan(batches=[1], samples=1, defences={}), iterations=None)
+    assert caught.value.options == {"minutes": 1}, "what cannot shrink is not named"
+
+
+def test_the_command_that_fits_is_the_one_that_was_given_with_less() -> None:
+    typed = ("--model", "mlp", "--data", "digits", "--set", "data.train_samples=60")
+    first = ("--defence", "{name: quantise, bits: 8}")
+    code, output = run("audit", *typed, *first, "--defence", "{name: gaussian, sigma: 1.0}", "--minutes", "0", *LOCAL)
+    assert code == 2
+    command = output.strip().splitlines()[-1].strip()
+    assert command.endswith(
+        "audit --model mlp --data digits --defence '{name: quantise, bits: 8}' --batch 1 --images 1 --minutes 1 "
+        "--set data.train_samples=60 --executor local"
+    )
+
+
+def test_twins_of_a_timed_search_need_no_trial_where_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = tuple(method for method in audit.METHODS if method.name in ("inverting_gradients", "idlg"))
+    monkeypatch.setattr(audit, "METHODS", searches)
+    planned = plan(batches=[1], samples=1, defences={})
+    text = planned.scenario_text({audit.title(*search): 1 for search in planned.searches})
+    trials = list(auditing.Rehearsal(prepare(scenario.parse(text))).trials(until=0.0))
+    assert [trial.tried for trial in trials] == [True, True, True, False, False, False]
+    assert len({(trial.each, trial.evaluation) for trial in trials[:3]}) == 1
+    assert trials[0].evaluation > 0
+
+
+def test_a_search_is_as_slow_as_the_slowest_of_its_twins() -> None:
+    planned = plan(batches=[1])
+    trials = trials_of(planned, each=0.01)
+    slow = [replace(t, each=0.1) if t.title == "idlg batch 1, informed, with labels" else t for t in trials]
+    few, many = (fitted(planned, each, 60.0).iterations["idlg batch 1"] for each in (slow, trials))
+    assert few <= many / 9
 
 
 def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +415,7 @@ def test_what_trials_found_is_shown_where_nothing_more_is_played(monkeypatch: py
     fit = auditing.fit
     monkeypatch.setattr("rayfed.engine.audit.fit", none)
     said: list[str] = []
-    with pytest.raises(UserError, match="too short to play an attack on any arm"):
+    with pytest.raises(UserError, match="--minutes 60 is too short"):
         rehearsed(plan(batches=[1]), said, seconds=3600.0, iterations=None)
     found = "\n".join(said).partition("what trials found")[2]
     assert re.search(r"analytic batch 1: LEAKS, the closest at >100 dB", found)
@@ -456,9 +502,9 @@ def test_what_does_not_fit_is_left_out_attack_by_attack_and_large_batches_first(
         assert methods[1] == sorted(methods[1], key=audit.METHODS.index), "an attack is whole before the next one"
         assert len(methods[1]) >= len(methods[2]), "small batches first"
         assert {unit.arm for unit in found.played} == set(ARMS), "every arm has its share of a short time"
-    least = fitted(planned, trials, 0.99 * whole.smallest, needed)
-    assert not least.says_anything
-    assert fitted(planned, trials, 1.01 * whole.smallest, needed).says_anything
+    least = min(unit.seconds or 0.0 for unit in whole.played)
+    assert not fitted(planned, trials, 0.99 * least, needed).says_anything
+    assert fitted(planned, trials, 1.01 * least, needed).says_anything
 
 
 def test_attacks_without_time_have_a_line_for_all_that_are_alike() -> None:
@@ -504,6 +550,9 @@ def test_an_attack_for_which_there_was_no_time_is_not_measured() -> None:
     leaking = [f for f in audit.findings([*bare, here | {"psnr": 20.0}, late], IMAGES) if f.arm == "x"]
     assert leaking[0].state == "leaks"
     assert "no time for analytic (about 4.0 s) at batch 1" in audit.sentence(leaking, IMAGES)
+    told = here | {"attack": "analytic batch 1, informed", "knowledge": "defence,code"}
+    some = [f for f in audit.findings([*bare, here, told, late], IMAGES) if f.arm == "x"]
+    assert "analytic (“blind”; about 4.0 s) at batch 1" in audit.sentence(some, IMAGES), "the other twin was played"
     [nothing] = [f for f in audit.findings([*bare, late], IMAGES) if f.arm == "x"]
     assert nothing.state == "not measured"
     assert nothing.reasons == ()
@@ -556,6 +605,7 @@ OWN = """
 from torch import nn
 class XrayNet(nn.Module): ...
 def One(): return nn.Sequential(nn.Flatten(), nn.Linear(192, 1))
+def Few(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 1))
 """
 TARGET = ("--model", "mlp", "--data", "--loss", "mean_squared_error")
 
@@ -581,12 +631,20 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ("--model", "lenet"): "--data",
         ("--model", "lenet", "--data", "digits", "--defence", "{name"): "no YAML",
         ("--model", "lenet", "--data", "digits", "--defence", "{sigma: 1}"): "--defence",
-        ("--model", "lenet", "--data", "digits", "--defence", "{name: gaussian, sigma: -1}"): "-1}': sigma: found -1",
+        (
+            "--model",
+            "lenet",
+            "--data",
+            "digits",
+            "--defence",
+            "{name: gaussian, sigma: -1}",
+        ): "'{name: gaussian, sigma: -1}': s",
         ("--model", "lenet", "--data", "digits", "--defence", "gausian"): "did you mean 'gaussian'",
         ("--model", "lenet", "--data", "digits", "--loss", "bce"): "--loss: unknown loss 'bce': did you mean 'binary_c",
         ("--model", f"{tmp_path}/own.py:XRayNet", "--data", "digits"): "'XRayNet'; did you mean 'XrayNet'",
         ("--model", one, "--data", f"{tmp_path}/two", "--batch", "1"): f"'{one}' gives (2, 1) for 2 images",
         ("--data", f"{tmp_path}/two", "--batch", "1", "--model", one): "or set --loss binary_cross_entropy, for which",
+        ("--model", f"{tmp_path}/own.py:Few", "--data", "digits", "--size", "8"): "by --target and set --loss mean_squ",
         ("--model", "lenet", "--data", f"{tmp_path}/mixed", "--batch", "1"): "set --size 8 to resize all of them",
         ("--model", "lenet", "--data", f"{tmp_path}/broken", "--batch", "1"): "broken/b/0.png is no image",
         ("--model", "mlp", "--data", f"{tmp_path}/t.csv", "--label", "il"): "error: --label: ",

@@ -19,8 +19,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rayfed import registry
+from rayfed.analysis.sweep_folder import SweepFolder
 from rayfed.cli import app
 from rayfed.report.terminal_run import RunView
+from rayfed.report.terminal_sweep import SweepView
 from rayfed.scenario import Scenario
 from rayfed.store.folder import RunFolder
 from tests.conftest import REPOSITORY
@@ -212,6 +214,20 @@ def test_an_interrupted_run_is_named_as_resume_takes_it(tmp_path: Path, monkeypa
     code, output = run("launch", file(), "--out", str(tmp_path / "two words"), *LOCAL)
     assert code == 130
     assert f"`rayfed resume '{tmp_path}/two words/mine'` continues" in output, output
+
+
+def test_an_interrupted_sweep_is_named_as_resume_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file) -> None:  # type: ignore[no-untyped-def]
+    from rayfed.engine import sweeps
+
+    def begun(scenario: Scenario, out: str, execution: object, view: SweepView) -> None:
+        view.starting(scenario, SweepFolder(RunFolder.at(f"{out}/mine")), "here", 2, 0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweeps, "sweep", begun)
+    swept = ("--set", "sweep={fields: {training.lr: [0.1, 0.2]}}")
+    code, output = run("sweep", file(), *swept, "--out", str(tmp_path), *LOCAL)
+    assert code == 130
+    assert f"`rayfed resume {tmp_path}/mine` continues" in output, output
 
 
 @pytest.mark.engine

@@ -380,6 +380,12 @@ def test_cifar_from_parquet_shards_in_root_and_one_folder_below(tmp_path):
     np.testing.assert_array_equal(data.train_images, images[:8].transpose(0, 3, 1, 2))
     np.testing.assert_array_equal(data.train_labels, [0, 1, 2, 99, 1, 1, 2, 99])
     np.testing.assert_array_equal(data.test_images, images[8:].transpose(0, 3, 1, 2))
+    assert data.remarks == ()
+    stream = io.BytesIO()
+    Image.fromarray(images[4]).save(stream, "JPEG")
+    write_parquet(files[1], [stream.getvalue()] * 4, [1, 1, 2, 99], names, **columns)
+    [said] = load("cifar100", root=str(tmp_path)).remarks
+    assert "train-00000.parquet (PNG), train-00001.parquet (JPEG) together" in said
     files[2].unlink()
     with pytest.raises(DataError, match=r"none of the test split; expected .*val"):
         load("cifar100", root=str(tmp_path))

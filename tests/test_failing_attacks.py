@@ -93,6 +93,31 @@ def test_a_long_round_of_attacks_says_what_is_left(monkeypatch: pytest.MonkeyPat
     ]
 
 
+def test_what_nothing_is_heard_of_is_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(terminal_run, "monotonic", lambda: clock[0])
+    view = RunView(Console(file=StringIO(), width=200))
+    view.pulse()
+    view._begin_bar("starting actors")
+    for now in (10.0, 20.0, 30.0):
+        clock[0] = now
+        view.pulse()
+    view.ready(0)
+    for now, done in ((31.0, 1), (50.0, 2)):
+        clock[0] = now
+        view.clients_done(0, done, 3)
+    clock[0] = 170.0
+    view.pulse()
+    view.close()
+    clock[0] = 300.0
+    view.pulse()
+    assert view._console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "starting actors; it goes on, nothing new for 0:20",
+        "round 1/0: 2 of 3 clients, 0.1 clients/s",
+        "round 1/0, 2 of 3; it goes on, nothing new for 2:00",
+    ]
+
+
 def test_time_left_follows_from_what_was_measured() -> None:
     left = TimeLeft({}, 0.0)
     left.ended([("a", 10.0)])

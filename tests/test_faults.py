@@ -131,7 +131,7 @@ HOWS = [
 @pytest.mark.parametrize(("how", "reason"), HOWS)
 def test_a_client_that_fails_ends_the_run_with_one_message(how: str, reason: str, vectorise: str) -> None:
     s = parsed(how, (2,), f"training.vectorise={vectorise}")
-    with pytest.raises(ClientError, match=f"^client 2 {reason}.* in round 0 of arm 'odd': .*then: drop.*rayfed resume"):
+    with pytest.raises(ClientError, match=f"^client 2 {reason}.* in round 1 of arm 'odd': .*then: drop.*rayfed resume"):
         cohort(s, [1, 2, 3])
 
 
@@ -140,7 +140,7 @@ def test_so_does_one_whose_work_others_need(how: str, reason: str) -> None:
     """Malicious clients that collude work with one another's honest updates, whatever their cohorts."""
     malicious = "federation.malicious={name: a_little_is_enough, clients: [2]}"
     s = parsed(how, (2,), malicious, "federation.clients_per_round=8")
-    with pytest.raises(ClientError, match=f"^client 2 {reason}.* in round 0 of arm 'odd': "):
+    with pytest.raises(ClientError, match=f"^client 2 {reason}.* in round 1 of arm 'odd': "):
         cohort(s, [1, 2, 3])
 
 
@@ -151,7 +151,7 @@ def test_so_does_one_that_an_attack_observes(how: str, reason: str) -> None:
     runtime = ClientRuntime(s, inputs.data, inputs.parts, torch.device("cpu"))
     arm = build_arm(resolve(s)["odd"], inputs.data.sample, 10, s.seed)
     visit = ClientVisit("odd", Sent(0, arm.weights, arm.buffers), 2)
-    with pytest.raises(ClientError, match=f"^client 2 {reason}.* under the attack 'analytic' in round 0 of arm 'odd'"):
+    with pytest.raises(ClientError, match=f"^client 2 {reason}.* under the attack 'analytic' in round 1 of arm 'odd'"):
         ObservationBuilder(runtime).observe(visit, s.attacks[0])
 
 
@@ -242,7 +242,7 @@ def test_a_run_goes_on_without_who_fails(undisturbed: RunFolder, tmp_path: Path)
     noting = Noting()
     folder = runs.launch(parsed("nan", (bad,), DROP, attack), str(tmp_path), local, noting)
     [note] = noting.notes
-    assert f"1 of 6 clients are left out of round 0 of arm odd: client {bad} sent an update that is not finite" in note
+    assert f"1 of 6 clients are left out of round 1 of arm odd: client {bad} sent an update that is not finite" in note
     assert f"client {bad} is left out: it sent" in folder.read_text("log.txt")
     clients = folder.read_table("clients").to_pylist()
     assert [row["client"] for row in clients if row["status"] != "ok"] == [bad]
@@ -268,7 +268,7 @@ def test_a_run_that_a_client_stops_is_resumed_when_it_is_mended(
     undisturbed: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = drawn(undisturbed, 1)[0]
-    with pytest.raises(ClientError, match=f"client {bad} raised ZeroDivisionError.* in round 1"):
+    with pytest.raises(ClientError, match=f"client {bad} raised ZeroDivisionError.* in round 2"):
         runs.launch(parsed("raise", (bad,), round=1), str(tmp_path), local, Progress())
     [path] = tmp_path.iterdir()
     assert len(RunFolder.open(str(path)).read_table("rounds")) == 1
@@ -344,7 +344,7 @@ def test_a_client_that_hangs_is_found_and_left_out(undisturbed: RunFolder, tmp_p
     bad = drawn(undisturbed, 0)[1]
     noting = Noting()
     hung = runs.launch(parsed("hang", (bad,), DROP, *PATIENT), str(tmp_path), on_ray(), noting)
-    assert "clients of round 0 took longer together" in noting.notes[0]
+    assert "clients of round 1 took longer together" in noting.notes[0]
     raised = runs.launch(parsed("raise", (bad,), DROP, "federation.rounds=1"), str(tmp_path), local, Progress())
     assert_same_bits(weights(hung), weights(raised))
     rows, others = (folder.read_table("clients").drop_columns(["seconds"]).to_pylist() for folder in (hung, raised))
@@ -359,7 +359,7 @@ def test_a_client_that_ends_its_process_is_found_and_left_out(undisturbed: RunFo
     bad = drawn(undisturbed, 0)[1]
     noting = Noting()
     ended = runs.launch(parsed("exit", (bad,), DROP, "federation.rounds=1"), str(tmp_path), on_ray(), noting)
-    assert "clients of round 0 ended their processes" in " ".join(noting.notes)
+    assert "clients of round 1 ended their processes" in " ".join(noting.notes)
     raised = runs.launch(parsed("raise", (bad,), DROP, "federation.rounds=1"), str(tmp_path), local, Progress())
     assert_same_bits(weights(ended), weights(raised))
     rows, others = (folder.read_table("clients").drop_columns(["seconds"]).to_pylist() for folder in (ended, raised))
@@ -373,7 +373,7 @@ def test_a_client_that_ends_its_process_is_found_and_left_out(undisturbed: RunFo
 def test_a_client_that_hangs_ends_the_run(undisturbed: RunFolder, tmp_path: Path) -> None:
     bad = drawn(undisturbed, 0)[1]
     changes = [*PATIENT, "federation.failures.retries=0", "federation.cohort_size=1"]
-    with pytest.raises(ClientError, match=rf"client {bad} took longer than 5 s in round 0 of arm 'odd': raise"):
+    with pytest.raises(ClientError, match=rf"client {bad} took longer than 5 s in round 1 of arm 'odd': raise"):
         runs.launch(parsed("hang", (bad,), *changes), str(tmp_path), on_ray(), Progress())
 
 

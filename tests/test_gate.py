@@ -240,7 +240,7 @@ def test_one_client_that_newly_leaks_fails_and_is_named() -> None:
     found = change(then | {7: 40.0}, then)
     assert found.p == pytest.approx(float(t.sf(1, 19)))
     assert (found.state, found.newly) == ("failed", ((0, 1, 7),))
-    assert "leaks now, and did not then: client 7 (round 0, batch 1)" in found.sentence
+    assert "leaks now, and did not then: client 7 (round 1, batch 1)" in found.sentence
     assert change(then | {7: 29.9}, then).state == "passed"
     leaking = then | {7: 30.0}
     assert change(leaking | {7: 35.0}, leaking).newly == (), "it leaked then, too"

@@ -287,4 +287,20 @@ def test_an_error_of_targets_that_were_not_found_is_no_number() -> None:
     [row] = scorer.score(image, torch.tensor([[0.25]]), image, torch.tensor([[math.nan]]))
     assert (row["target_error"], row["label_accuracy"], row["true_label"]) == (None, None, None)
     [row] = scorer.score(image, torch.tensor([[0.25]]), image, torch.tensor([[0.5]]))
-    assert row["target_error"] == 0.25
+    assert (row["target_error"], row["target_guess_error"]) == (0.25, None)
+
+
+def test_an_error_of_targets_stands_beside_that_of_a_guess() -> None:
+    from rayfed.metrics.guessing import Others
+    from rayfed.metrics.score import Scorer
+
+    image, number = torch.rand(1, 1, 4, 4), torch.tensor([[0.25, 1.0]])
+    scorer = Scorer(("psnr",), others=Others(image, median=torch.tensor([0.75, 1.0])))
+    [row] = scorer.score(image, number, image, number)
+    assert (row["target_error"], row["target_guess_error"]) == (0.0, 0.25)
+    row |= {
+        "arm": "none", "attack": "analytic batch 1, blind", "victim": 0, "round": 0, "batch_size": 1, "knowledge": "",
+        "status": "ok", "message": "", "above_guessing": 10.0, "told_apart": 1.0,
+    }  # fmt: skip
+    said = sentence(findings([row], Criterion.of("pixels", None)), Criterion.of("pixels", None))
+    assert "targets found with a mean error of 0 at batch 1 (naming the median each time: 0.25)" in said

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 import torch
+import yaml
 
 from rayfed.analysis import formats, summary
 from rayfed.analysis.outcomes import outcomes
@@ -287,6 +288,56 @@ def test_unmeasured_scores_are_not_counted() -> None:
     assert summary.spread([5.0]) == summary.Spread(5.0, None, 5.0, 5.0, 1)
 
 
+@pytest.mark.parametrize(
+    ("more", "status", "rounds", "told"),
+    [
+        ({}, {"kind": "attack", "weights": "initial"}, {0}, "attacked with its initial weights, untrained here."),
+        (
+            {"state": "w.pt"},
+            {"kind": "attack", "weights": "initial"},
+            {0},
+            "with the weights of model.state, untrained",
+        ),
+        ({}, {"kind": "attack", "weights": "trained for 3 rounds"}, {3}, "attacked with weights trained for 3 rounds."),
+        ({}, {"kind": "attack", "weights": "given"}, {3}, "attacked with the weights that were given."),
+        ({}, {"kind": "attack"}, {3}, "Model timm:vit on data digits."),
+        ({}, {"kind": "training"}, {0}, "attacked in its first round, with its initial weights, untrained here."),
+        ({}, {"kind": "training"}, {0, 4}, "attacked in 2 rounds of its training, the first among them."),
+        ({}, {"kind": "training"}, set(), "Model timm:vit on data digits."),
+    ],
+)
+def test_the_page_begins_with_model_data_and_the_state_of_the_weights(
+    more: dict[str, Any], status: dict[str, Any], rounds: set[int], told: str, tmp_path: Path
+) -> None:
+    scenario = {"model": {"name": "timm", "arch": "vit", **more}, "data": {"name": "digits"}}
+    said = words.subject(scenario, status, [{"round": round} for round in rounds])
+    assert said.startswith("Model timm:vit on data digits")
+    assert told in said
+    folder = make_run(str(tmp_path), {"none": []})
+    folder.write_text("scenario.yaml", folder.read_text("scenario.yaml") + yaml.safe_dump(scenario))
+    assert "Model timm:vit on data digits" in read(folder).text.partition("Verdict")[0]
+
+
+def test_labels_that_were_given_are_not_found(tmp_path: Path) -> None:
+    folder = make_run(str(tmp_path), {"none": []}, {"analytic": 1.0, "blind": 1.0})
+    for round in range(ROUNDS):
+        rows = [row for row in folder.read_table("attacks").to_pylist() if row["round"] == round]
+        given = {"knowledge": "defence,labels"}
+        folder.write_part("attacks", round, [row | given if row["attack"] == "analytic" else row for row in rows])
+    read(folder)
+    text = folder.read_text("report.html")
+    cells = dict(
+        re.findall(r'<td class="setting">(\w+)<small>.*?data-label="Labels found">(.*?)</td>', text, re.DOTALL)
+    )
+    assert cells["analytic"] == "given"
+    assert "%" in cells["blind"]
+    captions = [
+        one for one in re.findall(r"<figcaption>(.*?)</figcaption>", text, re.DOTALL) if "· analytic<br>" in one
+    ]
+    assert captions
+    assert all(re.search(r"label[^<]*, given<br>", one) for one in captions)
+
+
 def test_the_probability_of_reconstruction_success_counts_every_attacked_image() -> None:
     rows = [
         {"psnr": 20.0, "mse": 0.01},
@@ -536,6 +587,9 @@ def test_reports_into_other_file_systems(memory: str) -> None:
         (formats.duration(0.1234), "0.12 s"),
         (formats.duration(185), "3 min 05 s"),
         (formats.duration(7800), "2 h 10 min"),
+        (formats.counts(summary.spread([3.0, 4.0])), "3 to 4"),
+        (formats.counts(summary.spread([2400.0, 2400.0])), "2,400"),
+        (formats.counts(None), "–"),
     ],
 )
 def test_numbers_as_people_read_them(text: str, expected: str) -> None:

@@ -84,7 +84,7 @@ def test_a_call_may_lose_one_process_by_somebodys_kill_and_a_client_that_is_trie
 @pytest.mark.parametrize(("how", "advice"), [("crash", "os._exit"), ("memory", "batch_size"), ("hang", "timeout")])
 def test_a_run_that_stops_names_client_round_and_arm(how: str, advice: str) -> None:
     with pytest.raises(
-        ClientError, match=f"^client 4 {WORDS[how]} in round 7 of arm 'none': .*{advice}.*rayfed resume"
+        ClientError, match=f"^client 4 {WORDS[how]} in round 8 of arm 'none': .*{advice}.*rayfed resume"
     ):
         results(Played({4: how}), 2, "federation.failures.then=stop")
 

@@ -631,7 +631,7 @@ def test_a_diverged_client_is_named() -> None:
     s = scenario()
     s = s.model_copy(update={"training": Training(lr=1e30, batch_size=8)})
     h, sent = runtime(s)
-    with pytest.raises(UserError, match="client 1 sent an update that is not finite in round 0 of arm 'none'"):
+    with pytest.raises(UserError, match="client 1 sent an update that is not finite in round 1 of arm 'none'"):
         h.cohort("none", sent, [1], {})
 
 

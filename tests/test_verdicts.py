@@ -84,6 +84,8 @@ def test_the_headline_counts_every_arm_once_and_says_what_to_do() -> None:
     assert next_step(SCENARIO, late, told) == (
         "Next: attacks were left out for want of time. Give more time (more minutes)."
     ), "there are no fewer defences, batch sizes or samples to ask for"
+    pair = [one | {"sample": sample, "batch_size": 2} for one in late for sample in (0, 1)]
+    assert next_step(SCENARIO, pair, told).endswith("(more minutes)."), "a batch has all its samples"
     assert next_step(SCENARIO, [], []) == ""
 
 
@@ -120,7 +122,10 @@ def test_a_federations_protection_is_every_arms() -> None:
 def test_what_is_near_acquits_no_defence_though_another_sample_is_as_near() -> None:
     told = of(row("bare", 30.0), row("noise", 17.0, told_apart=0.0))
     assert told["noise"].state == "inconclusive"
-    assert "look at it (the closest here at 17.0 dB, where a guess gets 12.0 dB)" in told["noise"].sentence
+    said = (
+        "look at it, beside the truth with output.images: all (the closest here at 17.0 dB, where a guess gets 12.0 dB)"
+    )
+    assert said in told["noise"].sentence
 
 
 def test_what_was_not_set_beside_a_guess_is_not_measured() -> None:

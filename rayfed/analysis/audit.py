@@ -19,7 +19,7 @@ import yaml
 
 from rayfed import registry
 from rayfed.analysis.formats import NOUNS
-from rayfed.analysis.summary import Row, measured
+from rayfed.analysis.summary import Row, labels_given, measured
 from rayfed.data.sets import check_given, hugging_face
 from rayfed.data.sets.image_table import tables_of_images
 from rayfed.data.sets.tabular import column_names
@@ -280,6 +280,8 @@ class Finding:
     labels are classes."""
     shown: int | None = None
     """Samples of this batch size that leak without a defence; None of an arm without one."""
+    guessed: float | None = None
+    """Mean absolute error of naming the median for every sample; None where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -407,7 +409,8 @@ def _finding(
     if any(criterion.near(row) for _, row in finite):
         alike = any(criterion.near(row) and row["told_apart"] == 1 for _, row in finite)
         than = "a public sample is" if alike else "to another sample"
-        lacking = lacking or f"a reconstruction is near, though no nearer than {than}: look at it"
+        near = f"a reconstruction is near, though no nearer than {than}"
+        lacking = lacking or f"{near}: look at it, beside the truth with output.images: all"
     best = max(leaks or finite, key=lambda pair: pair[0], default=None)
     silent = [row for row in rows if not _answers(row, criterion, closed)]
     answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}
@@ -446,9 +449,7 @@ def _finding(
                 if row["status"] != UNPLAYED and (not (finite or unplayed) or row["status"] != "not applicable")
             )
         ),
-        unplayed=tuple(
-            dict.fromkeys(f"{short_title(row)}{row['message'].removeprefix(WANT_OF_TIME)}" for row in unplayed)
-        ),
+        unplayed=_unplayed(rows, unplayed),
         failed=tuple(dict.fromkeys(short_title(row) for row in silent if row["status"] == "failed")),
         lacking=lacking,
         gain=best[1]["above_guessing"] if best else None,
@@ -460,9 +461,25 @@ def _finding(
         labels=_labels_found(rows),
         commonest=_commonest(rows),
         targets=_targets_found(rows),
+        guessed=_targets_guessed(rows),
         untimed=tuple(sorted({name.partition(" ")[0] for name in answered if name.partition(",")[0] in untimed})),
         shown=None if bare else len({place[1:] for place in leaking}),
     )
+
+
+def _unplayed(rows: Sequence[Row], unplayed: Sequence[Row]) -> tuple[str, ...]:
+    """Return the attacks without time, with how much they need, and what attackers knew where others were played."""
+    missing: dict[str, dict[str, str]] = {}
+    for row in unplayed:
+        took = row["message"].removeprefix(WANT_OF_TIME).strip(" ()")
+        missing.setdefault(short_title(row), {})[_twin(row)] = took
+    told = []
+    for name, twins in missing.items():
+        every = {_twin(row) for row in rows if short_title(row) == name}
+        which = [] if set(twins) == every else [" and ".join(f"“{twin}”" for twin in twins)]
+        notes = "; ".join([*which, *dict.fromkeys(filter(None, twins.values()))])
+        told.append(f"{name} ({notes})" if notes else name)
+    return tuple(told)
 
 
 def _answers(row: Row, criterion: Criterion, closed: Collection[str]) -> bool:
@@ -491,14 +508,20 @@ def _targets_found(rows: Sequence[Row]) -> float | None:
     return min(map(fmean, errors.values()), default=None)
 
 
+def _targets_guessed(rows: Sequence[Row]) -> float | None:
+    errors = {_sample(row): row.get("target_guess_error") for row in rows}
+    known = [error for error in errors.values() if error is not None]
+    return fmean(known) if known else None
+
+
 def _without_labels(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of attacks that were not given the labels."""
-    return [row for row in rows if "labels" not in (row["knowledge"] or "").split(",")]
+    return [row for row in rows if not labels_given(row)]
 
 
 def _commonest(rows: Sequence[Row]) -> float:
-    looked_at = [row for row in rows if row.get("status") != UNPLAYED]
-    labels = Counter({_sample(row): row.get("true_label") for row in looked_at}.values())
+    known = {_sample(row): row["true_label"] for row in rows if row.get("true_label") is not None}
+    labels = Counter(known.values())
     return max(labels.values(), default=0) / max(labels.total(), 1)
 
 
@@ -611,7 +634,12 @@ def _labels(group: Sequence[Finding]) -> str:
     """Return the labels found at each batch size, beside what naming the commonest finds; empty where none was."""
     sought = [f for f in group if f.labels is not None]
     told = [f"{f.labels:.0%} at batch {f.batch} ({_beside_commonest(f)})" for f in sought]
-    missed = [f"{f.targets:.2g} at batch {f.batch}" for f in group if f.targets is not None]
+    missed = [
+        f"{f.targets:.2g} at batch {f.batch}"
+        + (f" (naming the median each time: {f.guessed:.2g})" if f.guessed is not None else "")
+        for f in group
+        if f.targets is not None
+    ]
     found = f", labels found: {', '.join(told)}" if told else ""
     return found + (
         f", targets found with a mean error of {', '.join(missed)}, on the model's own scale" if missed else ""

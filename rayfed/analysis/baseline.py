@@ -22,7 +22,7 @@ import numpy as np
 
 from rayfed.analysis.gate import Played, State
 from rayfed.analysis.paired import holm
-from rayfed.analysis.summary import Row
+from rayfed.analysis.summary import Row, labels_given
 from rayfed.analysis.verdicts import criterion_of
 from rayfed.metrics.known import METRICS
 
@@ -55,7 +55,7 @@ def updates(played: Played, metrics: Sequence[str], arms: Sequence[str]) -> list
             leaked.setdefault(key, set()).add(row["sample"])
         for name in metrics:
             value = row.get(name)
-            given = name == "label_accuracy" and "labels" in (row["knowledge"] or "").split(",")
+            given = name == "label_accuracy" and labels_given(row)
             if value is None or isnan(value) or given:
                 continue
             metric, found = METRICS[name], closest.setdefault(key, {}).setdefault(name, {})
@@ -98,7 +98,7 @@ class Change:
             kind = "pairs of the same samples" if self.test == "paired t" else "updates of other samples"
             told += f": {self.difference:+.3g} over {self.updates} {kind}"
             told += "" if self.p is None else f" ({self.test} test, p {self.p:.2g})"
-        leaking = [f"client {victim} (round {round}, batch {batch})" for round, batch, victim in self.newly]
+        leaking = [f"client {victim} (round {round + 1}, batch {batch})" for round, batch, victim in self.newly]
         told += f"; leaks now, and did not then: {', '.join(leaking)}" if leaking else ""
         return told + (f"; {self.reason}" if self.reason else "")
 

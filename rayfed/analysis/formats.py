@@ -100,6 +100,13 @@ def size(count: float | None) -> str:
     return f"{count:.3g} TB"
 
 
+def counts(value: Spread | None) -> str:
+    """Format whole numbers of which a mean is none: '300', '3 to 4'."""
+    if value is None:
+        return NONE
+    return f"{value.low:,.0f}" if value.low == value.high else f"{value.low:,.0f} to {value.high:,.0f}"
+
+
 def mean_size(value: Spread | None) -> str:
     """Format the mean of some sizes in bytes."""
     return size(value.mean if value else None)
@@ -138,6 +145,7 @@ FILTERS = {
         fixed,
         duration,
         size,
+        counts,
         mean_size,
         mean_duration,
         in_words,

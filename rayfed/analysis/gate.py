@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from rayfed.analysis.audit import Criterion, Finding
 from rayfed.analysis.membership import RATES, Roc, roc, stated
-from rayfed.analysis.summary import Row, arm_names, arm_spec, undefended
+from rayfed.analysis.summary import Row, arm_names, arm_spec, labels_given, undefended
 from rayfed.analysis.verdicts import run_findings
 from rayfed.errors import UserError, nearest
 from rayfed.metrics.base import Metric
@@ -104,7 +104,7 @@ class Found(Reached):
 
     def nearness(self, row: Row) -> float | None:
         """Return the share of labels found; None where the attacker was given them."""
-        return None if "labels" in (row["knowledge"] or "").split(",") else super().nearness(row)
+        return None if labels_given(row) else super().nearness(row)
 
     def near(self, row: Row) -> bool:
         """Return whether the share is at the bound or above."""

@@ -55,6 +55,8 @@ class Leak:
     """Input of the attack, in words."""
     scores: dict[str, Spread | None]
     """Spread by metric of `METRICS`, over images; of one value a batch, over attacks on a batch."""
+    labels_given: bool
+    """Whether the attacker was given the labels, so that it found none."""
     people: int | None
     """Classes that the recogniser behind `top1` to `top5` tells apart."""
     iterations: Spread | None
@@ -167,6 +169,11 @@ def arm_spec(scenario: Row, arm: str) -> Row:
     return own if isinstance(own, Mapping) else {"defences": own}
 
 
+def labels_given(row: Row) -> bool:
+    """Return whether the attacker of a row of `attacks` was given the labels: then it has found none."""
+    return "labels" in (row["knowledge"] or "").split(",")
+
+
 def undefended(scenario: Row, arm: str) -> bool:
     """Return whether an arm has neither defences nor a protection, its own or the federation's."""
     spec, federation = arm_spec(scenario, arm), scenario.get("federation") or {}
@@ -191,6 +198,7 @@ def _leak(rows: Sequence[Row], thresholds: Mapping[str, float]) -> Leak:
             name: spread((row.get(name) for row in (rows if name in _OF_SAMPLES else batches)), metric.ceiling)
             for name, metric in METRICS.items()
         },
+        labels_given=labels_given(rows[0]),
         people=people(rows),
         iterations=spread(row["iterations"] for row in batches),
         seconds=spread(row["seconds"] for row in batches),

@@ -143,13 +143,12 @@ def next_step(scenario: Mapping[str, Any], attacks: Sequence[Row], told: Sequenc
     if not attacks:
         return ""
     if any(row["status"] == UNPLAYED for row in attacks):
-        victims = {(row["victim"], row["sample"]) for row in attacks}
         fewer = [
             option
             for option, count in (
                 ("defences", len(told) - 1),
                 ("batch sizes", len({row["batch_size"] for row in attacks})),
-                ("samples", len(victims)),
+                ("samples", len({row["victim"] for row in attacks})),
             )
             if count > 1
         ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,7 +19,9 @@ from rayfed.cli.common import (
     Quiet,
     Set,
     errors_for_people,
+    given_again,
     watched,
+    yaml_flow,
     yaml_option,
 )
 from rayfed.cli.gate import AllowUnmeasured, Baseline, FailAbove, Gate, Json, Junit
@@ -34,6 +36,7 @@ commands = typer.Typer()
 
 @commands.command()
 def audit(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Option(
@@ -118,7 +121,7 @@ def audit(
         _check_given(model, data, run, bool(target), loss is not None)
         from actors.execution import execution
         from rayfed.analysis.audit import DEFENCES, UNDEFENDED, Plan
-        from rayfed.engine.audit import BATCHES, Budget, Trained, data_of, loss_of, model_of
+        from rayfed.engine.audit import BATCHES, Budget, TooShort, Trained, data_of, loss_of, model_of
         from rayfed.engine.audit import audit as played
         from rayfed.report.gate import Gated
 
@@ -136,21 +139,39 @@ def audit(
         gate = Gate(fail_above, allow_unmeasured, json, junit, baseline)
         bounds = gate.bounds(plan.modality)
         say = (lambda line: None) if quiet else partial(print, flush=True)
-        audited = played(
-            plan,
-            Budget(monotonic(), 60 * minutes, 1 if trained is None else 2, iterations),
-            execution(executor, address),
-            partial(watched, quiet, executor, "attack", brief=True),
-            run=run,
-            arm=trained.arm if trained else None,
-            changes=[*gate.changes(plan.modality), *(changes or [])],
-            out=out,
-            shrink=batch is None,
-            arms=list(plan.defences) if defence and plan.defences else [UNDEFENDED],
-        )
+        try:
+            audited = played(
+                plan,
+                Budget(monotonic(), 60 * minutes, 1 if trained is None else 2, iterations),
+                execution(executor, address),
+                partial(watched, quiet, executor, "attack", brief=True),
+                run=run,
+                arm=trained.arm if trained else None,
+                changes=[*gate.changes(plan.modality), *(changes or [])],
+                out=out,
+                shrink=batch is None,
+                arms=list(plan.defences) if defence and plan.defences else [UNDEFENDED],
+            )
+        except TooShort as error:
+            if not error.options:
+                raise
+            raise UserError(f"{error}:\n  {_smallest(context, error.options)}") from error
         if not audited:
             print("NOT MEASURED: no attack applies, so this says nothing about what the gradient gives away")
         gate.close([Gated(one.folder, one.weights, one.arms) for one in audited], bounds if audited else [], say)
+
+
+def _smallest(context: typer.Context, options: Mapping[str, Any]) -> str:
+    """Return the command that was given with other `options`; a defence that was typed stands there as it was."""
+    changed = dict(options)
+    if "defence" in changed:
+        typed = context.params["defence"]
+        changed["defence"] = typed[:1] if typed else [_typed_as(changed["defence"])]
+    return given_again(context, changed)
+
+
+def _typed_as(pipeline: Sequence[Any]) -> str:
+    return yaml_flow(pipeline[0] if len(pipeline) == 1 else pipeline)
 
 
 def _check_given(model: str | None, data: str | None, run: str | None, target: bool, loss: bool) -> None:

@@ -7,11 +7,12 @@ import re
 import sys
 import traceback
 from bdb import BdbQuit
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
+from threading import Event, Thread
 from typing import Annotated, Any
 
 import typer
@@ -190,6 +191,27 @@ def yaml_option(option: str, text: str | None) -> Any:
         raise UserError(f"{option}: '{text}' is no YAML: {error}") from error
 
 
+def yaml_flow(value: Any) -> str:
+    """Return a value as an option takes it: YAML in one line."""
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).strip()
+
+
+def given_again(context: typer.Context, changed: Mapping[str, Any]) -> str:
+    """Return the command that was given, with other values of the parameters that are `changed`, for a shell."""
+    words = context.command_path.split()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        typed = (
+            getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+        )  # Typer may bring its own Click
+        value = changed.get(name, context.params.get(name) if typed else None)
+        option = max(parameter.opts, key=len)
+        for one in value if isinstance(value, list | tuple) else [] if value in (None, False) else [value]:
+            words += [option] * option.startswith("-")
+            words += [] if one is True else [f"{one:g}" if isinstance(one, float) else str(one)]
+    return join(words)
+
+
 @contextmanager
 def watched(
     quiet: bool, executor: ExecutorName, kind: exits.RunKind = "training", brief: bool = False
@@ -197,7 +219,11 @@ def watched(
     """Show one run as it goes on; without a progress bar where it is in this process, for debuggers prompt there."""
     from rayfed.report.terminal_run import RunView
 
-    view = RunView(console(), quiet, brief, bar=executor is ExecutorName.RAY)
+    view, over = RunView(console(), quiet, brief, bar=executor is ExecutorName.RAY), Event()
+    if (
+        executor is ExecutorName.RAY
+    ):  # else the work is done in this thread, which says how far it is, or a debugger has it
+        Thread(target=_pulses, args=(view, over), daemon=True).start()
     try:
         yield view
     except KeyboardInterrupt as error:
@@ -209,4 +235,10 @@ def watched(
         view.stopped(exits.exit_of(error), kind)
         raise
     finally:
+        over.set()
         view.close()
+
+
+def _pulses(view: Any, over: Event) -> None:
+    while not over.wait(1.0):
+        view.pulse()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from shlex import quote
 from typing import Any
 
 from rayfed.cli.common import ExecutorName
@@ -36,5 +37,9 @@ def _watched(quiet: bool, executor: ExecutorName, play: Callable[[Any], Any]) ->
         folder = play(view)
         view.finished(folder.outcomes().to_pylist(), folder.fields, write_sweep_report(folder))
         return folder
+    except KeyboardInterrupt as error:
+        if view.folder:
+            error.add_note(quote(view.folder.url))  # how `rayfed resume` names it
+        raise
     finally:
         view.close()

@@ -38,13 +38,13 @@ class Failed:
     def error(self, arm: str, round: int) -> ClientError:
         """Return the error that ends a run whose scenario does not drop failed clients."""
         return self._error(
-            f"in round {round} of arm '{arm}': {self.advice}, or do without such clients (federation.failures.then: "
-            f"drop); complete rounds are kept and `rayfed resume` goes on from there"
+            f"in round {round + 1} of arm '{arm}': {self.advice}, or do without such clients "
+            f"(federation.failures.then: drop); complete rounds are kept and `rayfed resume` goes on from there"
         )
 
     def error_under(self, attack: str, arm: str, round: int) -> ClientError:
         """Return the error for a client that failed at what an attack observes, which is no part of the training."""
-        return self._error(f"under the attack '{attack}' in round {round} of arm '{arm}': {self.advice}")
+        return self._error(f"under the attack '{attack}' in round {round + 1} of arm '{arm}': {self.advice}")
 
     def _error(self, where: str) -> ClientError:
         error = ClientError(f"client {self.client} {self.reason} {where}")
@@ -181,8 +181,8 @@ def check_left(arm: ResolvedArm, round: int, left: int, drawn: int) -> None:
             raise UserError("the sum that is opened would be one client's update")
     except UserError as error:
         raise ClientError(
-            f"only {left} of {drawn} clients are left in round {round} of arm '{arm.name}', the others have failed, "
-            f"and these are too few: {error}; complete rounds are kept and `rayfed resume` goes on from there"
+            f"only {left} of {drawn} clients are left in round {round + 1} of arm '{arm.name}', the others have "
+            f"failed, and these are too few: {error}; complete rounds are kept and `rayfed resume` goes on from there"
         ) from error
 
 

@@ -17,7 +17,7 @@ import yaml
 
 from rayfed import scenario as scenarios
 from rayfed.analysis.audit import FEWEST, UNDEFENDED, Criterion, Defences, Plan, called, data_section, title
-from rayfed.analysis.formats import duration
+from rayfed.analysis.formats import NOUNS, duration
 from rayfed.engine import runs
 from rayfed.engine.attacking import Allowance
 from rayfed.engine.auditing import Fitted, Pace, Rehearsal, Trial, Unit, fit, of_calls, untimed
@@ -36,8 +36,19 @@ BATCHES = 1, 4, 16
 """Batch sizes where none are given."""
 _SHARE = 0.75
 """Share of the time that is planned: some searches take longer behind a defence than on the undefended gradient."""
+_MARGIN = 1.25
+"""Times as long as estimated is what minutes that are said to be enough have room for."""
 Watch = Callable[[], AbstractContextManager[AuditProgress]]
 """Opens what shows one stage of an audit: the trials, or the attacks on one set of weights."""
+
+
+class TooShort(UserError):
+    """An audit's time that suffices for no attack."""
+
+    def __init__(self, message: str, options: Mapping[str, Any]) -> None:
+        """Keep the `options` (name -> value) of the smallest audit, those that differ; empty where it is not known."""
+        super().__init__(message)
+        self.options = options
 
 
 @dataclass(frozen=True)
@@ -134,16 +145,26 @@ def pipelines(given: Sequence[Any]) -> Defences:
     for value in given:
         pipeline = [named(one) for one in (value if isinstance(value, list | tuple) else [value])]
         if not all(isinstance(one, Mapping) and isinstance(one.get("name"), str) for one in pipeline):
-            raise UserError(f"defence: found '{value}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of these")
+            raise UserError(
+                f"defence: found '{_typed(value)}'; give a name, {{name: NAME, FIELD: VALUE}}, or a list of these"
+            )
         pipeline = [{**one, "name": dotted(one["name"])} for one in pipeline]
         for problem in component_problems({"defences": pipeline}):
             field = ".".join(map(str, problem.path[2:]))
             example = (
                 f", as '{{name: {pipeline[0]['name']}, FIELD: VALUE}}'" if not field and isinstance(value, str) else ""
             )
-            raise UserError(f"defence '{value}': {field}{': ' * bool(field)}{problem.message}{example}")
+            raise UserError(f"defence '{_typed(value)}': {field}{': ' * bool(field)}{problem.message}{example}")
         found[called(pipeline)] = pipeline
     return {name: pipeline for name, pipeline in found.items() if pipeline}
+
+
+def _typed(value: Any) -> str:
+    """Return a defence as a command takes it: YAML in one line."""
+    try:
+        return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10_000).partition("\n")[0]
+    except yaml.YAMLError:  # of a Python value that YAML does not know
+        return str(value)
 
 
 @dataclass(frozen=True)
@@ -259,7 +280,7 @@ def rehearsed(
     fitted = fit(plan, trials, pace, alike, _SHARE * left / slower, budget.iterations)
     if not fitted.says_anything:
         _tell_found(rehearsal.found(criterion), say)
-        raise UserError(_too_short(budget, plan, fitted, slower, all(trial.tried for trial in trials)))
+        raise _too_short(budget, plan, fitted, slower)
     if searches := {name: count for name, count in fitted.iterations.items() if _plays(fitted, name)}:
         unknown = untimed(plan, trials)
         each = {title(m, batch): m.evaluations for m, batch in plan.searches}
@@ -317,13 +338,14 @@ def _takes(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: boo
     return "; ".join(f"{what} takes about --minutes {_minutes(budget, took, slower, tried)}" for what, took in ways)
 
 
-def _minutes(budget: Budget, seconds: float, slower: float, tried: bool) -> str:
+def _minutes(budget: Budget, seconds: float, slower: float, tried: bool) -> int:
     """Return the minutes of the whole command for so many seconds of attacks, rounded up.
 
-    Where not all could be `tried`, trials take half of any time that is given.
+    Where not all could be `tried`, trials take half of any time that is given, and what defences take is measured
+    for a fourth of the time that is gone.
     """
-    spent, needed = budget.seconds - budget.left * budget.sets, slower * seconds / _SHARE * budget.sets
-    return f"{ceil(10 * max(spent + needed, 2 * (spent if tried else needed)) / 60) / 10:g}"
+    spent, needed = budget.seconds - budget.left * budget.sets, _MARGIN * slower * seconds / _SHARE * budget.sets
+    return ceil((max(spent + needed, 2 * spent) if tried else 2 * needed + spent / 2) / 60)
 
 
 def _busy(slower: float) -> str:
@@ -338,18 +360,31 @@ def _tell_found(lines: Sequence[str], say: Callable[[str], None]) -> None:
         say(f"  {line}")
 
 
-def _too_short(budget: Budget, plan: Plan, fitted: Fitted, slower: float, tried: bool) -> str:
-    given = f"--minutes {budget.seconds / 60:g} is too short"
-    if fitted.smallest is None:
-        return (
-            f"{given}: no attack that applies could be tried in half of it{_busy(slower)}, so how many it takes is not "
-            f"known; give more, fewer --images, a smaller --batch or --size"
-        )
-    return (
-        f"{given} to play an attack on any arm{_busy(slower)}: one attack on one arm at one batch size takes about "
-        f"--minutes {_minutes(budget, fitted.smallest, slower, tried)}; with {FEWEST} evaluations of each search, "
-        f"{_takes(budget, plan, fitted, slower, tried)}; fewer --images and a smaller --size take less, --iterations "
-        f"sets the evaluations"
+def _too_short(budget: Budget, plan: Plan, fitted: Fitted, slower: float) -> TooShort:
+    """Return the error of an audit without time for any attack, with the options of the smallest that has it."""
+    given, least = f"--minutes {budget.seconds / 60:g} is too short", fitted.smallest
+    if least is None:
+        return TooShort(f"{given}: no attack that applies could be tried, so how many it takes is not known", {})
+    fewer: dict[str, Any] = {}
+    if len(plan.batches) > 1:
+        fewer["batch"] = str(least.batch)
+    if plan.samples > 1:
+        fewer["images"] = 1
+    if len(plan.defences) > 1:
+        name = least.arms[1]
+        fewer["defence"] = plan.defences[name]
+    needed = slower * (least.seconds * _MARGIN / _SHARE + least.untried) * budget.sets
+    minutes = ceil((budget.seconds - budget.left * budget.sets + needed) / 60)
+    noun, count = NOUNS[plan.modality], "closed form" if not least.evaluation else f"{FEWEST} evaluations"
+    pace = f"one evaluation takes about {duration(slower * least.evaluation)} for one {noun}"
+    took = pace if least.evaluation else "which needs no search"
+    where = " and ".join("without a defence" if arm == UNDEFENDED else f"behind {arm}" for arm in least.arms)
+    size = ", fewer with a smaller --size" if plan.modality == "pixels" else ""
+    return TooShort(
+        f"{given}: {least.attack} applies, and was tried: {took} on this machine{_busy(slower)}. The smallest audit "
+        f"that says something ({least.attack} on one {noun} at batch {least.batch}, {count}, {where}) takes about "
+        f"{minutes} minute{'s' * (minutes > 1)}{size}",
+        {**fewer, "minutes": minutes},
     )
 
 

@@ -33,8 +33,14 @@ from rayfed.store.schemas import UNPLAYED
 
 _TIMED = 4
 """Iterations that are timed, of one evaluation each, unless `_STEPS` steps tell enough sooner."""
-_STEPS = 3
-_UNKNOWN = 2.0
+_STEPS = 6
+_LONG = 10
+"""Iterations of a search whose steps take as long as any: L-BFGS has remembered as many as it ever does."""
+_PATIENCE = 1 / 8
+"""Share of the time that is left after which a trial of a search ends, if `_STEPS` steps have told its pace."""
+_QUICK = 1 / 20
+"""Share of the time that is left which a trial may have taken, for a twin of it to be tried, too."""
+_UNKNOWN = 1.5
 """Steps of an attack's searches for each iteration that it is given, where none came to its end."""
 _CHEAP = 0.01
 """Share of the time that an attack on an arm may take to come before the others."""
@@ -55,6 +61,8 @@ class Trial:
     """Seconds of one call beside its iterations."""
     each: float = 0.0
     """Seconds of one iteration of one call."""
+    evaluation: float = 0.0
+    """Seconds of one evaluation of a search's objective, on all victims of a call."""
     tried: bool = True
     """False where there was no time for it."""
     never: bool = False
@@ -94,7 +102,7 @@ class _Watch:
             self.steps.append(now - self._last)
         self._last = now
         self._shown(standing)
-        if len(self.steps) >= _STEPS and monotonic() > self._until:
+        if len(self.steps) > _STEPS and monotonic() > self._until:
             raise _Enough
 
 
@@ -126,23 +134,31 @@ class Rehearsal:
     def trials(self, until: float = inf, shown: Shown = lambda *_: None) -> Iterator[Trial]:
         """Yield a trial of each attack, small batches first; of those that search, the first that applies is timed.
 
-        That is one of an attack's twins on a batch size. Where the clock (`monotonic`) passes `until`, the others are
-        not tried.
+        That is one of an attack's twins on a batch size, and the others count as it does where it took long. Where the
+        clock (`monotonic`) passes `until`, nothing more is tried; but a search is, where nothing that applies is known
+        yet, for nobody could say how long an audit takes.
         """
         timed: dict[tuple[str, int], Trial] = {}
         tried: dict[tuple[str, int], Trial] = {}
+        took: dict[tuple[str, int], float] = {}
         attacks = sorted(self._inputs.scenario.attacks, key=lambda attack: attack.batch_size)
         for number, attack in enumerate(attacks):
-            if monotonic() > until:
-                yield Trial(attack.title, "not tried, for want of time", tried=False)
+            key = attack.name, attack.batch_size
+            if monotonic() > until and (timed or not _iterations_tried(attack)):
+                late = Trial(attack.title, "not tried, for want of time", tried=False)
+                yield replace(timed[key], title=attack.title) if key in timed else late
+                continue
+            if key in timed and _iterations_tried(attack) and took[key] > _QUICK * (until - monotonic()):
+                yield replace(timed[key], title=attack.title)
                 continue
             shown(attack.title, number, len(attacks), None)
-            key = attack.name, attack.batch_size
             same = tried.get(key)
             if same and (self._tells_nothing(attack) or same.never):
                 yield replace(same, title=attack.title)
                 continue
+            began = monotonic()
             trial = self._trial(attack, timed.get(key), until, partial(shown, attack.title, number, len(attacks)))
+            took.setdefault(key, monotonic() - began)
             tried.setdefault(key, trial)
             if not trial.obstacle:
                 timed.setdefault(key, trial)
@@ -223,8 +239,11 @@ class Rehearsal:
         return done.rest[0], done.rest[1]
 
     def _trial(self, attack: AttackSpec, timed: Trial | None, until: float, shown: Callable[[Standing], None]) -> Trial:
-        watch = _Watch(until if timed is None else 0.0, shown)
+        patience = _PATIENCE * max(until - monotonic(), 0.0)
+        watch = _Watch(monotonic() + patience if timed is None else 0.0, shown)
         count = _iterations_tried(attack)
+        if timed and timed.each:  # a search that remembers its steps slows down: it is begun as the longest are
+            count = max(count, floor(min(_LONG, max(until - monotonic(), 0.0) / timed.each)))
         guesses: Sequence[Reconstruction] = ()
         began = process_time()
         try:
@@ -246,11 +265,11 @@ class Rehearsal:
             self._answers[attack.title] = truths, guesses
         if not count or not watch.steps:
             return Trial(attack.title, start=spent)
-        if guesses:
+        if guesses and timed is None:
             self._steps_each[attack.name] = sum(watch.iterations) / count
         start = max(spent - sum(watch.steps), 0.0)
-        steps = self._steps_each.get(attack.name, _UNKNOWN * _evaluations(attack))
-        return Trial(attack.title, start=start, each=timed.each if timed else steps * median(watch.steps))
+        steps, step = self._steps_each.get(attack.name, _UNKNOWN * _evaluations(attack)), median(watch.steps)
+        return Trial(attack.title, start=start, each=steps * step, evaluation=step)
 
     def _played(self, attack: AttackSpec, observations: Any, iterations: int) -> Sequence[Reconstruction]:
         """Return the guesses of a call; those that search make so many iterations, where that is not 0."""
@@ -295,6 +314,21 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Smallest:
+    """The smallest audit that says something of a defence: one attack on one sample, without and with one defence."""
+
+    batch: int
+    attack: str
+    evaluation: float
+    """Seconds of one evaluation of its objective on one sample; 0 for a closed form."""
+    arms: Sequence[str]
+    seconds: float
+    """About how long its attacks take."""
+    untried: float
+    """About how long trials take that were not made at this batch size, as those that were."""
+
+
+@dataclass(frozen=True)
 class Fitted:
     """What fits into the time of an audit."""
 
@@ -306,9 +340,8 @@ class Fitted:
     """About how long all that is played takes, one after the other."""
     scoring: float
     """How much of that are scores."""
-    smallest: float | None
-    """Seconds of the smallest audit that says anything: one attack that applies, on one arm, at one batch size; None
-    where none that applies was tried."""
+    smallest: Smallest | None
+    """The smallest audit that says something of a defence; None where no attack that applies was tried."""
     whole: float
     """Seconds of everything with the fewest iterations."""
     first_batch: float
@@ -327,15 +360,16 @@ def fit(
 
     So a short audit says something of every arm: what an attack finds behind a defence beside what it finds without.
     What takes next to nothing comes before all else, as closed forms on large batches do.
-    `arms` says of each whether its model has the form of the undefended one; what does not apply to that is played last
-    there. What does not fit with the fewest iterations is left out. The time that is left goes to the searches, as much
-    to each method on each batch size; two digits of its iterations count, so that a repeated audit often has the same.
+    `arms` says of each whether its model has the form of the undefended one; what does not apply to that is not played
+    there, for its trial said why. What does not fit with the fewest iterations is left out. The time that is left goes
+    to the searches, as much to each method on each batch size; two digits of its iterations count, so that a repeated
+    audit often has the same.
     `given` are evaluations that every search makes, whatever the time.
     """
     every = _units(plan, trials, pace, arms, FEWEST if given is None else given)
     cheap = _CHEAP * seconds
-    units = sorted(every, key=lambda unit: (bool(unit.obstacle), unit.seconds is None or unit.seconds > cheap))
-    known = [(unit, unit.seconds) for unit in units if unit.seconds is not None]
+    units = sorted(every, key=lambda unit: unit.seconds is None or unit.seconds > cheap)
+    known = [(unit, unit.seconds) for unit in units if unit.seconds is not None and not unit.obstacle]
     spent, played = 0.0, []
     for unit, needed in known:
         if spent + needed <= seconds:
@@ -345,8 +379,8 @@ def fit(
     steps: dict[str, float] = {}
     for unit in played:
         name = title(unit.method, unit.batch)
-        each = sum(trial.each for trial in trials if trial.title in unit.titles and not trial.obstacle)
-        steps[name] = steps.get(name, 0.0) + each * _calls(plan, unit.batch)
+        able = [trial for trial in trials if trial.title in unit.titles and not trial.obstacle and trial.each]
+        steps[name] = steps.get(name, 0.0) + len(able) * _each(able) * _calls(plan, unit.batch)
     searches = {title(*search): search[0] for search in plan.searches if steps.get(title(*search))}
     if given is None and searches and seconds < inf:
         share = (seconds - spent) / len(searches)
@@ -362,10 +396,34 @@ def fit(
         left_out=[unit for unit in units if unit not in played],
         seconds=spent,
         scoring=sum(pace.scoring * len(unit.titles) * _victims(plan, unit.batch) for unit in played),
-        smallest=min((needed for unit, needed in known if unit.applies), default=None),
-        whole=sum(needed for unit, needed in known if not unit.obstacle),
-        first_batch=sum(needed for unit, needed in known if not unit.obstacle and unit.batch == min(plan.batches)),
+        smallest=_smallest(plan, trials, pace, arms, FEWEST if given is None else given),
+        whole=sum(needed for _, needed in known),
+        first_batch=sum(needed for unit, needed in known if unit.batch == min(plan.batches)),
     )
+
+
+def _smallest(
+    plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: int
+) -> Smallest | None:
+    """Return the smallest audit; a call takes as long for each sample as the call that was tried."""
+    size: int = AttackSpec.model_fields["victims_per_call"].default
+    batch, two = min(plan.batches), dict(list(arms.items())[:2])
+    many = min(_victims(plan, batch), size)
+    own = [trial for trial in trials if f" batch {batch}, " in trial.title]
+    alone = [replace(t, start=t.start / many, each=t.each / many, evaluation=t.evaluation / many) for t in own]
+    one = replace(plan, batches=[batch], samples=1)
+    costs: dict[str, float] = {}
+    for unit in _units(one, alone, pace, two, evaluations):
+        if unit.applies and unit.seconds is not None:
+            costs[unit.method.name] = costs.get(unit.method.name, 0.0) + unit.seconds
+    if not costs:
+        return None
+    attack = min(costs, key=costs.__getitem__)
+    timed = {t.title.partition(" ")[0]: t for t in reversed(alone) if t.tried}
+    late = dict.fromkeys(t.title.partition(" ")[0] for t in alone if not t.tried)
+    step, start = (max((getattr(t, n) for t in timed.values()), default=0.0) for n in ("evaluation", "start"))
+    untried = sum(start + max(_TIMED, m.evaluations) * step for m in METHODS if m.name in late)
+    return Smallest(batch, attack, timed[attack].evaluation, list(two), costs[attack], untried)
 
 
 def _units(plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, bool], evaluations: int) -> list[Unit]:
@@ -391,11 +449,16 @@ def _units(plan: Plan, trials: Sequence[Trial], pace: Pace, arms: Mapping[str, b
 def _seconds(twins: Sequence[Trial], iterations: int) -> float:
     """Return about how long a call of each of an attack's twins takes, together.
 
-    The first one may have loaded what the others found, so of those that search the smallest start counts.
+    The first one may have loaded what the others found, so of those that search the smallest start counts; and the
+    slowest pace, for the others may have been seen at their beginning alone.
     """
-    able = [trial for trial in twins if not trial.obstacle]
-    start = min((trial.start for trial in able if trial.each), default=0.0)
-    return sum(start + t.each * iterations if t in able and t.each else t.start for t in twins)
+    able = [trial for trial in twins if not trial.obstacle and trial.each]
+    start = min((trial.start for trial in able), default=0.0)
+    return sum(start + _each(able) * iterations if t in able else t.start for t in twins)
+
+
+def _each(twins: Sequence[Trial]) -> float:
+    return max((trial.each for trial in twins), default=0.0)
 
 
 def untimed(plan: Plan, trials: Sequence[Trial]) -> list[str]:
@@ -415,7 +478,7 @@ def of_calls(trials: Sequence[Trial], iterations: Mapping[str, int]) -> dict[str
         name = trial.title.partition(",")[0]
         twins = [t for t in _twins(trials, name) if not t.obstacle and t.each]
         start = min((t.start for t in twins), default=trial.start) if trial in twins else trial.start
-        found[trial.title] = start + trial.each * iterations.get(name, 0)
+        found[trial.title] = start + (_each(twins) if trial in twins else 0.0) * iterations.get(name, 0)
     return found
 
 

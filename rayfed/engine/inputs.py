@@ -149,7 +149,8 @@ def _others(data: Dataset) -> Others:
     count, most = len(data.test_labels), _OTHERS // int(np.prod(data.sample.shape))
     few = min(count, max(50, min(500, most)))
     rows = np.unique(np.linspace(0, count - 1, few).round().astype(np.int64))
-    return Others(data.sample.scored(data.sample.tensor(data.test_images[rows])), _public(data, most))
+    median = torch.from_numpy(np.median(data.test_labels, axis=0)) if data.has_numbers else None
+    return Others(data.sample.scored(data.sample.tensor(data.test_images[rows])), _public(data, most), median)
 
 
 def _public(data: Dataset, most: int) -> Tensor | None:

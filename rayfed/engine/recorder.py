@@ -24,8 +24,9 @@ from rayfed.store.folder import RunFolder
 class RunRecorder:
     """Writes the results of a run into its folder."""
 
-    def __init__(self, folder: RunFolder, kind: RunKind, rounds: int) -> None:
-        self._folder, self._kind, self._rounds = folder, kind, rounds
+    def __init__(self, folder: RunFolder, kind: RunKind, rounds: int, weights: str | None = None) -> None:
+        """Record into a folder; `weights` say, of a run without training, which ones it attacks."""
+        self._folder, self._kind, self._rounds, self._weights = folder, kind, rounds, weights
         self._done, self._text = 0, StringIO()
         if folder.exists("log.txt"):
             self._text.write(folder.read_text("log.txt"))
@@ -100,7 +101,8 @@ class RunRecorder:
     def _status(self, state: exits.Exit, error: str | None = None) -> None:
         rounds = {"rounds_done": self._done, "rounds": self._rounds}
         said = {"error": error and plain(error), "advice": exits.advice(state, self._kind)}
-        status = {"kind": self._kind, "state": state, **rounds, **said}
+        weights = {} if self._weights is None else {"weights": self._weights}
+        status = {"kind": self._kind, "state": state, **rounds, **weights, **said}
         self._folder.write_text("status.json", json.dumps(status, indent=2))
 
     def _report(self) -> None:

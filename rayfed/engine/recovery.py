@@ -26,9 +26,9 @@ def until_played(federation: Federation, round: int, play: Callable[[], RoundTab
         except Lost as error:
             if failures == RETRIES:
                 raise ResourceError(
-                    f"round {round} was lost {RETRIES + 1} times, one after another: {error}; does a machine "
+                    f"round {round + 1} was lost {RETRIES + 1} times, one after another: {error}; does a machine "
                     f"lack memory? Complete rounds are kept and `rayfed resume` goes on from there"
                 ) from error
-            federation.progress.note(f"round {round} is played again: {error}")
+            federation.progress.note(f"round {round + 1} is played again: {error}")
             federation.restart_server()
     raise AssertionError("a round ends or raises")

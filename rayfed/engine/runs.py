@@ -134,10 +134,20 @@ class _Attacked:
     """The run whose clients' states go with the weights."""
     words: str = "which are untrained"
 
+    given: bool = False
+    """Whether somebody gave the weights, of whose training nothing is known."""
+
     @property
     def round(self) -> int:
         """Round that is attacked."""
         return self.saved.round + 1 if self.saved else 0
+
+    @property
+    def weights(self) -> str:
+        """In which state the weights are, in words."""
+        if self.given:
+            return "given"
+        return f"trained for {self.round} round{'s' * (self.round != 1)}" if self.saved else "initial"
 
 
 def attack(
@@ -186,7 +196,7 @@ def attack_sent(
     inputs = prepare(scenario.attacked_in(sent.round))
     state = {"weights": sent.weights, "buffers": sent.buffers, "state": {}, "memory": {}}
     saved = checkpoint.Checkpoint(sent.round - 1, {account.name: state for account in inputs.accounts})
-    return _attack_in_new(out, inputs, _Attacked(saved, words=words), execution, progress, allowance)
+    return _attack_in_new(out, inputs, _Attacked(saved, words=words, given=True), execution, progress, allowance)
 
 
 def _attack_in_new(
@@ -224,7 +234,7 @@ def _attack(
 ) -> None:
     round = attacked.round
     _describe(inputs, folder)
-    recorder = RunRecorder(folder, "attack", 0)
+    recorder = RunRecorder(folder, "attack", 0, attacked.weights)
     progress = recorder.logging(progress)
     with (
         recorder.recording(0),

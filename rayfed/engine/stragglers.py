@@ -188,7 +188,7 @@ class StragglerHandling:
             said.setdefault(reason, []).extend(portion)
         for reason, cohorts in said.items():
             arms = ", ".join(sorted({cohort.arm.name for cohort in cohorts}))
-            clients = f"{sum(len(c.clients) for c in cohorts)} clients of round {self.round}"
+            clients = f"{sum(len(c.clients) for c in cohorts)} clients of round {self.round + 1}"
             self.note(f"{clients} {reason} (arm {arms}): other actors try them one by one")
 
     def _failure(self, client: int, unfinished: Unfinished) -> Failed:
@@ -212,8 +212,8 @@ class StragglerHandling:
             what, advice = "ends its process", "mend what its work runs, or lower federation.cohort_size"
         first = portion[0]
         return ClientError(
-            f"the cohort of client {first.clients[0]} in round {self.round} of arm '{first.arm.name}' {what} again and "
-            f"again, though none of its clients does alone: {advice}; complete rounds are kept and `rayfed resume` "
+            f"the cohort of client {first.clients[0]} in round {self.round + 1} of arm '{first.arm.name}' {what} again "
+            f"and again, though none of its clients does alone: {advice}; complete rounds are kept and `rayfed resume` "
             f"goes on from there"
         )
 
@@ -254,4 +254,4 @@ def told(arm: str, round: int, failed: Rows, drawn: int) -> str:
     """Return a message that names the clients of an arm that failed in a round, of those drawn, and why."""
     reasons = [f"client {row['client']} {row['status']}" for row in failed]
     said = [*reasons[:_SAID], *["..."] * (len(reasons) > _SAID)]
-    return f"{len(failed)} of {drawn} clients are left out of round {round} of arm {arm}: {'; '.join(said)}"
+    return f"{len(failed)} of {drawn} clients are left out of round {round + 1} of arm {arm}: {'; '.join(said)}"

@@ -28,6 +28,8 @@ class Others:
     """(M, *shape), as the data's `sample` says."""
     public: Tensor | None = None
     """(P, *shape), the public samples that attackers may have; None where the data have none."""
+    median: Tensor | None = None
+    """(k,), the medians of their targets, which is what a guess says; None where labels are classes."""
 
 
 def above_guessing(sample: SampleSpec, others: Others) -> Score:

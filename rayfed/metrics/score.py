@@ -58,9 +58,10 @@ class Scorer:
 
         Images are (N, C, H, W) in [0, 1], labels (N,) int64; the reconstruction may be in any order and on any
         device. A row holds `sample` (index of the true image), `order` (index of the reconstruction matched to it),
-        `true_label`, `label` (the one found with that reconstruction; of numbers `target_error`) and the named metrics:
-        None where the reconstruction is not finite or the metric has no number, where a metric's network has no
-        weights, and where it compares labels and these are numbers. With a metric that compares classes
+        `true_label`, `label` (the one found with that reconstruction; of numbers `target_error`, beside
+        `target_guess_error`) and the named metrics: None where the reconstruction is not finite or the metric has no
+        number, where a metric's network has no weights, and where it compares labels and these are numbers. With a
+        metric that compares classes
         it holds `people`, too, among how many the recogniser chose.
         """
         true_images, images = (self.sample.scored(x) for x in (true_images, images.to(true_images)))
@@ -70,7 +71,7 @@ class Scorer:
         columns = {
             "sample": list(range(len(order))),
             "order": order.tolist(),
-            **_stated(true_labels, labels, order),
+            **_stated(true_labels, labels, order, self.others.median if self.others else None),
         }
         functions = _functions(self)
         if true_labels.is_floating_point():
@@ -100,14 +101,18 @@ class Scorer:
         return [{"sample": i, "true_label": label} | empty for i, label in enumerate(known)]
 
 
-def _stated(true: Tensor, found: Tensor, order: Tensor) -> dict[str, list[Any]]:
-    """Return the columns on labels: classes (N,), or how far numbers (N, k) are off; None for those not found."""
+def _stated(true: Tensor, found: Tensor, order: Tensor, median: Tensor | None) -> dict[str, list[Any]]:
+    """Return the columns on labels: classes (N,), or how far numbers (N, k) are off; None for those not found.
+
+    Beside the numbers stands how far the `median` (k,) of other samples' is off.
+    """
     if not true.is_floating_point():
         return {"true_label": true.tolist(), "label": found.to(true)[order].tolist()}
     nothing: list[Any] = [None] * len(true)
     errors = (found[order] - true).abs().mean(1).tolist() if found.shape == true.shape else nothing
     told = [None if error is None or isnan(error) else error for error in errors]
-    return {"true_label": nothing, "label": nothing, "target_error": told}
+    guessed = nothing if median is None else (median.to(true) - true).abs().mean(1).tolist()
+    return {"true_label": nothing, "label": nothing, "target_error": told, "target_guess_error": guessed}
 
 
 def _column(function: Callable[..., Any] | None, true: Tensor, guess: Tensor) -> list[float | None]:

@@ -40,6 +40,10 @@ class Normalise:
 
 
 _ONE_OUTPUT = ", or set `loss: binary_cross_entropy`, for which two classes are one output"
+_NUMBER = (
+    ", the outputs of its last layer. One output can say which of two classes it is, or a number: if the classes are "
+    "numbers, such as grades, name their column by `data.targets` and set `loss: mean_squared_error`"
+)
 
 
 def _as_column(module: nn.Module, inputs: tuple[Tensor], outputs: Tensor) -> Tensor:
@@ -167,11 +171,12 @@ def _check_forward(name: str, model: nn.Module, sample: SampleSpec, classes: int
     if logits.shape == (2,) and classes == 1:
         model.register_forward_hook(_as_column)
         return
-    one = classes == 2 and logits.shape in {(2,), (2, 1)}
+    single = logits.shape in {(2,), (2, 1)}
+    instead = "" if not single else _ONE_OUTPUT if classes == 2 else _NUMBER
     if logits.shape not in {(2, classes), (2, *logits.shape[1:2], classes)}:
         raise UserError(
             f"model '{name}' gives {tuple(logits.shape)} for 2 {sample.noun} of {sample.extent}, where logits "
-            f"(2, {classes}) are needed: set its number of classes to {classes}{_ONE_OUTPUT * one}"
+            f"(2, {classes}) are needed: set its number of classes to {classes}{instead}"
         )
 
 

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from rayfed.analysis.formats import FILTERS
-from rayfed.analysis.summary import setting
+from rayfed.analysis.summary import labels_given, setting
 from rayfed.metrics.images import PSNR_CEILING
 from rayfed.metrics.measures import JUDGED, MEASURES
 from rayfed.report import svg
@@ -46,6 +46,7 @@ def write_page(folder: RunFolder, template: str, contents: Mapping[str, Any], pl
         "ceiling": PSNR_CEILING,
         "unfolded": UNFOLDED,
         "setting": setting,
+        "labels_given": labels_given,
         "advice": advice,
         "gallery_metrics": [metric for metric in JUDGED if metric.success == "curve"],
         "measure_titles": {name: measure.title for name, measure in MEASURES.items()},

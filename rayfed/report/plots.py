@@ -38,7 +38,7 @@ def curve(
     It is `by` round, or by virtual time at the rounds' ends.
     """
     order = [arm.name for arm in arms]
-    along = "round, from 0" if by == "round" else "simulated time (min)"
+    along = "round" if by == "round" else "simulated time (min)"
     rows = [
         {"arm": row["arm"], by: row[by], column: row[column]}
         for row in sorted(rounds, key=lambda row: (order.index(row["arm"]), row["round"]))
@@ -50,7 +50,8 @@ def curve(
     def draw(drawn: Figure) -> None:
         axes = drawn.add_subplot()
         for index, arm in enumerate(order):
-            xs, ys = ([row[name] for row in rows if row["arm"] == arm] for name in (by, column))
+            mine = [row for row in rows if row["arm"] == arm]
+            xs, ys = [row[by] + (by == "round") for row in mine], [row[column] for row in mine]  # people count from 1
             marker = "o" if len(xs) <= 15 else ""
             axes.plot(xs, ys, color=series(index), dashes=dashes(index), linewidth=2, marker=marker, markersize=4.5)
         axes.set_xlabel(along)
@@ -189,9 +190,9 @@ def weight_lines(arm: str, rows: Sequence[Row]) -> Chart:
     def draw(drawn: Figure) -> None:
         axes = drawn.add_subplot()
         for index, client in enumerate(clients):
-            xs, ys = zip(*((row["round"], row["weight"]) for row in rows if row["client"] == client), strict=True)
+            xs, ys = zip(*((row["round"] + 1, row["weight"]) for row in rows if row["client"] == client), strict=True)
             axes.plot(xs, ys, "o-", color=class_colour(min(index, CLASSES)), linewidth=1.6, markersize=3.5)
-        axes.set_xlabel("round, from 0")
+        axes.set_xlabel("round")
         axes.set_ylabel("weight")
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
+from rayfed import registry
 from rayfed.analysis.loading import Results, Sweep
 from rayfed.analysis.sweep_folder import OUTCOMES_FILE, SweepFolder
 from rayfed.report.page import REPORT
@@ -63,49 +64,68 @@ def _redact(folder: RunFolder) -> None:
     for name in folder.parts("attacks"):
         same = {column: lambda label: numbers.setdefault(label, len(numbers)) for column in ("true_label", "label")}
         folder.write_bytes(name, rewritten(folder, name, same))
+    scenario = folder.read_mapping(SCENARIO)
+    words = _vocabulary(frozenset(_texts(scenario)))
     if folder.exists(OUTCOMES_FILE):
         columns = [column for column in SweepFolder(folder).outcomes().column_names if column not in _KEPT]
-        folder.write_bytes(OUTCOMES_FILE, rewritten(folder, OUTCOMES_FILE, dict.fromkeys(columns, _text)))
-    folder.write_text(SCENARIO, yaml.safe_dump(_known(folder.read_mapping(SCENARIO)), sort_keys=False))
+        known = dict.fromkeys(columns, partial(_text, words))
+        folder.write_bytes(OUTCOMES_FILE, rewritten(folder, OUTCOMES_FILE, known))
+    folder.write_text(SCENARIO, yaml.safe_dump(_known(words, scenario), sort_keys=False))
 
 
-def _known(value: Any, path: tuple[str, ...] = ()) -> Any:
-    """Return a part of a scenario without words that rayfed does not know; the names of arms and attacks stay."""
+def _known(words: frozenset[str], value: Any, path: tuple[str, ...] = ()) -> Any:
+    """Return a part of a scenario with no words but these; the names of arms and attacks stay."""
     if isinstance(value, Mapping):
-        return {_key(key, path): _known(inner, (*path, str(key))) for key, inner in value.items()}
+        return {_key(words, key, path): _known(words, inner, (*path, str(key))) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_known(inner, path) for inner in value]
+        return [_known(words, inner, path) for inner in value]
     named = path in (("name",), ("attacks", "name"), ("attacks", "label"))
-    ours = all(_is_ours(part) for part in path[:1] + path[2:]) if path[:1] == ("arms",) else all(map(_is_ours, path))
+    parts = path[:1] + path[2:] if path[:1] == ("arms",) else path
     plain = value is None or isinstance(value, int | float)
-    return value if named or (plain and ours) or value in _vocabulary() else LEFT_OUT
+    ours = plain and all(_is_ours(words, part) for part in parts)
+    return value if named or ours or value in words else LEFT_OUT
 
 
-def _is_ours(key: str) -> bool:
+def _is_ours(words: frozenset[str], key: str) -> bool:
     """Return whether rayfed knows a key of a scenario, or all parts of a field's path."""
-    return all(part in _vocabulary() or part.isdecimal() for part in key.split("."))
+    return all(part in words or part.isdecimal() for part in key.split("."))
 
 
-def _key(key: Any, path: tuple[str, ...]) -> Any:
+def _key(words: frozenset[str], key: Any, path: tuple[str, ...]) -> Any:
     """Return a key of a scenario if rayfed knows it, or it names an arm, or a field of a sweep: a table's column."""
-    return key if path in (("arms",), ("sweep", "fields")) or _is_ours(str(key)) else LEFT_OUT
+    return key if path in (("arms",), ("sweep", "fields")) or _is_ours(words, str(key)) else LEFT_OUT
 
 
-def _text(value: Any) -> Any:
+def _text(words: frozenset[str], value: Any) -> Any:
     """Return a text, any other value as it is, without words that rayfed does not know."""
-    return (
-        _WORD.sub(lambda word: word[0] if _is_known(word[0]) else LEFT_OUT, value) if isinstance(value, str) else value
-    )
+
+    def kept(found: re.Match[str]) -> str:
+        ours = found[0] in words or re.fullmatch(r"-?[\d.]+(e-?\d+)?|None|True|False|→", found[0])
+        return found[0] if ours else LEFT_OUT
+
+    return _WORD.sub(kept, value) if isinstance(value, str) else value
 
 
-def _is_known(word: str) -> bool:
-    return word in _vocabulary() or re.fullmatch(r"-?[\d.]+(e-?\d+)?|None|True|False|→", word) is not None
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts of a document, and the parts of its keys."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from (*str(key).split("."), *_texts(inner))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, str):
+        yield value
 
 
 @cache
-def _vocabulary() -> frozenset[str]:
-    """Return the words of rayfed's scenarios: names of components and fields, and values to choose from."""
-    return frozenset(_words(json_schema()))
+def _vocabulary(named: frozenset[str]) -> frozenset[str]:
+    """Return the words of rayfed's scenarios: names of components, fields, and values to choose from.
+
+    Of components, only the fields of those `named` are among them: to import all of them takes seconds.
+    """
+    names = (name for kind in registry.KINDS for name in registry.table(kind))
+    return frozenset((*names, *_words(json_schema(named))))
 
 
 def _words(schema: Any) -> Iterator[str]:

@@ -106,6 +106,7 @@ def _contents(folder: RunFolder) -> dict[str, Any]:
     return leakage | {
         "name": str(scenario.get("name", folder.name)),
         "status": status,
+        "subject": words.subject(scenario, status, attacks),
         "secure": words.secure(scenario),
         "arms": arms,
         "cards": sorted(arms, key=lambda arm: arm.name not in by_arm or by_arm[arm.name].state != "leaks"),

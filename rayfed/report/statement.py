@@ -227,7 +227,7 @@ class Statement:
             yield "Training", f"{rounds} of {planned or rounds} rounds" + (f"; {settings}" if settings else "")
         else:
             yield "Training", "none in this run: one exchange of updates was attacked"
-        yield "Attacked rounds", ", ".join(map(str, sorted({row["round"] for row in self._every}))) or "none"
+        yield "Attacked rounds", ", ".join(map(str, sorted({row["round"] + 1 for row in self._every}))) or "none"
         yield "Attacked clients", str(len({row["victim"] for row in self._every}))
 
     @property

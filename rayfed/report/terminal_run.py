@@ -20,7 +20,7 @@ from rayfed.analysis import audit, summary
 from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.proved import comparisons, nearest_to_bounds, uncovered
 from rayfed.analysis.robustness import Matrix, Outcome, matrix
-from rayfed.analysis.summary import measured, passing, people, success
+from rayfed.analysis.summary import labels_given, measured, passing, people, success
 from rayfed.analysis.unanswered import BROKEN, MEANING, closed_forms, counted
 from rayfed.analysis.verdicts import criterion_of, guess, run_findings, verdicts
 from rayfed.metrics.base import Metric
@@ -68,7 +68,8 @@ class RunView:
         self._attacks: list[dict[str, Any]] = []
         self._inferences: list[dict[str, Any]] = []
         self._scenario: dict[str, Any] = {}
-        self._told = 0.0
+        self._told = self._heard = 0.0
+        self._doing = ""
         self._left = TimeLeft({}, 0.0)
         self._waiting: Sequence[str] = ()
         self._over = 0
@@ -125,6 +126,7 @@ class RunView:
         self._speed = f"{done / max(monotonic() - self._round_began, 1e-9):.1f} clients/s"
         last = "".join(_loss(r, ".3f") + _tested(r, " acc {:.1%}") for r in list(self._last.values())[:1])
         self._show(f"round {round + 1}/{self._rounds} {last}", done, total, self._speed)
+        self._now_and_then(f"round {round + 1}/{self._rounds}: {done} of {_plural(total, 'client')}, {self._speed}")
 
     def observations_done(self, round: int, done: int, total: int) -> None:
         """Move the bar by what the attacks are to see."""
@@ -177,7 +179,15 @@ class RunView:
 
     def _begin_bar(self, description: str) -> None:
         self._bar.start()
+        self._doing, self._heard, self._told = description, monotonic(), monotonic()
         self._task = self._bar.add_task(description, total=None, rate="", left="")
+
+    def pulse(self) -> None:
+        """Say what goes on where nothing was heard of it for some time and there is no bar; any thread may ask."""
+        if self._doing:
+            silent = monotonic() - self._heard
+            since = f"; it goes on, nothing new for {_minutes(silent)}" if silent > _EVERY else ""
+            self._now_and_then(f"{self._doing}{since}")
 
     def _now_and_then(self, line: str) -> None:
         """Print a line where there is no bar, and the last one is some time ago."""
@@ -235,6 +245,7 @@ class RunView:
 
     def close(self) -> None:
         """End the bar, however the run ended."""
+        self._doing = ""
         self._bar.stop()
 
     def stopped(self, state: str, kind: str) -> None:
@@ -348,7 +359,10 @@ class RunView:
                 _shown(leader, found, fmean),
                 _shown(leader, found, max if leader.higher_is_closer else min),
                 *(_share([success(found, *each)]) for each in pors.items()),
-                *(_shown(metric, found, fmean) for metric in others),
+                *(
+                    "given" if metric.compares == "labels" and labels_given(found[0]) else _shown(metric, found, fmean)
+                    for metric in others
+                ),
                 *[accuracy.get(arm) or "-"] * bool(accuracy),
                 *[self._privacy.get(arm, "-")] * bool(self._privacy),
             ]
@@ -356,6 +370,7 @@ class RunView:
         return table
 
     def _show(self, description: str, done: int, total: int, rate: str) -> None:
+        self._doing, self._heard = f"{description.strip()}, {done} of {total}", monotonic()
         if self._task is not None:
             said = escape(description)
             self._bar.update(self._task, description=said, completed=done, total=total, rate=rate)
@@ -531,7 +546,7 @@ def _summary(rows: Sequence[dict[str, Any]], form: Modality) -> str:
     unit = f" {leader.unit}" if leader.unit else ""
     mean, best = (f"{_shown(leader, rows, pick)}{unit}" for pick in (fmean, max))
     quality = f"{called} mean {mean}, best {best}; " if found else ""
-    labels = f"labels {_share(_values(rows, 'label_accuracy'))}"
+    labels = "labels given" if labels_given(rows[0]) else f"labels {_share(_values(rows, 'label_accuracy'))}"
     return f"{_plural(len(rows), NOUNS[form])}, {quality}{labels}" + _failures(rows)
 
 

@@ -61,6 +61,11 @@ class SweepView:
         self._bar.start()
         self._task = self._bar.add_task("trials", total=trials, left="")
 
+    @property
+    def folder(self) -> Any:
+        """The sweep's folder; None before it has begun."""
+        return self._folder
+
     def note(self, message: str) -> None:
         """Print something out of the ordinary."""
         self._console.print(Text.assemble(("note:", "yellow"), f" {message}"))

@@ -18,6 +18,7 @@ from rayfed.crypto.paillier import SECURE_BITS
 from rayfed.metrics.measures import MEASURES, worst_of
 from rayfed.privacy.printing import at_most, share_at_most
 from rayfed.privacy.tradeoff import PRIORS
+from rayfed.report.share import LEFT_OUT
 
 MOST = 8
 """Most arms that get a sentence of their own."""
@@ -200,6 +201,27 @@ def secure(scenario: Row) -> bool:
     return bool((scenario.get("privacy") or {}).get("secure"))
 
 
+def subject(scenario: Row, status: Row, attacks: Sequence[Row]) -> str:
+    """Say of which model and data a run is, and which weights its attacks met; empty where neither is known."""
+    model, data = (scenario.get(section) or {} for section in ("model", "data"))
+    if not model.get("name") or not data.get("name"):
+        return ""
+    part = next((model[field] for field in ("arch", "path") if isinstance(model.get(field), str)), LEFT_OUT)
+    named = model["name"] if part == LEFT_OUT else f"{model['name']}:{part}"
+    initial = f"{'the weights of model.state' if model.get('state') else 'its initial weights'}, untrained here"
+    rounds = {row["round"] for row in attacks}
+    if status.get("kind") == "attack":
+        of = {None: "", "initial": f" with {initial}", "given": " with the weights that were given"}
+        state = of.get(status.get("weights"), f" with weights {status.get('weights')}")
+    elif rounds == {0}:
+        state = f" in its first round, with {initial}"
+    else:
+        first = ", the first among them" * (0 in rounds)
+        state = f" in {len(rounds)} round{'s' * (len(rounds) > 1)} of its training{first}" if rounds else ""
+    attacked = f", attacked{state}" if state else ""
+    return f"Model {named} on data {data['name']}{attacked}."
+
+
 def short_keys(scenario: Row, values: Iterable[Any] = ()) -> list[str]:
     """Warn of encryption keys that can be broken; `values` are those that a sweep gives to `key_bits`."""
     specs = {"federation": (scenario.get("federation") or {}).get("protection")}
@@ -247,7 +269,7 @@ def closest_sample(row: Row, criterion: Criterion, where: str, classes: Mapping[
     of_class = ""
     if classes is not None and (label := row.get("true_label")) is not None:
         of_class = f", class {classes.get(label, label)}"
-    what = f" (sample {row['sample']}, round {row['round']}{of_class})"
+    what = f" (sample {row['sample']}, round {row['round'] + 1}{of_class})"
     place = f" {where}" if where else ""
     whose = f"{article} {sample} of client {row['victim']}{what}{place}"
     told = Statement(f"The worst {sample}", [f"{row['attack']} rebuilt {whose} {how}{likeness}."])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -22,15 +22,18 @@ from rayfed.scenario.components import (
 from rayfed.scenario.sections import Scenario
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON schema of a scenario, with every known component's own fields, for completion in editors."""
+def json_schema(names: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the JSON schema of a scenario, with every known component's own fields, for completion in editors.
+
+    Only components of these `names` are in it where some are given: the others are not imported.
+    """
     schema = Scenario.model_json_schema()
     components = (DataSpec, PartitionSpec, ModelSpec, AggregationSpec, ProtectionSpec, MaliciousSpec)
     for spec in (*components, DefenceSpec, AttackSpec):
         shared = schema["$defs"].pop(spec.__name__)
         schema["$defs"][spec.__name__] = {
             "description": shared["description"],
-            "anyOf": [{"type": "string"}, *_component_schemas(spec, shared, schema["$defs"])],
+            "anyOf": [{"type": "string"}, *_component_schemas(spec, shared, schema["$defs"], names)],
         }
     arm = schema["$defs"]["ArmSpec"]
     schema["$defs"]["ArmSpec"] = {"description": arm["description"], "anyOf": [arm["properties"]["defences"], arm]}
@@ -38,10 +41,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def _component_schemas(
-    spec: type[ComponentSpec], shared: dict[str, Any], definitions: dict[str, Any]
+    spec: type[ComponentSpec], shared: dict[str, Any], definitions: dict[str, Any], names: Collection[str] | None
 ) -> Iterator[dict[str, Any]]:
     """Yield a schema for each component of a kind; what its fields refer to is added to `definitions`."""
-    for name in registry.table(spec.kind):
+    for name in registry.table(spec.kind) if names is None else [n for n in registry.table(spec.kind) if n in names]:
         target = registry.find(spec.kind, name)
         own = TypeAdapter(target).json_schema()
         definitions |= own.get("$defs", {})

@@ -35,7 +35,7 @@ WANT_OF_TIME = "for want of time"
 VERSUS = " vs "
 """Between the names of an arm and of its opponent, in the column `arm`."""
 _ARM = _key("arm", _string, "the arm of the scenario: one training with its chain of defences")
-_ROUND = _key("round", _int, "communication round, as the engine counts them")
+_ROUND = _key("round", _int, "communication round, from 0; pages and the terminal count from 1")
 _ATTACKED = (
     _ARM,
     _ROUND,
@@ -127,6 +127,7 @@ TABLES: dict[str, pa.Schema] = {
             _value("true_label", _int, "class of the true image; null where labels are numbers"),
             _value("label", _int, "class that the attack states for the matched reconstruction"),
             _value("target_error", _real, "mean absolute error of the numbers that it states; null of classes"),
+            _value("target_guess_error", _real, "mean absolute error of naming the test split's medians, beside it"),
             *_METRICS,
             _value(
                 "decoy_told_apart",

@@ -5,13 +5,19 @@ Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
 from torchvision import datasets
 
-from rayfed.data.base import Split
+from rayfed.data.base import Dataset, Split
 from rayfed.data.sets.parquet import read_parquet
 from rayfed.data.sets.torchvision_sets import TorchvisionSource
 from rayfed.registry import component
@@ -35,6 +41,29 @@ class CIFAR10(TorchvisionSource):
         if (train or test) and not self._batches.is_dir():
             return self._read_parquet(train, test)
         return self._read_batches()
+
+    def load(self) -> Dataset:
+        """Load the data set into memory; of Parquet files whose images are encoded unlike, a remark says so."""
+        data = super().load()
+        shards = [] if self._batches.is_dir() else self._shards("train")
+        kinds = {path.name: kind for path in shards if (kind := self._encoding(path))}
+        if len(set(kinds.values())) < 2:
+            return data
+        named = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+        said = (
+            f"data: the training images are of {named} together, of which JPEG has lost detail: for one of them name "
+            f"its file (`data: {{name: parquet, train: FILE}}`)"
+        )
+        return replace(data, remarks=(*data.remarks, said))
+
+    def _encoding(self, path: Path) -> str | None:
+        """Return how the first image of a Parquet file is encoded, such as PNG; None where nobody knows."""
+        with suppress(StopIteration, KeyError, TypeError, OSError, pa.ArrowException):
+            file = pq.ParquetFile(path)
+            column = next(name for name in ("image", "img") if name in file.schema_arrow.names)
+            [first] = next(file.iter_batches(1, columns=[column])).to_pylist()
+            return Image.open(BytesIO(first[column]["bytes"])).format
+        return None
 
     @property
     def _batches(self) -> Path:

@@ -26,7 +26,7 @@ def connect(**options: Any) -> None:
 def start() -> None:
     """Start a Ray on this machine that no other machine reaches, and remove the files of those that are dead."""
     ray_files.guard_token()
-    # of memory that is short, one actor at a time dies and the youngest first: not the server beside whoever took it
+    # of memory that is short, one actor at a time dies and the youngest first: not the server beside those that took it
     os.environ.setdefault("RAY_worker_killing_policy_by_group", "true")
     with _on_loopback():
         connect(address="local", include_dashboard=False)

@@ -1,4 +1,4 @@
-"""Ray's exceptions, told apart: who has to do something again, and what a person has to mend."""
+"""Ray's exceptions, told apart: who has to do something again, and what a person has to fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of Ray on this machine: whoever may read its token, and the session folders that killed drivers leave."""
+"""Files of Ray on this machine: who may read its token, and the session folders that killed drivers leave."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Calls to as many actors as there is room for, results as they finish, repeated elsewhere when an actor dies.
 
-Every call is a pure function of its arguments, so a call that was lost with its actor is simply made again.
+Every call is a pure function of its arguments, so a call that was lost with its actor is made again.
 """
 
 from __future__ import annotations

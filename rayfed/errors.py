@@ -15,7 +15,7 @@ from typing import Any
 
 
 class UserError(Exception):
-    """Something that the user can mend: a scenario, a file, a resource request."""
+    """Something that the user can fix: a scenario, a file, a resource request."""
 
 
 class ScenarioError(UserError):
@@ -58,7 +58,7 @@ class OverdueError(UserError):
 
     def __init__(self, what: str, seconds: float) -> None:
         super().__init__(
-            f"{what} took longer than resources.timeout allows ({seconds:g} s): raise it, or mend what hangs; complete "
+            f"{what} took longer than resources.timeout allows ({seconds:g} s): raise it, or fix what hangs; complete "
             f"rounds are kept and `rayfed resume` goes on from there"
         )
 

@@ -42,7 +42,7 @@ KINDS = (
     "metrics",
 )
 DOTTED_PATH = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
-"""What names a module and something in it; nothing else is imported, so whoever looks for these finds all."""
+"""What names a module and something in it; nothing else is imported, so a search for these finds all."""
 FILE_PATH = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)", re.DOTALL)
 """What names a Python file and something in it, wherever the file lies."""
 SEARCHED: list[str] = []

@@ -31,5 +31,5 @@ def shipped_scenario(name: str) -> Path:
 def scenario_path(source: Path) -> Path:
     """Return the file of a scenario by its path, or by its name where it comes with rayfed; a file goes first."""
     if source.is_file() or str(source) not in scenario_names():
-        return source  # whoever reads it says what is wrong
+        return source  # its reader says what is wrong
     return shipped_scenario(str(source))

@@ -184,7 +184,7 @@ class FedBoosting(InteractiveAggregation[Update, Candidates[Tensors], RoundScore
     def shares(self, clients: Collection[int]) -> dict[int, dict[int, Fraction]]:
         """Return the share of each client's update in what is scored for each model: model -> client -> share.
 
-        It is equation 4.5 without P; exact, for whoever rounds down its multiples.
+        It is equation 4.5 without P; exact for a sender who rounds down its multiples.
         """
         if self.fusion is None:
             return {model: {model: Fraction(1)} for model in clients}

@@ -162,7 +162,7 @@ def arm_names(scenario: Row, *tables: Sequence[Row]) -> list[str]:
 
 
 def arm_spec(scenario: Row, arm: str) -> Row:
-    """Return what the scenario sets in an arm, whoever it is played against; the only one's where it has no arms."""
+    """Return what the scenario sets in an arm, without attackers; that of the only arm where it has no arms."""
     own = (scenario.get("arms") or {}).get(arm.partition(VERSUS)[0], scenario.get("defences"))
     return own if isinstance(own, Mapping) else {"defences": own}
 

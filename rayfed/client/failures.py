@@ -67,10 +67,10 @@ def attempt(client: int, work: Callable[[], Update]) -> Made:
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}, line {place.lineno}"
-        advice = "mend what its work runs (`--debug` shows where)"
+        advice = "fix what its work runs (`--debug` shows where)"
         return Failed(client, f"raised {type(error).__name__}: {error} ({where})", advice, traceback.format_exc())
     if not isinstance(made, Update):
-        return Failed(client, f"sent no update but a {type(made).__name__}", "mend the defence that returns it")
+        return Failed(client, f"sent no update but a {type(made).__name__}", "fix the defence that returns it")
     return made
 
 
@@ -88,7 +88,7 @@ def formed(made: Made, task: Task) -> Made:
     expected = {"tensors": without(task.weights, task.private), "buffers": returned_buffers(task)}
     for part, tensors in expected.items():
         if flaw := _misfit(getattr(made, part), tensors):
-            advice = f"mend the defence or the model that changes an update's {part}"
+            advice = f"fix the defence or the model that changes an update's {part}"
             return Failed(task.client, f"sent an update of the wrong form ({part}: {flaw})", advice)
     return made
 

@@ -1,4 +1,4 @@
-"""Linearly homomorphic tags: whoever knows the key can check a sum, whoever adds need not.
+"""Linearly homomorphic tags: the holder of the key can check a sum; who adds needs no key.
 
 The tag of a vector is its inner product with secret coefficients modulo a prime, hidden behind a mask of its own. Tags
 add (and are multiplied by integers) as vectors do, so a decrypted sum that does not fit the sum of the tags is not the

@@ -1,6 +1,6 @@
 """Loaded data sets, and the contract of a component that loads one.
 
-Samples stay as they are stored, images as uint8 or uint16; whoever trains on a batch makes its inputs
+Samples stay as they are stored, images as uint8 or uint16; the trainer of a batch makes its inputs
 (`SampleSpec.tensor`).
 """
 

@@ -137,7 +137,7 @@ class MappedDataset(Dataset):
         return replace(found, origin=(*self.origin[:-1], share))
 
     def as_numbers(self) -> Dataset:
-        """Raise `DataError`: whoever opens the file again would find classes."""
+        """Raise `DataError`: a process that opens the file again would find classes."""
         raise DataError("a packed file holds classes, and the loss takes numbers: use the data set as it is")
 
     def _images(self, rows: np.ndarray) -> Mapped:
@@ -149,7 +149,7 @@ class MappedDataset(Dataset):
 
 
 class _Missing:
-    """Stand-in for a data set that is not here: whoever uses it is told, as the making of an actor could not."""
+    """Stand-in for a data set that is not here: its user is told, as the making of an actor could not."""
 
     def __init__(self, error: DataError) -> None:
         self._error = error

@@ -68,9 +68,9 @@ class DpFedAvg(Private):
     noise: Literal["server", "clients"] = "server"
     """Adder of the noise: the server to the sum, or every client of a fixed number its part of it, which is meant for
     `protection: secure_aggregation`: without these masks the server sees single updates. In both cases the guarantee is
-    for who sees sums only: whoever sees one client's update meets a part of the noise, or none."""
+    for who sees sums only: anyone who sees one client's update meets a part of the noise, or none."""
     colluders: Annotated[int, Field(ge=1)] = 1
-    """Number of clients that pool their knowledge with whoever the guarantee is against: which of them were drawn, and
+    """Number of clients that pool their knowledge with those whom the guarantee is against: which were drawn, and
     their parts of the noise. The guarantee is for the others, and holds against so many."""
 
     @property
@@ -155,12 +155,12 @@ class DpFedAvg(Private):
             if masked
             else "NOT this arm's server, which sees single updates (no `protection: secure_aggregation`)"
         )
-        return f"whoever sees sums of updates but no single update, with {known}; {server}"
+        return f"anyone who sees sums of updates but no single update, with {known}; {server}"
 
     def _of_server(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
         """Return the account of noise that the server adds."""
         drawn, clients, rounds = setting.clients_per_round, len(setting.clients), setting.rounds
-        anybody = "whoever sees the global weights, with any number of the other clients, but not the server"
+        anybody = "anyone who sees the global weights, with any number of the other clients, but not the server"
         if setting.client_sampling == "poisson":
             rate = drawn / clients
             how = f"each drawn for itself with probability {at_most(rate)}"
@@ -176,7 +176,7 @@ class DpFedAvg(Private):
         # bound grows with that share, so j = 0 is the worst, in every round, whatever came before. One client in
         # another's place moves the sum by up to twice the clip bound.
         release = Release("gaussian", multiplier / 2, rounds, drawn=(drawn, honest) if drawn < honest else None)
-        against = f"whoever sees the global weights, with up to {counted(self.colluders)} that pool what they know"
+        against = f"anyone who sees the global weights, with up to {counted(self.colluders)} that pool what they know"
         adjacency = "each single client (replace-one adjacency)"
         return release, adjacency, f"{against}, but not the server", f"{drawn} drawn without replacement"
 

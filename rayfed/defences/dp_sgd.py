@@ -94,7 +94,7 @@ class DpSgd(Private):
             self.delta,
             unit="sample",
             adjacency="each single record (zero-out adjacency)",
-            against="whoever sees the client's updates, the server among them",
+            against="anyone who sees the client's updates, the server among them",
             mechanism=f"Gaussian noise of {at_least(self.noise_multiplier)} times {self.bounded} in every local step, "
             + ("samples drawn for themselves (Poisson)" if poisson else "shuffled batches, no gain from sampling"),
         )

@@ -90,7 +90,7 @@ class LocalNoise(Defence):
             self.delta,
             unit="client",
             adjacency="each single client (replace-one adjacency, all its samples)",
-            against="whoever sees the client's updates, the server among them",
+            against="anyone who sees the client's updates, the server among them",
             mechanism=f"{self.family.capitalize()} noise of {at_least(release.multiplier)} times the sensitivity "
             f"(twice the clip bound) on each of up to {release.count} updates of a client",
         )

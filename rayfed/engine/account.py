@@ -224,7 +224,8 @@ class Account:
         if rule.asynchronous:
             name = self.arm.spec.aggregation.name
             return (
-                f"there is no account for {name}, whose clients follow on whoever is done and are not drawn uniformly"
+                f"there is no account for {name}, whose clients take the places of those "
+                "that are done and are not drawn uniformly"
             )
         if rule.reveals:
             return f"the aggregation {type(rule).__name__} has clients send {rule.reveals} without noise"

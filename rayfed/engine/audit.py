@@ -1,6 +1,6 @@
 """The audit of a model: which attacks apply to it, which of them fit into the time, and what they find.
 
-For whoever has a model and data and no scenario yet; `rayfed audit` and `rayfed.audit` are this.
+For users who have a model and data and no scenario yet; `rayfed audit` and `rayfed.audit` are this.
 """
 
 from __future__ import annotations

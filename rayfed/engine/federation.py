@@ -42,7 +42,7 @@ class Federation:
     ) -> None:
         """Begin from the server's side of a checkpoint, `saved`, or from untrained arms where that is empty.
 
-        `load_states` reads the clients' side, to which whoever plays rounds adds what they `changed`.
+        `load_states` reads the clients' side, to which the player of the rounds adds what they `changed`.
         """
         self.scenario, self.data, self.samples = inputs.scenario, inputs.data, inputs.parts.sizes
         self.arms = {account.name: account.arm for account in inputs.accounts}

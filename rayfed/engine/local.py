@@ -1,7 +1,7 @@
 """The local executor: all of a run in this process, call after call, for debuggers and fast tests.
 
 Bits are those of any other executor. What goes to a client or an attacker, and what comes back, is pickled as it is
-where these are processes of their own: whoever writes on it writes on a copy, and what could not travel shows here.
+where these are processes of their own: a write changes a copy, and what could not travel shows here.
 What goes to and from the server is not: a rule that writes on what it is given writes on the driver's own.
 """
 

@@ -60,7 +60,7 @@ def _play_setting(recorder: SweepRecorder, setting: Mapping[str, Any]) -> dict[s
             played.append(outcomes.outcomes(run))
     except Exception as error:
         if exit_of(error) != "failed":
-            raise  # whoever leaves the debugger leaves the sweep
+            raise  # leaving the debugger leaves the sweep
         recorder.end(trials, f"{type(error).__name__}: {error}")
         return {}
     recorder.end(trials, None)

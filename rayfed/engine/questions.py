@@ -20,7 +20,7 @@ def consult(
     """Carry questions of rules to the round's clients and the answers back, until no arm's rule asks any more.
 
     Clients that have `failed` in an arm are asked nothing. Payloads and answers go by reference: this process never
-    holds them. The server receives answers in the clients' order, whoever answered first.
+    holds them. The server receives answers in the clients' order, not in that of arrival.
     """
     executor, transcripts = federation.executor, federation.transcripts
     drawn = plan.drawn_clients(federation.scenario, round)

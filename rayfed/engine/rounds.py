@@ -161,7 +161,7 @@ class Round:
         for arm, flights in self.flights.items():
             self.added += self._land(arm, flights)
         self._sum_up(seconds, admission)
-        return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # whoever was done first
+        return {arm: dict(sorted(own.items())) for arm, own in states.items()}  # not as they were done
 
     def _flights(self, arm: str, clock: RoundClock) -> Flights:
         """Return the updates of an arm that are on their way as the round begins."""

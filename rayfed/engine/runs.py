@@ -61,7 +61,7 @@ def launch(scenario: Scenario, out: str | None, execution: Execution, progress: 
 def launch_in(folder: RunFolder, scenario: Scenario, execution: Execution, progress: Progress) -> None:
     """Run a scenario, one trial of a sweep, in this folder, from the last complete round that is there.
 
-    No report is made. A driver that played the trial before, alive or not, is taken over: whoever plays the sweep says
+    No report is made. A driver that played the trial before, alive or not, is taken over: the player of the sweep says
     who plays its trials. Raises `RunError` where the run has failed before: it would again; and where its rounds have
     followed another scenario.
     """

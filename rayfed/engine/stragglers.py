@@ -1,6 +1,6 @@
 """Clients whose work ends its process or takes too long are found and left out of a round's cohorts.
 
-Nothing can stop a crash or what hangs in C code from within: the process is gone, or the executor ends it. Whoever of
+Nothing can stop a crash or what hangs in C code from within: the process is gone, or the executor ends it. Those of
 a cohort it was shows when each client is tried alone; then the cohort is computed again without those, so that its sum
 has the bits of one that never had them.
 """
@@ -200,7 +200,7 @@ class StragglerHandling:
         if unfinished.memory:
             advice = "lower training.batch_size or the model's size, or take a machine with more memory"
             return Failed(client, f"needed more memory than there is{times}", advice)
-        return Failed(client, f"ended its process{times}", "mend what its work runs (a crash in C code, `os._exit`)")
+        return Failed(client, f"ended its process{times}", "fix what its work runs (a crash in C code, `os._exit`)")
 
     def _nobodys_fault(self, portion: Portion, unfinished: Unfinished) -> ClientError:
         """Return the error for a cohort that fails although each of its clients does alone what it has to."""
@@ -209,7 +209,7 @@ class StragglerHandling:
         elif unfinished.memory:
             what, advice = "needs more memory than there is", "lower federation.cohort_size"
         else:
-            what, advice = "ends its process", "mend what its work runs, or lower federation.cohort_size"
+            what, advice = "ends its process", "fix what its work runs, or lower federation.cohort_size"
         first = portion[0]
         return ClientError(
             f"the cohort of client {first.clients[0]} in round {self.round} of arm '{first.arm.name}' {what} again and "

@@ -1,7 +1,7 @@
 """The channel of ciphertexts: clients encrypt, anyone adds and multiplies, one client opens.
 
 Source: Ren's thesis, algorithm 3 and equation 4.4, whose server adds ciphertexts and has a client decrypt the sum. That
-one sum a round can be opened, whoever is asked and however often, is ours: it is of all the round's clients, which
+one sum a round can be opened, no matter who is asked and how often, is ours: it is of all the round's clients, which
 everybody knows from the scenario, and its factors follow from the weights that these have encrypted. So clients need
 not remember what they have opened.
 """
@@ -146,7 +146,7 @@ class EncryptedChannel(SecureChannel[Encrypted, Ciphertexts]):
     def factors_for(self, weights: Mapping[int, int]) -> dict[int, int]:
         """Return the factor by which the server multiplies each client's update.
 
-        It is the same for whoever works it out from these weights.
+        It is the same for everyone who works it out from these weights.
         """
         if not self.encryptor.load.multiplied:
             return dict.fromkeys(weights, 1)
@@ -185,7 +185,7 @@ class EncryptedSession(RoundSession):
 
 
 def _dealt(weights: Sequence[int], pieces: int) -> list[int]:
-    """Deal pieces by `apportion`, at least one to each, which whoever has most gives up.
+    """Deal pieces by `apportion`, at least one to each, which the largest give up.
 
     A client without a piece would not be in the sum, and its weight could not be checked.
     """

@@ -69,7 +69,7 @@ class Paillier(Encryption):
         """Return a warning of keys that can be broken."""
         if self.key_bits >= SECURE_BITS:
             return None
-        return f"keys of {self.key_bits} bits can be broken: whoever sees a ciphertext can read it"
+        return f"keys of {self.key_bits} bits can be broken: anyone who sees a ciphertext can read it"
 
     def encryptor(self, load: Load) -> Encryptor:
         """Return an encryptor with as many values in a plaintext as fit, or one of the paper's in each."""

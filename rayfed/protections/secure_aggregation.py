@@ -1,4 +1,4 @@
-"""Secure aggregation: updates under masks that vanish in their sum, whoever drops out on the way.
+"""Secure aggregation: updates under masks that vanish in their sum, no matter who drops out on the way.
 
 Before clients train, the channel's session asks for their keys (phase 0) and their shares (phase 1), and they agree
 with whom and for which model they mask what they send (phase 2); when all is added it has the survivors confirm who
@@ -167,7 +167,7 @@ class Hosted:
 
 @dataclass(frozen=True)
 class MaskedChannel(SecureChannel[Masked, Masked]):
-    """Channel of updates under masks: the server sees only their sum, and opens it whoever drops out."""
+    """Channel of updates under masks: the server sees only their sum, and opens it no matter who drops out."""
 
     protection: SecureAggregation
     clients: int

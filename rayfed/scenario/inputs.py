@@ -71,7 +71,7 @@ class Inputs:
             for key, inner in list(value.items() if isinstance(value, dict) else enumerate(value)):
                 if isinstance(inner, str) and (match := registry.FILE_PATH.fullmatch(inner)):
                     file = self._found(match["file"])
-                    if exists(file):  # otherwise whoever looks the component up says so
+                    if exists(file):  # otherwise the look-up of the component says so
                         value[key] = registry.dotted(file, match["name"])
                 else:
                     self._modules(inner)

@@ -235,7 +235,7 @@ def _wanted(target: Any, place: Place) -> str:
 def without(document: Mapping[str, Any], places: Iterable[Place]) -> Scenario | None:
     """Return a scenario of a document's fields that have no problem; None where the others do not make one.
 
-    The fields of `places` and their sections are unknown: whoever asks for one gets an `AttributeError`. So a mistake
+    The fields of `places` and their sections are unknown: reading one is an `AttributeError`. So a mistake
     in one field does not hide those of others.
     """
     if not isinstance(document.get("federation"), Mapping):

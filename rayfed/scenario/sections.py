@@ -119,7 +119,7 @@ class Failures(Section):
 
     timeout: Annotated[float, Field(gt=0)] | None = None
     """Seconds that one client's local round may take, a cohort's as many times that as it has clients (`cohort_size`);
-    whoever takes longer is ended. Leave room: an actor's first cohort is its slowest. Null: any time."""
+    a client that takes longer is ended. Leave room: an actor's first cohort is its slowest. Null: any time."""
     retries: Annotated[int, Field(ge=0)] = 1
     """Number of new tries of a client that took too long, on another actor; other failures would come again."""
     then: Literal["stop", "drop"] = "stop"

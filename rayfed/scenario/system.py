@@ -72,7 +72,7 @@ class System(Section):
     day a round begins in. Null: at once."""
     concurrency: Annotated[int, Field(ge=1)] | None = None
     """Devices that train at once under an asynchronous rule (`fedbuff`, `fedasync`), which steps on every
-    `clients_per_round` updates that arrive; whoever is done is replaced at once. Null: `clients_per_round`."""
+    `clients_per_round` updates that arrive; a device that is done is replaced at once. Null: `clients_per_round`."""
     start_hour: Annotated[float, Field(ge=0, lt=24)] = 0.0
     """Hour of the day in which the first round begins."""
 

@@ -1,8 +1,8 @@
 """Clients' private states on the disk: one file a client and version, so that a round touches only its own clients.
 
 A file's name tells whose state it is, after which round and by which driver, and its hash. What counts of a client is
-its latest version by whoever finished that round (`rayfed.store.history`); others are of a save that never ended.
-For every folder of some clients a seal of the names that count is kept: whoever reads a client's state sees whether one
+its latest version by the driver that finished that round (`rayfed.store.history`); others are of a broken save.
+For every folder of some clients a seal of the names that count is kept: a reader of a client's state sees whether one
 of them is lost, and a round changes the seals of its own clients' folders alone.
 """
 
@@ -27,7 +27,7 @@ _WARNING = f"{FOLDER}/README.txt"
 _PRIVATE = """PRIVATE: do not share this folder.
 
 It holds in clear what the clients of this run keep to themselves, so that the run can be resumed: keys, locks,
-passports and layers trained on their own samples, and what their defences remember. Whoever reads it knows what the
+passports and layers trained on their own samples, and what their defences remember. A reader of it knows what the
 scenario's threat models hide from the server and from attackers. Only its owner may enter it on a local disk; a copy
 elsewhere may be open to others.
 

@@ -45,7 +45,7 @@ def advice(state: str, kind: str | None, run: str = "RUN") -> str:
     return {
         "running": f"wait for its end; if its driver is gone, {again}",
         "finished": "nothing is left to do: read report.html",
-        "failed": f"mend what the error says; {again}",
+        "failed": f"fix what the error says; {again}",
         "interrupted": again,
         "killed": again,
         "fenced": "another driver has taken the run over: leave it to that one",

@@ -52,7 +52,7 @@ class Files:
     root: str
     """Path of the folder, as `fs` writes paths."""
     lease: Fence | None = field(default=None, compare=False)
-    """Held by whoever writes; readers, and who makes a folder that nobody else knows, have none."""
+    """Held by a writer; readers, and one who makes a folder that nobody else knows, have none."""
 
     @property
     def token(self) -> int:

@@ -126,7 +126,7 @@ class RunFolder(Files):
     def parts(self, table: str) -> list[str]:
         """Return the names of the parts of a table that count, in the order of their rounds.
 
-        They are those of the rounds that the checkpoint has, by whoever finished the round; the latest of each round
+        They are those of the checkpoint's rounds, by the driver that finished the round; the latest of each round
         where no checkpoint says. Raises `RunError` naming one that is missing.
         """
         there = self._parts(table)

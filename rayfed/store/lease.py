@@ -125,7 +125,7 @@ def holding(folder: _F, note: Callable[[str], None], told: bool = False) -> Iter
     """Hold the lease of a folder: what is written by way of the folder that this yields is fenced.
 
     Where another driver holds it and has died, it is taken over, and `note` told; where that is alive, `LeaseError` is
-    raised. Who is `told` to play the folder by whoever holds the folder around it takes it over without asking.
+    raised. Who is `told` to play the folder by the holder of the folder around it takes it over without asking.
     """
     mine = Holder()
     token, before = _acquire(folder, mine, note, told)

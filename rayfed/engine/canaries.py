@@ -153,7 +153,7 @@ class _Run:
         """By client, and number of its canary, the score so far."""
 
     def _dealt(self) -> tuple[Dataset, Parts]:
-        """Return the canaries as samples, and each client's indices; unequal shares are filled with blanks."""
+        """Return the canaries as samples, and each client's indices; a client's canaries beyond `_MOST` are blank."""
         count = int(self.sizes.sum())
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         own = np.arange(count) - np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)

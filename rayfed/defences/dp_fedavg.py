@@ -54,7 +54,7 @@ from rayfed.update import Update
 
 @component
 class DpFedAvg(Private):
-    """Hide whole clients from everybody who sees the global weights.
+    """Hide each client's participation from everyone who sees the global weights.
 
     Clients clip their updates to an L2 norm; the sum, in which all clients weigh alike, gets Gaussian noise of
     deviation `noise_multiplier * clip` and is divided by the expected number of clients. Who sees single updates is not
@@ -75,11 +75,11 @@ class DpFedAvg(Private):
 
     @property
     def needs_all(self) -> str | None:
-        """Return that every client brings a part of the noise, where clients add it."""
+        """Return a reason if clients add the noise, since each brings a part of it."""
         return "its part of the noise would be missing in the sum" if self.noise == "clients" else None
 
     def wrap_update(self, next: UpdateMethod) -> UpdateMethod:
-        """Clip what is sent, and add this client's part of the noise."""
+        """Clip the update, and add this client's part of the noise."""
 
         def update(task: Task) -> Update:
             sent = next(task)
@@ -95,11 +95,11 @@ class DpFedAvg(Private):
         return update
 
     def refuses(self, later: Sequence[Defence]) -> str | None:
-        """Return why anything behind it is refused."""
+        """Return why no defence may follow this one."""
         return "it must come last, for what comes after it could undo its clip bound" if later else None
 
     def wrap_aggregation(self, next: AnyAggregation, clients: int) -> AnyAggregation:
-        """Add all updates alike, whatever `weights` says; raises `UserError` for rules other than `fedavg`."""
+        """Add all updates with equal weight, ignoring `weights`; raises `UserError` for rules other than `fedavg`."""
         if type(next) is not FedAvg:
             raise UserError(f"dp_fedavg adds noise to a mean, not to what {type(next).__name__} makes: use fedavg")
         if self.noise == "server":
@@ -107,7 +107,7 @@ class DpFedAvg(Private):
         return NoisySum(clients=clients, deviation=0.0, step=step_of(self.clip, self.deviation / sqrt(clients)))
 
     def released(self, setting: Setting, multiplier: float) -> tuple[Release, ...]:
-        """Return one release a round, of the sum."""
+        """Return one release a round: the noisy sum."""
         return (self._account(setting, multiplier)[0],)
 
     def spends(self, setting: Setting) -> Spending:
@@ -125,11 +125,11 @@ class DpFedAvg(Private):
         )
 
     def _account(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
-        """Return the release and, in words, its neighbours, its adversary and how clients are drawn."""
+        """Return the release with its neighbouring relation, adversary and sampling in words."""
         return (self._of_clients if self.noise == "clients" else self._of_server)(setting, multiplier)
 
     def _of_clients(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
-        """Return the account of noise that clients add, which the module's docstring proves."""
+        """Return the account of noise added by clients, proved in the module's docstring."""
         drawn = setting.clients_per_round
         honest = drawn - setting.missing - self.colluders
         if setting.client_sampling == "poisson" or honest < 1:
@@ -148,7 +148,7 @@ class DpFedAvg(Private):
         return Release("gaussian", rest, setting.most_rounds), _ZEROED, self._who_sees_sums(setting.masked), how
 
     def _who_sees_sums(self, masked: bool) -> str:
-        """Return the adversary of the clients' noise, in words, and whether the arm's own server is one."""
+        """Return the adversary for noise added by clients, and whether it includes the arm's own server."""
         known = f"up to {counted(self.colluders)} that {'takes' if self.colluders == 1 else 'take'} part"
         server = (
             "the server is one of these under secure aggregation if it follows the protocol (honest but curious)"
@@ -158,7 +158,7 @@ class DpFedAvg(Private):
         return f"anyone who sees sums of updates but no single update, with {known}; {server}"
 
     def _of_server(self, setting: Setting, multiplier: float) -> tuple[Release, str, str, str]:
-        """Return the account of noise that the server adds."""
+        """Return the account of noise added by the server."""
         drawn, clients, rounds = setting.clients_per_round, len(setting.clients), setting.rounds
         anybody = "anyone who sees the global weights, with any number of the other clients, but not the server"
         if setting.client_sampling == "poisson":
@@ -182,7 +182,7 @@ class DpFedAvg(Private):
 
 
 def step_of(clip: float, part: float) -> float:
-    """Return the step to whose multiples values with noise of deviation `part` are rounded.
+    """Return the rounding step of values with noise of standard deviation `part`.
 
     A power of two of which 32-bit floats hold all multiples up to the clip bound and 18 deviations: secure noise, half
     the sum of four draws by Box and Muller from 53 bits, reaches 17.2 of them, other noise less.
@@ -191,7 +191,7 @@ def step_of(clip: float, part: float) -> float:
 
 
 def multiplier_of_rounded(multiplier: float, parts: int, honest: int, values: int, step: float) -> float:
-    """Return the noise multiplier of a sum whose parts of the noise are rounded, and only some of them honest.
+    """Return the noise multiplier of a sum of rounded noise parts, of which only some are honest.
 
     `step` is in units of the clip bound; for the proof see above.
     """
@@ -202,5 +202,5 @@ _ZEROED = "each single client (zero-out adjacency)"
 
 
 def counted(colluders: int) -> str:
-    """Return a number of clients in words."""
+    """Format a number of clients."""
     return f"{colluders} client{'s' if colluders > 1 else ''}"

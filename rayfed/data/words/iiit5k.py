@@ -14,7 +14,7 @@ from rayfed.registry import component
 
 @component
 class IIIT5K(LocalReader):
-    """Words of IIIT 5K: `traindata.mat` and `testdata.mat`, records of `ImgName`, under the same folder, and `GroundTruth`."""
+    """Words of IIIT 5K: `traindata.mat` and `testdata.mat`, records of `ImgName`, a path, and `GroundTruth`."""
 
     format: Literal["iiit5k"]
     split: Literal["train", "test"] = "test"

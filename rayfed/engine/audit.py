@@ -287,7 +287,7 @@ def _plays(fitted: Fitted, name: str) -> bool:
 
 
 def _not_measured(units: Sequence[Unit], arms: Sequence[str], slower: float) -> list[str]:
-    """Return a line on the attacks without time, for those at the same batch size on the same arms."""
+    """Return a line for each group of attacks that there is no time for, grouped by batch size and arms."""
     cells: dict[tuple[int, str], list[Unit]] = {}
     for unit in units:
         cells.setdefault((unit.batch, unit.method.name), []).append(unit)

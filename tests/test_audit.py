@@ -20,12 +20,14 @@ from rayfed import registry, scenario
 from rayfed.analysis import audit
 from rayfed.analysis.audit import Criterion, Plan
 from rayfed.analysis.formats import duration
+from rayfed.attacks.base import not_applicable
 from rayfed.cli.options import of_fields
 from rayfed.engine import auditing
 from rayfed.engine.attacking import Allowance
 from rayfed.engine.audit import Budget, _not_measured
 from rayfed.engine.audit import rehearsed as rehearse
 from rayfed.engine.auditing import Fitted, Pace, Trial
+from rayfed.engine.executor import Done
 from rayfed.engine.inputs import prepare
 from rayfed.engine.local import LocalExecutor
 from rayfed.errors import ClientError, UserError
@@ -164,6 +166,34 @@ def test_an_attack_that_works_undefended_and_failed_here_leaves_the_arm_unmeasur
     assert states(*bare, closed, diverged)["x", 1] == "not measured", "nor has one that diverged"
 
 
+def test_a_search_that_failed_leaves_an_arm_unmeasured_though_another_attack_works() -> None:
+    bare = [row("none", 1, 40.0, "analytic batch 1, blind"), row("none", 1, 8.0, "idlg batch 1, blind")]
+    closed = row("x", 1, 6.0, "analytic batch 1, blind")
+    for status in ("failed", "diverged"):
+        stopped = row("x", 1, 7.0, "idlg batch 1, blind", status=status, message="raised")
+        assert states(*bare, closed, stopped)["x", 1] == "not measured"
+
+
+def test_a_closed_form_is_known_by_its_label() -> None:
+    found_nothing = row("none", 1, 6.0, "blind", status="diverged", message="nothing fits")
+    [unknown] = audit.findings([found_nothing], IMAGES)
+    [known] = audit.findings([found_nothing], IMAGES, closed=["blind"])
+    assert (unknown.state, known.state) == ("not measured", "not reconstructed")
+
+
+def test_attacks_say_of_how_many_samples_they_find_without_a_defence() -> None:
+    bare = [row("none", 4, 40.0 if sample == 2 else 8.0, sample=sample) for sample in range(4)]
+    defended = [row("x", 4, 8.0, sample=sample) for sample in range(4)]
+    [found] = [f for f in audit.findings([*bare, *defended], IMAGES) if f.arm == "x"]
+    assert (found.state, found.shown) == ("not reconstructed", 1)
+    assert "without a defence they find 1 of 4 images at batch 4, and say nothing of the others" in audit.sentence(
+        [found], IMAGES
+    )
+    every = [row("none", 4, 40.0, sample=sample) for sample in range(4)]
+    [found] = [f for f in audit.findings([*every, *defended], IMAGES) if f.arm == "x"]
+    assert "say nothing of the others" not in audit.sentence([found], IMAGES)
+
+
 def test_reasons_of_attacks_without_an_answer_stand_beside_every_state() -> None:
     for bare, defended in ((30.0, 20.0), (30.0, 8.0), (8.0, 8.0)):
         silent = row("x", 1, None, "b", status="failed", message="raised")
@@ -202,6 +232,25 @@ def test_an_attack_applies_where_any_victim_of_the_call_answers(monkeypatch: pyt
     planned = plan(batches=[1], samples=2)
     inputs = prepare(scenario.parse(planned.scenario_text({audit.title(*s): 1 for s in planned.searches})))
     assert [trial.obstacle for trial in auditing.Rehearsal(inputs).trials()] == ["", "", ""]
+
+
+@pytest.mark.parametrize("inherent", [True, False])
+def test_what_does_not_apply_is_tried_with_labels_unless_nothing_known_would_help(
+    monkeypatch: pytest.MonkeyPatch, inherent: bool
+) -> None:
+    monkeypatch.setattr(audit, "METHODS", (audit.Method("analytic"),))
+    played: list[tuple[str, ...]] = []
+
+    def refused(self: LocalExecutor, calls: Any) -> Any:
+        played.append(tuple(calls[0].args[0].knowledge))
+        observations = calls[0].args[2]
+        guesses = [not_applicable(observation, "not here", inherent) for observation in observations]
+        yield Done(calls[0], guesses, [guesses])
+
+    monkeypatch.setattr(LocalExecutor, "run_attackers", refused)
+    trials = list(auditing.Rehearsal(prepare(scenario.parse(plan(batches=[1]).scenario_text({})))).trials())
+    assert played == ([()] if inherent else [(), ("defence", "code", "labels")])
+    assert [trial.never for trial in trials] == [inherent] * 3
 
 
 def test_what_defences_take_is_measured_for_as_long_as_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,7 +481,7 @@ def test_attacks_without_time_have_a_line_for_all_that_are_alike() -> None:
 def test_what_does_not_apply_takes_no_time_from_what_does() -> None:
     planned = plan(batches=[1])
     able = trials_of(planned, each=0.01, start=1.0)
-    trials = [replace(t, obstacle="no head") if t.title.startswith("analytic") else t for t in able]
+    trials = [replace(t, obstacle="no head", never=True) if t.title.startswith("analytic") else t for t in able]
     applying = sum(unit.seconds or 0.0 for unit in fitted(planned, trials, 1e6).played if unit.applies)
     found = fitted(planned, trials, applying)
     assert {unit.method.name for unit in found.left_out} == {"analytic"}

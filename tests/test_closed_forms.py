@@ -455,6 +455,41 @@ def test_brightness_that_a_norm_hides_is_that_of_an_image_from_black_to_white(no
     assert psnr(play(Analytic(), model, images, labels).images, images) > 30
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-3])
+def test_what_a_norm_hides_of_a_photograph_is_no_reason_to_stretch_it(noise: float) -> None:
+    image = nn.functional.avg_pool2d(photo(10, 200), 4)
+    torch.manual_seed(2)
+    front = [nn.LayerNorm([3, 8, 8]), nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()]
+    model = nn.Sequential(*front, nn.Flatten(), nn.Linear(1024, 10))
+    seen = observe(model, image, torch.tensor([3]), known=False)
+    moved = {
+        n: t + noise * t.abs().max() * torch.randn(t.shape, generator=seeded(0)[0]) for n, t in seen.update.items()
+    }
+    [result] = Analytic().reconstruct([replace(seen, update=moved)], model, seeded(0))
+    assert psnr(result.images, image) > 19
+
+
+def test_a_front_that_sees_brightness_keeps_what_was_solved_under_noise() -> None:
+    """Small weights leave a sigmoid almost affine: stretching the sample changes what it gives by little in all."""
+    image = nn.functional.avg_pool2d(photo(10, 200), 4)
+    torch.manual_seed(2)
+    front = nn.Conv2d(3, 16, 3, padding=1)
+    nn.init.normal_(front.weight, std=1e-3)
+    model = nn.Sequential(front, nn.Sigmoid(), nn.Flatten(), nn.Linear(1024, 10))
+    assert psnr(play(Analytic(), model, image, torch.tensor([3])).images, image) > 60
+
+
+@pytest.mark.parametrize("attack", [Analytic(), Spear(), Peel(), April()], ids=lambda a: type(a).__name__)
+def test_one_empty_update_says_nothing_of_the_others(attack: Attack) -> None:
+    torch.manual_seed(3)
+    model = Patches() if isinstance(attack, April) else perceptron(3, nn.ReLU if attack == Spear() else nn.Sigmoid)
+    image, label = (photo(60, 120), torch.tensor([1])) if isinstance(attack, April) else digits(1, 3)
+    seen = observe(model, image, label)
+    results = attack.reconstruct([replace(seen, update={}), seen], model, seeded(0, 0))
+    assert (results[0].status, results[0].inherent) == ("not applicable", False)
+    assert (results[1].status, psnr(results[1].images, image) > 40) == ("ok", True)
+
+
 def test_every_single_digit_is_exact_however_much_of_it_is_black() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 10))

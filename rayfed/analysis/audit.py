@@ -76,6 +76,9 @@ METHODS = (
 )
 """All attacks of the audit, closed forms first."""
 
+CLOSED_FORMS = frozenset(method.name for method in METHODS if not method.evaluations)
+"""Those that have answered also where they looked and nothing fits, which is told as 'diverged'."""
+
 TWINS: dict[str, tuple[str, ...]] = {
     "blind": (),
     "informed": ("defence", "code"),
@@ -275,6 +278,8 @@ class Finding:
     targets: float | None = None
     """Mean absolute error of the numbers that the attack found which came nearest, of those not given any; None where
     labels are classes."""
+    shown: int | None = None
+    """Samples of this batch size that leak without a defence; None of an arm without one."""
 
 
 @dataclass(frozen=True)
@@ -353,12 +358,13 @@ def findings(
     untimed: Collection[str] = (),
     undefended: Collection[str] = (UNDEFENDED,),
     finished: bool = True,
+    closed: Collection[str] = CLOSED_FORMS,
 ) -> list[Finding]:
     """Return what was found, arm by arm and batch size by batch size, in the order of the rows.
 
     `untimed` are the titles (`title`) of searches that had `FEWEST` evaluations because nothing told their speed;
-    `undefended` the arms on which attacks show that they work. Of a run that has not `finished`, nothing but leaks is
-    said.
+    `undefended` the arms on which attacks show that they work; `closed` the labels, or names, of closed forms. Of a run
+    that has not `finished`, nothing but leaks is said.
     """
     cells: dict[tuple[str, int], list[Row]] = {}
     for row in attacks:
@@ -372,7 +378,7 @@ def findings(
     found = []
     for arm, batch in ordered:
         compared = any((one, batch) in cells for one in undefended)
-        one = _finding(cells[arm, batch], criterion, leaking.get(batch, set()), untimed, arm in undefended)
+        one = _finding(cells[arm, batch], criterion, leaking.get(batch, set()), untimed, arm in undefended, closed)
         if one.state == "inconclusive" and not compared:
             one = replace(one, lacking=one.lacking or "nothing was attacked without a defence")
         if one.state != "leaks" and not finished:
@@ -387,6 +393,7 @@ def _finding(
     leaking: set[tuple[Any, ...]],
     untimed: Collection[str],
     bare: bool,
+    closed: Collection[str],
 ) -> Finding:
     """Return what was found in one cell; `leaking` are attacks and the samples that leak to them without a defence."""
     finite = [(value, row) for row in rows if (value := criterion.nearness(row)) is not None]
@@ -402,16 +409,15 @@ def _finding(
         than = "a public sample is" if alike else "to another sample"
         lacking = lacking or f"a reconstruction is near, though no nearer than {than}: look at it"
     best = max(leaks or finite, key=lambda pair: pair[0], default=None)
-    silent = [row for row in rows if not _answers(row, criterion)]
+    silent = [row for row in rows if not _answers(row, criterion, closed)]
     answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}
     told = {(row["attack"], *_sample(row)) for row in rows} - {(row["attack"], *_sample(row)) for row in silent}
     unplayed = [row for row in rows if row["status"] == UNPLAYED]
-    if not finite or not answered or not leaking <= told or unplayed:
+    broken = any(row["status"] != "not applicable" for row in silent)
+    if not finite or not answered or not leaking <= told or broken:
         state: State = "not measured"
-    elif bare:
-        state = "not measured" if any(row["status"] != "not applicable" for row in silent) else "not reconstructed"
     else:
-        state = "not reconstructed" if leaking else "inconclusive"
+        state = "not reconstructed" if bare or leaking else "inconclusive"
     if all(row["status"] == "not applicable" and (row["message"] or "").startswith(HIDDEN) for row in rows):
         return Finding(
             arm=rows[0]["arm"],
@@ -455,13 +461,14 @@ def _finding(
         commonest=_commonest(rows),
         targets=_targets_found(rows),
         untimed=tuple(sorted({name.partition(" ")[0] for name in answered if name.partition(",")[0] in untimed})),
+        shown=None if bare else len({place[1:] for place in leaking}),
     )
 
 
-def _answers(row: Row, criterion: Criterion) -> bool:
+def _answers(row: Row, criterion: Criterion, closed: Collection[str]) -> bool:
     """Return whether an attack came to its end; a closed form has where it looked and found that nothing fits."""
-    closed = {method.name for method in METHODS if not method.evaluations}
-    ended = row["status"] == "ok" or (row["status"] == "diverged" and short_title(row) in closed)
+    fits_nothing = row["status"] == "diverged" and (row["attack"] in closed or short_title(row) in closed)
+    ended = row["status"] == "ok" or fits_nothing
     return ended and criterion.nearness(row) is not None and all(row[name] is not None for name in criterion.needs)
 
 
@@ -560,7 +567,10 @@ def _clause(state: State, group: Sequence[Finding], criterion: Criterion) -> str
         return f"NOT MEASURED at {batches}, inconclusive: {'; '.join(why)} (the closest here at {closest}){silent}"
     untimed = sorted({name for finding in group for name in finding.untimed})
     budget = f" ({', '.join(untimed)}: at most {FEWEST} evaluations)" if untimed else " within this budget"
-    return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}){silent}"
+    noun = NOUNS[criterion.modality]
+    few = [f"{f.shown} of {f.samples} {noun}s at batch {f.batch}" for f in group if f.shown not in (None, f.samples)]
+    shown = f"; without a defence they find {', '.join(few)}, and say nothing of the others" if few else ""
+    return f"not reconstructed by these attacks{budget} at {batches} (the closest at {closest}{shown}){silent}"
 
 
 def _no_time(group: Sequence[Finding]) -> str:

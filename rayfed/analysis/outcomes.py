@@ -13,7 +13,7 @@ import pyarrow as pa
 import yaml
 
 from rayfed.analysis import summary
-from rayfed.analysis.audit import State, findings
+from rayfed.analysis.audit import HIDDEN, State, findings
 from rayfed.analysis.settings import estimate
 from rayfed.analysis.summary import Leak, Row, arm_spec, undefended, warmed_up
 from rayfed.analysis.unanswered import closed_forms, counted
@@ -21,6 +21,8 @@ from rayfed.analysis.verdicts import criterion_of, weightiest
 from rayfed.metrics.measures import JUDGED, MEASURES, worst_of
 from rayfed.store.folder import RunFolder
 from rayfed.store.schemas import OUTCOME_FIELDS, TRIAL_FIELDS, VERSUS
+
+_INAPPLICABLE = "not applicable"
 
 
 def outcomes(folder: RunFolder) -> list[dict[str, Any]]:
@@ -102,7 +104,7 @@ def _verdict(answers: Mapping[Any, str], working: Collection[Any]) -> State:
         return "leaks"
     if states == {"nothing to attack"}:
         return "nothing to attack"
-    told = {answers.get(played) for played in working} or states & {"not reconstructed", "inconclusive"}
+    told = states - {"nothing to attack", _INAPPLICABLE} | {answers.get(played) for played in working}
     if not told or not told <= {"not reconstructed", "inconclusive"}:
         return "not measured"
     return "not reconstructed" if working and "inconclusive" not in states else "inconclusive"
@@ -190,9 +192,12 @@ def _met(row: Row) -> tuple[str, str]:
     return row["arm"], row["attack"]
 
 
-def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> State:
-    """Return the result of one attack on one arm, from its own rows alone."""
-    found = findings(rows, criterion_of(scenario, rows), undefended=[rows[0]["arm"]])
+def _answer(scenario: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """Return the result of one attack on one arm, from its own rows: a `State`, or that it does not apply."""
+    if all(row["status"] == _INAPPLICABLE and not (row["message"] or "").startswith(HIDDEN) for row in rows):
+        return _INAPPLICABLE
+    closed = closed_forms(scenario)
+    found = findings(rows, criterion_of(scenario, rows), undefended=[rows[0]["arm"]], closed=closed)
     return weightiest(found)
 
 

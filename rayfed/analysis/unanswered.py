@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from rayfed.analysis.audit import METHODS
+from rayfed.analysis.audit import CLOSED_FORMS
 from rayfed.analysis.summary import Row
 
 BROKEN = "‡"
@@ -20,9 +20,8 @@ MEANING = f"{BROKEN}: the attack diverged or failed on some updates, so the figu
 
 def closed_forms(scenario: Mapping[str, Any]) -> frozenset[str]:
     """Return the titles of a scenario's closed-form attacks, for which 'diverged' is a valid result."""
-    closed = {method.name for method in METHODS if not method.evaluations}
     attacks = [one for one in scenario.get("attacks") or [] if isinstance(one, Mapping)]
-    return frozenset(str(one.get("label") or one["name"]) for one in attacks if one["name"] in closed)
+    return frozenset(str(one.get("label") or one["name"]) for one in attacks if one["name"] in CLOSED_FORMS)
 
 
 def unanswered(row: Row, closed: Collection[str]) -> bool:

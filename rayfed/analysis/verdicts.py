@@ -22,6 +22,7 @@ from rayfed.analysis.audit import (
 from rayfed.analysis.formats import NOUNS
 from rayfed.analysis.membership import area, stated
 from rayfed.analysis.summary import Claim, Row, arm_names, arm_spec, claims, undefended
+from rayfed.analysis.unanswered import closed_forms
 from rayfed.metrics.known import leading
 from rayfed.store.schemas import UNPLAYED, VERSUS
 
@@ -81,7 +82,7 @@ def run_findings(
     for model in dict.fromkeys(models.values()):
         alike = [arm for arm, own in models.items() if own == model]
         rows, bare = [row for row in attacks if row["arm"] in alike], [a for a in alike if undefended(scenario, a)]
-        found += findings(rows, criterion, _brief(scenario), bare, finished)
+        found += findings(rows, criterion, _brief(scenario), bare, finished, closed_forms(scenario))
     return found
 
 

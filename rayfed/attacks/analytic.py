@@ -83,7 +83,7 @@ def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator)
             if layer.bias
             else f"the linear layer '{layer.weight}' has no bias, so nothing tells the samples of a batch apart"
         )
-    return _nearest(probed, observation, single) if single else not_applicable(observation, reason)
+    return _nearest(probed, observation, single) if single else not_applicable(observation, reason, inherent=True)
 
 
 def _nearest(probed: Probe, observation: Observation, found: Sequence[Reconstruction]) -> Reconstruction:

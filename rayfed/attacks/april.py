@@ -13,6 +13,7 @@ the gradients of the first attention; here with those of all that lies before th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import tee
 from typing import NamedTuple
 
 import torch
@@ -61,12 +62,14 @@ class April:
 
 def _reconstruction(probed: Probe, observation: Observation, _: torch.Generator) -> Reconstruction:
     if observation.batch_size > 1:
-        return not_applicable(observation, _SEVERAL)
+        return not_applicable(observation, _SEVERAL, inherent=True)
     gradient = {name: tensor.to(probed.dtype) for name, tensor in observation.gradient.items()}
     if not all(tensor.isfinite().all() for tensor in gradient.values()):
         return nothing_found(observation, "the gradient is not finite")
     names = tuple(gradient)
-    for added in probed.once(("sums", names), lambda: list(_sums(probed, names))):
+    kept = probed.once(("sums", names), lambda: [_sums(probed, names)])
+    kept[0], every = tee(kept[0])  # each is found when the first observation comes to it, and once
+    for added in every:
         function = _equations(probed, added, gradient)
         if is_affine(function, probed.samples(1, seed=1)):
             target = torch.cat([gradient[name].flatten() for name in added.weights])

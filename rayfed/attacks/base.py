@@ -36,6 +36,9 @@ class Reconstruction:
     status: Literal["ok", "diverged", "not applicable", "failed"] = "ok"
     message: str = ""
     """Why the status is not ok, or what the attacker had to do without, in words for the report."""
+    inherent: bool = False
+    """Of one that is not applicable: whether it is so for every update of such a model and batch size, whatever the
+    attacker knows beside it."""
 
 
 @runtime_checkable
@@ -91,6 +94,9 @@ class Inference:
     status: Literal["ok", "diverged", "not applicable", "failed"] = "ok"
     message: str = ""
     """Why the status is not ok, or what the attacker had to do without, in words for the report."""
+    inherent: bool = False
+    """Of one that is not applicable: whether it is so for every update of such a model and batch size, whatever the
+    attacker knows beside it."""
 
 
 Guess = Reconstruction | Inference
@@ -135,14 +141,20 @@ class MaliciousServer(Protocol):
 class NotApplicable(Exception):
     """What an attack raises that does not fit a model or an observation, and finds out late; its message says why."""
 
+    def __init__(self, message: str, inherent: bool = False) -> None:
+        super().__init__(message)
+        self.inherent = inherent
+        """As that of `Reconstruction`."""
 
-def not_applicable(observation: Observation, message: str) -> Reconstruction:
+
+def not_applicable(observation: Observation, message: str, inherent: bool = False) -> Reconstruction:
     """Return the result of an attack that does not fit the model or the observation: zeros, label 0."""
     return Reconstruction(
         images=observation.sample.blank(observation.batch_size),
         labels=torch.zeros(observation.batch_size, dtype=torch.int64),
         status="not applicable",
         message=message,
+        inherent=inherent,
     )
 
 

@@ -54,15 +54,15 @@ class Buffers:
 
 def _reconstruction(model: nn.Module, probed: Probe, observation: Observation) -> Reconstruction:
     if observation.local.steps > 1:
-        return not_applicable(observation, _SEVERAL)
+        return not_applicable(observation, _SEVERAL, inherent=True)
     kept = _kept(model, probed, observation)
     shape = (observation.batch_size, *observation.sample.shape)
     one, other = (kept(probed.samples(shape[0], seed)) for seed in (1, 2))
     moved = [name for name in one if not (one[name] - other[name]).norm() <= _SAME * one[name].norm()]
     if not moved:
-        return not_applicable(observation, _NOTHING)
+        return not_applicable(observation, _NOTHING, inherent=True)
     if (count := sum(one[name].numel() for name in moved)) < prod(observation.sample.shape):
-        return not_applicable(observation, _FEW.format(count, prod(observation.sample.shape)))
+        return not_applicable(observation, _FEW.format(count, prod(observation.sample.shape)), inherent=True)
     names = [name for name in moved if is_affine(_of(kept, [name]), probed.samples(shape[0], 1))]
     for chosen, affine in ((names, True), (moved, False)):
         if sum(one[name].numel() for name in chosen) < prod(observation.sample.shape):

@@ -35,7 +35,7 @@ def in_groups(
         try:
             results = attack([observations[i] for i in group], [generators[i] for i in group])
         except NotApplicable as reason:
-            results = [not_applicable(observations[i], str(reason)) for i in group]
+            results = [not_applicable(observations[i], str(reason), reason.inherent) for i in group]
         seconds = (perf_counter() - began) / len(group)
         found |= {i: replace(result, seconds=seconds) for i, result in zip(group, results, strict=True)}
     return [found[index] for index in range(len(observations))]

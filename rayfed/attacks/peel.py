@@ -70,13 +70,13 @@ def _reconstruction(probed: Probe, observation: Observation, generator: torch.Ge
                 continue
             guesses = probed.hypotheses(observation.classes)
             if guesses is None:
-                return not_applicable(observation, _COUNTLESS)
+                return not_applicable(observation, _COUNTLESS, inherent=True)
             inputs = _Search(probed, layer, factors, outputs, guesses, generator).all() @ factors.right
             if len(inputs) == 0:
                 return nothing_found(observation, _NONE.format(layer.weight))
             slopes = factors.left @ (factors.values[:, None] * factors.right @ torch.linalg.pinv(inputs))
             return samples_behind(probed, observation, layer, inputs, slopes.T)
-    return not_applicable(observation, _NO_LAYER)
+    return not_applicable(observation, _NO_LAYER, inherent=True)
 
 
 _COUNTLESS = "it tries the labels that a sample may have one by one, and these are numbers, or labels of many outputs"

@@ -74,7 +74,7 @@ def _reconstruction(
         threshold = outputs[slopes == 0].max() if (slopes == 0).any() else outputs.min()
         one_sided = bool((outputs[slopes != 0] >= threshold).all()) and bool((slopes == 0).any())
         return _batch(probed, observation, layer, float(threshold) if one_sided else None, generator)
-    return not_applicable(observation, reason)
+    return not_applicable(observation, reason, inherent=True)
 
 
 def _slopes_of_own(probed: Probe, layer: Layer) -> tuple[Tensor, Tensor]:

@@ -57,11 +57,8 @@ class Trial:
     """Seconds of one iteration of one call."""
     tried: bool = True
     """False where there was no time for it."""
-
-    @property
-    def never(self) -> bool:
-        """Whether the attack applies to no update of such a model."""
-        return self.tried and bool(self.obstacle) and not self.raised
+    never: bool = False
+    """Whether it applies to no update of such a model, whatever the attacker knows (`Reconstruction.inherent`)."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +139,7 @@ class Rehearsal:
             shown(attack.title, number, len(attacks), None)
             key = attack.name, attack.batch_size
             same = tried.get(key)
-            if same and (self._tells_nothing(attack) or (same.never and not _iterations_tried(attack))):
+            if same and (self._tells_nothing(attack) or same.never):
                 yield replace(same, title=attack.title)
                 continue
             trial = self._trial(attack, timed.get(key), until, partial(shown, attack.title, number, len(attacks)))
@@ -243,7 +240,8 @@ class Rehearsal:
         spent = process_time() - began
         if guesses and all(guess.status in ("not applicable", "failed") for guess in guesses):
             raised = any(guess.status == "failed" for guess in guesses)
-            return Trial(attack.title, "; ".join(dict.fromkeys(guess.message for guess in guesses)), raised, spent)
+            said = "; ".join(dict.fromkeys(guess.message for guess in guesses))
+            return Trial(attack.title, said, raised, spent, never=all(guess.inherent for guess in guesses))
         if guesses:
             self._answers[attack.title] = truths, guesses
         if not count or not watch.steps:

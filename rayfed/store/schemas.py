@@ -306,7 +306,11 @@ OUTCOME_FIELDS = [
     _value("epsilon_unit", _string, "what the epsilon hides: 'sample' or 'client'"),
     _value("epsilon_adjacency", _string, "what the guarantee protects, and between which neighbouring data sets"),
     _value("epsilon_against", _string, "who cannot tell"),
-    _value("answer", _string, "what this attack came to on this arm, before it is set beside an arm without a defence"),
+    _value(
+        "answer",
+        _string,
+        "what this attack came to on this arm, before it is set beside an arm without a defence; or 'not applicable'",
+    ),
     _value("verdict", _string, "what all attacks came to on this arm, by the criteria of the audit"),
     _value("attacked", _long, "updates that the attack met"),
     _value("unanswered", _long, "those of them on which it diverged or failed: its figures are no measure of the arm"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rayfed.attacks.base import Reconstruction
+from rayfed.attacks.base import NotApplicable, Reconstruction, not_applicable
 from rayfed.attacks.closed_form.probe import Probe, probe
 from rayfed.attacks.groups import in_groups
 from rayfed.attacks.labels import filled, with_labels
@@ -39,16 +39,37 @@ def studied(
     """
 
     def attack(group: Sequence[Observation], own: Sequence[torch.Generator]) -> list[Reconstruction]:
-        probed, unread = probe(model, group[0]), ""
-        if reads_labels:
-            try:
-                group = with_labels(group, model)
-            except Exception as error:  # whatever a user's own model raises on samples it was not made for
-                unread = f"labels could not be read ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
-        found = [find(probed, observation, generator) for observation, generator in zip(group, own, strict=True)]
-        return [replace(one, message="; ".join(filter(None, (one.message, unread)))) for one in found]
+        probed = probe(model, group[0])
+        labelled = _labelled(group, model) if reads_labels else [(observation, "") for observation in group]
+        return [
+            _found(find, probed, observation, generator, unread)
+            for (observation, unread), generator in zip(labelled, own, strict=True)
+        ]
 
     return in_groups(attack, observations, generators)
+
+
+def _found(
+    find: Find, probed: Probe, observation: Observation, generator: torch.Generator, unread: str
+) -> Reconstruction:
+    """Return what a closed form finds in one observation, whatever the others of its kind are like."""
+    if not observation.update:
+        return not_applicable(observation, "the update is empty")
+    try:
+        found = find(probed, observation, generator)
+    except NotApplicable as reason:
+        found = not_applicable(observation, str(reason), reason.inherent)
+    return replace(found, message="; ".join(filter(None, (found.message, unread))))
+
+
+def _labelled(group: Sequence[Observation], model: nn.Module) -> list[tuple[Observation, str]]:
+    """Return the observations with labels, each with why its own could not be read; empty where they were."""
+    try:
+        return [(observation, "") for observation in with_labels(group, model)]
+    except Exception as error:  # whatever a user's own model raises on samples it was not made for
+        if len(group) > 1:
+            return [one for observation in group for one in _labelled([observation], model)]
+        return [(group[0], f"labels could not be read ({type(error).__name__}: {str(error).partition(chr(10))[0]})")]
 
 
 def distance(probe: Probe, observation: Observation, images: Tensor, labels: Tensor, scaled: bool = True) -> float:

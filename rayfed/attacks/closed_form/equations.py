@@ -21,8 +21,10 @@ _LSQR_STEPS = 1000
 _NEWTON_STEPS = 20
 _SLOW = 0.9
 """Part of the distance that a step of Gauss-Newton leaves at most: near a solution it leaves far less."""
-_UNSEEN = 1e-3
-"""Change of f, beside that from a grey sample on, that the number which keeps a norm from dividing by zero makes."""
+_USUAL = 0.2
+"""Standard deviation of the values of a usual photograph."""
+_AT_END, _MUCH = 0.01, 0.1
+"""How near to its least or largest value, beside their distance, a value counts as alike; and how many of them do."""
 _MOST_NUMBERS, _MOST_SLOPES = 1024, 2**22
 """Numbers of a sample, and times those of f, up to which all slopes are taken at once."""
 _APART = 1e-5
@@ -55,7 +57,8 @@ def solve(function: Map, target: Tensor, shape: tuple[int, ...], affine: bool) -
     """Solve f(x) = target for samples of a shape (N, *shape) from grey on, in least squares.
 
     An affine f takes one step, which is exact where f determines the samples; another f at most twenty. Where such an f
-    does not see a sample's brightness and contrast, as behind a layer norm, the sample is given all of [0, 1].
+    does not see a sample's brightness, as behind a layer norm, the sample is moved into [0, 1]; where it does not see
+    its contrast either, the sample is given all of [0, 1].
     """
     samples = torch.full(shape, 0.5, device=target.device, dtype=target.dtype)
     first = best = float(_values(function, samples, target).norm())
@@ -70,18 +73,31 @@ def solve(function: Map, target: Tensor, shape: tuple[int, ...], affine: bool) -
         if best > _SLOW * before or best <= 1e-10 * first:
             break
     if not affine:
-        samples = _stretched(function, samples, target, best + _UNSEEN * first)
+        samples = _in_range(function, samples, target, best, _tolerance(samples) * first)
     return Solution(samples, best / first if first > 0 else 0.0)
 
 
-def _stretched(function: Map, samples: Tensor, target: Tensor, most: float) -> Tensor:
-    """Return samples scaled to reach from 0 to 1, each channel by itself or all alike, if f is then no farther."""
-    for first in (min(2, samples.ndim - 1), 1):
-        dimensions = tuple(range(first, samples.ndim))
-        low, high = samples.amin(dimensions, keepdim=True), samples.amax(dimensions, keepdim=True)
-        filled = (samples - low) / (high - low).clamp(min=torch.finfo(samples.dtype).tiny)
-        if float(_values(function, filled, target).norm()) <= most:
-            return filled
+def _in_range(function: Map, samples: Tensor, target: Tensor, best: float, rounding: float) -> Tensor:
+    """Return samples with the brightness and contrast of usual images, as far as f at them is as near to the target.
+
+    Each channel by itself comes before all alike. What has much that is alike at an end, as a digit's black, reaches
+    from 0 to 1, also where noise speaks a little against it; what has not is given a usual deviation. Where f tells
+    contrast, by the number that keeps a norm from dividing by zero, the sample is moved into [0, 1], its mean near 0.5.
+    """
+    for scaled in (True, False):
+        for first in (min(2, samples.ndim - 1), 1):
+            dimensions = tuple(range(first, samples.ndim))
+            low, high = samples.amin(dimensions, keepdim=True), samples.amax(dimensions, keepdim=True)
+            reach = (high - low).clamp(min=torch.finfo(samples.dtype).tiny)
+            at_end = torch.minimum(samples - low, high - samples) < _AT_END * reach
+            ends = float(at_end.double().mean()) > _MUCH
+            spread = samples.std(dimensions, keepdim=True) / _USUAL
+            size = reach.clamp(min=1) if not scaled else reach if ends else torch.maximum(reach, spread)
+            lowest = (0.5 - (samples - low).mean(dimensions, keepdim=True) / size).clamp(min=0)
+            moved = (samples - low) / size + lowest.minimum(1 - reach / size)
+            free = 1 + (samples.numel() if ends else 1) / target.numel()
+            if float(_values(function, moved, target).norm()) <= best * free + rounding:
+                return moved
     return samples
 
 

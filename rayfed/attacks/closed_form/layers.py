@@ -67,7 +67,8 @@ def _linear_layers(probe: Probe, sent: Sequence[str]) -> Iterator[Layer]:
         uses, _, _ = probe.run(sample)
     except Exception as error:  # such as batch norm's in training mode
         said = str(error).partition("\n")[0]
-        raise NotApplicable(f"layers are found by a single sample, which the model does not take: {said}") from error
+        why = f"layers are found by a single sample, which the model does not take: {said}"
+        raise NotApplicable(why, inherent=True) from error
     for place, use in enumerate(uses):
         for name in sorted(use.names & set(sent)):
             for operand, entering in enumerate(use.inputs):

@@ -122,8 +122,8 @@ class Probe:
 
 def probe(model: nn.Module, observation: Observation) -> Probe:
     """Return a model's probe that has run once; raises `NotApplicable` where the model cannot be run."""
-    reason = "the update is empty"
-    for dtype in (torch.float64, torch.float32) if observation.update else ():
+    reason = ""
+    for dtype in (torch.float64, torch.float32):
         try:
             probed = Probe(model, observation, dtype)
             samples = probed.samples(observation.batch_size)
@@ -132,7 +132,7 @@ def probe(model: nn.Module, observation: Observation) -> Probe:
             return probed
         except Exception as error:  # whatever a user's own model raises
             reason = f"the model cannot be studied: {type(error).__name__}: {error}"
-    raise NotApplicable(reason)
+    raise NotApplicable(reason, inherent=True)
 
 
 class NotRounded(TorchFunctionMode):

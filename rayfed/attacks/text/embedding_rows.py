@@ -47,7 +47,7 @@ class EmbeddingRows:
         table = table_of(model)
         name = f"{table[0]}.weight" if table else ""
         if name not in observations[0].update:
-            return [not_applicable(observation, NO_TABLE) for observation in observations]
+            return [not_applicable(observation, NO_TABLE, inherent=True) for observation in observations]
         return in_groups(lambda group, _: [_reconstruction(o, name, model) for o in group], observations, generators)
 
 

@@ -67,7 +67,7 @@ class Tag:
         """Return one reconstruction for each observation (see `Attack`)."""
         table = table_of(model)
         if table is None:
-            return [not_applicable(observation, _NO_TABLE) for observation in observations]
+            return [not_applicable(observation, _NO_TABLE, inherent=True) for observation in observations]
         return in_groups(
             lambda group, drawn: self._group(group, model, f"{table[0]}.weight", drawn), observations, generators
         )

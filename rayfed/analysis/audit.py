@@ -413,7 +413,7 @@ def _finding(
     answered = {row["attack"] for row in rows} - {row["attack"] for row in silent}
     told = {(row["attack"], *_sample(row)) for row in rows} - {(row["attack"], *_sample(row)) for row in silent}
     unplayed = [row for row in rows if row["status"] == UNPLAYED]
-    broken = any(row["status"] != "not applicable" for row in silent)
+    broken = any(row["status"] != "not applicable" and (bare or row["status"] != "ok") for row in silent)
     if not finite or not answered or not leaking <= told or broken:
         state: State = "not measured"
     else:
